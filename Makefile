@@ -4,13 +4,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-browser docs lint setup clean
+.PHONY: demo test test-all test-browser bench wheels docs lint suite alone setup clean
 
 demo: $(VENV)/.demo
 	$(BIN)/netgym compare examples/digits_wan.yaml
 
-test: lint
-	$(BIN)/python -m pytest --numprocesses auto
+# Types are checked beside the tests: one process more than there are cores keeps all of them busy.
+test: setup
+	$(MAKE) --jobs=2 --keep-going lint suite
+	$(MAKE) alone
+
+suite: setup
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --ignore tests/test_ray.py --ignore tests/test_probe.py
+
+# After the others, as the only ones: tests that measure rates of links, and Ray's, whose process cannot be forked any more.
+alone: setup
+	$(BIN)/python -m pytest tests/test_probe.py tests/test_ray.py
 
 # The long soaks, about two hours: a million damaged files, 2,000 networks that fail, 100 kills, 50 broken runs. What they find
 # lies in build/soak, one line of JSON a piece; docs/promises.md tells what they found. SOAK=10 runs a tenth of each.
@@ -31,6 +40,19 @@ test-all: test $(VENV)/.soak
 # Looks at pages in Chromium; where there is none it says how to have one, and passes.
 test-browser: $(VENV)/.browser
 	$(BIN)/python -m pytest -m browser -rs tests/browser
+
+# Figures of docs/speed.md against another commit, built alongside in a worktree that goes again: some minutes.
+AGAINST ?= $(or $(shell git describe --tags --match 'v*' --abbrev=0 2>/dev/null),ba63e74)
+bench: setup
+	set -e; before=$$(mktemp -d); \
+	trap "git worktree remove --force $$before/tree; rmdir $$before" EXIT; trap 'exit 130' INT TERM; \
+	git worktree add --quiet --detach $$before/tree $(AGAINST); \
+	(cd $$before/tree && $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace >/dev/null); \
+	$(BIN)/python benchmarks/bench.py --against $$before/tree $(ROWS)
+
+# A wheel for each Python that is here, installed in an empty environment.
+wheels:
+	bash tests/wheels.sh
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs build/docs

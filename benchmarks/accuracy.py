@@ -22,7 +22,7 @@ import gloo  # noqa: E402
 import ns3_cases  # noqa: E402
 import simgrid_cases  # noqa: E402
 
-from netsim.face.flows import time_flows  # noqa: E402
+from netsim import time_flows  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

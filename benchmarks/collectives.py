@@ -57,7 +57,7 @@ def seconds_a_collective(kind: str, ranks: int, protocol: str, num_bytes: int, j
 
 def _on_network(ranks: int, protocol: str, num_bytes: int, delays: list[list[float]]) -> float:
     import netsim
-    from netsim.collectives import schedule, start_collective
+    from netsim import schedule, start_collective
 
     topology = netsim.Topology.load("wan-4-regions")
     hosts = tuple(rank % len(topology.hosts) for rank in range(ranks))
@@ -98,7 +98,7 @@ def _on_network(ranks: int, protocol: str, num_bytes: int, delays: list[list[flo
 def _with_ranks(ranks: int, protocol: str, num_bytes: int, delays: list[list[float]]) -> float:
     import torch
 
-    from exogym_core.ranks.run import run_ranks
+    from exogym_core.workers.run import run_ranks
 
     torch.set_num_threads(1)
 

@@ -23,15 +23,10 @@ import torch
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
-from netsim.collectives import schedule, start_collective
-from netsim.network.clock import Clock
-from netsim.network.network import Network
-from netsim.topology import Topology
-from netsim.topology.weather import Drift
-from netsim.weather.faults import Faults
+from netsim import Clock, Drift, Faults, Network, Topology, schedule, start_collective
 
 if TYPE_CHECKING:
-    from netsim.ranks.kernel import StampedRow
+    from netsim.ranks import StampedRow
 
 RANKS = 64
 STEP_SECONDS = 1.0

@@ -60,7 +60,7 @@ EXPERIMENT: dict[str, Any] = {
 }
 
 
-def netgym(*arguments: str, program: str = "exogym_core.app.cli") -> str:
+def netgym(*arguments: str, program: str = "exogym_core.cli.main") -> str:
     code = f"import sys; from {program} import main; sys.exit(main())"
     # As the real runs: what else this machine does should not be in the seconds that a step is measured to take.
     done = subprocess.run(
@@ -145,7 +145,7 @@ def chain(out: Path) -> None:
         tell("netsim probe", wanted, Topology.load(out / "mine.yaml"), True)
         measured = by_hand(net, out)
         if measured:
-            imported = netgym("import", *map(str, measured), "--name", "byhand", program="netsim.tools.cli")
+            imported = netgym("import", *map(str, measured), "--name", "byhand", program="netsim.cli.main")
             (out / "byhand.yaml").write_text(imported)
             tell("netsim import of iperf3 and ping", wanted, Topology.load(out / "byhand.yaml"), False)
         (out / "chain.yaml").write_text(
@@ -167,7 +167,7 @@ def chain(out: Path) -> None:
             "tc",
             "--out",
             str(out / "tc"),
-            program="netsim.tools.cli",
+            program="netsim.cli.main",
         )
         scripts = sorted((out / "tc").glob("*.sh"))
         for script in scripts:

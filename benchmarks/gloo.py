@@ -18,10 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from netsim.collectives import Schedule, schedule, start_collective
-from netsim.network.clock import Clock
-from netsim.network.network import Network
-from netsim.topology import Topology
+from netsim import Clock, Network, Schedule, Topology, schedule, start_collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from exogym_core.app.experiment import Experiment
+from exogym_core.cli.experiment import Experiment
 
 RATES = (2e-3, 4e-3, 8e-3, 16e-3)
 SEEDS = (1000, 1001)

@@ -25,16 +25,13 @@ sys.path.insert(0, str(HERE.parent / "tests" / "golden"))
 
 import simgrid_cases  # noqa: E402
 
-from netsim.collectives import schedule, start_collective  # noqa: E402
-from netsim.face.flows import time_flows  # noqa: E402
+from netsim import Clock, Network, schedule, start_collective, time_flows  # noqa: E402
 from netsim.network.build import runs_compiled  # noqa: E402
-from netsim.network.clock import Clock  # noqa: E402
-from netsim.network.network import Network  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from netsim.topology import Topology
+    from netsim import Topology
 
 # Seconds of whole processes, as recorded: 2 cores, quiet.
 RECORDED = {

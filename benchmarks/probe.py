@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from shaped_links import ShapedLinks
 
-from netsim import Topology
+from netsim import Protocol, Topology
 
 
 def pair(up: str, down: str, rtt: str) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def regions(nics: dict[str, tuple[str, str]], wan: list[tuple[str, str, str, str
     }
 
 
-_PROGRAM = "import sys; from netsim.tools.cli import main; sys.exit(main())"
+_PROGRAM = "import sys; from netsim.cli.main import main; sys.exit(main())"
 FREE = ("10 Gbit/s", "10 Gbit/s")
 FOUR = [
     ("a", "b", "50 Mbit/s", "50 Mbit/s", "20 ms"),
@@ -140,13 +140,19 @@ def _host(net: Topology, name: str) -> int:
 
 def _way(net: Topology, one: str, other: str) -> tuple[float, float]:
     src, dst = _host(net, one), _host(net, other)
-    rate = min(net.links[link].bits_per_second for link in net.route(src, dst))
+    rate = min(_goodput(net, link) for link in net.route(src, dst))
     return rate, net.route_latency_seconds(src, dst) + net.route_latency_seconds(dst, src)
 
 
 def _own(net: Topology, name: str, is_out: bool) -> float:
     host = net.hosts[_host(net, name)].name
-    return sum(link.bits_per_second for link in net.links if (link.source if is_out else link.target) == host)
+    return sum(
+        _goodput(net, link.index) for link in net.links if (link.source if is_out else link.target) == host
+    )
+
+
+def _goodput(net: Topology, link: int) -> float:
+    return float(Protocol.parse("linux-tcp").payload_bytes_per_second(net)[link]) * 8
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
 """Host time of a worker's step against a plain PyTorch loop that does the same steps in one process.
 
-    python benchmarks/training.py [--quick] [--topology NAME]
+    python benchmarks/training.py [--quick] [--topology NAME] [--workers 8]
 
 Eight workers train the digits MLP (64-128-64-10, batch 16) and a byte-level GPT of a million parameters
-(batch 8 x 128) with AllReduce and DiLoCo, in threads and in processes, one intra-op thread everywhere. The
+(batch 8 x 128) with AllReduce and DiLoCo, in threads, in processes and stacked, one intra-op thread everywhere. The
 plain loop and the carriers run in turn, so that what else the machine does hits all alike; start-up is
 apart. Printed are the best of some rounds in milliseconds a worker step, and the ratios to the loop.
 """
@@ -22,18 +22,22 @@ import torch
 from torch import Tensor, nn
 
 from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.config import checked_config
+from exogym_core.run.program import Program
+from exogym_core.run.request import FitRequest
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, OptimSpec, Strategy
 from exogym_core.tasks import Task, build_model, build_task
-from exogym_core.training.program import Program
-from exogym_core.training.request import FitRequest
-from exogym_core.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-WORKERS = 8
+KINDS = ("threads", "processes", "stacked")
 ROUND = 10  # H of DiLoCo
 OPTIM = OptimSpec(torch.optim.AdamW, lr=1e-3)
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    "AllReduce": lambda: AllReduceStrategy(OPTIM),
+    "DiLoCo": lambda: DiLoCoStrategy(OPTIM, H=ROUND),
+}
 
 
 @dataclass(frozen=True)
@@ -69,11 +73,12 @@ def spread(flat: Tensor, tensors: list[list[Tensor]]) -> None:
 class Loop:
     """What a researcher would write: all workers' replicas in one process, one after the other."""
 
-    def __init__(self, case: Case, diloco: bool) -> None:
+    def __init__(self, case: Case, num_workers: int, diloco: bool) -> None:
         self.diloco = diloco
-        program = Program(request(case, AllReduceStrategy(OPTIM)), case.model, case.task.train, None)
-        self.sources = [program.data.shared_source(rank) for rank in range(WORKERS)]
-        self.models = [copy.deepcopy(case.model) for _ in range(WORKERS)]
+        asked = request(case, num_workers, AllReduceStrategy(OPTIM))
+        program = Program(asked, case.model, case.task.train, None)
+        self.sources = [program.data.shared_source(rank) for rank in range(num_workers)]
+        self.models = [copy.deepcopy(case.model) for _ in range(num_workers)]
         self.optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in self.models]
         self.parameters = [list(model.parameters()) for model in self.models]
         with torch.no_grad():
@@ -113,17 +118,18 @@ class Loop:
         return time.perf_counter() - start
 
 
-def request(case: Case, strategy: Strategy, topology: str | None = None) -> FitRequest:
-    given = dict(Trainer.fit.__kwdefaults__)
-    names = Trainer.fit.__code__.co_varnames[1 : Trainer.fit.__code__.co_argcount]
-    given |= dict(zip(names, Trainer.fit.__defaults__ or (), strict=True))
-    given |= {"strategy": strategy, "num_nodes": WORKERS, "device": "cpu", "batch_size": case.batch_size}
-    given |= {"max_steps": case.steps + ROUND, "topology": topology}
-    return FitRequest.check(given)
+def request(
+    case: Case, num_workers: int, strategy: Strategy, topology: str | None = None, kind: str = "threads"
+) -> FitRequest:
+    given = {"strategy": strategy, "num_nodes": num_workers, "device": "cpu", "batch_size": case.batch_size}
+    given |= {"max_steps": case.steps + ROUND, "topology": topology, "workers": kind}
+    return FitRequest.check(checked_config(**given))
 
 
-def carried_seconds(case: Case, strategy: Strategy, kind: str, topology: str | None) -> float:
-    asked = request(case, strategy, topology)
+def carried_seconds(
+    case: Case, num_workers: int, strategy: Strategy, kind: str, topology: str | None
+) -> float:
+    asked = request(case, num_workers, strategy, topology, kind)
     program = Program(asked, case.model, case.task.train, None)
     program.prepare()
 
@@ -139,45 +145,42 @@ def carried_seconds(case: Case, strategy: Strategy, kind: str, topology: str | N
         comm.barrier()
         return time.perf_counter() - start
 
-    return max(run_ranks(body, WORKERS, topology, workers=kind, seed=1).results)
+    return max(run_ranks(body, num_workers, topology, workers=kind, seed=1).results)
 
 
-def compare(case: Case, name: str, make: Callable[[], Strategy], rounds: int, topology: str | None) -> None:
+def compare(
+    case: Case, num_workers: int, name: str, make: Callable[[], Strategy], rounds: int, topology: str | None
+) -> None:
     best: dict[str, float] = {}
     for _ in range(rounds):
-        taken = {"loop": Loop(case, diloco=name == "DiLoCo").seconds(case.steps)}
-        for kind in ("threads", "processes"):
-            taken[kind] = carried_seconds(case, make(), kind, topology)
+        taken = {"loop": Loop(case, num_workers, diloco=name == "DiLoCo").seconds(case.steps)}
+        for kind in KINDS:
+            taken[kind] = carried_seconds(case, num_workers, make(), kind, topology)
         for kind, seconds in taken.items():
             best[kind] = min(best.get(kind, seconds), seconds)
-    per_step = {kind: seconds / case.steps / WORKERS * 1e3 for kind, seconds in best.items()}
-    print(
-        f"{case.name:<12}{name:<11}{per_step['loop']:>9.3f}{per_step['threads']:>10.3f}"
-        f"{per_step['processes']:>11.3f}{best['threads'] / best['loop']:>10.2f}"
-        f"{best['processes'] / best['loop']:>11.2f}",
-        flush=True,
-    )
+    per_step = {kind: seconds / case.steps / num_workers * 1e3 for kind, seconds in best.items()}
+    carried = "".join(f"{per_step[kind]:>11.3f}" for kind in KINDS)
+    ratios = "".join(f"{best[kind] / best['loop']:>11.2f}" for kind in KINDS)
+    print(f"{case.name:<12}{name:<11}{per_step['loop']:>9.3f}{carried}{ratios}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--topology", help="simulate this network too; without one, communication is free")
+    parser.add_argument("--workers", type=int, default=8)
     arguments = parser.parse_args()
-    strategies: dict[str, Callable[[], Strategy]] = {
-        "AllReduce": lambda: AllReduceStrategy(OPTIM),
-        "DiLoCo": lambda: DiLoCoStrategy(OPTIM, H=ROUND),
-    }
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
     )
     print(
-        f"{WORKERS} workers, one intra-op thread, topology {arguments.topology or 'none'}; ms a worker step"
+        f"{arguments.workers} workers, one intra-op thread, topology {arguments.topology or 'none'}; ms a worker step"
     )
-    print(f"{'':<23}{'loop':>9}{'threads':>10}{'processes':>11}{'threads/':>10}{'processes/':>11}")
+    titles = "".join(f"{title:>11}" for title in (*KINDS, *(f"{kind}/" for kind in KINDS)))
+    print(f"{'':<23}{'loop':>9}{titles}")
     for case in cases(arguments.quick):
-        for name, make in strategies.items():
-            compare(case, name, make, 1 if arguments.quick else 3, arguments.topology)
+        for name, make in STRATEGIES.items():
+            compare(case, arguments.workers, name, make, 1 if arguments.quick else 3, arguments.topology)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from exogym_core.app.cli import cli as netgym
-from netsim.tools.cli import cli as netsim
+from exogym_core.cli.main import cli as netgym
+from netsim.cli.main import cli as netsim
 
 HEAD = """# The command line on a page
 

@@ -15,6 +15,8 @@ project = "NetGym"
 author = "NetGym's authors"
 version = release = metadata.version("netgym")
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+# Attributes of one name in two classes, such as `name`, are ambiguous where a docstring lists them.
+suppress_warnings = ["ref.python"]
 root_doc = "index"
 exclude_patterns = ["build"]
 html_theme = "furo"

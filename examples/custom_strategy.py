@@ -20,8 +20,8 @@ from exogym_core.tasks import build_model, build_task
 class Int8Gradients(Strategy):
     """Average gradients in 8 bits. `Strategy` brings the optimizer and its arguments: optim_spec, lr, ..."""
 
-    def setup(self, model: nn.Module, comm: Communicator, max_steps: int, seed: int) -> None:
-        super().setup(model, comm, max_steps, seed)
+    def setup(self, model: nn.Module, comm: Communicator, max_steps: int, seed: int, coding=None) -> None:
+        super().setup(model, comm, max_steps, seed, coding)
         num_values = sum(p.numel() for p in self.trainable)
         slice_size = -(-num_values // comm.world_size)  # rounded up, so that all slices are equal
         self.residual = torch.zeros(comm.world_size, slice_size)
@@ -31,6 +31,7 @@ class Int8Gradients(Strategy):
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         wanted = self.residual.clone()
         wanted.view(-1)[: len(flat)] += flat  # [slices, slice_size]
+        self.charge("int8", "encode", wanted.numel())  # takes virtual time where `compute.coding` has a speed
         sent = encode(wanted)
         self.residual = wanted - decode(sent)
         received = self.comm.all_to_all(sent)  # row r came from rank r: its version of our slice

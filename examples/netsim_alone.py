@@ -13,7 +13,6 @@ WAN = {
         "cloud": {"hosts": 4, "nic": "10 Gbit/s", "latency": "50 us"},
     },
     "wan": [{"between": ["lab", "cloud"], "bandwidth": "500 Mbit/s", "rtt": "40 ms"}],
-    "protocol": "ideal",
 }
 
 for algorithm in ("ring", "tree", "direct", "two-level", "auto"):

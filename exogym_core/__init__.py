@@ -1,4 +1,4 @@
-"""Train over real or simulated networks, and see loss and virtual time together.
+"""Train over real or simulated networks, and measure loss and virtual time together.
 
 from exogym_core import LocalTrainer
 from exogym_core.strategy import DiLoCoStrategy
@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from exogym_core.communicator import Communicator
     from exogym_core.results.fit_result import FitResult
-    from exogym_core.results.tidy import load_runs
+    from exogym_core.results.reading import load_runs
+    from exogym_core.run.check import check
+    from exogym_core.run.optimizer import DiLoCoOptimizer
+    from exogym_core.run.trainer import LocalTrainer, Trainer
     from exogym_core.strategy import OptimSpec, Strategy
+    from exogym_core.studies.tuning import tune
     from exogym_core.torch_backend.session import advance, now
-    from exogym_core.training.optimizer import DiLoCoOptimizer
-    from exogym_core.training.trainer import LocalTrainer, Trainer
 
 __all__ = [
     "Communicator",
@@ -30,21 +32,22 @@ __all__ = [
     "Strategy",
     "Trainer",
     "advance",
+    "check",
     "load_runs",
     "now",
+    "tune",
 ]
 
 _HOMES = {
     "Communicator": "communicator",
-    "DiLoCoOptimizer": "training.optimizer",
+    "DiLoCoOptimizer": "run.optimizer",
     "FitResult": "results.fit_result",
-    "LocalTrainer": "training.trainer",
+    "LocalTrainer": "run.trainer",
     "OptimSpec": "strategy",
     "Strategy": "strategy",
-    "Trainer": "training.trainer",
-    "advance": "torch_backend.session",
-    "load_runs": "results.tidy",
-    "now": "torch_backend.session",
+    "Trainer": "run.trainer",
+    "check": "run.check",
+    "load_runs": "results.reading",
 }
 
 
@@ -57,10 +60,13 @@ def __getattr__(name: str) -> Any:
     # Imported when asked for, so that `netgym --version` does not wait for torch.
     if name in _HOMES:
         return getattr(importlib.import_module(f"exogym_core.{_HOMES[name]}"), name)
+    if name in ("advance", "now", "tune"):
+        from exogym_core.annexes import declared, load
+
+        if (reference := declared("names").get(f"{__name__}.{name}")) is not None:
+            return load(reference)
     if name == "TrainNode":
-        raise AttributeError(
-            f"{__name__}.TrainNode does not exist: its loop is exogym_core.training.loop:Loop"
-        )
+        raise AttributeError(f"{__name__}.TrainNode does not exist: its loop is exogym_core.run.loop:Loop")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

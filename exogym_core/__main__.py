@@ -1,4 +1,4 @@
-"""The command `netgym`, from its first instant: Ctrl-C while modules load, and a stderr that cannot be written."""
+"""Entry point of `netgym`: handles Ctrl-C while modules load, and a stderr that cannot be written."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from exogym_core.app.signals import interrupt
+from exogym_core.cli.signals import interrupt
 
 __all__ = ["main"]
 
 
 class _Forgiving:
-    """A text stream whose writes may fail (a full disk, a closed terminal) without ending what goes on."""
+    """A text stream whose failed writes (a full disk, a closed terminal) are ignored."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, if that is possible."""
+        """Write, ignoring failure."""
         try:
             return int(self._stream.write(text))
         except OSError:
             return len(text)
 
     def flush(self) -> None:
-        """Flush, if that is possible."""
+        """Flush, ignoring failure."""
         try:
             self._stream.flush()
         except OSError:
@@ -41,12 +41,12 @@ def main() -> int:
     """Run the command line; returns the exit code: 130 after Ctrl-C, at whatever instant."""
     if sys.stderr is not None:
         sys.stderr = _Forgiving(sys.stderr)
-    # Else torch makes this folder in the one for temporary files, and leaves it there.
+    # By default torch leaves this folder among temporary files.
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "netgym"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "torchinductor"))
     signal.signal(signal.SIGINT, interrupt)
     try:
-        from exogym_core.app.cli import main as run
+        from exogym_core.cli.main import main as run
 
         return run()
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Where sites of a run meet, as the environment tells; known without importing torch."""
+"""Launchers and rendezvous of this process, from its environment; torch is not imported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import NamedTuple
 
-from netsim.files.errors import InputError
+from netsim.errors import InputError
 
 try:
     import resource
@@ -14,53 +14,60 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 __all__ = [
-    *(
-        "SERVICE",
-        "MeetingPlace",
-        "allow_many_files",
-        "is_at_rendezvous",
-        "parse_address",
-        "processes_of_site",
-    ),
+    "SERVICE",
+    "MeetingPlace",
+    "allow_many_files",
+    "is_at_rendezvous",
+    "parse_address",
+    "processes_of_site",
+    "under_torchrun",
 ]
 
 SERVICE = "netgym rendezvous"
-"""What who connects there expects to find."""
+"""Name of the service that a site expects there."""
 
 _MOST_FILES = 1 << 20
 _RENDEZVOUS, _SITE, _RUN = "NETGYM_RENDEZVOUS", "NETGYM_SITE", "NETGYM_RUN"
 
 
+def under_torchrun() -> bool:
+    """Return True if torchrun has started this process and others with it.
+
+    A RANK alone does not prove it: other launchers set it too.
+    """
+    return {"TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"} <= os.environ.keys()
+
+
 def is_at_rendezvous() -> bool:
-    """Whether this process is a site that meets others at a rendezvous."""
+    """Return True if this process is a site that meets others at a rendezvous."""
     return bool(os.environ.get(_RENDEZVOUS))
 
 
 def allow_many_files() -> None:
     """Raise this process's soft limit of open files, often 1,024, towards the hard one.
 
-    Whoever reaches a port of gloo's can hold connections to it, and a process at its limit ends.
+    A client that reaches a port of gloo can hold connections to it, and a process at its limit ends.
     """
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # macOS allows fewer than it says
+        with contextlib.suppress(OSError, ValueError):  # macOS allows fewer than its limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def processes_of_site() -> int:
-    """How many processes torchrun has started for this site."""
+    """Number of processes that torchrun has started for this site."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class MeetingPlace(NamedTuple):
-    """What a site is told of its rendezvous.
+    """Rendezvous of a site, from its environment.
 
     Attributes:
         address: host and port, of NETGYM_RENDEZVOUS.
-        site: which one this process is, of NETGYM_SITE; None: the rendezvous says.
+        site: number of this site, of NETGYM_SITE; None: the rendezvous chooses it.
         run: a name for the run, of NETGYM_RUN, where the same rendezvous sees the same run several times.
     """
 
@@ -70,7 +77,7 @@ class MeetingPlace(NamedTuple):
 
     @classmethod
     def from_environment(cls) -> MeetingPlace:
-        """As the variables say.
+        """Address, site and name of the run from their variables.
 
         Raises:
             InputError: one is missing, or wrong.
@@ -82,7 +89,7 @@ class MeetingPlace(NamedTuple):
         return cls(where, int(site) if site else None, os.environ.get(_RUN, ""))
 
     def check(self, num_processes: int) -> None:
-        """See that there is such a site in a run of so many processes, at all sites together.
+        """Check that a run of so many processes, at all sites together, has this site.
 
         Raises:
             InputError: there are fewer.
@@ -97,7 +104,7 @@ class MeetingPlace(NamedTuple):
 
 
 def parse_address(text: str, where: str) -> tuple[str, int]:
-    """Host and port of "host:port"; `where` begins the line of what is refused.
+    """Host and port of "host:port"; `where` begins the error.
 
     Raises:
         InputError: it is something else.

@@ -30,7 +30,7 @@ def file_name(text: str) -> str:
 
 
 def seeded_name(label: str, seed: int | None) -> str:
-    """What the files of a strategy are called: its label, and where there are several seeds, the seed.
+    """Name of a strategy's files: its label, and where there are several seeds, the seed.
 
     >>> seeded_name("SPARTA+DiLoCo", None), seeded_name("DiLoCo", 2)
     ('SPARTA+DiLoCo', 'DiLoCo.seed-2')

@@ -3,7 +3,7 @@
     data = packed({"loss": 0.5, "weights": torch.ones(3)})
     unpacked(data)                          # refuses what `packed` did not make; never runs anything
 
-What JSON cannot say (tuples, keys that are no text, tensors, bytes) is an object with the key `$`.
+Values that JSON lacks (tuples, keys that are no text, tensors, bytes) are objects with the key `$`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from netsim.files.errors import InputError
+from netsim.errors import InputError
 
 __all__ = ["decode", "encode", "packed", "unpacked"]
 
@@ -31,7 +31,7 @@ _FOREIGN = (ValueError, KeyError, TypeError, AttributeError, RecursionError, str
 
 
 def packed(value: Any, where: str = "object") -> bytes:
-    """`value` as bytes: everything that `encode` takes, equal bytes for equal values.
+    """Encode a value as bytes, equal bytes for equal values.
 
     Raises:
         InputError: it holds something else; `where` begins the line.
@@ -42,17 +42,17 @@ def packed(value: Any, where: str = "object") -> bytes:
 
 
 def unpacked(data: bytes) -> Any:
-    """What `packed` was given.
+    """Decode the bytes of `packed`.
 
     Raises:
-        InputError: these bytes are of another making.
+        InputError: the bytes are not those of `packed`.
 
     >>> unpacked(packed({1: (2, "x")}))
     {1: (2, 'x')}
     """
     try:
         if not data.startswith(_MARK):
-            raise ValueError("it begins otherwise")
+            raise ValueError("another beginning")
         start = len(_MARK) + _LENGTH.size
         (length,) = _LENGTH.unpack(data[len(_MARK) : start])
         return decode(json.loads(data[start : start + length]), load(data[start + length :]))
@@ -64,7 +64,7 @@ def unpacked(data: bytes) -> Any:
 
 
 def encode(value: Any, tensors: dict[str, Tensor], where: str = "state") -> Any:
-    """`value` as JSON can hold it; its tensors are added to `tensors`, copied to the CPU.
+    """Encode a value as JSON can hold it; its tensors are added to `tensors`, copied to the CPU.
 
     Takes None, truth values, numbers (exactly, nan and infinities too), text, bytes, lists, tuples, sets, mappings
     with any such keys, Counters, dtypes, devices, numpy's arrays and torch's tensors, nested in each other.
@@ -121,7 +121,7 @@ def _encode_mapping(value: Mapping[Any, Any], tensors: dict[str, Tensor], where:
 
 
 def decode(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `encode` was given.
+    """Decode the value of `encode`.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: `plain` did not come from there.

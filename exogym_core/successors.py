@@ -1,10 +1,11 @@
-"""Names that users of EXO Gym and OpenDiLoCo know and that do not exist here, each with its successor."""
+"""Names of EXO Gym and OpenDiLoCo that do not exist here, each with its successor."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from netsim.files.errors import UnknownNameError, unknown_names
+from netsim.errors import UnknownNameError, unknown_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -19,11 +20,11 @@ __all__ = [
 ]
 
 _NETWORK = "workers meet in the simulation, or through torchrun with transport='gloo'; leave it out"
-_PATIENCE = "ranks that drop out are told in the summary's dropped_peers; leave it out"
+_PATIENCE = "ranks that drop out are listed in the summary's dropped_peers; leave it out"
 _OF_THE_TRAINER = "the Trainer gives it to the strategy; leave it out"
 _OF_THE_STRATEGY = "it belongs to the strategy, as in DiLoCoStrategy({})"
 
-#: Arguments of Trainer and fit -> what to write instead.
+#: Arguments of Trainer and fit -> their successors.
 FIT_ARGUMENTS: Mapping[str, str] = {
     "announce_maddrs": _NETWORK,
     "averaging_timeout": _OF_THE_STRATEGY.format("averaging_timeout=..."),
@@ -62,7 +63,7 @@ FIT_ARGUMENTS: Mapping[str, str] = {
     "world_size": "it is num_nodes=",
 }
 
-#: Arguments of strategies -> what to write instead.
+#: Arguments of strategies -> their successors.
 STRATEGY_ARGUMENTS: Mapping[str, str] = {
     "async_sparta_delay": "averages are never late here; leave it out",
     "dht": _NETWORK,
@@ -78,7 +79,7 @@ STRATEGY_ARGUMENTS: Mapping[str, str] = {
     "warmup_steps": "it is lr_scheduler='lambda_cosine', lr_scheduler_kwargs={'warmup_steps': ...}",
 }
 
-#: Methods of trainers -> what to call instead.
+#: Methods of trainers -> their successors.
 ATTRIBUTES: Mapping[str, str] = {
     "_build_connection": "ranks are connected by fit; one's own code on ranks: exogym_core.communicator.run_ranks",
     "launch": "it is fit(...)",
@@ -87,12 +88,12 @@ ATTRIBUTES: Mapping[str, str] = {
 
 
 def dropped_function(name: str, successor: str) -> Callable[..., NoReturn]:
-    """A function in the place of one that is gone: calling it tells what to write.
+    """A function in place of a removed one: calling it raises with the call to write.
 
     >>> dropped_function("all_reduce", "write self.comm.all_reduce(tensor)")()
     Traceback (most recent call last):
         ...
-    netsim.files.errors.UnknownNameError: all_reduce: write self.comm.all_reduce(tensor)
+    netsim.errors.UnknownNameError: all_reduce: write self.comm.all_reduce(tensor)
     """
 
     def dropped(*_: Any, **__: Any) -> NoReturn:
@@ -104,13 +105,23 @@ def dropped_function(name: str, successor: str) -> Callable[..., NoReturn]:
 def unknown_arguments(
     where: str, names: Iterable[str], known: Iterable[str], successors: Mapping[str, str]
 ) -> UnknownNameError:
-    """The error for arguments that do not exist, all at once: their successors, and what is accepted.
+    """Error for arguments that do not exist, all at once: their successors, and accepted names.
 
     >>> str(unknown_arguments("fit", ["eval_interval"], ["val_interval"], FIT_ARGUMENTS))
     "unknown argument of fit 'eval_interval': it is val_interval="
     """
-    gone = [name for name in names if name in successors]
-    others = [name for name in names if name not in successors]
+    names, known = list(names), list(known)
+    accepted = {f"it is {name}=" for name in known}
+
+    def is_gone(name: str) -> bool:
+        # A successor that is an argument alone must be one that is accepted here.
+        successor = successors.get(name)
+        return successor is not None and (
+            successor in accepted or re.fullmatch(r"it is \w+=", successor) is None
+        )
+
+    gone = [name for name in names if is_gone(name)]
+    others = [name for name in names if not is_gone(name)]
     lines = [f"unknown argument of {where} '{name}': {successors[name]}" for name in gone]
     if others:
         lines.append(str(unknown_names(f"argument of {where}", others, known)))

@@ -9,17 +9,20 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import AveragingCommunicator, Strategy
+from exogym_core.strategy.parts.codecs import Codec, codec_named
 
 if TYPE_CHECKING:
     from exogym_core.communicator import RunResult
-    from exogym_core.cost.coding import Coding
+    from exogym_core.cost.speeds import Coding
     from exogym_core.strategy.parts.selectors import IndexSelector
 
 Batch = tuple[Tensor, Tensor]
@@ -64,6 +67,13 @@ def make_problem(
 
     model = Net(inputs, hidden, generator, dtype)
     return model, [[batch() for _ in range(num_ranks)] for _ in range(steps)]
+
+
+def problems(ranks: int, steps: int, inputs: int, hidden: int) -> st.SearchStrategy[dict[str, int]]:
+    """Drawn arguments of `make_problem`, each from 1 up to what is given."""
+    most = {"num_ranks": ranks, "steps": steps, "inputs": inputs, "hidden": hidden}
+    drawn = {name: st.integers(1, number) for name, number in most.items()}
+    return st.fixed_dictionaries({**drawn, "seed": st.integers(0, 1000)})
 
 
 def vector(model: nn.Module) -> Tensor:
@@ -113,6 +123,40 @@ def mean(tensors: list[Tensor]) -> Tensor:
     for tensor in tensors[1:]:
         total += tensor
     return total / len(tensors)
+
+
+SEED = 11
+DTYPE_BYTES = 8  # tests train in fp64, so that rounding hides nothing
+adam = partial(torch.optim.Adam, lr=0.01)
+adamw = partial(torch.optim.AdamW, lr=0.01)
+sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+
+
+def num_values(model: nn.Module) -> int:
+    """Number of parameters."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def whole(model: nn.Module) -> int:
+    """Bytes of a model."""
+    return DTYPE_BYTES * num_values(model)
+
+
+def every(period: int, num_bytes: Callable[[nn.Module], int]) -> Callable[[nn.Module, int, int], int]:
+    """The bytes at each period's end."""
+    return lambda model, step, _: num_bytes(model) if step % period == 0 else 0
+
+
+def local(after: Callable[[nn.Module], Any], make_optim: Any = adamw, max_norm: float | None = None) -> Any:
+    """Replicas that train apart between exchanges."""
+    return lambda model, batches: reference_local(model, batches, make_optim, after(model), max_norm)
+
+
+def named_codec(name: str) -> Codec:
+    """A codec that there is."""
+    codec = codec_named(name)
+    assert codec is not None
+    return codec
 
 
 def gradients(model: nn.Module, batch: Batch) -> list[Tensor]:

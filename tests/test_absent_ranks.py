@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds import star_form
 
 from exogym_core.communicator import run_ranks
-from exogym_core.ranks.journal import Journal, request_from_record, request_to_line
-from netsim.files.errors import DeadlockError, InputError
-from netsim.ranks.reach import largest_mesh
-from netsim.ranks.requests import Confirm, Fetch, Publish
+from exogym_core.workers.journal import Journal, request_from_record, request_to_line
+from netsim.errors import DeadlockError, InputError
+from netsim.ranks import Confirm, Fetch, Publish, largest_mesh
 
 if TYPE_CHECKING:
     from exogym_core.communicator import Communicator
@@ -25,19 +25,8 @@ MEGABYTE = 250_000  # of fp32 values
 
 def star(events: list[dict[str, Any]], protocol: str = "ideal", home: str = "8 Mbit/s") -> dict[str, Any]:
     """Three hosts, of which `home` has 1 MB/s or less, and the others 10 MB/s."""
-    links = [
-        {"between": [host, "switch"], "bandwidth": rate, "latency": "10 ms"}
-        for host, rate in (("a", "80 Mbit/s"), ("b", "80 Mbit/s"), ("home", home))
-    ]
-    hosts: dict[str, Any] = {name: {} for name in ("a", "b", "home")}
-    return {
-        "name": "star",
-        "hosts": hosts,
-        "routers": ["switch"],
-        "links": links,
-        "protocol": protocol,
-        "events": events,
-    }
+    rates = {"a": "80 Mbit/s", "b": "80 Mbit/s", "home": home}
+    return star_form(rates, rates, events=events, protocol=protocol)
 
 
 def down(at: str, lasts: str | None) -> dict[str, Any]:

@@ -12,14 +12,12 @@ from torch.distributed import ReduceOp
 
 from exogym_core import Trainer
 from exogym_core.communicator.arguments import reduce_op_name
-from exogym_core.cost.compute import Compute
-from exogym_core.data.batches import collate_of
 from exogym_core.strategy import AllReduceStrategy
-from exogym_core.strategy.options.lr_schedule import build_scheduler, resolve_scheduler
+from exogym_core.strategy.optimizers import build_scheduler, resolve_scheduler
 from exogym_core.strategy.parts.selectors import slice_bounds
 from exogym_core.tasks import build_model, build_task
-from exogym_core.tasks.mnist import read_idx
-from netsim.files.errors import InputError, UnknownNameError
+from exogym_core.tasks.images import read_idx
+from netsim.errors import InputError, UnknownNameError
 
 
 def test_reduce_ops_come_as_text_as_kinds_and_as_objects_of_c10d():
@@ -57,29 +55,6 @@ def test_no_device_is_written_as_exo_gym_and_as_experiments_do(of_trainer, of_fi
     assert model.fit_result.complete
     with pytest.raises(InputError, match="device is 'mps', but Trainer was given 'cpu'"):
         Trainer(model, samples, device="cpu").fit(strategy=AllReduceStrategy(), num_nodes=2, device="mps")
-
-
-@pytest.mark.parametrize(
-    ("make", "line"),
-    [
-        (
-            lambda: Compute.parse({"fixed": "1 s", "stragglers": {"slowdown": 5}}),
-            "give both fraction and slowdown",
-        ),
-        (lambda: Compute.parse({"stragglers": {"fraction": "1 %"}}), "give both fraction and slowdown"),
-        (lambda: collate_of({"drop_last": "no"}), "drop_last 'no'; give True or False"),
-        (lambda: collate_of({"num_workers": -1}), "num_workers -1; give a whole number from 0 up"),
-        (
-            lambda: Trainer(None, None).fit(num_nodes=1, shuffle="no"),
-            "fit: shuffle is 'no'; give True or False",
-        ),
-        (lambda: build_task("text", dtype="float32"), "dtype='float32' is no kind of whole number"),
-    ],
-)
-def test_what_used_to_be_taken_for_something_else_without_a_word_is_refused(make, line):
-    """Half a straggler slowed nothing, "no" counted as true, tokens were cut from floats."""
-    with pytest.raises(InputError, match=line):
-        make()
 
 
 @pytest.mark.parametrize("content", [b"\x1f\x8b\x08" + bytes(40), gzip.compress(bytes(100_000_001))])

@@ -10,18 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exogym_core.app.cli import main
+from exogym_core.cli.main import main
 from exogym_core.cost.compute import Compute
 from exogym_core.planning import advise as advise_module
-from exogym_core.planning.advise import SEARCHED, Advice, advise
-from exogym_core.planning.alike import merged, told_alike
-from exogym_core.planning.measure import Setting, measure
+from exogym_core.planning.advise import SEARCHED, Advice, advise, climbed, merged, told_alike
+from exogym_core.planning.groups import EXACT_SITES, best_cycle
+from exogym_core.planning.measure import Setting, least_days, measure
 from exogym_core.planning.models import planned_model
-from exogym_core.planning.ring_order import EXACT_SITES, best_cycle
-from exogym_core.planning.search import climbed
 from exogym_core.strategy import build_strategy
-from netsim.files.errors import InputError
-from netsim.topology.topology import Topology
+from netsim import Topology
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,6 +112,7 @@ def test_a_codec_that_makes_it_slower_is_explained(monkeypatch: pytest.MonkeyPat
     network = {
         "regions": {name: {"hosts": 4, "nic": "100 Gbit/s", "latency": "10 us"} for name in "ab"},
         "wan": [{"between": ["a", "b"], "bandwidth": "100 Mbit/s", "rtt": "10 ms"}],
+        "protocol": "ideal",
     }
     where = Setting(planned_model("llama-2m", 64), Topology.from_mapping(network), compute, 8, 8, 1e9)
     told = advise(where)
@@ -196,6 +195,7 @@ def test_data_parallel_is_planned_at_its_best() -> None:
         "wan": [
             {"between": list(pair), "bandwidth": "1 Gbit/s", "rtt": "100 ms"} for pair in ("ab", "bc", "ca")
         ],
+        "protocol": "ideal",
     }
     model = planned_model("llama-2m", 64, num_layers=1, width=512, mlp_width=2048, vocab_size=32_000)
     where = Setting(model, Topology.from_mapping(network), Compute.parse("1 s"), 3, 8, 1e8)
@@ -208,6 +208,53 @@ def test_data_parallel_is_planned_at_its_best() -> None:
         other = measure(build_strategy("AllReduce", bucket_bytes=num_bytes), where)
         assert other.days is not None
         assert best <= other.days * 1.02
+
+
+UNLIKE = (
+    ("AllReduce", {}),
+    ("AllReduce", {"codec": "bf16"}),
+    ("DiLoCo", {"H": 5}),
+    ("DiLoCo", {"H": 5, "codec": "int8"}),
+    ("DiLoCo", {"H": 400, "codec": "int8"}),
+    ("StreamingDiLoCo", {"H": 10, "codec": "int8", "tau": 5, "num_fragments": 2}),
+    ("StreamingDiLoCo", {"H": 10, "codec": "int8", "tau": 9, "num_fragments": 2}),
+    ("SparseLoCo", {"H": 20}),
+    ("DeMo", {}),
+)
+
+
+def homes(topology: str = "home-broadband", workers: int = 8, **options: Any) -> Setting:
+    """Unlike homes behind their own lines, or what else is named."""
+    where = Topology.load(topology)
+    return Setting(planned_model("llama-2m", 64), where, Compute.parse("100 ms"), workers, 8, 2e7, **options)
+
+
+@pytest.mark.parametrize("where", [homes(), homes("wan-4-regions", 4, protocol="ideal")])
+@pytest.mark.parametrize(("name", "options"), UNLIKE)
+def test_no_plan_takes_less_than_its_bound(name: str, options: dict[str, Any], where: Setting) -> None:
+    strategy = build_strategy(name, **options)
+    (least, low), plan = least_days(strategy, where), measure(strategy, where)
+    assert plan.days is not None
+    assert plan.days_low is not None
+    assert 0 < least <= plan.days
+    assert 0 < low <= plan.days_low
+
+
+def test_bounds_leave_the_ranking_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is shown is what is shown where all is simulated; what is not simulated is named, and would not be shown."""
+    monkeypatch.setattr(advise_module, "SEARCHED", {})
+    monkeypatch.setattr(advise_module, "CANDIDATES", [*UNLIKE[1:5], UNLIKE[7]])
+    told = advise(homes(dollars_per_hour=2.0))
+    monkeypatch.setattr(advise_module, "least_days", lambda *given: (0.0, 0.0))
+    whole = advise(homes(dollars_per_hour=2.0))
+    assert not whole["not_simulated"]
+    assert told["ranked"] == whole["ranked"]
+    others = {(row["strategy"], str(row["options"]), row["streams"]): row for row in whole["dominated"]}
+    for row in told["not_simulated"]:
+        assert "dominated by bound" in row["reason"]
+        simulated = others[row["strategy"], str(row["options"]), row["streams"]]
+        assert row["days_at_least"] <= simulated["days_low"]
+    assert told["not_simulated"]
 
 
 def test_the_best_so_far_is_told_when_it_is_interrupted(
@@ -244,3 +291,18 @@ def test_each_plan_of_a_search_is_numbered() -> None:
     assert [made for made, _, _ in told] == list(range(len(advice.rows)))
     assert all(made < about for made, about, _ in told)
     assert told[1][2] == "DiLoCo(H=10)"
+    best = advice.best()
+    assert best is not None
+    assert best["days"] == min(row["days"] for row in advice.result()["ranked"])
+
+
+def test_buckets_that_can_hide_nothing_are_not_searched() -> None:
+    """Where gradients travel for minutes between steps of a millisecond, data-parallel is planned once."""
+    where = Setting(
+        planned_model("llama-2m", 64), Topology.load("wan-4-regions"), Compute.parse("1 ms"), 4, 8, 1e8
+    )
+    advice = Advice(where)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(advise_module, "CANDIDATES", (("AllReduce", {}),))
+        advice.search()
+    assert len({row["options"].get("bucket_bytes") for row in advice.rows}) == 1

@@ -5,45 +5,55 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import networkx as nx
 import pytest
 
 import exogym_core
+import netgym
 import netsim
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 ROOT = Path(netsim.__file__).parent.parent
-SOURCES = [path for room in ("netsim", "exogym_core") for path in sorted((ROOT / room).rglob("*.py"))]
+SOURCES = [
+    path for room in ("netsim", "exogym_core", "netgym") for path in sorted((ROOT / room).rglob("*.py"))
+]
 
 # Strategies and tasks see the contract, not what keeps it.
-ENGINE = (
-    "netsim.ranks.kernel",
-    "netsim.ranks.requests",
-    "netsim.network.network",
-    "netsim.collectives",
-    "netsim.network.clock",
-)
-JOINT = "exogym_core/communicator/simulated/"  # where torch and the engine meet
+ENGINE = {
+    *(
+        "netsim.Abridged",
+        "netsim.Choices",
+        "netsim.Clock",
+        "netsim.Collective",
+        "netsim.Faults",
+        "netsim.Network",
+    ),
+    *("netsim.schedule", "netsim.start_all_to_all", "netsim.start_collective", "netsim.ranks.Kernel"),
+    *(
+        f"netsim.ranks.{name}"
+        for name in ("Advance", "Await", "Call", "Key", "Mark", "Post", "Put", "Take", "Wait")
+    ),
+}
+JOINT = (
+    "exogym_core/communicator/simulated/",
+    "exogym_core/torch_backend/",
+)  # where torch and the engine meet
+DOORS = {"netsim", "netsim.errors", "netsim.ranks", "netsim.units"}
 
 
-def imports(path: Path) -> set[str]:
-    """The modules a file imports, also inside functions, but not those for type checkers alone."""
-    tree = ast.parse(path.read_text())
-    found: set[str] = set()
-    pending: list[ast.AST] = [tree]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        pending += ast.iter_child_nodes(node)
-    return found
+DRAWING = runpy.run_path(str(ROOT / "docs" / "rooms.py"))
+imports: Callable[[Path], set[str]] = DRAWING[
+    "imported_names"
+]  # also inside functions, not for type checkers alone
 
 
 def room_of(path: Path) -> str:
@@ -56,76 +66,105 @@ def test_imports_point_down(path: Path) -> None:
     roots = {name.split(".")[0] for name in names}
     if room.startswith("netsim/"):
         assert not roots & {"torch", "exogym_core"}, "netsim knows nothing of tensors and training"
+    if not room.startswith("netgym/"):
+        assert "netgym" not in roots, "netgym is a face of the other two"
     if room.startswith("exogym_core/strategy/"):
         seen = {name for name in names if name.startswith("exogym_core.communicator.")}
-        contract = ("exogym_core.communicator.base", "exogym_core.communicator.handle")
-        assert all(name.startswith(contract) for name in seen)
+        assert all(name.startswith("exogym_core.communicator.base") for name in seen)
     if room.startswith("exogym_core/") and not room.startswith(JOINT):
-        engine = {name for name in names if name.startswith(ENGINE)}
-        carries = room.startswith("exogym_core/ranks/")  # the kernel's requests and results
-        carried = ("netsim.ranks.kernel", "netsim.ranks.requests")
-        assert not engine or (carries and all(name.startswith(carried) for name in engine))
+        engine = names & ENGINE
+        if room.startswith(
+            ("exogym_core/workers/", "exogym_core/planning/recording")
+        ):  # the kernel's requests
+            engine = {name for name in engine if not name.startswith("netsim.ranks.")}
+        assert not engine
     if room.startswith("exogym_core/communicator/") and path.name != "__init__.py":
         assert not any(name.startswith("exogym_core.strategy") for name in names)
 
 
+@pytest.mark.parametrize("path", [path for path in SOURCES if "netsim" not in path.parts], ids=room_of)
+def test_training_uses_netsim_through_its_four_doors(path: Path) -> None:
+    """Also for type checkers: what stands behind a door may move."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    modules = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    modules |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    assert {name for name in modules if name.split(".")[0] == "netsim"} <= DOORS
+
+
 def graph() -> nx.DiGraph[str]:
-    """Which module imports which: at its head, inside functions, and for type checkers alone."""
+    """Which module imports which at run time: at its head, and inside functions."""
     paths = {room_of(path)[:-3].replace("/", ".").removesuffix(".__init__"): path for path in SOURCES}
     found: nx.DiGraph[str] = nx.DiGraph()
     found.add_nodes_from(paths)
     for name, path in paths.items():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                targets = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                inner = [f"{node.module}.{alias.name}" for alias in node.names]
-                targets = [each if each in paths else node.module for each in inner]
-            else:
-                continue
-            found.add_edges_from((name, target) for target in targets if target in paths and target != name)
+        found.add_edges_from((name, each) for each in imports(path) if each in paths and each != name)
     return found
 
 
-def test_no_module_needs_itself() -> None:
-    """No circle of imports, under TYPE_CHECKING and inside functions either."""
+def test_no_circle_of_imports_at_run_time() -> None:
     circles = [circle for circle in nx.strongly_connected_components(graph()) if len(circle) > 1]
     assert [sorted(circle) for circle in circles] == []
 
 
-# The rooms of both packages, the lowest first: a room knows only those below it.
-ROOMS = {
-    "netsim": "files topology network weather collectives ranks face probe tools",
+# The rooms of both packages, the lowest first: a room imports from those below it.
+CORE = {
+    "netsim": "errors units annexes files topology network weather transfers collectives ranks cli",
     "exogym_core": (
-        "names plain meeting_place successors communicator ranks data cost strategy results checkpoints "
-        "tasks training "
-        "planning torch_backend app"
+        "annexes names plain meeting_place successors communicator workers data cost strategy results checkpoints "
+        "tasks config run cli"
     ),
 }
+# Rooms that the core never imports: what they bring is declared in their `annex.toml` (netsim.annexes).
+ANNEXES = {"netsim": "formats probe", "exogym_core": "sites planning torch_backend studies bench"}
+# `run_ranks` is looked for beside `Communicator`, and loaded when it is asked for.
 FACE = {
-    ("exogym_core.communicator", "exogym_core.ranks.run")
-}  # its users look for `run_ranks` there; loaded late
+    ("exogym_core.communicator", "exogym_core.workers.run"),
+    ("exogym_core.communicator", "exogym_core.workers"),
+}
 
 
-@pytest.mark.parametrize("package", ROOMS)
-def test_rooms_know_only_those_below(package: str) -> None:
-    """What a module may need is in its own room or a lower one, for type checkers alone too."""
-    rooms = ROOMS[package].split()
-    inside = {
-        (user, used)
-        for user, used in graph().edges
-        if all(name.startswith(f"{package}.") and "__main__" not in name for name in (user, used))
+def upward_imports(package: str) -> set[tuple[str, str]]:
+    """Imports from a lower room of the core to a higher one, and from the core to an annex."""
+    rooms, annexes = CORE[package].split(), ANNEXES[package].split()
+    found = set()
+    for user, used in graph().edges:
+        if not all(name.startswith(f"{package}.") and "__main__" not in name for name in (user, used)):
+            continue
+        user_room, used_room = user.split(".")[1], used.split(".")[1]
+        is_core = user_room not in annexes
+        if is_core and (used_room in annexes or rooms.index(user_room) < rooms.index(used_room)):
+            found.add((user, used))
+    return found
+
+
+@pytest.mark.parametrize("package", CORE)
+def test_imports_between_rooms_point_down(package: str) -> None:
+    assert upward_imports(package) - FACE == set()
+
+
+def test_the_picture_of_the_rooms_is_drawn_from_the_code() -> None:
+    """After a change of rooms or of imports between them: python docs/rooms.py."""
+    assert {package: set(names.split()) for package, names in DRAWING["ANNEXES"].items()} == {
+        package: set(names.split()) for package, names in ANNEXES.items()
     }
-    upwards = {
-        (user, used)
-        for user, used in inside
-        if rooms.index(user.split(".")[1]) < rooms.index(used.split(".")[1])
-    }
-    assert upwards - FACE == set()
+    assert set(DRAWING["DOORS"]) == DOORS
+    assert (ROOT / "docs" / "rooms.svg").read_text(encoding="utf-8") == DRAWING["draw"]()
 
 
-# What the engine calls its own, where nothing else is in sight.
-MEANT_TWICE = {"Group", "Link", "Plan"}
+def test_the_architecture_page_names_files_that_are_there() -> None:
+    """Files in backticks, by their path from the repository or from a package; and each room has a row."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    paths = set(re.findall(r"`((?:[\w-]+/)+[\w-]+\.\w+)`", page))
+    assert len(paths) > 20
+    starts = (ROOT, ROOT / "netsim", ROOT / "exogym_core")
+    assert [path for path in sorted(paths) if not any((start / path).exists() for start in starts)] == []
+    for package, rooms in CORE.items():
+        for room in rooms.split() + ANNEXES[package].split():
+            assert re.search(rf"^\| .*`{room}`", page, re.M), f"{package}/{room} has no row"
+
+
+# A machine of a topology, and where ranks live.
+MEANT_TWICE = {"Host"}
 
 
 def test_two_classes_never_share_a_name() -> None:
@@ -148,7 +187,7 @@ def test_the_library_costs_next_to_nothing_until_it_is_used() -> None:
 
 
 def test_netsim_loads_without_torch() -> None:
-    engine = "netsim.tools.cli, netsim.network.network, netsim.collectives, netsim.ranks.kernel"
+    engine = "netsim.cli.main, netsim.network.network, netsim.collectives, netsim.ranks.kernel"
     code = f"import sys, {engine}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
@@ -156,7 +195,7 @@ def test_netsim_loads_without_torch() -> None:
 
 def modules() -> list[str]:
     names = []
-    for package in (netsim, exogym_core):
+    for package in (netsim, exogym_core, netgym):
         names += [package.__name__]
         names += [info.name for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
     return names
@@ -176,11 +215,31 @@ def test_public_names_are_declared_sorted_and_there(name: str) -> None:
 # What users may import from the front doors, and nothing else: a name that comes or goes does so here too.
 FRONTS = {
     "netsim": (
-        "Clock CollectiveTimes DeadlockError FlowTimes InputError MismatchError NetsimError Network Protocol RankError "
-        "Topology UnknownNameError WindowLimit collective flows parse_collectives shipped_topologies unknown_name"
+        "ALGORITHMS Abridged Choices Clock Collective CollectiveTimes CommandGroup ConfigError "
+        "DeadlockError DelayedProgress Document Drift Faults Flow FlowTimes Gathering HostEvent "
+        "InputError KeyPath Link LinkEvent MismatchError NetsimError Network OPERATIONS PRESETS "
+        "PeerAddress PeerError Protocol RankError Recorder Schedule Schema SignedChannel Sketch Span "
+        "StrangerError Topology TopologyFile UnknownNameError Waiting Weather WeatherHistory WindowLimit "
+        "algorithm_names annex_entries answer_peer are_many collective connect_peer default_algorithm device_name "
+        "device_problems device_table engine_state flows input_file is_crowd is_written_in_place "
+        "load_document load_reference output_file parse_collectives parse_document random_crashes read_bytes "
+        "read_flows schedule shared_secret shipped_topologies simulate_weather start_all_to_all start_collective "
+        "time_collective time_flows tracing unknown_name usage_message user_secret validate_document "
+        "window_limit write_trace "
+    ),
+    "netsim.ranks": (
+        "Advance Answer Arrival Ask Await Call CallEnding Cancel Confirm Enter Exit FROM_ROOT Fetch "
+        "Fetched FirstSent Join Kernel Key Lane Letter Mark Post Publish Put Question RankSink RankSource "
+        "Reach Request SLOW_TIMES StampedRow Stand Take Wait Withdraw gives_time group_of largest_mesh "
+        "needs_nobody start_at_once "
     ),
     "exogym_core": (
-        "Communicator DiLoCoOptimizer FitResult LocalTrainer OptimSpec Strategy Trainer advance load_runs now"
+        "Communicator DiLoCoOptimizer FitResult LocalTrainer OptimSpec Strategy Trainer advance check load_runs "
+        "now tune"
+    ),
+    "netgym": (
+        "Communicator Comparison FitResult LocalTrainer Network OptimSpec Strategy SweepResult Topology Trainer check "
+        "collective compare flows load plan run sweep tune"
     ),
 }
 

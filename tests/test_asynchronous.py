@@ -24,9 +24,9 @@ from exogym_core.strategy import (
     SimpleReduceStrategy,
     Strategy,
 )
-from exogym_core.strategy.parts.delayed_nesterov import DelayedNesterov
-from netsim.files.errors import InputError
-from netsim.topology.weather import random_crashes
+from exogym_core.strategy.parts.outer import DelayedNesterov
+from netsim import random_crashes
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from exogym_core.results.fit_result import FitResult
@@ -46,6 +46,7 @@ TOPOLOGY = {
         "eu": {"hosts": 2, "nic": "1 Gbit/s", "devices": 1},
     },
     "wan": [{"between": ["us", "eu"], "bandwidth": "100 Mbit/s", "rtt": "80 ms"}],
+    "protocol": "ideal",
 }
 UNEQUAL = {
     "placement": ["us.0", "us.1", "eu.0", "eu.0"]
@@ -96,6 +97,26 @@ def test_one_worker_alone_and_real_sockets(name: str) -> None:
     real = {"transport": "gloo", "topology": None, "compute": None, "max_steps": 12}
     result = fit(MAKERS[name](), num_nodes=2, **real)
     assert result.validation[-1]["judged_loss"] < result.validation[0]["judged_loss"]
+
+
+def own_samples(rank: int, num_nodes: int, train_dataset: bool) -> TensorDataset:
+    inputs = torch.randn(60 + rank, 6, generator=torch.Generator().manual_seed(rank))
+    return TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
+
+
+def test_workers_with_data_of_their_own_agree_on_them_without_the_server() -> None:
+    """Servers read no data, and take no part in the comparison of data sets."""
+    given = {"num_nodes": 2, "max_steps": 4, "batch_size": 4, "topology": "lan", "compute": "10 ms"}
+    histories = []
+    for kind in ("threads", "processes"):
+        torch.manual_seed(0)
+        strategy = AsyncDiLoCoStrategy(H=2)
+        model = Trainer(Model(), own_samples, None).fit(
+            strategy=strategy, workers=kind, progress=False, **given
+        )
+        histories.append(model.fit_result.history)
+    assert len(histories[0]) == 4
+    assert histories[0] == histories[1]
 
 
 def test_what_servers_send_between_regions_is_charged_too() -> None:

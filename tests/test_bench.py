@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from exogym_core.app.bench.entry import board_rows, digest_of, own_entry
-from exogym_core.app.cli import main
-from exogym_core.app.studies.study import Study
+from exogym_core.bench.entry import board_rows, digest_of, own_entry
+from exogym_core.cli.main import main
 from exogym_core.strategy import STRATEGIES
-from netsim.files.documents import load_document
-from netsim.files.errors import InputError
+from exogym_core.studies.study import Study
+from netsim import load_document
+from netsim.errors import InputError
 
 TIER = """\
 name: bench-tiny
@@ -248,7 +248,7 @@ def test_shipped_tiers_make_valid_points(
     name: str, tasks: list[str], networks: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every task on every network with three seeds, for every shipped strategy; six are run without being asked for."""
-    path = Path(str(resources.files("exogym_core.app.bench").joinpath(f"{name}.yaml")))
+    path = Path(str(resources.files("exogym_core.bench").joinpath(f"{name}.yaml")))
     study = Study.of_file(path)
     experiments = [study.experiment_at(point) for point in study.sweep.grid()]
     assert [each.settings.task.name for each in experiments] == tasks * len(networks)
@@ -263,7 +263,7 @@ def test_shipped_tiers_make_valid_points(
 
 def test_the_models_of_the_tiers_have_the_sizes_that_are_told() -> None:
     """A byte GPT of a million parameters, and one of ten."""
-    path = Path(str(resources.files("exogym_core.app.bench").joinpath("full.yaml")))
+    path = Path(str(resources.files("exogym_core.bench").joinpath("full.yaml")))
     study = Study.of_file(path)
     sizes = []
     for point in study.sweep.grid()[:3]:

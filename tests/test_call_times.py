@@ -6,25 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import worlds
 
 from exogym_core.communicator import run_ranks
-from netsim.files.errors import BrokenCallError, DeadlockError
-from netsim.topology import Topology
+from netsim.errors import BrokenCallError, DeadlockError
 
 if TYPE_CHECKING:
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+    from netsim import Topology
 
 CARRIERS: list[Any] = ["threads", {"kind": "processes", "processes": 2}]
 TOLD = tuple[str, float]
 
 
-def star(*events: dict[str, Any], **protocol: Any) -> Topology:
-    """a, b, c - switch, 8 Mbit/s each way, 10 ms from a host to the switch: 1 MB takes 1.02 s alone."""
-    links = [{"between": [name, "switch"], "bandwidth": "8 Mbit/s", "latency": "10 ms"} for name in "abc"]
-    hosts = {name: {} for name in "abc"}
-    return Topology.from_mapping(
-        {"hosts": hosts, "routers": ["switch"], "links": links, "events": list(events), **protocol}
-    )
+def star(*events: dict[str, Any], **more: Any) -> Topology:
+    return worlds.star(events=list(events), **more)
 
 
 def outcome(comm: SimulatedCommunicator, seconds: float = 5.0) -> TOLD:

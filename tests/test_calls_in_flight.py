@@ -9,7 +9,7 @@ import torch
 
 from exogym_core.communicator import run_ranks
 from exogym_core.communicator.gloo.calls import _CallQueue
-from netsim.files.errors import InputError, MismatchError
+from netsim.errors import InputError, MismatchError
 
 
 def test_two_calls_are_under_way_and_issued_in_order() -> None:

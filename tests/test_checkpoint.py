@@ -17,6 +17,7 @@ import re
 import shutil
 import sys
 from collections import Counter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,17 +29,17 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from exogym_core import Trainer
-from exogym_core.checkpoints import checkpoint, rank_state, writing
+from exogym_core.checkpoints import checkpoint, files, writing
 from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint
-from exogym_core.checkpoints.log import LogWriter, read_logs
-from exogym_core.checkpoints.rank_state import decode, encode, read_state, write_state
+from exogym_core.checkpoints.files import LogWriter, decode, encode, read_logs, read_state, write_state
 from exogym_core.checkpoints.writing import CheckpointWriter
 from exogym_core.communicator import run_ranks
-from exogym_core.ranks.journal import Journal
 from exogym_core.results.disk import RecordError
 from exogym_core.strategy import STRATEGIES, DiLoCoStrategy, FedAvgStrategy, Strategy
-from netsim.files.errors import InputError
-from netsim.ranks.requests import Advance, Call, Key, Mark, Post, Wait
+from exogym_core.workers.journal import Journal
+from netsim.errors import InputError
+from netsim.ranks import Advance, Call, Key, Mark, Post, Wait
+from netsim.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -362,7 +363,7 @@ def test_a_crash_while_a_file_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_at: int
 ) -> None:
     """Two files a rank and the manifest make five a checkpoint; half of the file in hand is there."""
-    write_new, num_written = rank_state.write_new, 0
+    write_new, num_written = files.write_new, 0
 
     def crashing(path: Path, content: bytes) -> Any:
         nonlocal num_written
@@ -373,7 +374,7 @@ def test_a_crash_while_a_file_is_written(
         return write_new(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rank_state, "write_new", crashing)
+        patch.setattr(files, "write_new", crashing)
         patch.setattr(writing, "write_new", crashing)
         patch.setattr(CheckpointWriter, "close", lambda writer: None)
         with pytest.raises(BaseException, match=r"Killed|^$"):
@@ -413,6 +414,46 @@ def test_a_full_disk_is_told_and_leaves_the_previous_one(
     (left,) = folder.iterdir()
     assert int(left.name.removeprefix("step-")) >= 2
     load(left)
+
+
+MODEL_BYTES = NUM_NODES * sum(each.nbytes for each in Model().state_dict().values())
+
+
+@pytest.mark.parametrize("free", [100, 2 * MODEL_BYTES, 10_000_000])
+def test_a_disk_without_room_for_a_first_checkpoint_ends_the_run_before_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    """AdamW keeps two values a weight, which count before a step is taken."""
+    rows: list[Any] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+        if free > 3 * MODEL_BYTES:
+            fit(checkpoint_interval=2, save_dir=tmp_path / "new")
+            return
+        with pytest.raises(
+            RecordError,
+            match=rf"new: a checkpoint of this run needs at least .*, and {format_bytes(free)} are free",
+        ):
+            fit(checkpoint_interval=2, save_dir=tmp_path / "new", on_event=rows.append)
+    assert rows == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_at_the_first_checkpoint_is_told_with_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a strategy keeps besides model and optimizer states is known at the first checkpoint."""
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(
+            RecordError, match=r"cannot be written: No space left on device: .*B needed, .*B free"
+        ):
+            fit(checkpoint_interval=2, save_dir=tmp_path)
+    assert list((tmp_path / "DiLoCoStrategy").iterdir()) == []
 
 
 @pytest.mark.parametrize("call", ["mkdir", "rename"])
@@ -480,7 +521,7 @@ def test_another_version_is_refused_with_both_values(
         found["versions"][package] = "99.0"
         return found
 
-    monkeypatch.setattr("exogym_core.training.resumption.run_identity", newer)
+    monkeypatch.setattr("exogym_core.run.resumption.run_identity", newer)
     with pytest.raises(InputError, match=rf"versions: {package} is .*, this run's is 99\.0;"):
         fit(resume_from=saved.parent)
 

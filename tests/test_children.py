@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import os
 import select
 import signal
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from exogym_core.ranks.processes.children import ChannelClosed, Children, Pipe
-from netsim.files.errors import InputError
+from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +44,7 @@ def _open_descriptors() -> int:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_objects_go_both_ways_and_nothing_is_left(method: str) -> None:
+    gc.collect()  # of earlier tests
     before = _open_descriptors()
     offset = 3  # a closure reaches both kinds of children
 
@@ -149,6 +152,25 @@ def test_children_do_not_hold_each_others_channels() -> None:
         assert children.channels[1].recv() == (1, "still here")
 
 
+def test_a_fork_leaves_inherited_garbage_alone() -> None:
+    """The destructor of a process group joins native threads, which a fork has not copied: it would never return."""
+
+    def target(index: int, channel: Pipe) -> None:
+        gc.collect()
+        channel.send("collected")
+
+    gc.disable()
+    try:
+        garbage: list[Any] = [dist.ProcessGroupGloo(dist.HashStore(), 0, 1)]
+        garbage.append(garbage)
+        del garbage
+        with Children(target, 1, method="fork") as children:
+            assert children.ready([0], timeout_seconds=30)
+            assert children.channels[0].recv() == "collected"
+    finally:
+        gc.enable()
+
+
 def test_what_cannot_be_sent_is_named_with_the_remedy() -> None:
     settings = {"model": [torch.nn.Linear(1, 1), threading.Lock()]}
 
@@ -175,7 +197,7 @@ def test_a_hundred_failures_leave_nothing() -> None:
 _PARENT = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as under nohup
-from exogym_core.ranks.processes.children import Children
+from exogym_core.workers.processes.children import Children
 print("once")
 def target(index, channel):
     channel.send(os.getpid())

@@ -10,13 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_live_collectives import draw_call, ends, star, started, topologies
 
-from netsim.collectives import schedule
+from netsim import Clock, Network, Protocol, Topology, schedule
 from netsim.collectives.closed_form import QuietNetwork, contention_free_seconds, undisturbed_seconds
 from netsim.collectives.schedules.ring import RingPhase
-from netsim.network.clock import Clock
-from netsim.network.network import Network
-from netsim.topology import Topology
-from netsim.topology.protocol import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +35,7 @@ def four_regions(num: int) -> Topology:
         {"between": list(pair), "bandwidth": f"{mbit} Mbit/s", "latency": f"{milliseconds} ms"}
         for pair, (mbit, milliseconds) in WAN.items()
     ]
-    return Topology.from_mapping({"regions": dict.fromkeys("abcd", region), "wan": wan})
+    return Topology.from_mapping({"regions": dict.fromkeys("abcd", region), "wan": wan, "protocol": "ideal"})
 
 
 @settings(max_examples=60)
@@ -126,7 +122,7 @@ def test_steps_that_put_off_everybody_alike_are_one_multiplication(
         for i in range(num)
     ]
     topology = Topology.from_mapping(
-        {"hosts": {f"h{i}": {} for i in range(num)}, "routers": ["sw"], "links": links}
+        {"hosts": {f"h{i}": {} for i in range(num)}, "routers": ["sw"], "links": links, "protocol": "ideal"}
     )
     quiet = QuietNetwork.of(topology, IDEAL)
     made = schedule("all_reduce", num, num_bytes=num_bytes, algorithm="gloo", element_bytes=1)

@@ -19,7 +19,7 @@ from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import CODECS, Codec, Int8Codec, codec_named
-from netsim.files.errors import InputError, UnknownNameError
+from netsim.errors import InputError, UnknownNameError
 
 NAMES = sorted(name for name, codec in CODECS.items() if codec is not None)
 PIECE, BLOCK = 2**17, 4096

@@ -17,10 +17,8 @@ from interpreted_engine import use_sources
 from test_live_collectives import draw_call, ends, started, topologies
 
 import netsim
+from netsim import Clock, Network, Topology
 from netsim.network.build import MODULES, runs_compiled, source_hash
-from netsim.network.clock import Clock
-from netsim.network.network import Network
-from netsim.topology import Topology
 
 PROTOCOLS = [
     "ideal",
@@ -30,7 +28,7 @@ PROTOCOLS = [
     {"preset": "linux-tcp", "connections": "per-transfer"},
 ]
 LOSSY_LINE = {"between": ["a", "b"], "bandwidth": "50 Mbit/s", "rtt": "30 ms", "loss": "0.1 %"}
-LOSSY = {"hosts": ["a", "b"], "links": [LOSSY_LINE]}
+LOSSY = {"hosts": ["a", "b"], "links": [LOSSY_LINE], "protocol": "ideal"}
 
 
 @pytest.fixture(scope="module")

@@ -8,36 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import worlds
 
 from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
 from exogym_core.strategy import DiLoCoStrategy
-from netsim.files.errors import DeadlockError
+from netsim.errors import DeadlockError
 from netsim.network.clock import on_grid
-from netsim.topology import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from exogym_core.communicator import Communicator, RunResult
+    from netsim import Topology
 
 CARRIERS: list[Any] = ["threads", {"kind": "processes", "processes": 2}]
 
 
 def star(*events: dict[str, Any], **weather: Any) -> Topology:
-    """a, b, c - switch, 8 Mbit/s each way, 10 ms from a host to the switch: 1 MB takes 1.02 s alone."""
-    return Topology.from_mapping(
-        {
-            "hosts": {"a": {}, "b": {}, "c": {}},
-            "routers": ["switch"],
-            "links": [
-                {"between": [name, "switch"], "bandwidth": "8 Mbit/s", "latency": "10 ms"} for name in "abc"
-            ],
-            "events": list(events),
-            **weather,
-        }
-    )
+    return worlds.star(events=list(events), **weather)
 
 
 def crash(host: str, at: float, seconds: float | None = None) -> dict[str, Any]:

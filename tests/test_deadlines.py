@@ -10,24 +10,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_ports import Ports
+from worlds import regions_form
 
 from exogym_core.communicator import run_ranks
-from exogym_core.ranks.journal import Journal, request_from_record, request_to_line
-from netsim.files.errors import DeadlockError, InputError
-from netsim.network.clock import Clock, on_grid
-from netsim.ranks.kernel import Kernel, StampedRow
-from netsim.ranks.requests import Advance, Answer, Arrival, Exit, Join, Key, Request
+from exogym_core.workers.journal import Journal, request_from_record, request_to_line
+from netsim.errors import DeadlockError, InputError
+from netsim.network.clock import on_grid
+from netsim.ranks import Advance, Answer, Arrival, Exit, Join, Kernel, Key, Request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from exogym_core.communicator import Communicator
 
-TOPOLOGY = {
-    "name": "three",
-    "source": "made for this test",
-    "regions": {"a": {"hosts": 3, "nic": "1 Gbit/s", "latency": "1 ms"}},
-}
+TOPOLOGY = regions_form({"a": 3}, latency="1 ms", protocol="ideal")
 MEETING = Key("meeting", 0)
 
 
@@ -35,25 +32,13 @@ def simulate(
     streams: Sequence[Sequence[Request]], log: list[list[Request]] | None = None
 ) -> tuple[Kernel, dict[int, Answer]]:
     """Run the streams to their end on a network that takes no time; `log` gets what is served."""
-    served: list[list[Request]] = [[] for _ in streams] if log is None else log
-
-    def refill(rank: int) -> None:
-        raise AssertionError(f"the stream of rank {rank} has no Exit")
-
-    answers: dict[int, Answer] = {}
-    rows: list[StampedRow] = []
-    kernel = Kernel(
-        len(streams),
-        refill,
-        answer=answers.__setitem__,
-        clock=Clock(),
-        on_row=rows.append,
-        on_request=lambda rank, request: served[rank].append(request),
-    )
+    ports = Ports(len(streams))
+    ports.log = ports.log if log is None else log
+    kernel = Kernel(len(streams), ports, ports)
     for stream, requests in zip(kernel.streams, streams, strict=True):
         stream.extend([*requests, Exit()])
     kernel.run()
-    return kernel, answers
+    return kernel, dict(ports.answers)
 
 
 def arriving(delays: Sequence[float], seconds: float) -> list[list[Request]]:

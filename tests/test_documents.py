@@ -10,10 +10,10 @@ import pytest
 import yaml
 from pydantic import Field
 
+from netsim import ConfigError, Document, Schema, parse_document, validate_document
+from netsim.errors import InputError, UnknownNameError
 from netsim.files import documents
-from netsim.files.documents import MAX_VALUES, Document, Schema, parse_document, validate
-from netsim.files.errors import InputError, UnknownNameError
-from netsim.files.problems import Mistake
+from netsim.files.documents import MAX_VALUES
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ class _Outer(Schema):
 def test_schema_mistakes_are_told_by_line_and_key() -> None:
     document = parse_document("inner:\n  - every: 0\n  - evry: 1\n  - every: yes\n  - 5\n", "exp.yaml")
     with pytest.raises(InputError) as caught:
-        validate(_Outer, document)
+        validate_document(_Outer, document)
     assert str(caught.value).splitlines() == [
         "exp.yaml:1: name: is missing: add this key",
         "exp.yaml:2: inner[0].every: expected at least 1, got 0",
@@ -120,8 +120,10 @@ def test_schema_mistakes_are_told_by_line_and_key() -> None:
 
 def test_an_unknown_name_first_makes_the_error_one() -> None:
     document = parse_document("a: 1\nb: 2\n")
-    assert type(document.errors([Mistake(("b",), "x"), Mistake(("a",), "y", True)])) is UnknownNameError
-    assert type(document.errors([Mistake(("a",), "x"), Mistake(("b",), "y", True)])) is InputError
+    assert (
+        type(document.errors([ConfigError(("b",), "x"), ConfigError(("a",), "y", True)])) is UnknownNameError
+    )
+    assert type(document.errors([ConfigError(("a",), "x"), ConfigError(("b",), "y", True)])) is InputError
     assert type(document.error(("a",), UnknownNameError("x"))) is UnknownNameError
 
 

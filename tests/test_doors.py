@@ -12,32 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from experiments import experiment
 from torch import nn
 
-from exogym_core.app.cli import main
-from exogym_core.app.own_code import find_own_code
 from exogym_core.checkpoints.checkpoint import run_identity
 from exogym_core.checkpoints.writing import CheckpointWriter
+from exogym_core.cli.main import main
+from exogym_core.cli.own_code import find_own_code
 from exogym_core.results import report
-from exogym_core.results.lock import FolderLock
-from exogym_core.results.record import RunFolder
-from netsim.files.errors import InputError
+from exogym_core.results.disk import FolderLock
+from exogym_core.results.run_folder import RunFolder
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EXPERIMENT = """\
-name: small
-task: digits
-model: {name: mlp, hidden: [4]}
-workers: {count: 2, kind: threads}
-device: cpu
-steps: 2
-batch_size: 4
-evaluate: {every: 2, samples: 16}
-strategies:
-  - STRATEGY
-"""
+EXPERIMENT = experiment(steps=2, batch_size=4, evaluate="{every: 2, samples: 16}", strategies="[STRATEGY]")
 
 MINE = """\
 import pathlib
@@ -114,7 +104,7 @@ def test_validating_runs_no_code_of_the_file(capsys: pytest.CaptureFixture[str])
 
 def test_running_says_once_whose_code_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     Path("mine.py").write_text(MINE)
-    written(("STRATEGY", "{name: 'mine:Mine', label: own}\n  - {name: 'mine:Mine', label: other}"))
+    written(("STRATEGY", "{name: 'mine:Mine', label: own}, {name: 'mine:Mine', label: other}"))
     code, text = told(capsys, "compare", "file.yaml", "--out", "out")
     assert code == 0
     assert [line for line in text.splitlines() if line.startswith("code: ")] == [
@@ -213,7 +203,7 @@ def test_trust_goes_with_resume(capsys: pytest.CaptureFixture[str]) -> None:
 _HOLDS = """
 import sys
 from pathlib import Path
-from exogym_core.results.lock import FolderLock
+from exogym_core.results.disk import FolderLock
 lock = FolderLock(Path(sys.argv[1]))
 print("has it", flush=True)
 sys.stdin.read()
@@ -288,15 +278,15 @@ def test_a_folder_that_was_taken_meanwhile_is_not_empty(here: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("more", "arguments", "line"),
     [
-        ("topology: " + "a" * 100_000, [], "error: file.yaml:11: topology: unknown topology or file 'aaa"),
+        ("topology: " + "a" * 100_000, [], "error: file.yaml:9: topology: unknown topology or file 'aaa"),
         ("", ["--topology", "a" * 300], "unknown topology or file 'aaa"),
-        ("target_loss: true", [], "error: file.yaml:11: target_loss: true is no number"),
+        ("target_loss: true", [], "error: file.yaml:9: target_loss: true is no number"),
     ],
 )
 def test_names_too_long_and_truth_values_are_told_in_a_line(
     more: str, arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written(("STRATEGY", f"AllReduce\n{more}"))
+    written(("[STRATEGY]", f"[AllReduce]\n{more}"))
     code, text = told(capsys, "run", "file.yaml", *arguments)
     assert code == 2
     assert line in text
@@ -306,7 +296,7 @@ def test_names_too_long_and_truth_values_are_told_in_a_line(
 def test_processes_share_less_memory_where_the_address_space_is_limited() -> None:
     code = (
         "import resource, torch\n"
-        "from exogym_core.ranks.processes.arena import Arena\n"
+        "from exogym_core.workers.processes.shared_memory import Arena\n"
         "resource.setrlimit(resource.RLIMIT_AS, (40 << 30, 40 << 30))\n"
         "ours = Arena(); theirs = Arena(ours.fd, region=1)\n"
         "sent = torch.arange(10_000.0)\n"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import random
 
+import experiments
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from exogym_core import Trainer
 from exogym_core.data.draws import Draws, held_generators
-from exogym_core.data.samples import EpochOrder, Reading, SharedData
-from exogym_core.data.streams import StreamedData
-from exogym_core.strategy import AllReduceStrategy, OptimSpec
-from exogym_core.tasks import build_model
-from netsim.files.errors import InputError
+from exogym_core.data.samples import EpochOrder, Reading, SharedData, StreamedData
+from netsim.errors import InputError
 
 
 class Noise(Dataset):
@@ -103,7 +100,7 @@ def test_reading_leaves_every_generator_as_it_was():
     ]
     with draws.at(1, 2):
         dataset[0], torch.rand(1), random.gauss(0, 1), np.random.randn()
-    with draws.stream(3).going_on():
+    with draws.stream(3).continued():
         dataset[0], torch.rand(1), random.gauss(0, 1), np.random.randn()
     after = [
         random.getstate(),
@@ -166,16 +163,7 @@ class NoisyPairs(Dataset):
 
 
 def fit(data, validation=None, **arguments):
-    given = {
-        "num_nodes": 4,
-        "device": "cpu",
-        "batch_size": 4,
-        "max_steps": 4,
-        "workers": "threads",
-    } | arguments
-    strategy = AllReduceStrategy(optim_spec=OptimSpec(torch.optim.SGD, lr=0.1))
-    model = build_model("mlp", inputs=6, hidden=[5], classes=3, seed=0)
-    return Trainer(model, data, validation).fit(strategy=strategy, **given)
+    return experiments.fit(data=data, validation=validation, **({"num_nodes": 4, "max_steps": 4} | arguments))
 
 
 def weights(model):

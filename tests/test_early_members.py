@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from exogym_core.communicator import run_ranks
-from exogym_core.ranks.processes import shorthand
-from netsim.collectives import ALGORITHMS, schedule
-from netsim.files.errors import MismatchError
-from netsim.ranks.needs import needs_nobody
+from exogym_core.workers.processes import protocol
+from netsim import ALGORITHMS, schedule
+from netsim.errors import MismatchError
+from netsim.ranks import needs_nobody
 
 if TYPE_CHECKING:
     from exogym_core.communicator import Communicator
@@ -97,7 +97,7 @@ def cancel(comm: Communicator) -> float:
 def test_receives_that_are_taken_back_leave_nothing(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each left 3.1 kB."""
     monkeypatch.setattr(
-        shorthand, "_MOST_PHRASES", 64
+        protocol, "_MOST_INTERNED", 64
     )  # of which there are more, but never more than so many
     tracemalloc.start()
     try:

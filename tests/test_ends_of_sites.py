@@ -7,31 +7,26 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from experiments import experiment
 
-from exogym_core.app.cli import main
+from exogym_core.cli.main import main
 from exogym_core.communicator import SiteCommunicator
-from exogym_core.communicator.elastic.link import SiteLink
-from exogym_core.ranks.rendezvous.service import Meeting
-from netsim.files.errors import InputError, RankError
+from exogym_core.sites.link import SiteLink
+from exogym_core.sites.service import RendezvousService
+from netsim.errors import InputError, RankError
 from netsim.files.signed import PeerError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 SECRET = "known to these tests alone"
-EXPERIMENT = """\
-name: apart
-task: digits
-model: {name: mlp, hidden: [4]}
-workers: {count: 1}
-device: cpu
-steps: 4
-batch_size: 4
-evaluate: {every: 4, samples: 16}
-checkpoint: {every: 2}
-strategies:
-  - {name: DiLoCo, H: 2, averaging_timeout: 10 min, timeout_waiting_for_peers: 4 s}
-"""
+EXPERIMENT = experiment(
+    workers="{count: 1}",
+    batch_size=4,
+    evaluate="{every: 4, samples: 16}",
+    checkpoint="{every: 2}",
+    strategies="[{name: DiLoCo, H: 2, averaging_timeout: 10 min, timeout_waiting_for_peers: 4 s}]",
+)
 
 
 def test_a_finished_folder_that_is_resumed_tells_the_rendezvous(
@@ -43,12 +38,12 @@ def test_a_finished_folder_that_is_resumed_tells_the_rendezvous(
     monkeypatch.setenv("NETGYM_SECRET", SECRET)
     monkeypatch.setenv("NETGYM_SITE", "0")
     lines: list[str] = []
-    with Meeting(1, ("127.0.0.1", 0), SECRET.encode(), say=lines.append) as at:
+    with RendezvousService(1, ("127.0.0.1", 0), SECRET.encode(), say=lines.append) as at:
         monkeypatch.setenv("NETGYM_RENDEZVOUS", f"127.0.0.1:{at.address[1]}")
         assert main(["compare", str(tmp_path / "one.yaml"), "--out", out]) == 0
-        (run,) = at.told()
+        (run,) = at.status()
     assert lines[-1] == "site 0 is through, after step 4"
-    with Meeting(2, ("127.0.0.1", 0), SECRET.encode(), say=lines.append) as at:
+    with RendezvousService(2, ("127.0.0.1", 0), SECRET.encode(), say=lines.append) as at:
         monkeypatch.setenv("NETGYM_RENDEZVOUS", f"127.0.0.1:{at.address[1]}")
         assert main(["compare", "--resume", out]) == 0
         assert "is finished and left as it is" in capsys.readouterr().out
@@ -57,7 +52,7 @@ def test_a_finished_folder_that_is_resumed_tells_the_rendezvous(
             InputError, match="this run is over: site 0 has finished it, its folder has the model"
         ):
             SiteLink(at.address, SECRET.encode(), 1, run=run["run"], resumed=True)
-    monkeypatch.setattr("exogym_core.communicator.elastic.finished._SECONDS", 0.01)
+    monkeypatch.setattr("exogym_core.sites.link._SECONDS_TO_CONNECT", 0.01)
     assert main(["compare", "--resume", out]) == 0
     assert (
         "warning: other sites were not told that DiLoCo is finished here: rendez" in capsys.readouterr().err
@@ -66,7 +61,7 @@ def test_a_finished_folder_that_is_resumed_tells_the_rendezvous(
 
 def test_the_last_step_is_told_though_the_site_ends_before_it_has_told_of_it() -> None:
     lines: list[str] = []
-    with Meeting(1, ("127.0.0.1", 0), b"secret", say=lines.append) as at:
+    with RendezvousService(1, ("127.0.0.1", 0), b"secret", say=lines.append) as at:
         with SiteCommunicator(SiteLink(at.address, b"secret", 0), b"secret") as comm:
             comm.link.mark(0, {"step": 3000})
         assert lines[-1] == "site 0 is through, after step 3000"
@@ -74,7 +69,7 @@ def test_the_last_step_is_told_though_the_site_ends_before_it_has_told_of_it() -
 
 # --- what never begins --------------------------------------------------------------------------------------
 
-LINK = "exogym_core.communicator.elastic.link"
+LINK = "exogym_core.sites.link"
 
 
 def test_where_no_rendezvous_answers_a_line_tells_it_every_30_seconds(
@@ -86,13 +81,13 @@ def test_where_no_rendezvous_answers_a_line_tells_it_every_30_seconds(
         raise PeerError("rendezvous 10.0.0.1:29400: cannot be reached")
 
     seconds = count(step=10)
-    monkeypatch.setattr(f"{LINK}.connect", nobody)
+    monkeypatch.setattr(f"{LINK}.connect_peer", nobody)
     monkeypatch.setattr(f"{LINK}._SECONDS_BETWEEN_TRIES", 0.0)
     monkeypatch.setattr(f"{LINK}.time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
     with pytest.raises(RankError, match="start it there with netgym rendezvous"):
         SiteLink(("10.0.0.1", 29400), b"secret", 0, patience_seconds=95.0)
     assert capsys.readouterr().err.splitlines() == [
-        f"rendezvous 10.0.0.1:29400: cannot be reached; trying again for {left} s: start `netgym rendezvous ...` "
+        f"rendezvous 10.0.0.1:29400: cannot be reached; retrying for {left} s: start `netgym rendezvous ...` "
         "there, or check NETGYM_RENDEZVOUS (unset it for ranks on this machine)"
         for left in (85, 55, 25)
     ]
@@ -108,7 +103,7 @@ def test_what_ends_before_its_first_step_leaves_no_folder(
         raise error
 
     (tmp_path / "one.yaml").write_text(EXPERIMENT)
-    monkeypatch.setattr(f"{LINK}.connect", ends)
+    monkeypatch.setattr(f"{LINK}.connect_peer", ends)
     monkeypatch.setenv("NETGYM_SECRET", SECRET)
     monkeypatch.setenv("NETGYM_RENDEZVOUS", "127.0.0.1:29400")
     code = main(["compare", str(tmp_path / "one.yaml"), "--out", str(tmp_path / "out")])
@@ -140,7 +135,7 @@ def test_an_environment_that_cannot_be_is_refused_before_anything_is_made(
 ) -> None:
     monkeypatch.setenv("NETGYM_RENDEZVOUS", address)
     monkeypatch.setenv("NETGYM_SITE", site)
-    monkeypatch.setattr("exogym_core.results.record.RunFolder.create", None)
+    monkeypatch.setattr("exogym_core.results.run_folder.RunFolder.create", None)
     (tmp_path / "two.yaml").write_text(EXPERIMENT.replace("count: 1", "count: 2"))
     errors: list[str] = []
     monkeypatch.setattr("click.echo", lambda text="", **_: errors.append(str(text)))

@@ -8,10 +8,10 @@ import chakra_schema
 import torch
 
 from exogym_core.communicator import run_ranks
-from exogym_core.ranks.journal import Journal
-from netsim.network.recorder import Span
-from netsim.ranks.requests import Call, Key, Post
-from netsim.tools.chakra import ExecutionTraces
+from exogym_core.torch_backend.chakra import ExecutionTraces
+from exogym_core.workers.journal import Journal
+from netsim import Span
+from netsim.ranks import Call, Key, Post
 
 if TYPE_CHECKING:
     from pathlib import Path

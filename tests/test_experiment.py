@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from exogym_core.app.experiment import Experiment
-from netsim.files.documents import parse_document
-from netsim.files.errors import InputError, UnknownNameError
+from exogym_core.cli.experiment import Experiment
+from exogym_core.cli.main import main
+from netsim import parse_document
+from netsim.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,31 +129,6 @@ def test_overrides_go_through_keys_positions_and_names(write: Any) -> None:
     assert plain["protocol"] == "linux-tcp"
 
 
-BAD_OVERRIDES = [
-    ("steps", "--set steps: expected KEY=VALUE, such as --set steps=20"),
-    ("=3", "--set =3: expected KEY=VALUE, such as --set steps=20"),
-    ("steps=x", "--set steps=x: steps: expected a whole number, got 'x'"),
-    ("steps=-1", "--set steps=-1: steps: expected at least 1, got -1"),
-    ("stepps=3", "--set stepps=3: stepps: unknown key 'stepps': did you mean 'steps'? "),
-    ("steps.a=3", "--set steps.a=3: 'steps' has no keys inside"),
-    (
-        "workers.kind=thread",
-        "--set workers.kind=thread: workers.kind: unknown choice 'thread': did you mean ",
-    ),
-    ("strategies.Dilco.H=2", "--set strategies.Dilco.H=2: unknown entry 'Dilco': did you mean 'DiLoCo'? "),
-    ("strategies.DiLoCo.h=2", "--set strategies.DiLoCo.h=2: strategies[1].h: unknown argument of "),
-    ("a..b=2", "--set a..b=2: an empty key between dots"),
-    ("seed=[", "--set seed=[: not valid YAML: "),
-]
-
-
-@pytest.mark.parametrize(("override", "line"), BAD_OVERRIDES)
-def test_errors_in_overrides_name_the_flag(write: Any, override: str, line: str) -> None:
-    with pytest.raises(InputError) as caught:
-        Experiment.load(write(SMALL), [override])
-    assert str(caught.value).splitlines()[0].startswith(line)
-
-
 @pytest.mark.parametrize(
     ("key", "change", "told"),
     [
@@ -194,95 +170,6 @@ def test_own_code_that_fails_is_told_with_file_line_and_key(
     assert told.replace("CODE", name) in line
 
 
-BAD_FILES = [
-    (("steps: 6", "stepz: 6"), 5, "stepz: unknown key 'stepz': did you mean 'steps'? "),
-    (("steps: 6", "steps: six"), 5, "steps: expected a whole number, got 'six'"),
-    (("steps: 6", "steps: true"), 5, "steps: expected a whole number, got true"),
-    (("steps: 6", "steps: 6.0"), 5, "steps: expected a whole number, got 6.0"),
-    (("steps: 6", "steps: 0"), 5, "steps: expected at least 1, got 0"),
-    (("count: 2", "count: 0"), 2, "workers.count: expected at least 1, got 0"),
-    (("count: 2", "cout: 2"), 2, "workers.cout: unknown key 'cout': did you mean 'count'? "),
-    (
-        ("count: 2", "count: 2, kind: threds"),
-        2,
-        "workers.kind: unknown choice 'threds': did you mean 'threads'?",
-    ),
-    (("compute: 50 ms", "compute: 0.05"), 4, "compute: 0.05 has no unit: write '0.05 s' or '0.05 ms'"),
-    (("compute: 50 ms", "compute: {fixed: 1}"), 4, "compute: 1 has no unit: write '1 s' or '1 ms'"),
-    (("compute: 50 ms", "compute: -1 s"), 4, "compute: expected a time such as '30 ms' and not negative"),
-    (("compute: 50 ms", "compute: {jiter: 1}"), 4, "compute: unknown key of compute 'jiter': did you mean"),
-    (("two-datacenters", "two-datacentres"), 3, "topology: "),
-    (
-        ("topology: two-datacenters", "protocol: linux-tpc"),
-        3,
-        "protocol: unknown protocol 'linux-tpc': did you",
-    ),
-    (("AllReduce", "AllReduse"), 7, "strategies[0]: unknown strategy 'AllReduse': did you mean 'AllReduce'?"),
-    (("H: 3", "h: 3"), 8, "strategies[1].h: unknown argument of DiLoCoStrategy 'h': did you mean 'H'?"),
-    (("H: 3", "H: 0"), 8, "strategies[1].H: "),
-    (("H: 3", "optim_spec: {name: adm}"), 8, "strategies[1]: "),
-    (("name: DiLoCo, ", ""), 8, "strategies[1].name: is missing: add this key"),
-    (
-        ("AllReduce", "nowhere_at_all:Thing"),
-        7,
-        "strategies[0]: strategy 'nowhere_at_all:Thing': cannot import",
-    ),
-    (("steps: 6", "steps: 6\nseed: -1"), 6, "seed: expected at least 0, got -1"),
-    (("steps: 6", "steps: 6\ntarget_loss: .nan"), 6, "target_loss: '.nan' is not a finite number"),
-    (("steps: 6", "steps: 6\nplacement: [dc1.0]"), 6, "placement: "),
-    (("steps: 6", "steps: 6\nloggers: [csvv]"), 6, "loggers[0]: unknown choice 'csvv': did you mean 'csv'?"),
-    (("steps: 6", "steps: 6\nsteps: 7"), 6, "duplicate key 'steps'"),
-    (("steps: 6", "steps: 6\ndevice: gpu"), 6, "device: device 'gpu' is no device; use 'cpu', 'cuda', "),
-    (("steps: 6", "steps: 6\ndevice: [cpu, 5]"), 6, "device[1]: expected text, got 5"),
-    (("steps: 6", "steps: 6\ndevice: 5"), 6, "device: expected text or a list, got 5"),
-    (
-        ("steps: 6", "steps: 6\nautocast: bf32"),
-        6,
-        "autocast: expected true or false or 'bf16' or 'fp16', got 'bf32'",
-    ),
-    (
-        ("steps: 6", "steps: 6\nminibatch_size: 5"),
-        6,
-        "minibatch_size: 5 does not divide batch_size 16: write 4",
-    ),
-    (
-        ("steps: 6", "steps: 6\nminibatch_size: atuo"),
-        6,
-        "minibatch_size: unknown choice 'atuo': did you mean 'auto'?",
-    ),
-    (("steps: 6", "steps: 6\nuntil: 0"), 6, "until: got 0.0; give a positive duration such as '2 h'"),
-    (("steps: 6", "steps: 6\nuntil: 0 s"), 6, "until: got '0 s'; give a positive duration such as '2 h'"),
-    (("steps: 6", "steps: 6\nuntil: 2 kg"), 6, "until: got '2 kg': unknown unit 'kg'"),
-    (("steps: 6", "steps: 6\nuntil: 30"), 6, "until: 30 has no unit: write '30 s' or '30 h'"),
-    (
-        ("topology: two-datacenters", "until: 2 h"),
-        3,
-        "until: needs virtual time, and there is no topology: add one",
-    ),
-    (("steps: 6", "steps: 6\nfailures: {mtbf: 0 s}"), 6, "failures: failures.mtbf is '0 s'; give a positive"),
-    (
-        (
-            "two-datacenters\ncompute: 50 ms",
-            "{regions: {a: {hosts: 2, nic: 1 Gbit/s, device: h1000}}}\ncompute: flops",
-        ),
-        3,
-        "topology: host a.0: unknown device 'h1000': did you mean 'h100'?",
-    ),
-]
-
-
-@pytest.mark.parametrize(("change", "line", "message"), BAD_FILES)
-def test_errors_in_files_name_file_line_and_key(
-    write: Any, change: tuple[str, str], line: int, message: str
-) -> None:
-    assert change[0] in SMALL
-    path = write(SMALL.replace(*change, 1))
-    with pytest.raises(InputError) as caught:
-        Experiment.load(path)
-    first = str(caught.value).splitlines()[0]
-    assert first.startswith(f"{path}:{line}: {message}")
-
-
 def test_a_task_or_model_that_does_not_exist_is_told_with_its_line(write: Any) -> None:
     path = write(SMALL.replace("digits", "digts"))
     with pytest.raises(
@@ -310,6 +197,29 @@ def test_a_placement_needs_a_network(write: Any) -> None:
     path = write(SMALL.replace("topology: two-datacenters", "placement: [a]"))
     with pytest.raises(InputError, match=r":3: placement: there is no topology to place ranks on: add one"):
         Experiment.load(path)
+
+
+@pytest.mark.parametrize("transport", ["gloo", "netsim"])
+def test_a_transport_without_virtual_time_refuses_a_topology_before_anything_runs(
+    write: Any,
+    transport: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write(SMALL + f"protocol: ideal\ntransport: {transport}\n")
+    told = (
+        f"error: {path}:10: transport: 'gloo' has no virtual time, so topology and protocol would go unused: "
+        "write transport: netsim, or leave topology and protocol out\n"
+    )
+    assert main(["validate", str(path)]) == (2 if transport == "gloo" else 0)
+    assert capsys.readouterr().err == (told if transport == "gloo" else "")
+    if transport == "gloo":
+        assert main(["compare", str(path), "--out", str(tmp_path / "out")]) == 2
+        assert capsys.readouterr().err == told
+        assert not (tmp_path / "out").exists()
+        monkeypatch.setenv("NETGYM_RENDEZVOUS", "127.0.0.1:1")  # the network is the real one there
+        assert main(["validate", str(path)]) == 0
 
 
 @pytest.mark.parametrize("text", ["", "3", "[]", "just text", "- a\n- b"])

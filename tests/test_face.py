@@ -10,20 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from worlds import chain_form
 
 import exogym_core
 import netsim
-from netsim.tools.cli import cli
+from netsim.cli.main import cli
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PAIR = {
-    "name": "pair",
-    "source": "test",
-    "hosts": ["a", "b"],
-    "links": [{"between": ["a", "b"], "bandwidth": "10 Gbit/s", "rtt": "40 ms"}],
-}
+PAIR = chain_form("ab", "10 Gbit/s", "20 ms")
 
 
 def test_every_public_name_is_there_and_only_those_are_promised() -> None:
@@ -84,46 +80,6 @@ def test_flows_by_name_by_key_and_from_a_file(tmp_path: Path) -> None:
     assert netsim.flows(PAIR, keyed).finish_seconds == finish
     assert netsim.flows(PAIR, str(path)).finish_seconds == finish
     assert netsim.flows(PAIR, [("0 s", "a", "b", "10 MB"), ("500 ms", 0, 1, "5 MB")]).finish_seconds == finish
-
-
-@pytest.mark.parametrize(
-    ("call", "line"),
-    [
-        (lambda: netsim.collective(PAIR, "allreduce"), "unknown collective 'allreduce': did you mean"),
-        (lambda: netsim.collective(PAIR, "all_reduce", num_bytes="1 Mbit"), "unknown unit"),
-        (lambda: netsim.collective(PAIR, "all_reduce", ranks=["a", "c"]), "unknown host 'c'"),
-        (lambda: netsim.collective(PAIR, "all_reduce", ranks=[0, 2]), "all_reduce: ranks: 2 is no host"),
-        (lambda: netsim.collective(PAIR, "all_reduce", repeat=0), "collective: repeat is 0"),
-        (
-            lambda: netsim.collective(PAIR, "all_reduce", num_bytes=1, algorithm="rings"),
-            "unknown algorithm for all_reduce",
-        ),
-        (lambda: netsim.flows(PAIR, [(0, "a", "c", 1)]), "unknown host 'c'"),
-        (
-            lambda: netsim.collective(PAIR, "all_reduce"),
-            "collective: all_reduce needs a size; give num_bytes, ",
-        ),
-        (
-            lambda: netsim.collective(PAIR, "sendrecv", root=1),
-            "collective: sendrecv needs a size; give num_bytes",
-        ),
-        (
-            lambda: netsim.flows(PAIR, [(0, "a", "b")]),
-            "flows: row 1: (0, 'a', 'b'); give (start in seconds, from, to, bytes), or with units as text, such as "
-            "('1 s', from, to, '5 MB')",
-        ),
-        (lambda: netsim.flows(PAIR, [(0, "a", "b", 5.5)]), "flows: row 1: 5.5 bytes; give a whole number"),
-        (lambda: netsim.flows(PAIR, [(0, "a", "b", "5.5")]), "flows: row 1: "),
-        (lambda: netsim.flows(PAIR, [{"src": "a"}]), "flows: row 1: no start_s, dst, bytes"),
-        (lambda: netsim.flows(PAIR, [(0, "a", "b", "1 Mbit")]), "flows: row 1: "),
-        (lambda: netsim.flows(PAIR, [(-1, "a", "b", 1)]), "flows: row 1: -1 is no finite number"),
-    ],
-)
-def test_mistakes_are_told_in_one_line(call: Any, line: str) -> None:
-    with pytest.raises(netsim.InputError) as caught:
-        call()
-    assert str(caught.value).startswith(line)
-    assert "\n" not in str(caught.value)
 
 
 def test_only_a_barrier_needs_no_size_and_none_may_be_given_on_purpose() -> None:

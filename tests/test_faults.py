@@ -11,18 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from worlds import star
 
 from exogym_core.communicator import run_ranks
-from netsim.collectives import default_algorithm, schedule, start_collective
-from netsim.collectives.timing import time_collective
-from netsim.face.flows import time_flows
-from netsim.files.errors import DeadlockError, InputError
-from netsim.network.clock import Clock
-from netsim.network.network import Network
-from netsim.topology import Topology
-from netsim.topology.protocol import Protocol
-from netsim.topology.weather import Background, Drift, HostEvent, LinkEvent, Trace, Weather
-from netsim.weather.faults import Faults
+from netsim import (
+    Clock,
+    Drift,
+    Faults,
+    HostEvent,
+    Network,
+    Protocol,
+    Topology,
+    Weather,
+    default_algorithm,
+    schedule,
+    start_collective,
+    time_collective,
+    time_flows,
+)
+from netsim.errors import DeadlockError, InputError
+from netsim.topology.weather import Background, LinkEvent, Trace
 from netsim.weather.traffic import drift_factors
 
 if TYPE_CHECKING:
@@ -32,20 +40,6 @@ if TYPE_CHECKING:
 
 MEGABYTE = 1_000_000
 A, B, C = range(3)
-
-
-def star(**weather: Any) -> Topology:
-    """a, b, c - switch, 8 Mbit/s each way, 10 ms from a host to the switch: 1 MB takes 1.02 s alone."""
-    return Topology.from_mapping(
-        {
-            "hosts": {"a": {}, "b": {}, "c": {}},
-            "routers": ["switch"],
-            "links": [
-                {"between": [name, "switch"], "bandwidth": "8 Mbit/s", "latency": "10 ms"} for name in "abc"
-            ],
-            **weather,
-        }
-    )
 
 
 def both(name: str, **event: Any) -> dict[str, Any]:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 from click.testing import CliRunner
+from worlds import chain_form
 
-from netsim.face.flows import time_flows
-from netsim.tools.flows import command
-from netsim.topology import Topology
+from netsim import Topology, time_flows
+from netsim.cli.timing import flows_command as command
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-TOPOLOGY = """
-hosts: {h2: {}, h10: {}}
-links: [{between: [h2, h10], bandwidth: 8 Mbit/s, latency: 10 ms}]
-"""
+TOPOLOGY = yaml.safe_dump(chain_form(["h2", "h10"]))
 
 
 @pytest.fixture
@@ -75,51 +73,6 @@ def test_a_bare_number_is_a_host_in_natural_order_where_no_host_is_called_so(fol
     assert error.startswith("Error: flows.csv:2: column src: unknown host '0'")
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        (
-            "",
-            "flows.csv:1: no column start_s, src, dst, bytes: the first line must name start_s,src,dst,bytes",
-        ),
-        (
-            "start_s,src,dst\n",
-            "flows.csv:1: no column bytes: the first line must name start_s,src,dst,bytes",
-        ),
-        ("start_s,src,dst,bytes,src\n", "flows.csv:1: column src is named twice"),
-        (
-            "start_s,src,dst,bytes,finish_s\n",
-            "flows.csv:1: column finish_s is what this command adds: remove it",
-        ),
-        ("start_s,src,dst,bytes\n\n0,h2,h10\n", "flows.csv:3: expected 4 cells, got 3"),
-        (
-            "start_s,src,dst,bytes\n-1,h2,h10,5\n",
-            "flows.csv:2: column start_s: expected a number of seconds, zero or more, got '-1'",
-        ),
-        (
-            "start_s,src,dst,bytes\n0,h2,h10,many\n",
-            "flows.csv:2: column bytes: expected a number of bytes, zero or more, got 'many'",
-        ),
-        (
-            "start_s,src,dst,bytes\n0,h2,h10,5.5\n",
-            "flows.csv:2: column bytes: expected whole bytes, got '5.5'",
-        ),
-        (
-            "start_s,src,dst,bytes\n0,h2,h10,nan\n",
-            "flows.csv:2: column bytes: expected a number of bytes, zero or more, got 'nan'",
-        ),
-        (
-            "start_s,src,dst,bytes\n0,h1,h10,5\n",
-            "flows.csv:2: column src: unknown host 'h1': did you mean 'h10'? Accepted: h10, h2",
-        ),
-    ],
-)
-def test_what_makes_no_sense_is_told_in_one_line(folder: Path, text: str, line: str) -> None:
-    code, out, error = run(folder, text)
-    assert (code, out) == (1, "")
-    assert error == f"Error: {line}\n"
-
-
 def test_unreadable_files_are_told(folder: Path) -> None:
     result = CliRunner().invoke(command, [str(folder / "net.yaml"), str(folder / "none.csv")])
     assert result.exit_code == 1
@@ -131,6 +84,7 @@ def test_from_python_hosts_are_names_or_indices() -> None:
         {
             "hosts": {"x": {}, "y": {}},
             "links": [{"between": ["x", "y"], "bandwidth": "8 Mbit/s", "latency": "0 s"}],
+            "protocol": "ideal",
         }
     )
     assert time_flows(topology, [(0.0, "x", 1, 1e6), (3.0, 0, "y", 0)]).tolist() == [1.0, 3.0]

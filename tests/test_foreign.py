@@ -12,18 +12,15 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netsim import Topology
-from netsim.files.documents import parse_document
-from netsim.files.errors import InputError
-from netsim.tools.cli import cli
-from netsim.topology.foreign.draft import Assumed, safe_name
-from netsim.topology.foreign.netem import shaping_script
-from netsim.topology.foreign.reading import read_foreign
+from netsim import Topology, parse_document
+from netsim.cli.main import cli
+from netsim.errors import InputError
+from netsim.formats.builder import Assumed, safe_name
+from netsim.formats.commands import read_foreign
+from netsim.formats.networks import shaping_script
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-WIRE = 1514 / 1448
 
 
 def write(folder: Path, files: dict[str, Any]) -> list[Path]:
@@ -63,7 +60,7 @@ def iperf(rate: float, rtt_us: int, *, reverse: int = 0, streams: int = 1) -> di
 
 
 def test_iperf3_by_address_in_both_directions(tmp_path: Path) -> None:
-    """Goodput becomes wire rate; the least round trip counts, halved; the larger of two runs counts."""
+    """Rates are goodput, with their streams; the least round trip counts, halved; the larger of two runs counts."""
     files = {
         "a.json": iperf(300e6, 80_000),
         "b.json": iperf(400e6, 81_000, streams=8),
@@ -71,8 +68,8 @@ def test_iperf3_by_address_in_both_directions(tmp_path: Path) -> None:
     }
     net = topology_of(tmp_path, files)
     assert net.protocol == "linux-tcp"
-    assert way(net, "10.0.0.1.0", "10.0.0.2.0") == pytest.approx((400e6 * WIRE, 0.0405), rel=1e-6)
-    assert way(net, "10.0.0.2.0", "10.0.0.1.0") == pytest.approx((100e6 * WIRE, 0.0405), rel=1e-6)
+    assert way(net, "10.0.0.1.0", "10.0.0.2.0") == pytest.approx((400e6, 0.0405), rel=1e-6)
+    assert way(net, "10.0.0.2.0", "10.0.0.1.0") == pytest.approx((100e6, 0.0405), rel=1e-6)
     text = read_foreign([tmp_path / name for name in files]).to_yaml()
     assert "iperf3 with 8 streams, 12 retransmits" in text
     assert "Mon, 01 Sep 2025" in text
@@ -88,7 +85,7 @@ def test_iperf3_and_ping_by_the_files_names(tmp_path: Path) -> None:
         "rtt min/avg/max/mdev = 30.1/31.5/40.2/1.1 ms\n"
     )
     net = topology_of(tmp_path, {"us--eu.json": run, "eu--us.txt": ping})
-    assert way(net, "us.0", "eu.0") == pytest.approx((50e6 * WIRE, 0.01505), rel=1e-6)
+    assert way(net, "us.0", "eu.0") == pytest.approx((50e6, 0.01505), rel=1e-6)
     assert max(net.loss) == pytest.approx(0.02)
 
 
@@ -98,8 +95,8 @@ def test_iperf3_both_ways_in_one_run(tmp_path: Path) -> None:
     run["end"]["sum_sent_bidir_reverse"] = {"bits_per_second": 101e6, "retransmits": 3}
     run["end"]["sum_received_bidir_reverse"] = {"bits_per_second": 100e6}
     net = topology_of(tmp_path, {"a.json": run})
-    assert way(net, "10.0.0.1.0", "10.0.0.2.0")[0] == pytest.approx(300e6 * WIRE)
-    assert way(net, "10.0.0.2.0", "10.0.0.1.0")[0] == pytest.approx(100e6 * WIRE)
+    assert way(net, "10.0.0.1.0", "10.0.0.2.0")[0] == pytest.approx(300e6)
+    assert way(net, "10.0.0.2.0", "10.0.0.1.0")[0] == pytest.approx(100e6)
 
 
 def served(rate: float, client: str, *, reverse: int = 0) -> dict[str, Any]:
@@ -123,9 +120,9 @@ def test_iperf3_of_a_server_and_as_a_stream_of_events(tmp_path: Path) -> None:
     events = "\n".join(json.dumps({"event": name, "data": run[name]}) for name in ("start", "end"))
     pings = "from,to,rtt\n10.0.0.1,10.0.0.2,80 ms\n10.0.0.2,10.0.0.3,20 ms\n"
     net = topology_of(tmp_path, {"server.json": both, "events.json": events, "rtt.csv": pings})
-    assert way(net, "10.0.0.1.0", "10.0.0.2.0") == pytest.approx((300e6 * WIRE, 0.04))
-    assert way(net, "10.0.0.2.0", "10.0.0.3.0") == pytest.approx((50e6 * WIRE, 0.01))
-    assert way(net, "10.0.0.1.0", "10.0.0.3.0") == pytest.approx((200e6 * WIRE, 0.03))
+    assert way(net, "10.0.0.1.0", "10.0.0.2.0") == pytest.approx((300e6, 0.04))
+    assert way(net, "10.0.0.2.0", "10.0.0.3.0") == pytest.approx((50e6, 0.01))
+    assert way(net, "10.0.0.1.0", "10.0.0.3.0") == pytest.approx((200e6, 0.03))
 
 
 BUSYBOX = """PING 192.0.2.7 (192.0.2.7): 56 data bytes
@@ -174,7 +171,7 @@ def test_skyplanes_tables_as_they_are(tmp_path: Path) -> None:
     )
     net = topology_of(tmp_path, {"latency.csv": trips, "throughput.csv": rates})
     assert [host.name for host in net.hosts] == ["aws-eu-south-1.0", "azure-uksouth.0"]
-    assert way(net, "azure-uksouth.0", "aws-eu-south-1.0") == pytest.approx((9043348420.7 * WIRE, 0.015))
+    assert way(net, "azure-uksouth.0", "aws-eu-south-1.0") == pytest.approx((9043348420.7, 0.015))
 
 
 PLAIN = """from,to,rtt,throughput,loss
@@ -240,16 +237,16 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def test_tables_in_every_layout_say_the_same(layout: str, tmp_path: Path) -> None:
     net = topology_of(tmp_path, LAYOUTS[layout], hosts=2)
     assert [host.name for host in net.hosts] == ["asia.0", "asia.1", "eu.0", "eu.1", "us.0", "us.1"]
-    assert way(net, "us.0", "eu.1") == pytest.approx((1.2e9 * WIRE, 0.0405), rel=1e-6)
-    assert way(net, "eu.0", "us.0") == pytest.approx((0.8e9 * WIRE, 0.0405), rel=1e-6)
-    assert way(net, "eu.0", "asia.0") == pytest.approx((0.3e9 * WIRE, 0.1), rel=1e-6)
+    assert way(net, "us.0", "eu.1") == pytest.approx((1.2e9, 0.0405), rel=1e-6)
+    assert way(net, "eu.0", "us.0") == pytest.approx((0.8e9, 0.0405), rel=1e-6)
+    assert way(net, "eu.0", "asia.0") == pytest.approx((0.3e9, 0.1), rel=1e-6)
 
 
 def test_ways_that_were_measured_do_not_lead_through_a_third_place(tmp_path: Path) -> None:
     rows = "from,to,rtt,throughput\na,b,10 ms,1 Gbit/s\nb,c,10 ms,1 Gbit/s\na,c,90 ms,100 Mbit/s\n"
     net = topology_of(tmp_path, {"ways.csv": rows})
-    assert way(net, "a.0", "c.0") == pytest.approx((100e6 * WIRE, 0.045), rel=1e-6)
-    assert way(net, "c.0", "a.0") == pytest.approx((100e6 * WIRE, 0.045), rel=1e-6)
+    assert way(net, "a.0", "c.0") == pytest.approx((100e6, 0.045), rel=1e-6)
+    assert way(net, "c.0", "a.0") == pytest.approx((100e6, 0.045), rel=1e-6)
 
 
 GRAPHML = """<?xml version="1.0" encoding="utf-8"?>

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING
 
-from exogym_core.torch_backend.launch import Launch, Script
+import pytest
+from rich.console import Console
+
 from exogym_core.torch_backend.program import run_program
-from netsim.topology import Topology
+from exogym_core.torch_backend.report import show_summary
+from exogym_core.torch_backend.run import Launch, Script
+from netsim import Topology
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from exogym_core.torch_backend.report import LaunchReport
+
 PROGRAM = """
-import datetime, os, sys
+import datetime, os, sys, time
 import torch, torch.distributed as dist
 from exogym_core import advance
 
@@ -58,15 +65,20 @@ dist.barrier()
 """
 
 
-def seconds(calls: str, tmp_path: Path, folder: str) -> float:
-    """How long a program takes, in virtual time."""
+def launched(calls: str, tmp_path: Path, folder: str) -> LaunchReport:
+    """Report of a program of three ranks, run to its end."""
     script = tmp_path / "program.py"
     script.write_text(PROGRAM.replace("CALLS", calls))
     program = Script(str(script), (folder,))
     launch = Launch(program, 3, Topology.load("wan-4-regions"), compute="marks", protocol="ideal")
     report, error = run_program(launch, lambda line: None)
     assert error is None, error
-    return report.virtual_seconds
+    return report
+
+
+def seconds(calls: str, tmp_path: Path, folder: str) -> float:
+    """Virtual seconds that a program takes."""
+    return launched(calls, tmp_path, folder).virtual_seconds
 
 
 def test_ranks_that_meet_by_files_between_messages_do_not_stand_still(tmp_path: Path) -> None:
@@ -78,3 +90,30 @@ def test_ranks_that_meet_by_files_between_messages_do_not_stand_still(tmp_path: 
 def test_ranks_that_meet_by_files_between_collectives_do_not_stand_still(tmp_path: Path) -> None:
     met = seconds(COLLECTIVES, tmp_path, str(tmp_path))
     assert met == seconds(COLLECTIVES, tmp_path, "")
+
+
+# Rank 1 sleeps until rank 0 has learnt from the clock, which needs rank 1, that its message has not come yet.
+ASKS = """
+if rank == 0:
+    advance(1.0)
+    work = dist.irecv(torch.zeros(10), 1)
+    assert not work.is_completed()
+    open(f"{folder}/go", "w").close()
+    work.wait()
+if rank == 1:
+    while not os.path.exists(f"{folder}/go"):
+        time.sleep(0.05)
+    dist.send(torch.ones(10), 0)
+dist.barrier()
+"""
+
+
+@pytest.mark.filterwarnings("ignore:rank 1 makes no call and sleeps")
+def test_a_report_says_where_host_time_decided(tmp_path: Path) -> None:
+    report = launched(ASKS, tmp_path, str(tmp_path))
+    (decision,) = report.host_decisions
+    assert (decision.without_ranks, decision.times) == ([1], 1)
+    assert "recv" in decision.calls[0]
+    shown = Console(record=True, width=200, file=io.StringIO())
+    show_summary(report, shown)
+    assert "host time   decided once at" in shown.export_text()

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from exogym_core.app.experiment import Experiment
-from exogym_core.app.settings import Evaluate, Settings, Workers
+from exogym_core.cli.experiment import Experiment
+from exogym_core.config import Settings
 from exogym_core.cost.compute import Compute
-from exogym_core.results.record import TRAIN_COLUMNS, VALIDATION_COLUMNS
-from netsim.files.documents import Schema, parse_document
-from netsim.topology import Topology
+from exogym_core.results.schema import SUMMARY, TRAIN, VALIDATION
+from netsim import Protocol, Schema, Topology, parse_document
 from netsim.topology import schema as topology_schema
-from netsim.topology.protocol import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,6 +38,10 @@ def told(page: str) -> set[str]:
 
 def keys(models: Iterable[type[Schema]]) -> set[str]:
     return {info.alias or name for model in models for name, info in model.model_fields.items()}
+
+
+def type_of(group: str) -> type[Schema]:
+    return Settings.model_fields[group].annotation  # type: ignore[return-value]
 
 
 def test_the_topology_loads(tmp_path: Path) -> None:
@@ -70,12 +73,18 @@ def test_the_experiment_loads_and_runs_again(tmp_path: Path) -> None:
                 ]
             ),
         ),
-        (EXPERIMENT, keys([Settings, Workers, Evaluate])),
-        (EXPERIMENT, {*TRAIN_COLUMNS, *VALIDATION_COLUMNS}),
+        (EXPERIMENT, keys([Settings, *(type_of(key) for key in ("workers", "evaluate"))])),
     ],
 )
 def test_every_key_is_told(page: str, wanted: set[str]) -> None:
     assert wanted - told(page) == set()
+
+
+def test_tables_of_columns_follow_from_the_schema() -> None:
+    written = runpy.run_path(str(DOCS / "columns.py"))["with_tables"](EXPERIMENT)
+    assert written == EXPERIMENT, "run python docs/columns.py"
+    for column in (*TRAIN, *VALIDATION, *SUMMARY):
+        assert f"| `{column.name}` | {column.meaning} |" in EXPERIMENT
 
 
 def test_every_protocol_key_is_one() -> None:

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.data.samples import EpochOrder, OwnData, Reading, SharedData
 from exogym_core.strategy import AllReduceStrategy, Chain, DiLoCoStrategy, FedAvgStrategy, Sites, Strategy
-from exogym_core.strategy.context import StepContext
-from netsim.files.errors import InputError
+from exogym_core.strategy.base import StepContext
+from netsim.errors import InputError
 
 
 def one_step(

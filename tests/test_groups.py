@@ -14,7 +14,7 @@ from exogym_core.planning.advise import advise
 from exogym_core.planning.groups import Grouping, best_groups, group_seconds, groupings
 from exogym_core.planning.measure import Setting
 from exogym_core.planning.models import planned_model
-from netsim.topology.topology import Topology
+from netsim import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,6 +37,7 @@ def probed(num_hosts: int = 4) -> Topology:
         {
             "regions": {name: {"hosts": 1, "nic": "10 Gbit/s", "latency": "10 us"} for name in names},
             "wan": wan,
+            "protocol": "ideal",
         }
     )
 

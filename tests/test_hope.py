@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from interpreted_engine import use_sources
+from worlds import chain, star_form
 
 from exogym_core.communicator import run_ranks
-from netsim.face.flows import time_flows
-from netsim.files.errors import DeadlockError
-from netsim.network.clock import Clock
-from netsim.network.network import Network
-from netsim.topology import Topology
-from netsim.weather.faults import Faults
+from netsim import Clock, Faults, Network, Topology, time_flows
+from netsim.errors import DeadlockError
 
 if TYPE_CHECKING:
     from exogym_core.communicator import Communicator
@@ -31,10 +29,7 @@ WEATHERS = pytest.mark.parametrize("weather", list(ENDLESS))
 PROTOCOLS = pytest.mark.parametrize("protocol", ["ideal", "linux-tcp"])
 
 
-def star(**weather: Any) -> dict[str, Any]:
-    """a, b, c, d behind a switch, 8 Mbit/s and 10 ms each."""
-    links = [{"between": [name, "switch"], "bandwidth": "8 Mbit/s", "latency": "10 ms"} for name in "abcd"]
-    return {"hosts": ["a", "b", "c", "d"], "routers": ["switch"], "links": links, **weather}
+star = partial(star_form, "abcd")
 
 
 @PROTOCOLS
@@ -112,9 +107,9 @@ def test_a_link_that_comes_back_by_its_trace_is_hope(weather: str, protocol: str
 
 def test_acknowledgements_never_take_all_of_a_narrow_way_back() -> None:
     """Those of steady traffic at 900 Mbit/s filled a way back of 10 Mbit/s: what was sent there never arrived."""
-    line = {"between": ["a", "b"], "up": "10 Mbit/s", "down": "1 Gbit/s", "latency": "10 ms"}
+    link = {"between": ["a", "b"], "up": "10 Mbit/s", "down": "1 Gbit/s", "latency": "10 ms"}
     background = [{"from": "b", "to": "a", "rate": "900 Mbit/s"}]
-    topology = Topology.from_mapping({"hosts": ["a", "b"], "links": [line], "background": background})
+    topology = chain(links=[link], background=background)
     (finish,) = time_flows(topology, [(1.0, "a", "b", 1e6)], "linux-tcp")
     assert 1.8 < finish < 3.0
 
@@ -124,14 +119,15 @@ def test_a_clock_of_ones_own_ends_too(weather: str) -> None:
     """`Faults.run_until` asks before each step; nobody is told as long as something moves."""
     topology = Topology.from_mapping(star(**ENDLESS[weather]))
     clock = Clock()
-    faults = Faults(Network(clock, topology, "ideal"))
+    network = Network(clock, topology, "ideal")
+    faults = Faults(network)
     reasons: list[str] = []
     faults.on_stuck = reasons.append
     faults.run_until(lambda: bool(reasons))
     assert reasons == [""]
     assert clock.now == 0.0
     moved: list[float] = []
-    faults._network.send(0, 1, 1e6, lambda: moved.append(clock.now))
+    network.send(0, 1, 1e6, lambda: moved.append(clock.now))
     faults.run_until(lambda: bool(moved))
     assert moved == [pytest.approx(1.02)]
     assert len(reasons) == 1

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from netsim import Topology
-from netsim.tools.cli import cli
+from netsim.cli.main import cli
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,6 @@ RATES = (
     "throughput Mbit/s,home,ore,fra,vir\n"
     "home,-,38.2,38,37.5\nore,250,-,800,2000\nfra,300,800,-,1200\nvir,290,2000,1200,-\n"
 )
-WIRE = 1514 / 1448
 
 
 @pytest.fixture
@@ -86,24 +85,6 @@ def test_places_have_as_many_hosts_as_is_said_of_each(tables: list[str], tmp_pat
     assert "--hosts" not in told
     _, _, told = imported([*tables, "--hosts", "4"], tmp_path / "b.yaml")
     assert "--nic home=39.9Mbit/s:10Gbit/s --hosts home=1" in told
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--hosts", "hoem=1"], "unknown place of --nic and --hosts 'hoem': did you mean 'home'?"),
-        (["--hosts", "0"], "--hosts 0: expected a whole number from 1 to 1,000, or PLACE=NUMBER"),
-        (["--nic", "home=40"], "--nic home=40: expected a rate such as"),
-        (
-            ["--nic", "1Gbit/s:2Gbit/s"],
-            "up:down is for one place: say which, such as --nic home=1Gbit/s:2Gbit/s",
-        ),
-        (["--out", "/nope/m2.yaml"], "--out /nope/m2.yaml: cannot be written: there is no folder /nope"),
-    ],
-)
-def test_what_options_cannot_be(options: list[str], told: str, tables: list[str]) -> None:
-    """A folder that is not there was made, at the root of the disk where it could be."""
-    assert told in refused(*tables, *options)
 
 
 def test_each_link_says_where_its_figures_stand(tables: list[str], tmp_path: Path) -> None:

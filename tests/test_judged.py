@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import copy
+import math
+from statistics import median
 
 import pytest
 import torch
+from experiments import mlp
+from hypothesis import given
+from hypothesis import strategies as st
 
 from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
+from exogym_core.results.recorder import Judged, Reached, reach
 from exogym_core.strategy import (
     STRATEGIES,
     AllReduceStrategy,
@@ -16,8 +22,7 @@ from exogym_core.strategy import (
     Strategy,
     build_strategy,
 )
-from exogym_core.tasks import build_model
-from netsim.files.errors import InputError
+from netsim.errors import InputError
 
 JUDGED = {
     "ADPSGD": "own",
@@ -58,10 +63,6 @@ OVERLAPPED = ["CoCoDC", "DelayedDiLoCo", "StreamingDiLoCo"]
 IN_ROUNDS = [name for name, judged in JUDGED.items() if judged == "outer" and name not in OVERLAPPED]
 
 
-def model():
-    return build_model("mlp", inputs=6, hidden=[5], classes=3, seed=0)
-
-
 def batch(rank, step):
     generator = torch.Generator().manual_seed(7 * rank + step)
     inputs = torch.randn(4, 6, generator=generator)
@@ -99,12 +100,12 @@ def test_every_strategy_says_what_is_judged(name):
 @pytest.mark.parametrize("name", IN_ROUNDS)
 def test_in_rounds_it_is_what_the_last_one_made_and_before_it_the_initial_model(name):
     def body(comm):
-        strategy, replica = build_strategy(name, H=3, optim_spec="sgd", lr=0.1), model()
+        strategy, replica = build_strategy(name, H=3, optim_spec="sgd", lr=0.1), mlp()
         strategy.setup(replica, comm, 7, 0)
         return steps(comm, strategy, replica, 7)
 
     ranks = run_ranks(body, 2).results
-    initial = {name: value.detach() for name, value in model().named_parameters()}
+    initial = {name: value.detach() for name, value in mlp().named_parameters()}
     for told in ranks:
         assert [version for version, _, _ in told] == [0, 0, 1, 1, 1, 2, 2]
         assert all(same(judged, initial) for _, judged, _ in told[:2])
@@ -119,7 +120,7 @@ def test_in_rounds_it_is_what_the_last_one_made_and_before_it_the_initial_model(
 @pytest.mark.parametrize("name", [name for name, judged in JUDGED.items() if judged in ("replica", "own")])
 def test_else_it_is_the_replica_at_every_step(name):
     def body(comm):
-        strategy, replica = build_strategy(name), model()
+        strategy, replica = build_strategy(name), mlp()
         strategy.setup(replica, comm, 2, 0)
         return steps(comm, strategy, replica, 2)
 
@@ -130,10 +131,10 @@ def test_else_it_is_the_replica_at_every_step(name):
 @pytest.mark.parametrize("name", IN_ROUNDS)
 def test_it_comes_back_with_the_rest_of_the_state(name):
     def body(comm):
-        strategy, replica = build_strategy(name, H=3), model()
+        strategy, replica = build_strategy(name, H=3), mlp()
         strategy.setup(replica, comm, 9, 0)
         steps(comm, strategy, replica, 4)
-        again, other = build_strategy(name, H=3), model()
+        again, other = build_strategy(name, H=3), mlp()
         again.setup(other, comm, 9, 0)
         again.load_state_dict(copy.deepcopy(strategy.state_dict()))
         assert again.judged_version == strategy.judged_version == 1
@@ -146,7 +147,7 @@ def test_it_comes_back_with_the_rest_of_the_state(name):
 def test_the_ranks_of_a_sharded_site_have_it_in_parts():
     def body(comm):
         strategy = DiLoCoStrategy(H=2, ranks_per_worker=2, sharding="FULL_SHARD", optim_spec="sgd", lr=0.1)
-        replica = model()
+        replica = mlp()
         strategy.setup(replica, comm, 3, 0)
         return steps(comm, strategy, replica, 3)
 
@@ -186,7 +187,7 @@ def train(strategy, **options):
     class Batches(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.inner = model()
+            self.inner = mlp()
 
         def forward(self, values):
             return self.inner(values)
@@ -234,7 +235,7 @@ def test_replicas_that_are_equal_but_for_their_buffers_are_judged():
     class Normed(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.norm, self.inner = torch.nn.BatchNorm1d(6), model()
+            self.norm, self.inner = torch.nn.BatchNorm1d(6), mlp()
 
         def forward(self, values):
             return self.inner((self.norm(values[0]), values[1]))
@@ -258,3 +259,52 @@ def test_replicas_that_are_equal_but_for_their_buffers_are_judged():
         result = Trainer(Normed(), data, data).fit(strategy=strategy, **options).fit_result
         assert result.judged == "replica"
         assert result.final_loss is not None
+
+
+def run(*losses, versions=None):
+    numbers = range(len(losses)) if versions is None else versions
+    return [Judged(number, 10.0 * number, loss) for number, loss in zip(numbers, losses, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ((), Reached("missed")),
+        ((0.9, 0.51, 0.6), Reached("missed")),
+        ((0.9, 0.5), Reached("touched", 10.0, 1)),  # nothing follows
+        ((0.9, 0.5, 0.4), Reached("touched", 10.0, 1)),  # one alone proves nothing
+        ((0.9, 0.5, 0.4, 0.4), Reached("held", 10.0, 1)),
+        ((0.9, 0.5, 0.9, 0.4, 0.4), Reached("held", 10.0, 1)),  # a spike does not undo it
+        ((0.9, 0.34, 0.4, 0.56, 0.7), Reached("touched", 10.0, 1)),  # diverges
+        ((0.9, 0.34, math.nan, math.nan, 0.3), Reached("touched", 10.0, 1)),
+        ((math.nan, 0.5, 0.5, 0.5), Reached("held", 10.0, 1)),
+        ((math.inf, math.nan), Reached("missed")),
+    ],
+)
+def test_the_rule(losses, expected):
+    assert reach(run(*losses), 0.5) == expected
+
+
+def test_a_model_that_is_judged_again_is_no_later_model():
+    """Rounds of many steps are judged several times: what is repeated is no evidence that a loss is held."""
+    again = run(0.9, 0.4, 0.4, 0.4, 0.4, versions=[0, 1, 1, 1, 1])
+    assert reach(again, 0.5).target == "touched"
+    followed = run(0.9, 0.4, 0.4, 0.45, 0.45, 0.9, versions=[0, 1, 1, 2, 2, 3])
+    assert reach(followed, 0.5).target == "touched"  # the median of 0.45 and 0.9 is above
+    assert reach([*followed, *run(0.3, versions=[4])], 0.5).target == "held"
+
+
+def test_without_virtual_time_it_is_told_all_the_same():
+    evaluations = [Judged(number, None, 0.1) for number in range(3)]
+    assert reach(evaluations, 0.5) == Reached("held", None, 0)
+
+
+@given(st.lists(st.floats(0, 1), max_size=12), st.floats(0, 1))
+def test_held_is_what_the_words_say(losses, target):
+    reached = reach(run(*losses), target)
+    below = [place for place, loss in enumerate(losses) if loss <= target]
+    assert (reached.target == "missed") == (not below)
+    if below:
+        later = losses[below[0] + 1 :]
+        assert reached.position == below[0]
+        assert (reached.target == "held") == (len(later) >= 2 and median(later) <= target)

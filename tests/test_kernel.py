@@ -8,22 +8,25 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
+from kernel_ports import Ports
 
-from netsim.files.errors import DeadlockError, InputError
-from netsim.network.clock import Clock, on_grid
-from netsim.ranks.kernel import Kernel, StampedRow
-from netsim.ranks.requests import (
+from netsim import Clock
+from netsim.errors import DeadlockError, InputError
+from netsim.network.clock import on_grid
+from netsim.ranks import (
     Advance,
     Answer,
     Ask,
     Call,
     Exit,
     FirstSent,
+    Kernel,
     Key,
     Lane,
     Mark,
     Post,
     Request,
+    StampedRow,
     Wait,
 )
 
@@ -80,24 +83,12 @@ def simulate(streams: Sequence[Sequence[Request]], seconds: float = 0.0, in_flig
     clock = Clock()
     network = Takes(clock, seconds)
 
-    def refill(rank: int) -> None:
-        raise AssertionError(f"the stream of rank {rank} has no Exit")
-
-    answers: list[tuple[int, Answer]] = []
-    rows: list[StampedRow] = []
-    kernel = Kernel(
-        len(streams),
-        refill,
-        answer=lambda rank, value: answers.append((rank, value)),
-        start=network,
-        clock=clock,
-        collectives_in_flight=in_flight,
-        on_row=rows.append,
-    )
+    ports = Ports(len(streams))
+    kernel = Kernel(len(streams), ports, ports, start=network, clock=clock, collectives_in_flight=in_flight)
     for stream, requests in zip(kernel.streams, streams, strict=True):
         stream.extend([*requests, Exit()])
     kernel.run()
-    return Simulated(kernel, network, answers, rows)
+    return Simulated(kernel, network, ports.answers, ports.rows)
 
 
 REDUCE = Call("all_reduce", (0, 1), 8)

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from experiments import experiment
 
-from exogym_core.app.cli import main
-from exogym_core.communicator.simulated.link_history import LinkHistory
-from exogym_core.ranks.run import run_ranks
-from exogym_core.results.record import RunFolder
+from exogym_core.cli.main import main
+from exogym_core.communicator.simulated.simulation import LinkHistory
 from exogym_core.results.report.network import link_use
-from netsim.network.clock import Clock
-from netsim.network.network import Network
-from netsim.topology import Topology
+from exogym_core.results.run_folder import RunFolder
+from exogym_core.workers.run import run_ranks
+from netsim import Clock, Network, Topology
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,19 +25,9 @@ TWO = {
     "name": "two",
     "hosts": ["a", "b"],
     "links": [{"between": ["a", "b"], "bandwidth": "8 Mbit/s", "latency": "0 s"}],
+    "protocol": "ideal",
 }
-EXPERIMENT = """\
-name: small
-task: digits
-model: {name: mlp, hidden: [8]}
-workers: {count: 4, kind: threads}
-device: cpu
-topology: wan-4-regions
-compute: 50 ms
-steps: 4
-evaluate: {every: 2, samples: 32}
-strategies: [{name: AllReduce, lr: 0.01}, {name: DiLoCo, H: 2, lr: 0.01}]
-"""
+EXPERIMENT = experiment(workers="{count: 4, kind: threads}", topology="wan-4-regions", compute="50 ms")
 
 
 def _sends(comm: Communicator, num_steps: int = 1000) -> None:
@@ -72,14 +61,16 @@ def test_large_networks_have_fewer_instants() -> None:
     """Five hundred links that carried something: a file of some hundred kB, that begins and ends as it should."""
     names = [f"h{index}" for index in range(500)]
     links = [{"between": [name, "hub"], "bandwidth": "1 Gbit/s", "latency": "1 ms"} for name in names]
-    topology = Topology.from_mapping({"hosts": names, "routers": ["hub"], "links": links})
+    topology = Topology.from_mapping(
+        {"hosts": names, "routers": ["hub"], "links": links, "protocol": "ideal"}
+    )
     network = Network(Clock(), topology)
     history = LinkHistory(network)
     for step in range(200):
         for host in range(0, 500, 2):
             network.transfer(host, host + 1, 1000.0)
         network.env.run(until=0.01 * (step + 1))
-        history.look()
+        history.record()
     rows = history.rows()
     assert len(rows) * 500 <= 51_000
     assert set(rows[-1].values()) == {2.0, 200_000}

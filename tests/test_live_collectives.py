@@ -6,22 +6,21 @@ The reference plays a schedule with `Network.send` and callbacks. Its times and 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import worlds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netsim.collectives import ALGORITHMS, schedule, start_collective
-from netsim.network.clock import Clock
-from netsim.network.network import Network
-from netsim.topology import Topology
+from netsim import ALGORITHMS, Clock, Network, Topology, schedule, start_collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from netsim.collectives import Schedule
+    from netsim import Schedule
 
     Start = Callable[[Network, Schedule, Sequence[int], object, Callable[[int], None]], Callable[[int], None]]
 
@@ -31,13 +30,7 @@ PROTOCOLS = ["ideal", "linux-tcp", "gloo"]
 WITHOUT_NOTES = ["ideal", "linux-tcp", {"preset": "linux-tcp", "queue": 30}]
 
 
-def star(num: int, bandwidth: str = "1 Gbit/s", milliseconds: float = 10) -> Topology:
-    """Hosts around a switch."""
-    link = {"bandwidth": bandwidth, "latency": f"{milliseconds} ms"}
-    links = [{"between": [f"h{i}", "sw"], **link} for i in range(num)]
-    return Topology.from_mapping(
-        {"hosts": {f"h{i}": {} for i in range(num)}, "routers": ["sw"], "links": links}
-    )
+star = partial(worlds.star, bandwidth="1 Gbit/s")
 
 
 class Played:
@@ -178,7 +171,7 @@ def topologies(draw: st.DrawFn) -> Topology:
         for pair in pairs
     ]
     return Topology.from_mapping(
-        {"hosts": {f"h{i}": {} for i in range(num)}, "routers": routers, "links": links}
+        {"hosts": {f"h{i}": {} for i in range(num)}, "routers": routers, "links": links, "protocol": "ideal"}
     )
 
 
@@ -324,7 +317,7 @@ def test_groups_that_share_no_link_do_not_see_each_other(protocol: str) -> None:
     made = schedule("all_reduce", 3, num_bytes=100_000)
 
     def both(second: bool) -> list[float]:
-        network = Network(Clock(), star(6, "10 Mbit/s"), protocol)
+        network = Network(Clock(), star(6, bandwidth="10 Mbit/s"), protocol)
         done = [math.inf] * 3
         for first, ends_of in [(0, done), (3, [0.0] * 3)][: 1 + second]:
             one = start_collective(
@@ -345,9 +338,9 @@ def test_groups_that_share_no_link_do_not_see_each_other(protocol: str) -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_two_groups_that_share_links_take_longer_and_lose_nothing(protocol: str) -> None:
     made = schedule("all_reduce", 4, num_bytes=400_000)
-    alone = Network(Clock(), star(4, "10 Mbit/s"), protocol)
+    alone = Network(Clock(), star(4, bandwidth="10 Mbit/s"), protocol)
     (single,) = ends(started, alone, [(made, [0.0] * 4)], range(4))
-    both = Network(Clock(), star(4, "10 Mbit/s"), protocol)
+    both = Network(Clock(), star(4, bandwidth="10 Mbit/s"), protocol)
     shared = ends(started, both, [(made, [0.0] * 4)] * 2, range(4), ["one", "two"])
     for done in shared:
         assert max(done) > 1.5 * max(single)
@@ -357,7 +350,7 @@ def test_two_groups_that_share_links_take_longer_and_lose_nothing(protocol: str)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_cancelled_collective_sends_nothing_more_and_tells_nobody(protocol: str) -> None:
     clock = Clock()
-    network = Network(clock, star(3, "10 Mbit/s"), protocol)
+    network = Network(clock, star(3, bandwidth="10 Mbit/s"), protocol)
     made = schedule("all_reduce", 3, num_bytes=300_000)
     done: list[int] = []
     one = start_collective(network, made, range(3), group="one", on_done=done.append)
@@ -382,20 +375,20 @@ def test_a_link_that_changes_elsewhere_leaves_a_collective_alone() -> None:
     made = schedule("all_reduce", 3, num_bytes=100_000)
 
     def done(changes: Callable[[Network], object]) -> list[float]:
-        network = Network(Clock(), star(6, "10 Mbit/s"), "linux-tcp")
+        network = Network(Clock(), star(6, bandwidth="10 Mbit/s"), "linux-tcp")
         network.env.at(0.031, call=lambda event: changes(network) and None)
         return ends(started, network, [(made, [0.0] * 3)], range(3))[0]
 
     link = {(link.source, link.target): link.index for link in star(6).links}
 
     def elsewhere(network: Network) -> None:
-        network.set_capacity(link["h4", "sw"], 5e6)
-        network.set_latency(link["sw", "h3"], 0.5)
+        network.set_capacity(link["h4", "switch"], 5e6)
+        network.set_latency(link["switch", "h3"], 0.5)
         network.send(4, 5, 30_000, lambda: None)
 
     calm = done(lambda network: None)
     assert done(elsewhere) == calm
-    assert max(done(lambda network: network.set_capacity(link["h1", "sw"], 5e6))) > max(calm)
+    assert max(done(lambda network: network.set_capacity(link["h1", "switch"], 5e6))) > max(calm)
 
 
 @pytest.mark.parametrize("protocol", ["ideal", "linux-tcp"])
@@ -413,7 +406,7 @@ def test_the_same_again_on_warm_connections_takes_the_same(protocol: str) -> Non
 
 def test_whoever_enters_last_is_told_however_instants_are_rounded() -> None:
     """A message waits for its receiver while others, each begun as the one before it ends, come and go."""
-    topology = star(3, milliseconds=20)
+    topology = star(3, latency="20 ms")
     message = [schedule("sendrecv", 2, num_bytes=37 * case + 1) for case in range(40)]
     for case in range(40):
         clock = Clock()

@@ -8,22 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from kernel_ports import Ports
 
 from exogym_core.communicator import run_ranks
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
-from netsim.network.clock import Clock
-from netsim.ranks.kernel import Kernel
-from netsim.ranks.requests import Advance, Call, Exit, Key, Post, Request, Wait
+from netsim.ranks import Advance, Call, Exit, Kernel, Key, Post, Request, Wait
 
 if TYPE_CHECKING:
     from exogym_core.communicator import Communicator
 
 
 def kernel_after(streams: list[list[Request]]) -> Kernel:
-    clock = Clock()
-    kernel = Kernel(
-        len(streams), lambda rank: None, answer=lambda rank, value: None, clock=clock, on_row=lambda row: None
-    )
+    ports = Ports(len(streams))
+    kernel = Kernel(len(streams), ports, ports)
     for stream, requests in zip(kernel.streams, streams, strict=True):
         stream.extend(requests)
     kernel.run()
@@ -97,6 +94,7 @@ def test_rounds_that_a_rank_never_comes_to_are_forgotten(monkeypatch: pytest.Mon
         "name": "pair",
         "hosts": {"a": {}, "b": {}},
         "links": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s", "latency": "1 ms"}],
+        "protocol": "ideal",
     }
     done = run_ranks(meeting, 3, topology)
     (kernel,) = kernels

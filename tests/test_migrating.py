@@ -8,16 +8,23 @@ import itertools
 import re
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 import pytest
 import yaml
 
-from exogym_core.app.cli import cli as netgym
+import netgym as api
+from exogym_core.cli.main import cli as netgym
+from exogym_core.config import Settings
+from exogym_core.run.trainer import Trainer
 from exogym_core.strategy import DiLoCoStrategy
-from exogym_core.strategy.absence.patience import Patience
-from exogym_core.training.trainer import Trainer
-from netsim.tools.cli import cli as netsim
+from exogym_core.strategy.participation.absence import PatienceOptions
+from exogym_core.tasks import GPT_PRESETS, LLAMA_PRESETS
+from netsim.cli.main import cli as netsim
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ROOT = Path(__file__).parents[1]
 # But the one that building the documentation writes.
@@ -94,55 +101,15 @@ def test_the_index_links_every_page() -> None:
     assert set(re.findall(r"\]\(([\w-]+\.md)\)", PAGES["index.md"])) == PAGES.keys() - {"index.md"}
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_python_snippets_run(name: str) -> None:
-    for snippet in re.findall(r"^```python\n(.*?)^```", PAGES[name], re.DOTALL | re.MULTILINE):
-        exec(compile(snippet, name, "exec"), {"__name__": "__main__"})
-
-
-# The flags of OpenDiLoCo's README, of its test command and of its configuration classes, and the experiment that stands
-# for each of its runs: (file, processes of a worker, flags).
-OPEN_DILOCO = [
-    (
-        "150m-ddp",
-        8,
-        "--sharding-strategy NO_SHARD --per-device-train-batch-size 32 --precision bf16-mixed --total-batch-size 512 "
-        "--total-steps 88_000 --project OpenDiLoCo --lr 4e-4 --path_model PrimeIntellect/llama-150m-fresh "
-        "--log-activations-steps 200 --ckpt.interval 8000 --ckpt.path 150_ckpt",
-    ),
-    (
-        "150m-diloco-500",
-        1,
-        "--sharding-strategy NO_SHARD --per-device-train-batch-size 8 --precision bf16-mixed --total-batch-size 512 "
-        "--hv.local-steps 500 --total-steps 88_000 --project OpenDiLoCo --hv.skip_load_from_peers --lr 4e-4 "
-        "--path-model PrimeIntellect/llama-150m-fresh --log-activations-steps 250 --ckpt.interval 4975",
-    ),
-    (
-        "150m-diloco-50",
-        1,
-        "--per-device-train-batch-size 8 --total-batch-size 512 --precision bf16-mixed --hv.local-steps 50 "
-        "--total-steps 88_000 --lr 4e-4",
-    ),
-    (
-        "1b-diloco-500",
-        8,
-        "--per-device-train-batch-size 16 --total-batch-size 2048 --precision bf16-mixed --total-steps 88_000 "
-        "--hv.local_steps 500 --lr 4e-4 --path_model PrimeIntellect/llama-1b-fresh --warmup-steps 1000 "
-        "--hv.averaging_timeout 1800 --hv.initial-peers $PEER --hv.galaxy-size 4 --hv.world-rank $WORLD_RANK "
-        "--checkpoint_interval 500 --ckpt.path 1b_diloco_ckpt",
-    ),
-    (
-        "1b-diloco-125",
-        8,
-        "--per-device-train-batch-size 16 --total-batch-size 2048 --total-steps 88_000 --hv.local_steps 125 --lr 4e-4",
-    ),
-]
-OTHER_FLAGS = (
-    "--no-torch-compile --fake-data --max-steps --attn-implementation --dataset-name-or-path --seq-length --c4-tiny "
-    "--num-workers --metric-logger-type --resume-from-checkpoint --checkpoint-path --ckpt.resume --ckpt.topk "
-    "--hv.outer-lr --hv.host-maddrs --hv.announce-maddrs --hv.matchmaking-time --hv.hivemind-compression "
-    "--hv.all-reduce-strategy --hv.timeout-waiting-for-peers --hv.fail-rank-drop"
-)
+# Command lines of others, made into experiments by the tables of the page.
+MIGRANTS = yaml.safe_load((ROOT / "tests" / "migrants.yaml").read_text(encoding="utf-8"))
+OPEN_DILOCO, NANOGPT = MIGRANTS["open_diloco"], MIGRANTS["nanogpt_train"]
+TABLES = {  # rows by flag, as cells (there, here)
+    heading: [tuple(cell.strip() for cell in row.strip("|").split(" | ")) for row in rows.splitlines()]
+    for heading, rows in re.findall(
+        r"^(\w+).*:\n\n\| there \| here \|\n\|---\|---\|\n((?:\|.*\n)+)", PAGE, re.M
+    )
+}
 
 
 def flags_of(command: str) -> dict[str, str]:
@@ -152,33 +119,146 @@ def flags_of(command: str) -> dict[str, str]:
     return {word: "" if value.startswith("--") else value for word, value in named.items()}
 
 
-ALL_FLAGS = sorted({*flags_of(OTHER_FLAGS), *(flag for *_, line in OPEN_DILOCO for flag in flags_of(line))})
+def all_flags(name: str, others: str) -> list[str]:
+    return sorted(
+        {flag for each in MIGRANTS[name] for flag in flags_of(each["command"])} | {*flags_of(others)}
+    )
 
 
-@pytest.mark.parametrize("flag", ALL_FLAGS)
-def test_every_flag_of_open_diloco_has_an_answer(flag: str) -> None:
-    flag = flag.replace("--no-", "--")
-    rows = [row for row in PAGE.splitlines() if row.startswith("| `--") and f"`{flag}" in row.split(" | ")[0]]
-    assert len(rows) == 1, rows
+EVERY_FLAG = [
+    *(("OpenDiLoCo", flag) for flag in all_flags("open_diloco", MIGRANTS["open_diloco_flags"])),
+    *(("Flags", flag) for flag in all_flags("nanogpt_train", MIGRANTS["nanogpt_train_flags"])),
+]
 
 
-@pytest.mark.parametrize(("name", "processes", "command"), OPEN_DILOCO, ids=[each[0] for each in OPEN_DILOCO])
-def test_the_examples_are_what_open_dilocos_own_commands_say(name: str, processes: int, command: str) -> None:
-    flags = flags_of(command)
-    experiment = yaml.safe_load((ROOT / f"examples/opendiloco/{name}.yaml").read_text(encoding="utf-8"))
-    (strategy,) = experiment["strategies"]
-    assert experiment["batch_size"] * processes == int(flags["--total-batch-size"])
-    assert experiment["minibatch_size"] == int(flags["--per-device-train-batch-size"])
-    assert experiment["steps"] == int(flags["--total-steps"])
-    assert float(strategy["optim_spec"]["lr"]) == float(flags["--lr"])
-    assert strategy.get("H") == (int(flags["--hv.local-steps"]) if "--hv.local-steps" in flags else None)
-    assert strategy.get("ranks_per_worker", 1) == (processes if "diloco" in name else 1)
+def row_of(table: str, flag: str) -> str:
+    """What the page has for a flag; spelt with - or _, as it is there."""
+    known = flag.replace("--no-", "--")
+    (found,) = [
+        here
+        for there, here in TABLES[table]
+        if re.search(rf"`{known}[ `]", there.replace("_", "-")) is not None
+    ]
+    return found
+
+
+@pytest.mark.parametrize(("table", "flag"), EVERY_FLAG, ids=[" ".join(each) for each in EVERY_FLAG])
+def test_every_flag_has_an_answer(table: str, flag: str) -> None:
+    assert row_of(table, flag)
+
+
+@pytest.mark.parametrize(
+    "command", [*MIGRANTS["exo_gym"], "python example/nanogpt_train.py --dataset owt --strategy diloco"]
+)
+def test_every_command_of_exo_gyms_readme_has_an_answer(command: str) -> None:
+    (answer,) = [here for there, here in TABLES["The"] if there == f"`{command}`"]
+    program = shlex.split(re.findall(r"`([^`]+)`", answer)[0])
+    if program[0] == "python":
+        assert (ROOT / program[1]).is_file()
+    else:
+        assert netgym.get_command(click.Context(netgym), program[1]) is not None
+
+
+def experiment_of(table: str, flags: Mapping[str, str], strategy: str, processes: int = 1) -> dict[str, Any]:
+    """The page followed by the letter: each flag's key, with the value given in place of the example's."""
+    entry: dict[str, Any] = {"name": strategy}
+    made: dict[str, Any] = {"strategies": [entry]}
+    for flag, given in flags.items():
+        here = row_of(table, flag)
+        if (
+            not here.startswith("`")
+            or "`netgym" in here
+            or here.startswith(("`--", "`loggers", "`fit", "`skip"))
+        ):
+            continue  # gone, or no key
+        value = yaml.safe_load(given.replace("_", "")) if re.fullmatch(r"[\d._]+(e-?\d+)?", given) else given
+        if re.fullmatch(r"[\d.]+e-?\d+", given):
+            value = float(given)  # no float in YAML 1.1
+        for span in re.findall(r"`([^`]+)`", here)[:1] + re.findall(r" and `(lr_scheduler: [^`]+)`", here):
+            key, _, rest = span.partition(": ")
+            if flag == "--total-batch-size":
+                value //= processes  # "divide by"
+            elif flag == "--epochs":
+                value = 3  # "samples of the training set / ..." for one
+            elif flag == "--path-model":
+                rest = rest.replace("150m", given.split("-")[1])
+            elif flag == "--precision":
+                value = given.partition("-")[0]
+            elif flag == "--lr":
+                rest = ""
+            elif isinstance(value, int | float):
+                rest = re.sub(r"[\d.]+", str(value), rest, count=1)
+            found = yaml.safe_load(rest) if rest and flag != "--precision" else value
+            top = key.split(".")[0]
+            place = made if top in Settings.model_fields and key != "strategy" else entry
+            *groups, last = key.split(".")
+            for group in groups:
+                place = place.setdefault(group, {})
+            if isinstance(place.get(last), dict) and isinstance(found, dict):
+                found = place[last] | found
+            place[last] = found
+    if "--hv.galaxy-size" in flags:
+        made["workers"] = {"count": int(flags["--hv.galaxy-size"]) * processes}
+    if processes > 1 and strategy == "DiLoCo":
+        entry["ranks_per_worker"] = processes
+    return made
+
+
+def trained(made: dict[str, Any], example: str, tmp_path: Path) -> dict[str, Any]:
+    """Two steps of an experiment of the page's keys at the size of an example's scale `tiny`."""
+    whole = yaml.safe_load((ROOT / "examples" / f"{example}.yaml").read_text(encoding="utf-8"))
+    name = made["strategies"][0]["name"]
+    small = {
+        "task": {"name": "text", "block_size": 16, "num_bytes": 20_000},
+        "compute": "50 ms",
+        "device": "cpu",
+    }
+    small |= {"workers": {"count": 4, "kind": "threads"}, "topology": whole["topology"]}
+    small |= {"steps": 2, "batch_size": 4, "evaluate": {"every": 1, "samples": 4}}
+    model = dict(made.get("model", {}))
+    assert model.pop("preset", "150m") in [*GPT_PRESETS, *LLAMA_PRESETS]
+    small["model"] = whole["scales"]["tiny"]["model"] | model
+    entry = {key: value for key, value in made["strategies"][0].items() if key != "ranks_per_worker"}
+    entry |= {"H": 1} if "H" in entry else {}
+    kept = {key: value for key, value in made.items() if key in ("autocast", "seed", "checkpoint")}
+    found = api.run({**small, **kept, "strategies": [entry]}, out=tmp_path / "out", progress=False)
+    (summary,) = found.summary
+    assert (summary["strategy"], summary["steps"]) == (name, 2)
+    return summary
+
+
+@pytest.mark.parametrize("each", OPEN_DILOCO, ids=[each["example"] for each in OPEN_DILOCO])
+def test_open_dilocos_commands_become_our_examples(each: dict[str, Any], tmp_path: Path) -> None:
+    example = yaml.safe_load(
+        (ROOT / f"examples/opendiloco/{each['example']}.yaml").read_text(encoding="utf-8")
+    )
+    (strategy,) = example["strategies"]
+    made = experiment_of("OpenDiLoCo", flags_of(each["command"]), strategy["name"], each["processes"])
+    (entry,) = made["strategies"]
+    assert {key: made[key] for key in ("batch_size", "minibatch_size", "steps")} == {
+        key: example[key] for key in ("batch_size", "minibatch_size", "steps")
+    }
+    assert made.get("model", example["model"]) == example["model"]
+    assert float(entry["lr"]) == float(strategy["optim_spec"]["lr"])
+    assert entry.get("H") == strategy.get("H")
+    assert entry.get("ranks_per_worker", 1) == strategy.get("ranks_per_worker", 1)
+    assert made.get("workers", example["workers"]) == example["workers"]
+    trained(made, f"opendiloco/{each['example']}", tmp_path)
+
+
+@pytest.mark.parametrize("each", NANOGPT, ids=[each["strategy"] for each in NANOGPT])
+def test_nanogpts_commands_train(each: dict[str, Any], tmp_path: Path) -> None:
+    flags = flags_of(each["command"])
+    flags.pop("--strategy")
+    flags.pop("--dataset", None)
+    made = experiment_of("Flags", flags, each["strategy"])
+    trained(made, "gpt_text", tmp_path)
 
 
 def test_open_dilocos_time_outs_are_taken_together() -> None:
     """Its DiLoCoOptimizer takes a matchmaking time with either strategy."""
     taken = DiLoCoStrategy(averaging_timeout=1800, matchmaking_time=15, all_reduce_strategy="WAIT_FOR_ALL")
     assert isinstance(taken, DiLoCoStrategy)
-    patience = Patience.of("here", averaging_timeout=1800, matchmaking_time=15)
+    patience = PatienceOptions(averaging_timeout=1800, matchmaking_time=15).patience("here")
     assert patience is not None
     assert (patience.waiting_seconds, patience.averaging_seconds) == (615.0, 1800.0)

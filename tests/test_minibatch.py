@@ -12,11 +12,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
-from exogym_core.app.cli import main
+from exogym_core.cli.main import main
+from exogym_core.run import learner as minibatch
+from exogym_core.run.learner import fitting_size, memory_limit, saved_bytes
 from exogym_core.strategy import AllReduceStrategy
-from exogym_core.training import minibatch
-from exogym_core.training.minibatch import fitting_size, memory_limit, saved_bytes
-from netsim.files.errors import InputError
+from netsim.errors import InputError
 
 INPUTS = torch.randn(64, 10, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(INPUTS)

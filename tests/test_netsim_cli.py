@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.console import Console
 
-from exogym_core.app.cli import main as netgym
-from netsim.tools import cli
-from netsim.topology import shipped_topologies
+from exogym_core.cli.main import main as netgym
+from netsim import DelayedProgress, shipped_topologies
+from netsim.cli import main as cli
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,34 +78,9 @@ def test_json_schema(capsys: Capture) -> None:
     assert {"hosts", "links", "regions", "wan", "events"} <= set(schema["properties"])
 
 
-@pytest.mark.parametrize(
-    ("args", "line"),
-    [
-        (["validate", "bad.yaml"], "error: bad.yaml:1: hosts: expected host names"),
-        (["show", "no-such-file.yaml"], "error: no-such-file.yaml: no such file"),
-        (["show", "wan-4-reg"], "error: unknown topology or file 'wan-4-reg': did you mean 'wan-4-regions'?"),
-        (["shwo", "lan"], "error: unknown command 'shwo': did you mean 'show'?"),
-        (["show"], "error: netsim show: missing argument 'TOPOLOGY': see netsim show --help"),
-        (["show", "lan", "--fast"], "error: netsim show: unknown option '--fast': Accepted: "),
-        (["show", "\x1b[31mlan"], "error: unknown topology or file '\\x1b[31mlan'"),
-        (["validate"], "error: netsim validate: missing argument 'FILE': see "),
-    ],
-)
-def test_mistakes_are_one_line(
-    args: list[str], line: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "bad.yaml").write_text("hosts: [[a]]\n")
-    assert cli.main(args) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith(line)
-    assert captured.err.count("\n") == 1
-
-
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from netsim.tools import cli; cli.main(['--help']);"
+        "import sys; from netsim.cli import main as cli; cli.main(['--help']);"
         "heavy = ('numpy', 'torch', 'pydantic', 'networkx', 'rich', 'matplotlib');"
         "sys.exit(str([name for name in heavy if name in sys.modules]))"
     )
@@ -117,13 +94,13 @@ def test_interrupting_is_quiet(capsys: Capture, monkeypatch: pytest.MonkeyPatch)
     def interrupt(name: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("netsim.tools.show.Topology.load", interrupt)
+    monkeypatch.setattr("netsim.cli.show.Topology.load", interrupt)
     assert cli.main(["show", "lan"]) == 130
     assert capsys.readouterr().err.strip() == ""
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
-    code = "import sys; from netsim.tools import cli; sys.exit(cli.main(['show', 'wan-10-regions']))"
+    code = "import sys; from netsim.cli import main as cli; sys.exit(cli.main(['show', 'wan-10-regions']))"
     command = f'{sys.executable} -c "{code}" | head -1'
     result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert result.stdout == "wan-10-regions\n"
@@ -162,3 +139,37 @@ def test_devices_that_nobody_knows_are_told(tmp_path: Path, capsys: Capture) -> 
         f"error: {file}:3: hosts.home.device: unknown device 'rtx-409O': did you mean 'rtx-4090'?"
     )
     assert f"{file}:6: regions.us.device: unknown device 'h10'" in lines[1]
+
+
+@pytest.mark.parametrize(("total", "told"), [(None, "timing all_reduce"), (3, "2/3")])
+def test_a_terminal_is_told_when_it_takes_long(total: int | None, told: str) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
+    with DelayedProgress("timing all_reduce", total, seconds=0.0, console=console) as progress:
+        progress._timer.join()
+        progress.advance()
+        progress.advance()
+        progress._progress.refresh()
+    assert told in screen.getvalue()
+
+
+@pytest.mark.parametrize(("is_terminal", "seconds"), [(True, 1e3), (False, 0.0)])
+def test_nobody_is_told_of_what_is_quick_or_where_nobody_looks(is_terminal: bool, seconds: float) -> None:
+    screen = io.StringIO()
+    with DelayedProgress(
+        "transfers", 3, seconds, Console(file=screen, force_terminal=is_terminal)
+    ) as progress:
+        progress.advance()
+    assert "transfers" not in screen.getvalue()
+
+
+def test_where_there_is_no_terminal_a_line_tells_how_far_it_is() -> None:
+    """Which of how many, in plain text, for those who ask for it."""
+    screen = io.StringIO()
+    with DelayedProgress("planning", 3, 1e-3, Console(file=screen), every_seconds=1e3) as progress:
+        progress.now("planning DiLoCo [H=5]")
+        progress.advance()
+        while not screen.getvalue().endswith("\n"):
+            pass
+    assert screen.getvalue().startswith("planning")
+    assert " of 3 done" in screen.getvalue()

@@ -8,26 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import simpy
+from worlds import star
 
-from netsim.files.errors import InputError, UnknownNameError
-from netsim.network.clock import Clock
-from netsim.network.network import Network
-from netsim.topology import Topology
-from netsim.topology.protocol import Protocol
+from netsim import Clock, Network, Protocol, Topology
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
 # a - switch - b, c: 8 Mbit/s each way, 10 ms from the host to the switch: 1 MB takes 1.02 s.
-TOPOLOGY = Topology.from_mapping(
-    {
-        "hosts": {"a": {}, "b": {}, "c": {}},
-        "routers": ["switch"],
-        "links": [
-            {"between": [name, "switch"], "bandwidth": "8 Mbit/s", "latency": "10 ms"} for name in "abc"
-        ],
-    }
-)
+TOPOLOGY = star()
 A, B, C = range(3)
 MEGABYTE = 1_000_000
 LATENCY = 0.02
@@ -266,38 +256,19 @@ def test_two_networks_run_interleaved() -> None:
     assert [clock.now for clock in clocks] == [1.02, 1.02]
 
 
-@pytest.mark.parametrize(
-    ("spec", "error", "line"),
-    [
-        ("tcp", UnknownNameError, "unknown protocol 'tcp': Accepted: linux-tcp, "),
-        ({"preset": "gloo", "stream": 2}, UnknownNameError, "unknown key in protocol 'stream': did you mean"),
-        (
-            {"preset": "linux-tcp", "streams": 0},
-            InputError,
-            "protocol: streams: expected a whole number of at least 1, got 0",
-        ),
-        (
-            {"preset": "linux-tcp", "window": "4 M"},
-            InputError,
-            "protocol: window: unknown unit 'M' in '4 M'",
-        ),
-        (
-            {"preset": "linux-tcp", "connections": "new"},
-            UnknownNameError,
-            "protocol: connections: unknown choice 'new'",
-        ),
-        (8, InputError, "protocol: expected a name or a mapping, got 8"),
-    ],
-)
-def test_protocols_that_make_no_sense_are_told(spec: Any, error: type[Exception], line: str) -> None:
-    with pytest.raises(error) as told:
-        Protocol.parse(spec)
-    assert str(told.value).startswith(line)
-
-
 def test_protocol_of_the_file_holds_unless_another_is_named(clock: Clock) -> None:
     assert Network(clock, TOPOLOGY).protocol == Protocol.parse("ideal")
     mapping = TOPOLOGY.to_mapping() | {"protocol": "gloo"}
     topology = Topology.from_mapping(mapping)
     assert Network(clock, topology).protocol.name == "gloo"
     assert Network(clock, topology, "linux-tcp").protocol.name == "linux-tcp"
+    assert Network(clock, topology, {"streams": 8}).protocol == Protocol.parse(
+        {"preset": "gloo", "streams": 8}
+    )
+
+
+def test_the_default_protocol_is_tcp(clock: Clock) -> None:
+    topology = Topology.from_mapping(TOPOLOGY.to_mapping() | {"protocol": None})
+    assert Network(clock, topology).protocol == Protocol.parse("linux-tcp")
+    streams = {"preset": "linux-tcp", "streams": 8}
+    assert Network(clock, topology, {"streams": 8}).protocol == Protocol.parse(streams)

@@ -8,20 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from worlds import star
 
-from netsim.collectives import schedule
-from netsim.collectives.timing import time_collective
-from netsim.face.flows import time_flows
-from netsim.topology import Topology
-from netsim.topology.protocol import PRESETS, Protocol
+from netsim import PRESETS, Protocol, Topology, schedule, time_collective, time_flows
 
 PAGE = " ".join((Path(__file__).parents[1] / "docs" / "network.md").read_text().split())
 
 
 def line(bandwidth: str, latency: str, num_hosts: int = 2) -> Topology:
-    names = [f"h{index}" for index in range(num_hosts)]
-    links = [{"between": [name, "switch"], "bandwidth": bandwidth, "latency": latency} for name in names]
-    return Topology.from_mapping({"hosts": names, "routers": ["switch"], "links": links})
+    return star(num_hosts, bandwidth, latency)
 
 
 def seconds(topology: Topology, num_bytes: float, protocol: Any) -> float:

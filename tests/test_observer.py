@@ -6,40 +6,23 @@ import itertools
 
 import pytest
 import torch
+from experiments import mlp, samples
 from torch import nn
-from torch.utils.data import TensorDataset
+from worlds import chain_form
 
 from exogym_core import Trainer
-from exogym_core.ranks.shelf import Shelf
+from exogym_core.run.observer import Evaluation, Observer
+from exogym_core.run.snapshots import EvaluationTimes, Snapshots
 from exogym_core.strategy import DiLoCoStrategy, SPARTAStrategy, Strategy
-from exogym_core.tasks import build_model
-from exogym_core.training.deposits import Deposits, Looks
-from exogym_core.training.evaluation import Evaluation
-from exogym_core.training.observer import Observer
-from netsim.files.errors import InputError
+from exogym_core.workers.spill_buffer import SpillBuffer
+from netsim.errors import InputError
 
 PROCESSES = {"kind": "processes", "processes": 2}
-TOPOLOGY = {
-    "name": "unequal",
-    "hosts": {name: {"device": "h100"} for name in ("a", "b", "c", "d")},
-    "links": [
-        {"between": pair, "bandwidth": "1 Gbit/s", "latency": "1 ms"}
-        for pair in (["a", "b"], ["b", "c"], ["c", "d"])
-    ],
-}
-
-
-def dataset(count=64):
-    inputs = torch.randn(count, 6, generator=torch.Generator().manual_seed(0))
-    return TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
-
-
-def mlp():
-    return build_model("mlp", inputs=6, hidden=[5], classes=3, seed=0)
+TOPOLOGY = chain_form({name: {"device": "h100"} for name in "abcd"}, "1 Gbit/s", "1 ms")
 
 
 def fit(strategy, model=None, **options):
-    data = dataset()
+    data = samples(64)
     trainer = Trainer(mlp() if model is None else model, data, data)
     arguments = {"num_nodes": 4, "max_steps": 8, "batch_size": 4, "val_interval": 2, "device": "cpu"}
     arguments |= {"topology": TOPOLOGY, "compute": {"fixed": "1 s", "jitter": 0.5}, "workers": "threads"}
@@ -119,9 +102,9 @@ def deposits_of(num_ranks, steps=(0, 2, 4)):
         comm, model = Comm(rank), mlp()
         with torch.no_grad():
             next(model.parameters()).add_(0.1 * rank)
-        deposits = Deposits(comm, model, Drifted(), Looks(2, 2))
+        deposits = Snapshots(comm, model, Drifted(), EvaluationTimes(2, 2))
         for step in steps[:-1]:
-            deposits.look(step)
+            deposits.evaluate(step)
         deposits.at_end(steps[-1])
         told.append(comm.told)
     return told
@@ -130,7 +113,10 @@ def deposits_of(num_ranks, steps=(0, 2, 4)):
 def observed(order):
     rows = []
     observer = Observer(
-        mlp(), torch.device("cpu"), lambda: Evaluation(dataset(), 16, 8, 0, torch.device("cpu")), rows.append
+        mlp(),
+        torch.device("cpu"),
+        lambda: Evaluation(samples(64), 16, 8, 0, torch.device("cpu")),
+        rows.append,
     )
     for rank, note, tensors in order:
         observer.take(rank, note, [tensor.clone() for tensor in tensors])
@@ -148,7 +134,7 @@ def test_the_order_in_which_ranks_come_changes_no_bit():
 
 
 def test_a_rank_far_ahead_fills_a_file_and_not_memory():
-    shelf = Shelf(memory_bytes=1000)
+    shelf = SpillBuffer(memory_bytes=1000)
     tickets = [shelf.put([torch.full((100,), float(number))]) for number in range(50)]
     assert shelf.bytes_in_memory <= 1000
     assert shelf.bytes_in_file == 48 * 400

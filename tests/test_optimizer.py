@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.run.optimizer import DiLoCoOptimizer
 from exogym_core.strategy import DiLoCoStrategy
-from exogym_core.training.optimizer import DiLoCoOptimizer
-from netsim.files.errors import InputError, UnknownNameError
+from netsim.errors import InputError, UnknownNameError
 
 ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
 NESTEROV = functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
@@ -34,35 +34,27 @@ def make(params: Any, comm: Communicator | None = None, **options: Any) -> DiLoC
     return DiLoCoOptimizer(**{**given, **options})
 
 
-def test_a_loop_of_ones_own_trains_as_the_strategy_does() -> None:
-    def body(comm: Communicator) -> Tensor:
-        model = copy.deepcopy(MODEL)
-        optimizer = make(model.parameters(), comm)
-        for batch in BATCHES:
-            optimizer.zero_grad()
-            model(batch[comm.rank]).backward()
-            optimizer.step()
-        assert (optimizer.local_step, optimizer.local_epoch, optimizer.num_samples) == (7, 2, 28)
-        return reference.vector(model)
+def trained(comm: Communicator) -> Tensor:
+    model = copy.deepcopy(MODEL)
+    optimizer = make(model.parameters(), comm)
+    for batch in BATCHES:
+        optimizer.zero_grad()
+        model(batch[comm.rank]).backward()
+        optimizer.step()
+    assert (optimizer.local_step, optimizer.local_epoch, optimizer.num_samples) == (7, 2, 28)
+    return reference.vector(model)
 
+
+def test_a_loop_of_ones_own_trains_as_the_strategy_does() -> None:
     strategy = DiLoCoStrategy(ADAMW, NESTEROV, H=3)
     expected = reference.run_strategy(strategy, MODEL, BATCHES).results
-    for got, want in zip(run_ranks(body, 3).results, expected, strict=True):
+    for got, want in zip(run_ranks(trained, 3).results, expected, strict=True):
         assert torch.equal(got, want)
 
 
 def test_it_trains_over_real_sockets_as_well() -> None:
-    def body(comm: Communicator) -> Tensor:
-        model = copy.deepcopy(MODEL)
-        optimizer = make(model.parameters(), comm)
-        for batch in BATCHES:
-            optimizer.zero_grad()
-            model(batch[comm.rank]).backward()
-            optimizer.step()
-        return reference.vector(model)
-
-    simulated = run_ranks(body, 2).results
-    for got, want in zip(run_ranks(body, 2, transport="gloo").results, simulated, strict=True):
+    simulated = run_ranks(trained, 2).results
+    for got, want in zip(run_ranks(trained, 2, transport="gloo").results, simulated, strict=True):
         torch.testing.assert_close(got, want)
 
 

@@ -1,4 +1,4 @@
-"""One route for options: what `training/options.py` tells of one is all that file, fit, request and checkpoint need."""
+"""One route for options: a field of `RunConfig` serves file, schema, fit, help, request and checkpoint."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from dataclasses import fields
 import pytest
 
 from exogym_core import Trainer
-from exogym_core.app.experiment import Experiment
-from exogym_core.app.settings import Settings
-from exogym_core.training.options import OPTIONS, OtherOptions, RunOptions, file_values
-from netsim.files.documents import parse_document
-from netsim.files.errors import InputError
+from exogym_core.cli.experiment import Experiment
+from exogym_core.config import OPTIONS, RunConfig, Settings, file_values
+from netsim import parse_document
+from netsim.errors import InputError
 
 FILE = """
 task: digits
@@ -30,9 +29,8 @@ strategies: [AllReduce]
 
 def test_fit_and_the_table_tell_the_same_names_in_the_same_order_with_the_same_defaults():
     told = {name: each.default for name, each in inspect.signature(Trainer.fit).parameters.items()}
-    for name in ("self", "others"):
-        del told[name]
-    assert told == {each.name: each.default for each in fields(RunOptions)}
+    del told["self"]
+    assert told == {each.name: each.default for each in fields(RunConfig)}
     assert all(f"\n            {name}: " in (Trainer.fit.__doc__ or "") for name in told)
 
 
@@ -63,55 +61,54 @@ def test_checks_of_the_table_name_the_option(name, value):
         Trainer(None, None).fit(num_nodes=1, **{name: value})
 
 
-ADDING = '''
+ADDING = """
 import sys, types, importlib.util, pathlib
-spec = importlib.util.find_spec("exogym_core.training.options")
+spec = importlib.util.find_spec("exogym_core.config")
 text = pathlib.Path(spec.origin).read_text()
-new = """    patience: int = option(
-        3, check=whole_number(1), key="patience", file_type=int, same=True, about="of a saint."
-    )
-"""
-text = text.replace("    on_event: Callable", new + "    on_event: Callable", 1)   # the one place
+field = "    patience: Count = option(3, key='patience', same=True)\\n"
+text = text.replace("    accuracy: Accuracy", f"{field}    accuracy: Accuracy", 1)
+text = text.replace("        accuracy: `f", "        patience: of a saint.\\n        accuracy: `f", 1)
 module = types.ModuleType(spec.name)
 sys.modules[spec.name] = module
 exec(compile(text, spec.origin, "exec"), module.__dict__)
 
 import torch
 from exogym_core import Trainer
-from exogym_core.app.experiment import Experiment
-from exogym_core.training.resumption import _settings
+from exogym_core.cli.experiment import Experiment
+from exogym_core.cli.inspect_commands import schema_of
+from exogym_core.config import checked_config
+from exogym_core.run.resumption import run_settings
 from exogym_core.strategy import AllReduceStrategy
-from exogym_core.training.program import Program
-from exogym_core.training.request import FitRequest
-from netsim.files.documents import parse_document
-from netsim.files.errors import InputError
+from exogym_core.run.program import Program
+from exogym_core.run.request import FitRequest
+from netsim import parse_document
+from netsim.errors import InputError
 
 file = "{task: digits, workers: {count: 1}, steps: 1, patience: 5, strategies: [AllReduce]}"
 given = Experiment.from_document(parse_document(file)).fit_arguments()
 assert given["patience"] == 5
-request = FitRequest.check({**given, "strategy": AllReduceStrategy()})
+request = FitRequest.check(checked_config(**given, strategy=AllReduceStrategy()))
 assert request.patience == 5
 program = Program(request, torch.nn.Linear(1, 1), torch.utils.data.TensorDataset(torch.zeros(4, 1)), None)
-assert _settings(program)["patience"] == 5
+assert run_settings(program)["patience"] == 5
 assert "patience: of a saint." in Trainer.fit.__doc__
+key = schema_of("experiment")["properties"]["patience"]
+assert (key["default"], key["minimum"], key["description"]) == (3, 1, "of a saint.")
+try:
+    Experiment.from_document(parse_document(file.replace("5", "0"), "a.yaml"))
+except InputError as error:
+    print(error)
 try:
     Trainer(None, None).fit(num_nodes=1, patience=0)
 except InputError as error:
     print(error)
-'''
+"""
 
 
-def test_a_new_option_is_one_line_in_one_place():
-    """One field in the table: the file has the key, fit the keyword, the request the value, the checkpoint knows it."""
+def test_a_new_option_is_one_field_in_one_place():
+    """A field and its line of documentation: file, schema, fit, help, request and checkpoint have it."""
     done = subprocess.run([sys.executable, "-c", ADDING], capture_output=True, text=True, check=False)
-    assert done.stdout == "fit: patience is 0; give a whole number from 1 up\n", done.stderr
-
-
-def test_type_checkers_know_all_options_that_fit_does_not_spell_out() -> None:
-    """`batchsize=3` passed them, as any other name."""
-    spelt = inspect.signature(Trainer.fit, follow_wrapped=False).parameters
-    code = Trainer.fit.__code__
-    named = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
-    hidden = {each.name: each.type for each in fields(RunOptions) if each.name not in named}
-    assert {name: str(each.__forward_arg__) for name, each in OtherOptions.__annotations__.items()} == hidden
-    assert set(hidden) <= set(spelt)
+    assert done.stdout.splitlines() == [
+        "a.yaml:1: patience: expected at least 1, got 0",
+        "fit: patience is 0; give a whole number from 1 up",
+    ], done.stderr

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from exogym_core.checkpoints.checkpoint import StoredCheckpoint, run_identity
-from exogym_core.checkpoints.parts import VARIABLE, OwnParts, mark_of
-from exogym_core.checkpoints.writing import CheckpointWriter, RankCheckpoints
-from exogym_core.ranks.gloo.ranks import untimed_row
+from exogym_core.checkpoints.writing import VARIABLE, CheckpointWriter, OwnParts, RankCheckpoints, mark_of
 from exogym_core.results.disk import RecordError
-from netsim.files.errors import InputError
+from exogym_core.workers.host import untimed_row
+from netsim.errors import InputError
 
 IDENTITY = run_identity(torch.nn.Linear(1, 1), "S", {}, 2, {})
 

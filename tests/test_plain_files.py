@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from netsim.files.errors import InputError
-from netsim.files.plain_files import input_file, is_written_in_place, output_file
-from netsim.tools.cli import main
-from netsim.topology.topology import Topology
+from netsim import Topology, input_file, is_written_in_place, output_file
+from netsim.cli.main import main
+from netsim.errors import InputError
 
 FLOWS = "start_s,src,dst,bytes\n0,0,1,1000000\n"
 DONE = "start_s,src,dst,bytes,finish_s\n0,0,1,1000000,0.0009000000000000001\n"
@@ -77,7 +76,7 @@ def test_output_goes_into_a_pipe_and_through_a_link(here: Path) -> None:
     """A pipe was replaced by a file, as /dev/null was; so was a link."""
     os.mkfifo("pipe")
     reader, got = read_in_the_background("pipe")
-    assert run("flows", "two-datacenters", "flows.csv", "--out", "pipe") == ""
+    assert run("flows", "two-datacenters", "flows.csv", "--protocol", "ideal", "--out", "pipe") == ""
     reader.join()
     assert got == [DONE.encode()]
     assert stat.S_ISFIFO(os.stat("pipe").st_mode)
@@ -88,7 +87,7 @@ def test_output_goes_into_a_pipe_and_through_a_link(here: Path) -> None:
     assert stat.S_ISFIFO(os.stat("pipe").st_mode)
     Path("link.csv").symlink_to("real.csv")
     for _ in range(2):
-        run("flows", "two-datacenters", "flows.csv", "--out", "link.csv")
+        run("flows", "two-datacenters", "flows.csv", "--protocol", "ideal", "--out", "link.csv")
         assert Path("link.csv").is_symlink()
         assert Path("real.csv").read_text() == DONE
     assert sorted(path.name for path in here.iterdir()) == [

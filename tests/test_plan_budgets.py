@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_planning import NETWORK, setting
 
-from exogym_core.app.cli import main
+from exogym_core.cli.main import main
 from exogym_core.planning.measure import Measured, RefusedPlanError, measure
 from exogym_core.planning.models import planned_model
 from exogym_core.planning.rhythm import rhythm
@@ -18,8 +18,8 @@ from exogym_core.planning.rounds import period_of
 from exogym_core.planning.setting import Crashes
 from exogym_core.strategy import Strategy, build_strategy
 from exogym_core.strategy.parts.selectors import RandomIndexSelector
-from netsim.files.errors import InputError
-from netsim.topology.topology import Topology
+from netsim import Topology
+from netsim.errors import InputError
 
 GOES_ON = {"averaging_timeout": 2, "all_reduce_strategy": "no_wait", "matchmaking_time": 1}
 
@@ -128,7 +128,7 @@ def test_a_refused_row_leaves_the_others(capsys: pytest.CaptureFixture[str], tmp
     network.write_text(
         "regions: {a: {hosts: 1, nic: 1 Gbit/s, latency: 1 ms}, b: {hosts: 1, nic: 1 Gbit/s, latency: 1 ms}}\n"
         "wan: [{between: [a, b], bandwidth: 1 Gbit/s, rtt: 1 ms}]\n"
-        "events: [{at: 10 h, host: b.0, crash: true, for: 8 h}]\n"
+        "events: [{at: 10 h, host: b.0, crash: true, for: 8 h}]\nprotocol: ideal\n"
     )
     words = (
         f"plan --model llama-2m --sequence 64 --topology {network} --tokens 300M --set compute=10s --json "

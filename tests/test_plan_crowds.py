@@ -11,9 +11,9 @@ from exogym_core.cost.compute import Compute
 from exogym_core.planning.measure import Measured, Setting, measure
 from exogym_core.planning.models import planned_model
 from exogym_core.strategy import build_strategy
-from netsim.collectives import abridged
-from netsim.files.errors import InputError
-from netsim.topology.topology import Topology
+from netsim import Topology
+from netsim.collectives import estimate
+from netsim.errors import InputError
 
 
 def homes(number: int, **more: Any) -> Setting:
@@ -28,7 +28,12 @@ def homes(number: int, **more: Any) -> Setting:
         }
         for i, rate in enumerate(rates)
     ]
-    network = {"hosts": {f"h{i}": {} for i in range(number)}, "routers": ["net"], "links": links}
+    network = {
+        "hosts": {f"h{i}": {} for i in range(number)},
+        "routers": ["net"],
+        "links": links,
+        "protocol": "ideal",
+    }
     model = planned_model("llama-2m", 32)
     return Setting(model, Topology.from_mapping(network), Compute.parse("1 s"), number, 2, 1e6, **more)
 
@@ -41,7 +46,7 @@ def test_a_crowd_takes_what_its_busiest_link_takes(protocol: Any, monkeypatch: p
     where = homes(24, protocol=protocol)
     strategy = build_strategy("DiLoCo", H=2, codec="int8")
     whole = Measured(strategy, where)
-    monkeypatch.setattr(abridged, "_FEWEST_OF_A_CROWD", 300)
+    monkeypatch.setattr(estimate, "_MOST_WHOLE", 300)
     reckoned = Measured(strategy, homes(24, protocol=protocol))
     assert reckoned.plan.seconds_per_round == pytest.approx(whole.plan.seconds_per_round, rel=0.02)
     assert reckoned.plan.wan_bytes == whole.plan.wan_bytes
@@ -52,10 +57,10 @@ def test_a_crowd_takes_what_its_busiest_link_takes(protocol: Any, monkeypatch: p
 def test_a_very_long_ring_takes_what_its_slowest_pairs_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forty homes under TCP: as all messages, to a hundredth."""
     where = homes(24, protocol="linux-tcp", collectives="ring")
-    monkeypatch.setattr(abridged, "_MOST_WINDOWED_MESSAGES", math.inf)
+    monkeypatch.setattr(estimate, "_MOST_WHOLE", math.inf)
     whole = measure(build_strategy("DiLoCo", H=2), where)
-    monkeypatch.setattr(abridged, "_MOST_WINDOWED_MESSAGES", 1000)
-    monkeypatch.setattr(abridged, "_MOST_STEPWISE_MESSAGES", 1000)
+    monkeypatch.setattr(estimate, "_MOST_WHOLE", 1000)
+    monkeypatch.setattr(estimate, "_MOST_STEPWISE", 1000)
     reckoned = measure(build_strategy("DiLoCo", H=2), homes(24, protocol="linux-tcp", collectives="ring"))
     assert reckoned.seconds_per_round == pytest.approx(whole.seconds_per_round, rel=0.01)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from exogym_core.app.cli import main
+from exogym_core.cli.main import main
 from exogym_core.planning import plan as plan_module
 from exogym_core.strategy.parts import gradients
 
@@ -184,32 +184,6 @@ def test_devices_and_prices_go_by_site(tmp_path: Path, capsys: pytest.CaptureFix
     assert "add ore=" in capsys.readouterr().err
     assert main(["plan", str(path), "--price", "fra=8,mil=8,orr=1"]) == 2
     assert "did you mean 'ore'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("--price -4", "--price -4: expected dollars"),
-        ("--price 1e400", "--price 1e400: expected dollars"),
-        ("--price fra=8,fra=9", "each site once"),
-        ("--devices-per-worker 0", "a whole number from 1 on"),
-        ("--set wan.bandwith=1Gbit/s", "did you mean 'wan.bandwidth'"),
-        ("--sweep wan.bandwith=1Gbit/s,2Gbit/s", "did you mean 'wan.bandwidth'"),
-        ("--sequence 64", "--set task.block_size"),
-        ("--out /proc/x", "--out /proc/x: cannot be written to"),
-        ("--tokens 20x", "no number of tokens"),
-    ],
-)
-def test_mistakes_of_the_command_are_one_line(
-    words: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit 2, and what to write instead."""
-    path = tmp_path / "unlike.yaml"
-    path.write_text(UNLIKE)
-    assert main(["plan", str(path), *words.split(" ", 1)]) == 2
-    error = capsys.readouterr().err
-    assert line in error
-    assert error.count("\n") == 1
 
 
 def test_dollars_of_traffic_alone_are_told_so(capsys: pytest.CaptureFixture[str]) -> None:

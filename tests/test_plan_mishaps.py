@@ -12,13 +12,13 @@ from test_planning import NETWORK, Tiny, setting
 from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
-from exogym_core.app.cli import main
+from exogym_core.cli.main import main
 from exogym_core.cost.compute import Compute
 from exogym_core.planning.measure import measure
 from exogym_core.planning.setting import Crashes
 from exogym_core.strategy import build_strategy
-from netsim.files.errors import InputError
-from netsim.topology.topology import Topology
+from netsim import Topology
+from netsim.errors import InputError
 
 GOES_ON = {"averaging_timeout": 2, "all_reduce_strategy": "no_wait", "matchmaking_time": 1}
 CRASHES = Crashes(40.0, 3.0)

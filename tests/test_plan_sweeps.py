@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from exogym_core.app.cli import main
+from exogym_core.cli.main import main
 from exogym_core.planning import measure as measured
 from exogym_core.planning import simulated_rounds
 from exogym_core.planning.sweep import break_even, sooner_throughout, step_ratio_lines

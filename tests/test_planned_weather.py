@@ -13,7 +13,7 @@ from exogym_core import Trainer
 from exogym_core.cost.compute import Compute
 from exogym_core.planning.measure import Plan, Setting, measure
 from exogym_core.planning.models import SequenceModel
-from exogym_core.ranks.recorded import record_kinds
+from exogym_core.planning.recording import record_kinds
 from exogym_core.strategy import build_strategy
 from netsim.topology.topology import Topology
 
@@ -24,7 +24,7 @@ def network(**more: Any) -> dict[str, Any]:
     """Two sites of two hosts; half of a step's time would go into the line between them."""
     regions = {name: {"hosts": 2, "nic": "1 Gbit/s", "latency": "1 ms"} for name in "ab"}
     wan = [{"between": ["a", "b"], "bandwidth": "1 Mbit/s", "rtt": "40 ms"}]
-    return {"regions": regions, "wan": wan, **more}
+    return {"regions": regions, "wan": wan, "protocol": "ideal", **more}
 
 
 def both(

@@ -11,12 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from netsim.face.flows import time_flows
-from netsim.network.recorder import Recorder
-from netsim.tools.picture import Sketch
-from netsim.tools.plot import command, draw, mean_use
-from netsim.tools.trace import write_trace
-from netsim.topology import Topology, shipped_topologies
+from netsim import Recorder, Sketch, Topology, shipped_topologies, time_flows, write_trace
+from netsim.cli.plot import command, draw, mean_use
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +35,7 @@ def regions(count: int) -> Topology:
                 }
                 for one, other in pairs
             ],
+            "protocol": "ideal",
         }
     )
 
@@ -89,7 +86,9 @@ def test_many_hosts_that_are_alike_are_drawn_as_one() -> None:
     hosts = {f"h{number}": {} for number in range(40)}
     links = [{"between": [name, "hub"], "bandwidth": "1 Gbit/s", "latency": "1 ms"} for name in hosts]
     links[7] = {**links[7], "bandwidth": "2 Gbit/s"}
-    sketch = Sketch.of(Topology.from_mapping({"hosts": hosts, "routers": ["hub"], "links": links}))
+    sketch = Sketch.of(
+        Topology.from_mapping({"hosts": hosts, "routers": ["hub"], "links": links, "protocol": "ideal"})
+    )
     names = [(place.name, place.details) for place in sketch.places]
     assert names == [("hub", ""), ("h0 ... h39", "39 hosts"), ("h7", "")]
 
@@ -104,7 +103,12 @@ def test_unequal_directions_and_losses_are_told() -> None:
     }
     far = {"between": ["net", "core"], "up": "1 Gbit/s", "down": "2 Gbit/s", "latency": "1 ms"}
     end = {"between": ["core", "server"], "bandwidth": "1 Gbit/s", "latency": "1 ms"}
-    mapping = {"hosts": {"home": {}, "server": {}}, "routers": ["core", "net"], "links": [link, far, end]}
+    mapping = {
+        "hosts": {"home": {}, "server": {}},
+        "routers": ["core", "net"],
+        "links": [link, far, end],
+        "protocol": "ideal",
+    }
     labels = {wire.label for wire in Sketch.of(Topology.from_mapping(mapping)).wires}
     assert "3 Mbit/s up\n25 Mbit/s down\n15 ms, 0.05 % lost" in labels
     assert "1 Gbit/s to core\n2 Gbit/s to net\n1 ms" in labels
@@ -149,30 +153,12 @@ def test_the_command_writes_equal_files_and_tells_where(tmp_path: Path, suffix: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["flows.csv", f"one.{suffix}", f"two.{suffix}"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["wan-4-regions", "--out", "picture.jpeg"], "expected a name that ends in .png, .svg, .pdf"),
-        (["wan-4-regions", "--out", "no/where.png"], "no/where.png: cannot be written"),
-        (["wan-5-regions"], "unknown topology or file 'wan-5-regions'"),
-        (["wan-4-regions", "--flows", "none.csv"], "none.csv: cannot be read"),
-    ],
-)
-def test_mistakes_are_told_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    made = run(*arguments)
-    assert made.exit_code != 0
-    assert told in made.output
-    assert not list(tmp_path.iterdir())
-
-
 def test_names_are_not_read_as_formulas() -> None:
     mapping = {
         "name": "$\\frac$",
         "hosts": {"a": {}, "b": {}},
         "links": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s"}],
+        "protocol": "ideal",
     }
     figure = draw(Topology.from_mapping(mapping))
     assert figure.axes[0].get_title(loc="left") == "$\\frac$"
@@ -185,6 +171,7 @@ def home_line(**weather: object) -> Topology:
             "source": "test",
             "hosts": ["a", "b"],
             "links": [{"between": ["a", "b"], "up": "10 Mbit/s", "down": "1 Gbit/s", "latency": "5 ms"}],
+            "protocol": "ideal",
             **weather,
         }
     )

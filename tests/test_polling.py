@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from worlds import chain_form
 
 from exogym_core.communicator import run_ranks
-from netsim.files.errors import DeadlockError
+from netsim.errors import DeadlockError
 
 WORKERS = ["threads", {"kind": "processes", "processes": 2}, {"kind": "processes", "processes": 3}]
-TOPOLOGY = {
-    "name": "line",
-    "hosts": {"a": {}, "b": {}, "c": {}},
-    "links": [
-        {"between": pair, "bandwidth": "1 Gbit/s", "latency": "1 ms"} for pair in (["a", "b"], ["b", "c"])
-    ],
-}
+TOPOLOGY = chain_form("abc", "1 Gbit/s", "1 ms")
 
 
 def polling(comm):

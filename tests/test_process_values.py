@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -45,3 +45,44 @@ def test_results_of_newer_dtypes_come_back(name: str) -> None:
     (result,) = run_ranks(body, 1, workers={"kind": "processes", "processes": 1}).results
     assert result.dtype == dtype
     assert result.to(torch.int64).tolist() == [[0, 2], [3, 5]]
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("name", ["complex32", "int4", "bits8", "float8_e8m0fnu", "float4_e2m1fn_x2"])
+def test_results_of_dtypes_that_no_operator_knows_come_back(name: str) -> None:
+    dtype = getattr(torch, name)
+
+    def body(comm: Communicator) -> torch.Tensor:
+        return torch.arange(8, dtype=torch.uint8).view(dtype)
+
+    (result,) = run_ranks(body, 1, workers={"kind": "processes", "processes": 1}).results
+    assert (result.dtype, result.view(torch.uint8).tolist()) == (dtype, list(range(8)))
+
+
+@pytest.mark.parametrize(
+    ("transport", "workers"), [("netsim", {"kind": "processes", "processes": 2}), ("gloo", "threads")]
+)
+def test_large_results_come_back_as_they_were(transport: str, workers: Any) -> None:
+    """They travel outside of the pickle: values, dtypes, layouts and identities stay, and they are the caller's own."""
+
+    def body(comm: Communicator) -> dict[str, Any]:
+        large = torch.arange(100_000) + comm.rank
+        parameter = torch.nn.Parameter(torch.full((300, 300), 2.0))
+        return {
+            "one": large,
+            "again": [large],
+            "whole": parameter,
+            "half": large.bfloat16(),
+            "t": large.view(2, -1).T,
+        }
+
+    results = run_ranks(body, 2, transport=transport, workers=workers).results
+    for rank, got in enumerate(results):
+        assert got["one"] is got["again"][0]
+        assert torch.equal(got["one"], torch.arange(100_000) + rank)
+        assert isinstance(got["whole"], torch.nn.Parameter)
+        assert got["whole"].requires_grad
+        assert torch.equal(got["half"], got["one"].bfloat16())
+        assert torch.equal(got["t"], got["one"].view(2, -1).T)
+        got["one"].add_(1)
+        assert got["again"][0][0] == rank + 1

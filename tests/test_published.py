@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from exogym_core.app.cli import main
+from exogym_core.cli.main import main
 from exogym_core.planning.published import PUBLISHED, reproduce
 from exogym_core.planning.streaming_table import METHODS, TARGETS, utilisation
-from netsim.files.errors import InputError
+from netsim.errors import InputError
 
 
 def test_every_cell_of_the_table_is_within_one_grid_step() -> None:

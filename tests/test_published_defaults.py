@@ -14,7 +14,7 @@ import torch
 import exogym_core.strategy
 from exogym_core.communicator import run_ranks
 from exogym_core.strategy import STRATEGIES, build_strategy
-from exogym_core.strategy.options.fragments import layers_of
+from exogym_core.strategy.parts.fragments import layers_of
 
 #: Arguments as published; `lr` and the like are the inner optimizer's. What a source leaves open is not here.
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -84,7 +84,7 @@ SYNONYMS = {
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_defaults_are_those_that_were_published(name: str) -> None:
     defaults = build_strategy(name).arguments
-    got = {key: getattr(value, "told", value) for key, value in defaults.items()}
+    got = {key: getattr(value, "given", value) for key, value in defaults.items()}
     assert {key: got[key] for key in PUBLISHED[name]} == PUBLISHED[name]
 
 
@@ -125,7 +125,7 @@ def test_each_is_a_class_of_its_name_with_a_paper_and_a_short_file(name: str) ->
     assert "arXiv" in kind.__doc__ or "openreview" in kind.__doc__
     if "Options" in vars(kind):
         assert kind().arguments.keys() >= set(kind.Options.names()), "logs tell every default"
-    assert len(Path(inspect.getfile(kind)).read_text(encoding="utf-8").splitlines()) < 150
+    assert len(Path(inspect.getfile(kind)).read_text(encoding="utf-8").splitlines()) < 175
 
 
 def test_a_third_of_the_layers_is_a_fragment() -> None:

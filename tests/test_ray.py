@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import yaml
+from experiments import experiment
 
-from exogym_core.app.cli import main
-from exogym_core.ranks.ray.cluster import RayCluster
-from exogym_core.ranks.run import run_ranks
-from exogym_core.ranks.spec import WorkerSpec
-from exogym_core.results.record import RunFolder
-from netsim.files.errors import InputError, RankError
+from exogym_core.cli.main import main
+from exogym_core.results.run_folder import RunFolder
+from exogym_core.workers.processes.children import can_fork
+from exogym_core.workers.ray.cluster import RayCluster
+from exogym_core.workers.run import run_ranks
+from exogym_core.workers.spec import WorkerSpec
+from netsim.errors import InputError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,41 +31,64 @@ if TYPE_CHECKING:
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-EXPERIMENT = """\
-name: small
-task: digits
-model: {name: mlp, hidden: [8]}
-workers: {count: 2, kind: threads}
-device: cpu
-topology: lan
-compute: 50 ms
-steps: 4
-evaluate: {every: 2, samples: 32}
-strategies: [{name: AllReduce, lr: 0.01}, {name: "mine:Own", H: 2}]
-sweep: {strategies.*.lr: [0.01, 0.02], topology: [lan, {name: wrong}, home-tiers]}
-"""
+NODE = {
+    "num_cpus": 1,
+    "object_store_memory": 80_000_000,
+    "plasma_directory": tempfile.gettempdir(),
+}
+EXPERIMENT = experiment(
+    topology="lan",
+    compute="50 ms",
+    strategies='[{name: AllReduce, lr: 0.01}, {name: "mine:Own", H: 2}]',
+    sweep="{strategies.*.lr: [0.01, 0.02], topology: [lan, {name: wrong}, home-tiers]}",
+)
 OWN = """\
-import time
+import os, time
 from exogym_core.strategy import DiLoCoStrategy
 
 class Own(DiLoCoStrategy):
     def __init__(self, **options):
-        time.sleep(1.0)  # long enough for its node to be killed meanwhile
+        if "RAY_RAYLET_PID" in os.environ:
+            time.sleep(1.0)  # long enough for its node to be killed meanwhile
         super().__init__(**options)
 """
 
 
-@pytest.fixture
-def cluster() -> Iterator[Any]:
-    """Three nodes of this machine, a core each."""
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """A cluster that needs nothing of this machine: no fixed port, no /dev/shm, and no other cluster's folder."""
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    for _ in range(2):
-        made.add_node(num_cpus=1)
+    folder = tempfile.mkdtemp(prefix="ray-")  # short: a socket's path has 107 characters at most
+    environment = pytest.MonkeyPatch()
+    environment.setenv(
+        "RAY_memory_monitor_refresh_ms", "0"
+    )  # or workers end while other programs fill memory
+    environment.delenv("RAY_ADDRESS", raising=False)
+    # Ray writes the address of a cluster there, and makes the folder for its own clusters alone.
+    os.makedirs("/tmp/ray", exist_ok=True)
+    made = Cluster(
+        initialize_head=True,
+        head_node_args={
+            **NODE,
+            "temp_dir": folder,
+            "include_dashboard": False,
+            "dashboard_agent_listen_port": 0,
+        },
+    )
     yield made
     ray.shutdown()
     made.shutdown()
+    environment.undo()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def cluster(nodes: Any) -> Any:
+    """Three nodes, a core each."""
+    while len(nodes.worker_nodes) < 2:
+        nodes.add_node(**NODE)
+    return nodes
 
 
 def test_a_sweep_over_nodes_of_which_one_is_killed_is_the_sweep_that_ran_here(
@@ -76,16 +102,20 @@ def test_a_sweep_over_nodes_of_which_one_is_killed_is_the_sweep_that_ran_here(
     assert main(["sweep", str(path), "--out", str(here)]) == 1
     victim = next(iter(cluster.worker_nodes))
 
+    is_over = threading.Event()
+
     def kill() -> None:
-        while not (there / "points" / "0003").is_dir():
-            time.sleep(0.1)
-        time.sleep(1.0)
+        while not (there / "points" / "0003").is_dir() and not is_over.wait(0.1):
+            pass
+        is_over.wait(1.0)
         cluster.remove_node(victim, allow_graceful=False)
 
-    killer = threading.Thread(target=kill)
+    killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     assert main(["sweep", str(path), "--out", str(there), "--on", cluster.address]) == 1
-    killer.join()
+    is_over.set()
+    killer.join(30.0)
+    assert not killer.is_alive()
     told = capsys.readouterr().err
     assert "6 points" in told
     assert "ETA" in told
@@ -141,7 +171,7 @@ def test_what_a_task_has_measured_is_in_the_experiment_that_stays(
     """The node measures; the folder here keeps the seconds, so that it runs again to the same times, and how
     ranks are carried stays as it was asked for."""
     cluster = _AtOnce()
-    monkeypatch.setattr("exogym_core.app.studies.on_ray.RayCluster", lambda address: cluster)
+    monkeypatch.setattr("exogym_core.studies.runners.RayCluster", lambda address: cluster)
     text = EXPERIMENT.replace("compute: 50 ms", "compute: measured").replace("kind: threads", "kind: auto")
     text = (
         text.replace(', {name: "mine:Own", H: 2}', "").partition("sweep:")[0] + "sweep: {batch_size: [8]}\n"
@@ -168,11 +198,14 @@ def test_actors_of_ranks_ask_for_their_gpus(cluster: Any) -> None:
     workers = {"kind": "ray", "address": cluster.address, "num_gpus": 1}
     with pytest.raises(InputError, match="an actor of ranks needs 1 CPU, 1 GPU, and no node has more than"):
         run_ranks(_body, 4, workers=workers)
-    cluster.add_node(num_cpus=2, num_gpus=2)
-    found = run_ranks(_seen_gpus, 4, workers=workers)
-    assert sorted(found.results) == ["0", "0", "1", "1"], "two actors of two ranks"
-    with pytest.raises(InputError, match="need 3 GPU, and the cluster has 2: use fewer"):
-        run_ranks(_seen_gpus, 4, workers={**workers, "processes": 3})
+    node = cluster.add_node(**NODE | {"num_cpus": 2, "num_gpus": 2})
+    try:
+        found = run_ranks(_seen_gpus, 4, workers=workers)
+        assert sorted(found.results) == ["0", "0", "1", "1"], "two actors of two ranks"
+        with pytest.raises(InputError, match="need 3 GPU, and the cluster has 2: use fewer"):
+            run_ranks(_seen_gpus, 4, workers={**workers, "processes": 3})
+    finally:
+        cluster.remove_node(node)
 
 
 def _seen_gpus(comm: Communicator) -> str:
@@ -219,13 +252,14 @@ def test_ranks_on_nodes_get_the_bits_and_times_of_threads(
     """Of one machine's nodes, whose processors are equal; deposits come too, in each rank's order."""
     monkeypatch.chdir(tmp_path)
     seen: dict[str, list[tuple[int, float]]] = {"threads": [], "ray": []}
+    workers = {"kind": "ray", "address": cluster.address}
     runs = {}
     for kind in seen:
         runs[kind] = run_ranks(
             _body,
             4,
             "wan-4-regions",
-            workers={"kind": kind, **({"address": cluster.address} if kind == "ray" else {})},
+            workers=workers if kind == "ray" else "threads",
             on_deposit=lambda rank, note, tensors, kind=kind: seen[kind].append(
                 (rank, float(tensors[0].double().sum()))
             ),
@@ -243,7 +277,8 @@ def test_ranks_on_nodes_get_the_bits_and_times_of_threads(
         + "checkpoint: {every: 2}\nbatch_size: 8\n"
     )
     digests = set()
-    for options in ([], ["--set", f"workers={{count: 4, kind: ray, address: '{cluster.address}'}}"]):
+    ray_workers = f"workers={{count: 4, kind: ray, processes: 2, address: '{cluster.address}'}}"
+    for options in ([], ["--set", ray_workers]):
         assert main(["compare", str(path), "--set", "workers.count=4", *options, "--json"]) == 0
         digests.add(json.loads(capsys.readouterr().out)["digest"])
     assert len(digests) == 1
@@ -254,14 +289,26 @@ def test_ranks_on_nodes_get_the_bits_and_times_of_threads(
         comm.barrier()
 
     with pytest.raises(RankError, match="no such luck"):
-        run_ranks(fails, 4, workers={"kind": "ray", "address": cluster.address})
+        run_ranks(fails, 4, workers={**workers, "processes": 2})
 
     def dies(comm: Communicator) -> None:
-        if comm.rank == 2:
+        if comm.rank == 1:
             os.kill(os.getpid(), 9)
         comm.barrier()
 
-    with pytest.raises(RankError, match=r"ranks? .*2.* ended: lost with its node or killed"):
-        run_ranks(dies, 3, workers={"kind": "ray", "address": cluster.address, "processes": 3})
+    with pytest.raises(RankError, match=r"ranks? .*1.* ended: lost with its node or killed"):
+        run_ranks(dies, 2, workers={**workers, "processes": 2})
     with pytest.raises(InputError, match="need 40 CPU, and the cluster has 3: use fewer"):
-        run_ranks(fails, 40, workers={"kind": "ray", "address": cluster.address, "processes": 40})
+        run_ranks(fails, 40, workers={**workers, "processes": 40})
+
+
+def test_worker_processes_are_spawned_where_ray_has_been_used() -> None:
+    """Forked ones crashed in handlers of Ray's C++ core."""
+
+    def body(comm: Communicator) -> list[float]:
+        values = torch.ones(2)
+        comm.all_reduce(values)
+        return values.tolist()
+
+    assert not can_fork()
+    assert run_ranks(body, 2, topology="lan", workers="processes").results == [[2.0, 2.0]] * 2

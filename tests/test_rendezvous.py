@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from exogym_core.communicator import SiteCommunicator, run_ranks
-from exogym_core.communicator.elastic.link import SiteLink
-from exogym_core.communicator.elastic.moving import moved
 from exogym_core.meeting_place import allow_many_files
-from exogym_core.ranks.rendezvous.roster import Roster
-from exogym_core.ranks.rendezvous.service import Meeting
-from exogym_core.training.optimizer import DiLoCoOptimizer
-from netsim.files.errors import InputError, RankError
+from exogym_core.run.optimizer import DiLoCoOptimizer
+from exogym_core.sites.groups import moved
+from exogym_core.sites.link import SiteLink
+from exogym_core.sites.rounds import PendingRounds
+from exogym_core.sites.service import RendezvousService
+from netsim.errors import InputError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,12 +33,12 @@ ALL, OTHERS = [0, 1, 2], [0, 1]
 
 
 @contextmanager
-def meeting(num_sites: int = 3, **options: Any) -> Iterator[Meeting]:
-    with Meeting(num_sites, ("127.0.0.1", 0), SECRET, **options) as found:
+def meeting(num_sites: int = 3, **options: Any) -> Iterator[RendezvousService]:
+    with RendezvousService(num_sites, ("127.0.0.1", 0), SECRET, **options) as found:
         yield found
 
 
-def site(at: Meeting, number: int | None, secret: bytes = SECRET) -> SiteCommunicator:
+def site(at: RendezvousService, number: int | None, secret: bytes = SECRET) -> SiteCommunicator:
     return SiteCommunicator(SiteLink(at.address, secret, number, patience_seconds=20), secret)
 
 
@@ -157,7 +157,13 @@ def simulated(
     links = [
         {"between": [host, "switch"], "bandwidth": rate, "latency": "10 ms"} for host, rate in rates.items()
     ]
-    star = {"name": "star", "hosts": {host: {} for host in "abc"}, "routers": ["switch"], "links": links}
+    star = {
+        "name": "star",
+        "hosts": {host: {} for host in "abc"},
+        "routers": ["switch"],
+        "links": links,
+        "protocol": "ideal",
+    }
 
     def body(comm: Communicator) -> dict[int, Any]:
         patience = {"averaging_timeout": 2, "timeout_waiting_for_peers": 3}
@@ -220,11 +226,11 @@ def test_a_site_that_is_late_loses_its_round_as_in_simulation() -> None:
 def test_who_downloads_is_waited_for_as_in_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its download takes longer than the others' steps: it came too late for every round."""
     known: list[Gates] = []
-    join, num_joined = Roster.join, 0
+    join, num_joined = PendingRounds.join, 0
 
-    def joined(roster: Roster, number: int, question: int, asked: Any, now: float) -> None:
+    def joined(rounds: PendingRounds, number: int, question: int, asked: Any, now: float) -> None:
         nonlocal num_joined
-        join(roster, number, question, asked, now)
+        join(rounds, number, question, asked, now)
         num_joined += number != 2 and asked["number"] == 2
         known[0].tell("at the end of round 3", num_joined)
 
@@ -233,8 +239,8 @@ def test_who_downloads_is_waited_for_as_in_simulation(monkeypatch: pytest.Monkey
         known[0].until("at the end of round 3", 2)
         return moved(groups, sender, receiver, payload, *more)
 
-    monkeypatch.setattr(Roster, "join", joined)
-    monkeypatch.setattr("exogym_core.communicator.elastic.communicator.moved", slowly)
+    monkeypatch.setattr(PendingRounds, "join", joined)
+    monkeypatch.setattr("exogym_core.sites.communicator.moved", slowly)
 
     def hold(gates: Gates, name: object, step: int) -> None:
         if name in (0, 1) and step == 3 * H - 1:
@@ -309,14 +315,14 @@ def test_a_site_that_comes_when_another_is_through_gets_its_final_state() -> Non
 
 def test_a_rendezvous_that_is_started_again_finds_its_sites_again() -> None:
     """The rounds go on where they were, with the same members, and nothing is begun anew."""
-    first = Meeting(2, ("127.0.0.1", 0), SECRET).__enter__()
-    second: list[Meeting] = []
+    first = RendezvousService(2, ("127.0.0.1", 0), SECRET).__enter__()
+    second: list[RendezvousService] = []
 
     def body(rank: int) -> Any:
         def hold(step: int) -> float:
             if rank == 0 and step == 2 * H:
                 first.__exit__()
-                second.append(Meeting(2, first.address, SECRET).__enter__())
+                second.append(RendezvousService(2, first.address, SECRET).__enter__())
             return 0.0
 
         with site(first, rank) as comm:
@@ -349,7 +355,7 @@ def test_who_does_not_know_the_secret_is_told_so_and_nothing_else() -> None:
         assert got == b""
         with site(at, 0) as comm:
             assert (comm.rank, comm.world_size) == (0, 3)
-    assert sum("was refused" in line for line in lines) == 2
+    assert sum("refused a connection" in line for line in lines) == 2
 
 
 def test_strangers_who_say_nothing_keep_no_site_out() -> None:
@@ -389,14 +395,14 @@ def test_a_site_with_another_experiment_is_refused_and_those_who_are_there_hear_
     """It would else wait for sites of its own, and the others for it, until their times are over."""
     told: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def link(at: Meeting, number: int, host: str, steps: int, **more: Any) -> SiteLink:
+    def link(at: RendezvousService, number: int, host: str, steps: int, **more: Any) -> SiteLink:
         monkeypatch.setattr("socket.gethostname", lambda: host)
         facts = {"settings: seed": "42", "strategy's options: H": str(steps)}
         return SiteLink(at.address, SECRET, number, run=f"DiLoCo {steps} {more}", facts=facts, **more)
 
     with meeting(num_sites=2) as at:
         first = link(at, 0, "near", 50)
-        first.on_told = told.put
+        first.on_line = told.put
         first.watch(lambda rank, row: None)
         first.ask("clock", elapsed=None)
         refused = (
@@ -418,14 +424,14 @@ def test_sites_that_were_here_before_are_not_refused_by_a_rendezvous_that_was_st
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One may be in its next strategy already when the others are not."""
-    first = Meeting(2, ("127.0.0.1", 0), SECRET).__enter__()
+    first = RendezvousService(2, ("127.0.0.1", 0), SECRET).__enter__()
     monkeypatch.setattr("socket.gethostname", lambda: "near")
     near = SiteLink(first.address, SECRET, 0, run="first")
     monkeypatch.setattr("socket.gethostname", lambda: "far")
     far = SiteLink(first.address, SECRET, 1, run="first")
     near.run = "second"
     first.__exit__()
-    with Meeting(2, first.address, SECRET):
+    with RendezvousService(2, first.address, SECRET):
         for link in (near, far):
             link.ask("clock", elapsed=None)
         near.close()
@@ -439,13 +445,13 @@ def test_a_site_whose_file_is_longer_is_told_with_those_who_are_there() -> None:
     with meeting(num_sites=2, say=lines.append) as at:
         first = SiteLink(at.address, SECRET, 0, run="r", facts={"max_steps": "300"})
         other = SiteLink(at.address, SECRET, 1, run="r", facts={"max_steps": "600"})
-        other.on_told = told.put
+        other.on_line = told.put
         other.watch(lambda rank, row: None)
         heard = _first(told, "another file")
         for link in (first, other):
             link.close()
     assert heard in lines
-    assert heard == "site 1 has another file than those who are here: max_steps is 600, theirs 300"
+    assert heard == "site 1 has another file than the sites present: max_steps is 600, theirs 300"
 
 
 def test_those_who_go_on_from_checkpoints_tell_again_what_others_may_have_lost() -> None:
@@ -455,7 +461,7 @@ def test_those_who_go_on_from_checkpoints_tell_again_what_others_may_have_lost()
         links = []
         for number, step in ((0, 1100), (1, 1000)):
             links.append(SiteLink(at.address, SECRET, number, run="r", resumed=True, past_step=step))
-            links[-1].on_retell = lambda since, number=number: asked.put((number, since))  # type: ignore[misc]
+            links[-1].on_resend = lambda since, number=number: asked.put((number, since))  # type: ignore[misc]
             links[-1].watch(lambda rank, row: None)
         assert sorted(asked.get(timeout=30) for _ in range(2)) == [(0, 800), (1, 800)]
         for link in links:
@@ -477,7 +483,7 @@ def test_without_a_rendezvous_the_line_says_what_to_do() -> None:
 
 def test_addresses_of_groups_that_are_no_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many groups a long run makes, its rendezvous keeps a bounded number of notes, and the newest ones."""
-    monkeypatch.setattr("exogym_core.ranks.rendezvous.notes._MOST_KEYS", 10)
+    monkeypatch.setattr("exogym_core.sites.session._MOST_KEYS", 10)
     with meeting(num_sites=1) as at, site(at, 0) as comm:
         for number in range(30):
             comm.link.ask("note", does="set", key=f"group {number}", value="x")

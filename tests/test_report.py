@@ -7,26 +7,31 @@ import hashlib
 import io
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import yaml
 from rich.console import Console
 
-from exogym_core.app.cli import main
+from exogym_core.cli.main import main
 from exogym_core.names import visible
-from exogym_core.results.record import RunFolder
 from exogym_core.results.report import Results, table_cells, table_headings, verdict, write_report
 from exogym_core.results.report import page as page_module
-from exogym_core.results.report.pictures import FORMATS, OF_ONE_RUN, Picture, draw_figures, draw_pictures
-from exogym_core.results.report.plots import _ticks
+from exogym_core.results.report.figures import (
+    FORMATS,
+    OF_ONE_RUN,
+    Picture,
+    draw_figures,
+    draw_pictures,
+    log_ticks,
+)
+from exogym_core.results.report.network import link_use, strip_columns
 from exogym_core.results.report.table import ratio, rich_table
-from exogym_core.results.report.weather import _columns
-from netsim.files.errors import InputError
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from exogym_core.results.run_folder import RunFolder
+from exogym_core.strategy import STRATEGIES
+from netsim.errors import InputError
 
 
 def entry(name: str, **given: object) -> dict[str, object]:
@@ -344,7 +349,10 @@ class TestPage:
         shown = page_module.shown_of(Results.load(run_folder(tmp_path, two(), target_loss=target)))
         assert draw_pictures(shown, OF_ONE_RUN)
 
-    @pytest.mark.parametrize("payload", PAYLOADS)
+    @pytest.mark.parametrize(
+        "payload",
+        [pytest.param(each, marks=[pytest.mark.pictures] if each in DRAWN else []) for each in PAYLOADS],
+    )
     def test_names_are_escaped(self, tmp_path: Path, payload: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if payload not in DRAWN:  # drawing takes longer than all the rest
             monkeypatch.setattr(
@@ -356,6 +364,7 @@ class TestPage:
             "source": "".join(filter(str.isprintable, payload)),
             "regions": {"a": nic, "b": dict(nic)},
             "wan": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s"}],
+            "protocol": "ideal",
         }
         entries = [entry("AllReduce"), entry(payload, strategy="DiLoCo")]
         folder = run_folder(tmp_path, entries, name=payload, task={"name": payload}, topology=network)
@@ -370,6 +379,7 @@ class TestPage:
         assert seen.text.count(visible(payload)[:30]) >= 4
         assert all(character.isprintable() or character == "\n" for character in page)
 
+    @pytest.mark.pictures
     def test_it_loads_nothing_and_allows_its_own_scripts_alone(self, tmp_path: Path) -> None:
         page = write_report(run_folder(tmp_path, two())).read_text(encoding="utf-8")
         policy = re.findall(r"Content-Security-Policy\" content=\"([^\"]*)", page)[0]
@@ -385,10 +395,7 @@ class TestPage:
         assert all(source.startswith("data:image/png;base64,") for source in sources)
 
     @pytest.mark.parametrize("payload", PAYLOADS)
-    def test_names_in_the_data_of_curves_are_data(
-        self, tmp_path: Path, payload: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(page_module, "draw_pictures", lambda *_: {})
+    def test_names_in_the_data_of_curves_are_data(self, tmp_path: Path, payload: str) -> None:
         folder = run_folder(tmp_path, [entry(payload, strategy="DiLoCo")])
         page = write_report(folder).read_text(encoding="utf-8")
         text = re.findall(r"<script type=\"application/json\" id=\"data\">(.*?)</script>", page, re.S)[0]
@@ -412,7 +419,7 @@ class TestPage:
         assert "<svg" in (folder / "plots/loss_against_time.svg").read_text()
         assert (folder / "plots/loss_against_time.paper.png").is_file(), "the page's own keeps its name"
         assert main(["report", str(folder), "--format", "gif"]) == 2
-        assert "'gif' is none: give one or several of pdf,svg,png" in capsys.readouterr().err
+        assert "'gif' is none: give one or several of pdf,svg,png,latex" in capsys.readouterr().err
 
     def test_a_trace_is_linked(self, tmp_path: Path) -> None:
         folder = run_folder(tmp_path, two())
@@ -420,6 +427,7 @@ class TestPage:
         page = write_report(folder).read_text(encoding="utf-8")
         assert '<a href="trace.json.gz" download>' in page
 
+    @pytest.mark.pictures
     def test_plots_are_written_and_rebuilt_alike(self, tmp_path: Path) -> None:
         folder = run_folder(tmp_path, two())
         write_report(folder)
@@ -428,6 +436,7 @@ class TestPage:
         write_report(folder)
         assert {path.name: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == first
 
+    @pytest.mark.pictures
     def test_without_virtual_time_only_bytes_are_drawn(self, tmp_path: Path) -> None:
         lacking = {"virtual_seconds": None, "virtual_seconds_to_target": None, "compute_utilisation": None}
         folder = run_folder(tmp_path, [entry("DiLoCo", **lacking)], timed=False)
@@ -443,6 +452,7 @@ class TestPage:
                 "eu": {"hosts": 2, "nic": "10 Gbit/s", "latency": "50 us"},
             },
             "wan": [{"between": ["us", "eu"], "bandwidth": "800 Mbit/s", "rtt": "80 ms"}],
+            "protocol": "ideal",
         }
         page = write_report(run_folder(tmp_path, two(), topology=network)).read_text(encoding="utf-8")
         assert "<td>800 Mbit/s\n40.1 ms</td>" in page
@@ -464,6 +474,7 @@ class TestPage:
             "name": "two",
             "regions": {"us": {"hosts": 1, "nic": "1 Gbit/s"}, "eu": {"hosts": 2, "nic": "1 Gbit/s"}},
             "wan": [{"between": ["us", "eu"], "bandwidth": "800 Mbit/s", "rtt": "80 ms"}],
+            "protocol": "ideal",
         }
         entries = [
             entry("AllReduce", judged="replica", collectives={"all_reduce": "tree"}, computing_seconds=10.0,
@@ -500,18 +511,21 @@ class TestPage:
             "source": source,
             "hosts": ["a", "b"],
             "links": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s"}],
+            "protocol": "ideal",
         }
         assert source.strip() in write_report(run_folder(tmp_path, two(), topology=network)).read_text(
             "utf-8"
         )
 
     @pytest.mark.parametrize("changes", [False, True])
+    @pytest.mark.pictures
     def test_what_the_weather_did_is_drawn(self, tmp_path: Path, changes: bool) -> None:
         """An outage, a crash and a trace could not be seen: the page told of a constant bandwidth."""
         network: dict[str, object] = {
             "name": "two",
             "hosts": ["a", "b"],
             "links": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s"}],
+            "protocol": "ideal",
         }
         if changes:
             network["events"] = [{"at": "10 s", "link": ["a", "b"], "down": True, "for": "5 s"}]
@@ -522,7 +536,7 @@ class TestPage:
 
 
 def test_strips_of_weather_hide_no_short_outage() -> None:
-    columns = _columns([(0.0, 1.0), (50.0, 0.0), (50.001, 0.5)], 100.0)
+    columns = strip_columns([(0.0, 1.0), (50.0, 0.0), (50.001, 0.5)], 100.0)
     half = len(columns) // 2
     assert set(columns[:half]) == {1.0}
     assert columns[half] == 0.0
@@ -531,12 +545,13 @@ def test_strips_of_weather_hide_no_short_outage() -> None:
 
 def test_ticks_of_a_logarithmic_axis_are_few_and_reach_to_its_end() -> None:
     for linear, end in ((1.0, 330.0), (0.2, 1e6), (5.0, 70.0)):
-        ticks = _ticks(linear, end)
+        ticks = log_ticks(linear, end)
         assert ticks[0] == 0.0
         assert len(ticks) <= 10
         assert end / 10 <= ticks[-1] <= end
 
 
+@pytest.mark.pictures
 def test_a_page_of_forty_strategies_has_room_for_their_names(tmp_path: Path) -> None:
     """Pictures grow with the legend: a warning of matplotlib's would fail this."""
     folder = run_folder(tmp_path, [entry(f"strategy {number}") for number in range(40)])
@@ -572,6 +587,62 @@ def test_seconds_of_real_ranks_are_told_as_such(tmp_path: Path) -> None:
     assert "Ranks were real: seconds are wall-clock time." in page
     assert "nothing is known of time" not in page
     assert re.search(r'"clock": ?"wall-clock time"', page), "curves are labelled with it"
-    words = page.replace('told ? told.clock : "virtual time"', "").lower()
+    words = page.replace('payload ? payload.clock : "virtual time"', "").lower()
     assert "virtual time" not in words
     assert "virtual seconds" not in words
+
+
+def test_a_table_for_latex_has_every_strategy_and_escapes_names(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, [*two(), entry("a_b & 5%", final_loss=None)])
+    assert main(["report", str(folder.path), "--format", "latex"]) == 0
+    text = (folder.path / "plots" / "table.tex").read_text()
+    assert r"a\_b \& 5\%" in text
+    (widths,) = re.findall(r"begin{tabular}{(lr*)}", text)
+    rows = [line for line in text.splitlines() if line.endswith(r" \\")]
+    assert len(rows) == 4
+    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(widths) - 1}
+    assert text.count("{") == text.count("}")
+    methods = (folder.path / "plots" / "methods.tex").read_text()
+    assert methods.startswith("2 workers trained on the task ")
+    assert "The target loss of 0.3 counts from the first evaluation" in methods
+    assert "<h2>Methods</h2>\n<p>2 workers trained on the task " in (folder.path / "report.html").read_text()
+
+
+def test_tokens_to_the_target_are_a_column_of_tasks_that_have_tokens(tmp_path: Path) -> None:
+    results = Results.load(
+        run_folder(tmp_path, two(), target_loss=2.0, task={"name": "text", "block_size": 64})
+    )
+    assert table_headings(results)[-1] == "tokens to target"
+    first, second = results.strategies
+    train = [{"step": float(step), "examples_trained": 16.0 * step} for step in range(1, 5)]
+    validation = [{"step": 2.0, "judged_loss": 2.5}, {"step": 4.0, "judged_step": 3.0, "judged_loss": 1.9}]
+    run = replace(first.runs[0], target="held", train=train, validation=validation)
+    told = replace(results, strategies=[replace(first, runs=[run]), second])
+    assert table_cells(told)[0][-1] == "3.07k", "16 samples a step, 3 steps, 64 tokens a sample"
+    assert "tokens to target" not in table_headings(replace(results, settings={"target_loss": 2.0}))
+
+
+def test_seconds_too_small_for_the_use_of_links_leave_it_out() -> None:
+    rows = [{"virtual_seconds": 0.0, "a->b": 0.0}, {"virtual_seconds": 1e-320, "a->b": 1e20}]
+    topology = {
+        "name": "two",
+        "hosts": ["a", "b"],
+        "links": [{"between": ["a", "b"], "bandwidth": "1 Mbit/s", "latency": "1 ms"}],
+        "protocol": "ideal",
+    }
+    assert link_use([("AllReduce", rows)], topology) == []
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "verdict.md"
+
+
+def test_the_page_tells_of_every_strategy_which_model_is_judged() -> None:
+    """Its table names each once, with the word that the summary has."""
+    told: dict[str, str] = {}
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and len(cells) == 3 and cells[1].startswith("`"):
+            names = cells[0].split(", ")
+            assert told.keys().isdisjoint(names)
+            told |= dict.fromkeys(names, cells[1].strip("`"))
+    assert told == {name: make().judged for name, make in STRATEGIES.items()}

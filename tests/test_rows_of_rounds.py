@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from exogym_core.training.in_rounds import RoundsInOrder
+from exogym_core.results.recorder import Rounds
+from exogym_core.sites.elastic_runs import RowOrder
+from netsim.ranks import StampedRow
 
 if TYPE_CHECKING:
     import random
@@ -18,14 +20,14 @@ def row(step: int, present: list[int] | None = None) -> dict[str, Any]:
     return {"step": step, "round": (step + 1) // 2, "loss": float(step), **ends}
 
 
-def given(rounds: RoundsInOrder, *rows: tuple[int, dict[str, Any]]) -> list[tuple[int, int, Any]]:
+def given(rounds: RowOrder, *rows: tuple[int, dict[str, Any]]) -> list[tuple[int, int, Any]]:
     found = [each for rank, what in rows for each in rounds.add(rank, what)]
     return [(rank, each["step"], each.get("averaged_ranks")) for rank, each in found]
 
 
 def test_who_dies_between_a_round_and_its_row_has_announced_it() -> None:
     """Its last step counts like those before; it was lost, and the round was told as if without that rank."""
-    rounds, both = RoundsInOrder(), [0, 1]
+    rounds, both = RowOrder(), [0, 1]
     assert given(rounds, (0, row(1)), (1, row(1))) == []
     rounds.announce(0, row(2))
     rounds.announce(1, row(2))
@@ -38,14 +40,14 @@ def test_who_dies_between_a_round_and_its_row_has_announced_it() -> None:
 
 
 def test_what_was_announced_and_left_out_of_the_round_is_no_row() -> None:
-    rounds = RoundsInOrder()
+    rounds = RowOrder()
     assert given(rounds, (0, row(1)), (1, row(1))) == []
     rounds.announce(1, row(2))
     assert given(rounds, (0, row(2, [0]))) == [(0, 1, None), (0, 2, [0])]
 
 
 def test_a_run_that_ends_so_tells_it_at_its_end() -> None:
-    rounds = RoundsInOrder()
+    rounds = RowOrder()
     given(rounds, (0, row(1)), (1, row(1)))
     rounds.announce(1, row(2))
     assert given(rounds, (0, row(2, [0, 1]))) == []
@@ -80,16 +82,64 @@ def _told(members: list[set[int]], luck: random.Random) -> list[tuple[int, dict[
             rank: max(place for place, each in enumerate([(rank, {}), *order]) if each[0] == rank)
             for rank in last
         }
-    rounds = RoundsInOrder()
+    rounds = RowOrder()
     found = [each for rank, what in order for each in rounds.add(rank, what)]
     return [each for each in [*found, *rounds.rest()] if "loss" in each[1]]
 
 
 def test_a_rank_that_was_left_out_still_tells_when_it_was_away() -> None:
     """Also where the round is long over; what it has sent is told with its next row that counts."""
-    rounds = RoundsInOrder()
+    rounds = RowOrder()
     given(rounds, (0, row(1)), (0, row(2, [0])))
     late = row(2) | {"missed_round": 1, "back_in_round": 3, "bytes_sent": 7, "wall_seconds": 2.0}
     assert list(rounds.add(1, late)) == [
         (1, {"step": 2, "round": 1, "missed_round": 1, "back_in_round": 3, "wall_seconds": 2.0})
     ]
+
+
+PRESENT = {1: [0, 1, 2], 2: [0, 1], 3: [0, 1], 4: [0, 1], 5: [0], 6: [0, 1, 2], 7: [0, 1, 2]}
+
+
+ABSENCES = [
+    {"rank": 2, "step": 4, "wall_seconds": 2.0, "back_step": 6, "back_wall_seconds": 3.5},
+    {"rank": 2, "step": 8, "wall_seconds": 4.0, "back_step": 10, "back_wall_seconds": 5.5},
+    {"rank": 1, "step": 10, "wall_seconds": 5.0, "back_step": 10, "back_wall_seconds": 5.2},
+]
+
+
+RETURNS = {
+    (2, 4): (2, 4, 3.5),
+    (2, 6): (4, 6, 5.5),
+    (1, 6): (5, 6, 5.2),
+}  # (rank, round) -> missed, back, when
+
+
+def rows_of(rank: int) -> list[StampedRow]:
+    """What one rank says, in order: it steps in rounds that go on without it, too."""
+    rows = []
+    for number, present in PRESENT.items():
+        for step in (2 * number - 1, 2 * number):
+            row: dict[str, Any] = {"round": number, "step": step, "loss": 1.0}
+            seconds = float(number)
+            if (rank, number) in RETURNS and step % 2:
+                missed, back, seconds = RETURNS[rank, number]
+                row |= {"missed_round": missed, "back_in_round": back}
+            if step % 2 == 0 and rank in present:
+                row["averaged_ranks"] = present
+            rows.append(StampedRow(rank, seconds, 0.0, 0.0, row))
+    return rows
+
+
+@drawn(st.lists(st.integers(0, 16), min_size=8, max_size=8))
+def test_absences_do_not_depend_on_the_order_in_which_ranks_are_heard(late: list[int]) -> None:
+    """The rows of rank 2 of the rounds without it come at any time."""
+    others = [0, 0, 1, 1] * 4
+    for place in sorted(late, reverse=True):
+        others.insert(place, 2)
+    rounds, in_order = Rounds(3), RowOrder()
+    said = {rank: iter(rows_of(rank)) for rank in range(3)}
+    for rank in (*[0, 1, 2] * 2, *others, *[0, 1, 2] * 4):
+        marked = next(said[rank])
+        for whose, row in in_order.add(rank, {**marked.row, "wall_seconds": marked.virtual_seconds}):
+            list(rounds.add(StampedRow(whose, row["wall_seconds"], 0.0, 0.0, row)))
+    assert rounds.dropped_peers("wall_seconds") == ABSENCES

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from exogym_core.app.cli import main
-from exogym_core.app.sampling import Sampler, draw_tokens
+from exogym_core.cli.main import main
+from exogym_core.cli.sampling import Sampler, draw_tokens
 from exogym_core.tasks import build_model
-from netsim.files.errors import InputError
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from exogym_core.app.cli import cli, main
-from exogym_core.app.schema_command import FORMATS, schema_of
+from exogym_core.cli.inspect_commands import documented, formats, schema_of, sections
+from exogym_core.cli.main import cli, main
+from netsim import Topology, shipped_topologies
 from netsim.files.documents import load_document, parse_document
 
 jsonschema = pytest.importorskip("jsonschema")
 
 ROOT = Path(__file__).parents[1]
-SHIPPED = ("examples", "exogym_core/app/bench")
+SHIPPED = ("examples", "exogym_core/bench")
 FILES = [path for folder in ("topologies", *SHIPPED) for path in sorted((ROOT / folder).rglob("*.yaml"))]
 
 EXPERIMENT = """\
@@ -50,7 +55,7 @@ def test_shipped_files_fit_the_schema_that_they_name(path: Path) -> None:
     assert errors == []
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", formats())
 def test_the_stored_schemas_are_what_the_command_prints(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,12 +98,48 @@ def test_an_unknown_format_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean 'topology'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", sorted(cli.commands))
+CONTEXT = click.Context(cli)
+
+
+@pytest.mark.parametrize("name", cli.list_commands(CONTEXT))
 def test_every_command_prints_json_on_request(name: str) -> None:
-    options = [
-        option for each in cli.commands[name].params for option in each.opts if isinstance(each, click.Option)
-    ]
+    command = cli.get_command(CONTEXT, name)
+    assert command is not None
+    options = [option for each in command.params for option in each.opts if isinstance(each, click.Option)]
     assert "--json" in options
+
+
+@pytest.mark.parametrize(
+    ("package", "registry"), [("strategy", "STRATEGIES"), ("tasks", "TASKS"), ("tasks", "MODELS")]
+)
+def test_listed_docstrings_are_those_of_the_classes(package: str, registry: str) -> None:
+    """`netgym list` reads them from the files."""
+    made = getattr(importlib.import_module(f"exogym_core.{package}"), registry)
+    assert documented(package, registry) == {name: inspect.getdoc(each) or "" for name, each in made.items()}
+
+
+def test_listed_sizes_are_those_of_the_shipped_topologies() -> None:
+    """`netgym list` counts in the files."""
+    listed = dict(sections()["topologies"]())
+    assert listed.keys() == shipped_topologies().keys()
+    for name, line in listed.items():
+        network = Topology.load(name)
+        where = f" in {len(network.regions)} regions" if len(network.regions) > 1 else ""
+        assert line == f"{len(network.hosts)} hosts{where}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unwanted"),
+    [
+        (["list"], ["torch", "pydantic"]),
+        (["schema", "experiment"], ["torch"]),
+        (["--help"], ["torch", "pydantic"]),
+    ],
+)
+def test_commands_that_print_names_do_not_wait_for_torch(arguments: list[str], unwanted: list[str]) -> None:
+    code = f"import sys; from exogym_core.cli.main import main; main({arguments})"
+    code += f"; assert not {{*{unwanted}}} & {{*sys.modules}}"
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_documents_of_commands_that_look(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,38 +8,31 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from experiments import experiment, results_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exogym_core.app.cli import main
-from exogym_core.app.experiment import Experiment
+from exogym_core.cli.experiment import Experiment
+from exogym_core.cli.main import main
 from exogym_core.names import seeded_name
 from exogym_core.results import report
-from exogym_core.results.record import RunFolder
 from exogym_core.results.report import Results, table_cells, verdict, write_report
+from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import Tally, mean_and_deviation, merged
-from netsim.files.documents import parse_document
-from netsim.files.errors import InputError
+from netsim import parse_document
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-EXPERIMENT = """\
-name: small
-task: digits
-model: {name: mlp, hidden: [4]}
-workers: {count: 2, kind: threads}
-device: cpu
-topology: two-datacenters
-compute: {fixed: 50 ms, jitter: 0.2}
-steps: 6
-batch_size: 4
-evaluate: {every: 2, samples: 32}
-target_loss: 2.3
-strategies:
-  - AllReduce
-  - {name: DiLoCo, H: 3}
-"""
+EXPERIMENT = experiment(
+    topology="two-datacenters",
+    compute="{fixed: 50 ms, jitter: 0.2}",
+    steps=6,
+    batch_size=4,
+    target_loss=2.3,
+    strategies="[AllReduce, {name: DiLoCo, H: 3}]",
+)
 
 
 def entry(
@@ -58,7 +51,7 @@ def entry(
     } | more
 
 
-def results_of(
+def read_results(
     path: Path, runs: dict[str, dict[int, dict[str, Any]]], seeds: list[int], target_loss: float | None = 0.3
 ) -> Results:
     """A run folder written by hand, read back."""
@@ -130,7 +123,7 @@ class TestMerged:
         tally.add("A", 1, entry("A", None, incomplete=True))
         again = Tally(["A"], [0, 1])
         again.take_finished(json.loads(json.dumps(tally.summary())))
-        assert (again.knows("A", 0), again.knows("A", 1)) == (True, False)
+        assert (again.has("A", 0), again.has("A", 1)) == (True, False)
         again.add("A", 1, entry("A", 12.0))
         tally.add("A", 1, entry("A", 12.0))
         assert again.summary() == tally.summary()
@@ -142,7 +135,7 @@ class TestVerdict:
             "AllReduce": {0: entry("AllReduce", 40.0), 1: entry("AllReduce", 60.0)},
             "DiLoCo": {0: entry("DiLoCo", 10.0), 1: entry("DiLoCo", 12.0)},
         }
-        results = results_of(tmp_path, runs, [0, 1])
+        results = read_results(tmp_path, runs, [0, 1])
         decision = verdict(results)
         assert decision.winner == "DiLoCo"
         assert decision.text.startswith(
@@ -162,7 +155,7 @@ class TestVerdict:
             },
             "DiLoCo": {0: entry("DiLoCo", 10.0), 1: entry("DiLoCo", 12.0), 2: entry("DiLoCo", 31.0)},
         }
-        decision = verdict(results_of(tmp_path, runs, [0, 1, 2]))
+        decision = verdict(read_results(tmp_path, runs, [0, 1, 2]))
         assert decision.winner is None
         assert decision.text.startswith(
             "No strategy wins with every seed: AllReduce reaches loss 0.3 first with 1 of 3 seeds, "
@@ -174,7 +167,7 @@ class TestVerdict:
             "AllReduce": {0: entry("AllReduce", 40.0), 1: entry("AllReduce", 60.0)},
             "DiLoCo": {0: entry("DiLoCo", 10.0), 1: entry("DiLoCo", None, target="touched")},
         }
-        results = results_of(tmp_path, runs, [0, 1])
+        results = read_results(tmp_path, runs, [0, 1])
         decision = verdict(results)
         assert decision.winner is None
         held, touched = "reaches loss 0.3 with 1 of 2 seeds only", "touched loss 0.3 with 1 of 2 seeds"
@@ -186,12 +179,12 @@ class TestVerdict:
             "A": {0: entry("A", None, 0.1, "missed"), 1: entry("A", None, 0.5, "missed")},
             "B": {0: entry("B", None, 0.4, "missed"), 1: entry("B", None, 0.4, "missed")},
         }
-        text = verdict(results_of(tmp_path, runs, [0, 1], target_loss=None)).text
+        text = verdict(read_results(tmp_path, runs, [0, 1], target_loss=None)).text
         assert (
             "A ends with the lowest loss with 1 of 2 seeds, B ends with the lowest loss with 1 of 2" in text
         )
         (tmp_path / "with").mkdir()
-        text = verdict(results_of(tmp_path / "with", runs, [0, 1])).text
+        text = verdict(read_results(tmp_path / "with", runs, [0, 1])).text
         assert text.startswith(
             "No strategy reached loss 0.3 in 4 steps, so there is no winner. Mean final loss: A "
         )
@@ -201,15 +194,16 @@ class TestVerdict:
             "AllReduce": {0: entry("AllReduce", 40.0), 1: entry("AllReduce", 1.0)},
             "DiLoCo": {0: entry("DiLoCo", 10.0), 1: entry("DiLoCo", None, incomplete=True, target="missed")},
         }
-        results = results_of(tmp_path, runs, [0, 1])
+        results = read_results(tmp_path, runs, [0, 1])
         decision = verdict(results)
         assert decision.winner == "DiLoCo"
         assert "Compared are the seeds that all have finished: 0." in decision.text
         assert results.incomplete
 
+    @pytest.mark.pictures
     def test_the_page_is_drawn_from_all_seeds(self, tmp_path: Path) -> None:
         runs = {name: {seed: entry(name, 10.0 + seed) for seed in (0, 1)} for name in ("A", "B")}
-        results_of(tmp_path, runs, [0, 1])
+        read_results(tmp_path, runs, [0, 1])
         page = write_report(RunFolder.open(tmp_path / "run")).read_text(encoding="utf-8")
         assert "from the lowest to the highest seed" in page
 
@@ -244,7 +238,7 @@ class TestExperiment:
     def test_seeds_that_make_no_sense_are_refused(self, tmp_path: Path, text: str, line: str) -> None:
         with pytest.raises(InputError) as caught:
             self.load(tmp_path, text)
-        assert f"small.yaml:15: {line}" in str(caught.value)
+        assert f"small.yaml:13: {line}" in str(caught.value)
 
     def test_the_network_s_draws_follow_the_seed_unless_they_are_held_fixed(self, tmp_path: Path) -> None:
         network = """\
@@ -284,11 +278,6 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    files = [*folder.glob("metrics/*"), *folder.glob("models/*"), folder / "summary.json"]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-
-
 class TestCompare:
     def test_every_strategy_meets_every_seed_and_each_pair_is_what_it_is_alone(
         self, small: Path, capsys: pytest.CaptureFixture[str]
@@ -299,7 +288,7 @@ class TestCompare:
             "both",
             verdict(Results.load(RunFolder.open("both"))).winner,
         )
-        both = files_of(small / "both")
+        both = results_of(small / "both")
         kinds = [("metrics", ".csv"), ("metrics", ".validation.csv"), ("models", ".safetensors")]
         runs = [f"{name}.seed-{seed}" for name in ("AllReduce", "DiLoCo") for seed in (1, 2)]
         names = {f"{folder}/{run}{end}" for run in runs for folder, end in kinds}
@@ -325,7 +314,7 @@ class TestCompare:
             )
             == 0
         )
-        one = files_of(small / "one")
+        one = results_of(small / "one")
         assert one["metrics/DiLoCo.csv"] == both["metrics/DiLoCo.seed-2.csv"]
         assert one["models/DiLoCo.safetensors"] == both["models/DiLoCo.seed-2.safetensors"]
         assert both["metrics/DiLoCo.seed-1.csv"] != both["metrics/DiLoCo.seed-2.csv"]
@@ -343,7 +332,7 @@ class TestCompare:
 
     def test_a_stopped_run_goes_on_across_seeds(self, small: Path) -> None:
         assert main(["compare", "small.yaml", "--seeds", "2", "--out", "whole"]) == 0
-        whole = files_of(small / "whole")
+        whole = results_of(small / "whole")
         # As a kill leaves it after the first seed and one strategy of the second.
         assert main(["compare", "small.yaml", "--seeds", "2", "--out", "cut"]) == 0
         summary = json.loads((small / "cut/summary.json").read_text())
@@ -353,7 +342,7 @@ class TestCompare:
         for path in small.glob("cut/m*/DiLoCo.seed-1.*"):
             path.unlink()
         assert main(["compare", "--resume", "cut"]) == 0
-        assert files_of(small / "cut") == whole
+        assert results_of(small / "cut") == whole
 
     @pytest.mark.parametrize("text", ["x", "1,", "-1", "1.5", ""])
     def test_what_is_no_seeds_is_refused(
@@ -379,8 +368,8 @@ class TestFailures:
     def failing(self, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (small / "failing_for_test.py").write_text(FAILING)
         monkeypatch.syspath_prepend(str(small))
-        extra = "  - {name: 'failing_for_test:Failing', label: Failing}\n  - {name: FedAvg, H: 2}\n"
-        (small / "failing.yaml").write_text(EXPERIMENT + extra)
+        extra = ", {name: 'failing_for_test:Failing', label: Failing}, {name: FedAvg, H: 2}]\n"
+        (small / "failing.yaml").write_text(EXPERIMENT.replace("]\n", extra))
 
     def test_one_that_fails_is_marked_and_the_others_go_on(
         self, small: Path, capsys: pytest.CaptureFixture[str]

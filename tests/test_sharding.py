@@ -11,14 +11,14 @@ import strategy_reference as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_sites import TWO_SITES, joined
+from test_sites import TWO_SITES, joined, optimizer_of
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from exogym_core import DiLoCoOptimizer, Trainer
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, OptimSpec, StepContext, Strategy
-from netsim.files.errors import InputError, UnknownNameError
+from netsim.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -342,15 +342,7 @@ def test_an_overflow_in_one_shard_skips_the_update_of_the_whole_site(name: str) 
 
     def body(comm: Communicator) -> tuple[float, Tensor]:
         replica = copy.deepcopy(model)
-        optimizer = DiLoCoOptimizer(
-            communicator=comm,
-            batch_size=4,
-            num_inner_steps=100,
-            inner_optimizer=ADAMW,
-            params=replica.parameters(),
-            ranks_per_worker=4,
-            **options_of(name, 2, 2),
-        )
+        optimizer = optimizer_of(replica, comm, ranks_per_worker=4, **options_of(name, 2, 2))
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         for number, step in enumerate(batches):
             optimizer.zero_grad()

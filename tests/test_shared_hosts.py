@@ -6,36 +6,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from experiments import Squares, experiment
 from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
-from exogym_core.app.cli import main
+from exogym_core.cli.main import main
 from exogym_core.strategy import AllReduceStrategy
-from netsim.files.errors import InputError
-from netsim.topology import Topology
+from netsim import Topology
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-EXPERIMENT = """\
-task: digits
-model: {name: mlp, hidden: [4]}
-workers: {count: %s, kind: threads}
-device: cpu
-topology: {hosts: {a: %s, b: %s}, links: [{between: [a, b], bandwidth: 1 Gbit/s}]}
-compute: 50 ms
-steps: 2
-strategies: [AllReduce]
-"""
-
-
-class Line(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(2, 1)
-
-    def forward(self, batch: tuple[torch.Tensor]) -> torch.Tensor:
-        return self.linear(batch[0]).square().mean()
+EXPERIMENT = experiment(
+    workers="{count: %s, kind: threads}",
+    topology="{hosts: {a: %s, b: %s}, links: [{between: [a, b], bandwidth: 1 Gbit/s}]}",
+    compute="50 ms",
+    steps=2,
+    evaluate=None,
+    strategies="[AllReduce]",
+)
 
 
 def seconds(num_nodes: int, **host: Any) -> float:
@@ -43,8 +33,9 @@ def seconds(num_nodes: int, **host: Any) -> float:
     network = {
         "hosts": {"a": host, "b": {}},
         "links": [{"between": ["a", "b"], "bandwidth": "1000 Gbit/s"}],
+        "protocol": "ideal",
     }
-    trainer = Trainer(Line(), TensorDataset(torch.ones(64, 2)), device="cpu")
+    trainer = Trainer(Squares(2), TensorDataset(torch.ones(64, 2)), device="cpu")
     model = trainer.fit(
         strategy=AllReduceStrategy(lr=0.1),
         num_nodes=num_nodes,
@@ -95,7 +86,7 @@ def test_it_is_told_in_a_line(
 
 def test_devices_are_kept_and_checked() -> None:
     given = {"regions": {"a": {"hosts": 2, "nic": "1 Gbit/s", "devices": 8}}, "hosts": {"h": {"devices": 2}},
-             "links": [{"between": ["h", "a"], "bandwidth": "1 Gbit/s"}]}  # fmt: skip
+             "links": [{"between": ["h", "a"], "bandwidth": "1 Gbit/s"}],  "protocol": "ideal"}  # fmt: skip
     topology = Topology.from_mapping(given)
     assert [host.devices for host in topology.hosts] == [8, 8, 2]
     assert Topology.from_mapping(topology.to_mapping()) == topology

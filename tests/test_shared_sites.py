@@ -13,19 +13,19 @@ from test_rendezvous import SECRET, Gates, KilledError, meeting, site, together
 from torch import nn
 
 from exogym_core.communicator import SiteCommunicator, run_ranks
-from exogym_core.communicator.elastic.link import SiteLink
-from exogym_core.communicator.elastic.member import SiteRankCommunicator, site_link
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
-from exogym_core.training.optimizer import DiLoCoOptimizer
-from netsim.files.errors import InputError
+from exogym_core.run.optimizer import DiLoCoOptimizer
+from exogym_core.sites.communicator import SiteRankCommunicator, site_link
+from exogym_core.sites.link import SiteLink
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from exogym_core.communicator import Communicator
-    from exogym_core.ranks.rendezvous import Meeting
+    from exogym_core.sites.service import RendezvousService
 
 H, ROUNDS, SIZE = 5, 6, 2
 SHARDINGS = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
@@ -35,7 +35,7 @@ Told = dict[int, tuple[list[int], list[float]]]
 
 
 @contextmanager
-def process(at: Meeting, number: int, place: int, meets_in: Path) -> Iterator[SiteRankCommunicator]:
+def process(at: RendezvousService, number: int, place: int, meets_in: Path) -> Iterator[SiteRankCommunicator]:
     """One of a site's processes, with the communicator that it has of all processes."""
     secret = SECRET + str(number).encode()
     inside = GlooCommunicator.connect(
@@ -103,7 +103,7 @@ def test_sites_of_two_processes_train_as_simulated_sites_of_two_ranks(
 ) -> None:
     options = {"ranks_per_worker": SIZE, "sharding": sharding, "codec": codec, "inner": ADAM}
 
-    def real(at: Meeting, rank: int) -> Told:
+    def real(at: RendezvousService, rank: int) -> Told:
         number, place = divmod(rank, SIZE)
         with process(at, number, place, tmp_path / str(number)) as comm:
             assert (comm.rank, comm.world_size) == (rank, 4)
@@ -119,14 +119,14 @@ def test_sites_of_two_processes_train_as_simulated_sites_of_two_ranks(
 def test_sites_of_two_processes_train_as_sites_of_one(tmp_path: Path) -> None:
     """The mean of two processes' gradients is that of one process with both their samples."""
 
-    def shared(at: Meeting, rank: int) -> Told:
+    def shared(at: RendezvousService, rank: int) -> Told:
         number, place = divmod(rank, SIZE)
         with process(at, number, place, tmp_path / str(number)) as comm:
             return train(
                 comm, 1.0 + rank, inner=ADAM, ranks_per_worker=SIZE, sharding="FULL_SHARD", **PATIENCE
             )
 
-    def alone(at: Meeting, number: int) -> Told:
+    def alone(at: RendezvousService, number: int) -> Told:
         with site(at, number) as comm:
             return train(comm, 1.5 + 2 * number, inner=ADAM, **PATIENCE)
 
@@ -154,7 +154,7 @@ def test_a_site_of_two_that_is_killed_and_comes_again_is_as_one_that_was_cut_off
         if number < 2 and step == 4 * H - 1:
             gates.until((2, "again", place), 3)
 
-    def live(at: Meeting, number: int, place: int) -> Told:
+    def live(at: RendezvousService, number: int, place: int) -> Told:
         told: Told = {}
         for life in ("first", "again") if number == 2 else ("first",):
             name = (number, life, place)
@@ -177,7 +177,13 @@ def test_a_site_of_two_that_is_killed_and_comes_again_is_as_one_that_was_cut_off
         bodies = [partial(live, at, number, place) for number in range(3) for place in range(SIZE)]
         found = checked(together(*bodies))
     links = [{"between": [host, "switch"], "bandwidth": "80 Mbit/s", "latency": "10 ms"} for host in "abc"]
-    star = {"name": "star", "hosts": {host: {} for host in "abc"}, "routers": ["switch"], "links": links}
+    star = {
+        "name": "star",
+        "hosts": {host: {} for host in "abc"},
+        "routers": ["switch"],
+        "links": links,
+        "protocol": "ideal",
+    }
     cut = {"link": ["c", "switch"], "at": "12 s", "for": "7 s", "down": True}
 
     def body(comm: Communicator) -> Told:
@@ -195,7 +201,7 @@ def test_a_site_of_two_that_is_killed_and_comes_again_is_as_one_that_was_cut_off
 
 
 def test_a_site_of_two_needs_to_be_told_so(tmp_path: Path) -> None:
-    def body(at: Meeting, place: int) -> Any:
+    def body(at: RendezvousService, place: int) -> Any:
         with process(at, 0, place, tmp_path / "0") as comm:
             return train(comm, 1.0, **PATIENCE)
 
@@ -217,7 +223,7 @@ def test_a_process_that_hangs_is_left_out_when_it_has_been_silent(where: str, tm
         gates.until((0, 0), 3)
         comm.link._is_up.set()
 
-    def body(at: Meeting, number: int, place: int) -> Told:
+    def body(at: RendezvousService, number: int, place: int) -> Told:
         with process(at, number, place, tmp_path / str(number)) as comm:
             is_victim = (number, place) == (1, 1)
 

@@ -14,14 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netsim import PeerError, SignedChannel, StrangerError, answer_peer, connect_peer
 from netsim.files import signed
-from netsim.files.signed import PeerError, SignedChannel, StrangerError, answer, connect, greet
+from netsim.files.signed import greet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SECRET = b"known to these tests"
 SERVICE = "a test"
+GREETING = b"a test 2\n"
 
 
 def side_by_side(*bodies: Callable[[], Any]) -> list[Any]:
@@ -47,7 +49,7 @@ def channels() -> Iterator[tuple[SignedChannel, SignedChannel]]:
     """Who has connected, and who has answered."""
     ours, theirs = socket.socketpair()
     caller, called = side_by_side(
-        lambda: greet(ours, SECRET, SERVICE, "b"), lambda: answer(theirs, SECRET, SERVICE)
+        lambda: greet(ours, SECRET, SERVICE, "b"), lambda: answer_peer(theirs, SECRET, SERVICE)
     )
     with ours, theirs:
         yield caller, called
@@ -60,7 +62,7 @@ def answered(*parts: bytes, secret: bytes = SECRET) -> tuple[Exception, bytes]:
         for part in parts:
             ours.sendall(part)
         ours.shutdown(socket.SHUT_WR)
-        (raised,) = side_by_side(lambda: answer(theirs, secret, SERVICE))
+        (raised,) = side_by_side(lambda: answer_peer(theirs, secret, SERVICE))
         got = b""
         with suppress(ConnectionResetError):  # what was sent has not even been read
             while part := ours.recv(1000):
@@ -94,7 +96,7 @@ def test_several_threads_may_send_at_once() -> None:
 def test_both_ends_refuse_each_other(knows: bytes, serves: str, told: str) -> None:
     ours, theirs = socket.socketpair()
     caller, called = side_by_side(
-        lambda: greet(ours, knows, serves, "b"), lambda: answer(theirs, SECRET, SERVICE)
+        lambda: greet(ours, knows, serves, "b"), lambda: answer_peer(theirs, SECRET, SERVICE)
     )
     assert isinstance(called, StrangerError)
     assert told in str(called)
@@ -112,9 +114,9 @@ def test_garbage_is_refused_and_told_nothing(garbage: bytes) -> None:
 
 def test_who_speaks_rightly_but_cannot_show_the_secret_learns_one_letter() -> None:
     """A number and a proof made up: the listener gives its own number and a refusal, and proves nothing itself."""
-    raised, got = answered(signed._greeting(SERVICE) + b"1" * 32, b"2" * 32)
+    raised, got = answered(GREETING + b"1" * 32, b"2" * 32)
     assert isinstance(raised, StrangerError)
-    assert got == signed._greeting(SERVICE) + got[-33:-1] + b"n"
+    assert got == GREETING + got[-33:-1] + b"n"
 
 
 def test_what_was_said_on_one_connection_is_worth_nothing_on_another() -> None:
@@ -133,7 +135,7 @@ def test_what_was_said_on_one_connection_is_worth_nothing_on_another() -> None:
     for source, target, keep in ((theirs, there, True), (there, theirs, False)):
         threading.Thread(target=carry, args=(source, target, keep), daemon=True).start()
     caller, called = side_by_side(
-        lambda: greet(ours, SECRET, SERVICE, "b"), lambda: answer(here, SECRET, SERVICE)
+        lambda: greet(ours, SECRET, SERVICE, "b"), lambda: answer_peer(here, SECRET, SERVICE)
     )
     caller.send(do="pay")
     assert called.receive(5.0) == {"do": "pay"}
@@ -214,7 +216,7 @@ def test_who_sends_a_byte_now_and_then_does_not_hold_a_place(monkeypatch: pytest
         assert Trickling.seconds == 10.0
         monkeypatch.setattr(signed, "_greeting", lambda service: b"a" * 50)
         with pytest.raises(PeerError, match="left before showing that it knows the secret"):
-            answer(slow, SECRET, SERVICE)
+            answer_peer(slow, SECRET, SERVICE)
         assert Trickling.seconds == 10.0 + signed._GREETING_SECONDS
 
 
@@ -252,11 +254,11 @@ def test_what_listens_may_be_something_else_or_nothing() -> None:
             opened.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             opened.close()
 
-        raised, _ = side_by_side(lambda: connect(place, SECRET, SERVICE, "b", 5.0), serve)
+        raised, _ = side_by_side(lambda: connect_peer(place, SECRET, SERVICE, "b", 5.0), serve)
     assert isinstance(raised, StrangerError)
     assert str(raised) == "b: what listens there is no a test, or one of another version"
     with pytest.raises(PeerError, match=r"^b: cannot be reached: Connection refused$"):
-        connect(place, SECRET, SERVICE, "b", 5.0)
+        connect_peer(place, SECRET, SERVICE, "b", 5.0)
 
 
 def test_the_wire_format_is_what_it_was() -> None:
@@ -267,4 +269,3 @@ def test_the_wire_format_is_what_it_was() -> None:
     assert raw[:4] == struct.pack("!I", len(content))
     assert raw[36:] == content
     assert raw[4:36] == signed._seal(caller._sending, 0, content)
-    assert signed._greeting("netsim probe") == b"netsim probe 2\n"

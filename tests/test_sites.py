@@ -12,26 +12,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from worlds import regions_form
 
 from exogym_core import DiLoCoOptimizer
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import DiLoCoStrategy
-from netsim.files.errors import InputError
-from netsim.topology import Topology
+from netsim import Topology
+from netsim.errors import InputError
 
 SEED = 3
 ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
-TWO_SITES = Topology.from_mapping(
-    {
-        "name": "two-sites",
-        "source": "made up",
-        "regions": {
-            "east": {"hosts": 2, "nic": "10 Gbit/s", "latency": "50 us"},
-            "west": {"hosts": 2, "nic": "10 Gbit/s", "latency": "50 us"},
-        },
-        "wan": [{"between": ["east", "west"], "bandwidth": "100 Mbit/s", "latency": "20 ms"}],
-    }
-)
+TWO_SITES = Topology.from_mapping(regions_form({"east": 2, "west": 2}, "10 Gbit/s", protocol="ideal"))
 
 
 def joined(batches: reference.Batches, ranks_per_worker: int) -> reference.Batches:
@@ -47,12 +38,15 @@ def joined(batches: reference.Batches, ranks_per_worker: int) -> reference.Batch
     ]
 
 
+def optimizer_of(replica: torch.nn.Module, comm: Communicator, **options: Any) -> DiLoCoOptimizer:
+    given = {"batch_size": 4, "num_inner_steps": 100, "inner_optimizer": ADAMW, **options}
+    return DiLoCoOptimizer(communicator=comm, params=replica.parameters(), **given)
+
+
 def own_loop(model: reference.Net, batches: reference.Batches, comm: Communicator, **options: Any) -> Tensor:
     """A training loop of one's own, clipping included."""
     replica = copy.deepcopy(model)
-    optimizer = DiLoCoOptimizer(
-        communicator=comm, batch_size=4, inner_optimizer=ADAMW, params=replica.parameters(), **options
-    )
+    optimizer = optimizer_of(replica, comm, **options)
     for step in batches:
         optimizer.zero_grad()
         replica(step[comm.rank]).backward()
@@ -147,14 +141,7 @@ def test_an_overflow_on_one_rank_skips_the_update_of_its_whole_site() -> None:
 
     def body(comm: Communicator) -> tuple[float, float, Tensor]:
         replica = copy.deepcopy(model)
-        optimizer = DiLoCoOptimizer(
-            communicator=comm,
-            batch_size=4,
-            num_inner_steps=100,
-            inner_optimizer=ADAMW,
-            params=replica.parameters(),
-            ranks_per_worker=2,
-        )
+        optimizer = optimizer_of(replica, comm, ranks_per_worker=2)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         for number, step in enumerate(batches):
             factor = float("inf") if number == 0 and comm.rank == 1 else 1.0
@@ -181,14 +168,7 @@ def test_a_closure_of_a_site_is_averaged_too() -> None:
 
     def body(comm: Communicator) -> Tensor:
         replica = copy.deepcopy(model)
-        optimizer = DiLoCoOptimizer(
-            communicator=comm,
-            batch_size=4,
-            num_inner_steps=100,
-            inner_optimizer=ADAMW,
-            params=replica.parameters(),
-            ranks_per_worker=2,
-        )
+        optimizer = optimizer_of(replica, comm, ranks_per_worker=2)
         for step in batches:
 
             def closure(batch: Any = step[comm.rank]) -> Tensor:

@@ -11,15 +11,13 @@ import pytest
 from click.testing import CliRunner
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from exogym_core.app.cli import cli
-from exogym_core.communicator.elastic.link import SiteLink
-from exogym_core.communicator.gloo.sealed_store import SealedStore
-from exogym_core.ranks.rendezvous.service import Meeting
-from exogym_core.ranks.torchrun.side_channel import RUN_TEXT, Pulse
-from exogym_core.results.fit_result import FitResult
-from exogym_core.results.progress import PlainProgress
-from exogym_core.results.record import RunFolder
-from exogym_core.results.standing import Standing
+from exogym_core.cli.main import cli
+from exogym_core.communicator.gloo.rendezvous import SignedStore
+from exogym_core.results.progress import PlainProgress, StatusFile
+from exogym_core.results.run_folder import RunFolder
+from exogym_core.sites.link import SiteLink
+from exogym_core.sites.service import RendezvousService
+from exogym_core.workers.torchrun.side_channel import RUN_TEXT, Pulse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,23 +36,37 @@ def test_a_folder_tells_how_far_its_run_is_while_it_goes_on_and_afterwards(tmp_p
     folder.write_text("experiment.yaml", "name: run\n")
     folder.write_summary([{"name": "AllReduce", "steps": 900, "final_loss": 0.5}])
     quiet = PlainProgress(lambda line: None, lambda line: None)
-    with Standing(folder.path, quiet) as standing:
-        standing.begin("DiLoCo", 2, 3, 900)
+    with StatusFile(folder.path, quiet) as file:
+        run, other = file.begin("DiLoCo", 2, 3, 900), file.begin("DeMo", 3, 3, 900)
         row = {"kind": "step", "step": 700, "train_loss": 0.25, "virtual_seconds": 12.0, "num_peers": 3}
-        standing.event(row)
+        run.event(row)
+        other.event(row | {"step": 5, "train_loss": 2.0})
         text, document = status(folder.path), json.loads(status(folder.path, 0, "--json"))
         folder.release()
-        assert status(folder.path).splitlines()[0] == f"{folder.path}: stopped"
-        standing.end(FitResult())
-    assert "  DiLoCo (2 of 3): step 700 of 900, loss 0.2500, virtual time 12 s, 3 workers take part" in text
+        for name in ("step-00000600", ".step-00000650"):  # the second was not finished
+            (folder.path / "checkpoints/DiLoCo" / name).mkdir(parents=True)
+        stopped = status(folder.path).splitlines()
+        assert stopped[0] == f"{folder.path}: stopped"
+        assert stopped[-1] == f"  to go on from step 600: netgym compare --resume {folder.path}"
+        run.end("")
+        assert json.loads(status(folder.path, 0, "--json"))["now"]["strategy"] == "DeMo"
+        other.end("")
+    assert (
+        "  DiLoCo (2 of 3): step 700 of 900, loss 0.2500, virtual time 12 s, 3 workers in this round" in text
+    )
+    assert "  DeMo (3 of 3): step 5 of 900, loss 2.0000" in text
     assert "  AllReduce: finished after step 900, final loss 0.5000" in text
     assert (document["state"], document["now"]["step"]) == ("running", 700)
     assert status(folder.path).splitlines()[0] == f"{folder.path}: finished"
-    assert sorted(path.name for path in folder.path.iterdir()) == ["experiment.yaml", "summary.json"]
+    assert sorted(path.name for path in folder.path.iterdir()) == [
+        "checkpoints",
+        "experiment.yaml",
+        "summary.json",
+    ]
 
 
 def test_a_rendezvous_tells_who_is_there_and_who_waits_for_whom() -> None:
-    with Meeting(2, ("127.0.0.1", 0), SECRET.encode()) as at:
+    with RendezvousService(2, ("127.0.0.1", 0), SECRET.encode()) as at:
         place = f"{at.address[0]}:{at.address[1]}"
         assert status(place) == f"rendezvous {place}: 0 runs\n"
         link = SiteLink(at.address, SECRET.encode(), 1, run="r", facts={"max_steps": "900"})
@@ -62,7 +74,7 @@ def test_a_rendezvous_tells_who_is_there_and_who_waits_for_whom() -> None:
         link.mark(1, {"step": 700, "round": 7, "loss": 0.25})
         link.ask("pulse", pulse=link.pulse)
         about = {"number": 7, "seconds": 600.0, "averaging_seconds": 60.0, "weight": 1.0, "awaited": [0, 1]}
-        link.tell("join", id=0, **about)
+        link.send("join", id=0, **about)
         link.ask("clock", elapsed=None)  # it has been heard
         text, document = status(place), json.loads(status(place, 0, "--json"))
         link.close()
@@ -79,10 +91,10 @@ def test_ranks_of_torchrun_tell_where_they_are() -> None:
     counted = PrefixStore("netgym 0", store)
     counted.add("runs of rank 0", 1)
     run = PrefixStore("netgym 0 1", store)
-    sealed = SealedStore(run, SECRET.encode(), 0)
+    sealed = SignedStore(run, SECRET.encode(), 0)
     for rank in range(2):
         sealed.set(f"number {rank}", bytes([rank]))
-    beside = SealedStore(PrefixStore("beside", run), hmac.digest(SECRET.encode(), b"\0\1", "sha256"), 0)
+    beside = SignedStore(PrefixStore("beside", run), hmac.digest(SECRET.encode(), b"\0\1", "sha256"), 0)
     beside.set(RUN_TEXT, json.dumps({"strategy": "DiLoCo", "steps": 900}))
     beside.set("pulse 0", json.dumps(Pulse(3, "near", 700, 7, "", "train.py:3", 0.25, 500, 100.0)))
     beside.set("pulse 1", json.dumps(Pulse(3, "far", 690, 7, "OSError: no disk")))
@@ -103,6 +115,7 @@ def failure(place: str) -> str:
     ("place", "line"),
     [
         ("nowhere", "status: 'nowhere' is no address: write HOST:PORT"),
+        ("runs/nowhere", "status: runs/nowhere: there is no such folder"),
         ("127.0.0.1:1", "cannot be reached"),
         (".", "no run is there: it has no experiment.yaml"),
     ],

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 import netsim
 from exogym_core.communicator.simulated.simulation import Simulation, World
+from netsim import Drift, Faults, Topology
 from netsim.network.build import MODULES
 from netsim.network.clock import BY_RANKS
-from netsim.ranks.requests import Advance, Call, Exit, Key, Post, Request, Wait
-from netsim.topology import Topology
-from netsim.topology.weather import Drift
-from netsim.weather.faults import Faults
+from netsim.ranks import Advance, Call, Exit, Key, Post, Request, Wait
 
 if TYPE_CHECKING:
     from types import FrameType

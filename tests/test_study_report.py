@@ -14,20 +14,21 @@ import pytest
 import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from worlds import chain_form
 
 from exogym_core import load_runs
-from exogym_core.app.cli import main
-from exogym_core.results.bootstrap import bootstrap_interval, paired_interval
-from exogym_core.results.record import RunFolder
+from exogym_core.cli.main import main
 from exogym_core.results.report import Results, verdict, write_report
 from exogym_core.results.report.curves import curve
 from exogym_core.results.report.study import study_report
-from netsim.files.errors import InputError
+from exogym_core.results.run_folder import RunFolder
+from exogym_core.results.seeds import bootstrap_interval, paired_interval
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-NETWORK = {"hosts": ["x", "y"], "links": [{"between": ["x", "y"], "bandwidth": "1 Gbit/s"}]}
+NETWORK = chain_form("xy", "1 Gbit/s", "0 s")
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=7)
 
 
@@ -198,6 +199,7 @@ def test_runs_are_grouped_and_filtered_by_any_key(tmp_path: Path) -> None:
         study_report(folders, where=["strategy=C"])
 
 
+@pytest.mark.pictures
 def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [
         write_run(
@@ -272,7 +274,7 @@ def test_load_runs_gives_a_row_an_evaluation(tmp_path: Path) -> None:
 
 def test_parquet_holds_what_the_csv_does(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    from exogym_core.results.tidy import find_runs, tidy_rows, write_tables
+    from exogym_core.results.reading import find_runs, tidy_rows, write_tables
 
     path = write_run(tmp_path / "a", {"A": [1.0, 2.0]})
     written = write_tables(RunFolder(path), tidy_rows(find_runs([path])))
@@ -302,11 +304,11 @@ def test_a_run_that_goes_on_is_not_said_to_have_been_stopped(tmp_path: Path) -> 
     plain: dict[str, Any] = {"task": {"name": "digits"}, "workers": {"count": 2}, "steps": 2, "batch_size": 1}
     path = write_run(tmp_path / "a", {"A": [1.0], "B": [2.0]}, seed=0, **plain)
     holder = (
-        "import sys; from pathlib import Path; from exogym_core.results.lock import FolderLock; "
+        "import sys; from pathlib import Path; from exogym_core.results.disk import FolderLock; "
         "from exogym_core.results.progress import PlainProgress; "
-        "from exogym_core.results.standing import Standing; lock = FolderLock(Path(sys.argv[1])); "
-        "standing = Standing(Path(sys.argv[1]), PlainProgress(lambda line: None, lambda line: None)); "
-        "standing.begin('B', 2, 2, 900); standing.event({'kind': 'step', 'step': 700, 'train_loss': 1.0, "
+        "from exogym_core.results.progress import StatusFile; lock = FolderLock(Path(sys.argv[1])); "
+        "status = StatusFile(Path(sys.argv[1]), PlainProgress(lambda line: None, lambda line: None)); "
+        "status.begin('B', 2, 2, 900).event({'kind': 'step', 'step': 700, 'train_loss': 1.0, "
         "'virtual_seconds': 1.0}); print(flush=True); sys.stdin.read()"
     )
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -11,32 +11,20 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from experiments import experiment
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exogym_core.app.cli import main
-from exogym_core.app.studies.points import Range, Sweep
-from exogym_core.app.studies.search import source_of
-from exogym_core.app.studies.sweep import objective
-from netsim.files.documents import parse_document
-from netsim.files.errors import InputError
+from exogym_core.cli.main import main
+from exogym_core.studies.points import Range, Sweep, source_of
+from exogym_core.studies.sweep import objective
+from netsim import parse_document
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-EXPERIMENT = """\
-name: small
-task: digits
-model: {name: mlp, hidden: [8]}
-workers: {count: 2, kind: threads}
-device: cpu
-topology: lan
-compute: 50 ms
-steps: 4
-evaluate: {every: 2, samples: 32}
-target_loss: 2.2
-strategies: [{name: AllReduce, lr: 0.01}, {name: DiLoCo, H: 2}]
-"""
+EXPERIMENT = experiment(topology="lan", compute="50 ms", target_loss=2.2)
 
 
 def write(folder: Path, sweep: str = "") -> Path:
@@ -68,27 +56,6 @@ def test_a_grid_is_every_combination_the_last_key_first() -> None:
         {"a": 1, "b.c": "y", "d": 0},
     ]
     assert sweep.keys == ["a", "b.c", "d", "e"]
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("name: a", "s.yaml:1: has no 'sweep': add one, such as"),
-        ("sweep: {}", "s.yaml:1: sweep: expected a mapping, such as"),
-        ("sweep: {a: 3}", "s.yaml:1: sweep: a: expected a list of values"),
-        ("sweep: {a: [1, 1]}", "s.yaml:1: sweep: a: 1 is there twice"),
-        ("sweep: {a: {low: 1, high: 2}}", "s.yaml:1: sweep: a: a range is for a search"),
-        ("sweep: {a: {low: 3, high: 2}, search: random, trials: 1}", "high 2 is below low 3"),
-        ("sweep: {a: [1], search: random}", "s.yaml:1: sweep: search: how many points? add trials"),
-        ("sweep: {a: [1], search: optuna, trials: 3}", "what is to be small? add minimise"),
-        ("sweep: {a: [1], trials: 3}", "a grid tries all points"),
-        ("sweep: {a: [1], search: annealing}", "s.yaml:1: sweep: search:"),
-    ],
-)
-def test_mistakes_are_told_at_their_place(text: str, told: str) -> None:
-    with pytest.raises(InputError) as caught:
-        parsed(text)
-    assert told in str(caught.value)
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.booleans(), st.floats(0, 1, exclude_max=True))
@@ -186,9 +153,9 @@ def test_a_sweep_that_was_killed_goes_on(tmp_path: Path, capsys: pytest.CaptureF
     path = write(tmp_path, f"sweep: {sweep}\n")
     assert main(["sweep", str(path), "--out", str(tmp_path / "whole"), "--json"]) == 0
     whole = json.loads(capsys.readouterr().out)
-    command = [sys.executable, "-c", "from exogym_core.app.cli import main; main()", "sweep", str(path)]
+    command = [sys.executable, "-c", "from exogym_core.cli.main import main; main()", "sweep", str(path)]
     with subprocess.Popen(
-        [*command, "--out", str(tmp_path / "cut")],
+        [*command, "--out", str(tmp_path / "cut"), "--jobs", "1"],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
@@ -210,6 +177,19 @@ def test_a_sweep_that_was_killed_goes_on(tmp_path: Path, capsys: pytest.CaptureF
     assert [row | {"run": ""} for row in table(tmp_path / "cut")] == [
         row | {"run": ""} for row in table(tmp_path / "whole")
     ]
+
+
+def test_points_side_by_side_give_the_sweep_that_runs_one_after_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, "sweep: {strategies.*.lr: [0.01, 0.02, -1]}\n")
+    documents = []
+    for name, options in (("one", []), ("two", ["--jobs", "2"])):
+        assert main(["sweep", str(path), "--out", str(tmp_path / name), "--json", *options]) == 1
+        documents.append(json.loads(capsys.readouterr().out) | {"run_folder": ""})
+    assert documents[0] == documents[1]
+    assert main(["sweep", str(path), "--jobs", "2", "--on", "ray"]) == 2
+    assert "error: --jobs 2: is for this machine, and --on ray is not" in capsys.readouterr().err
 
 
 def test_flags_vary_keys_and_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,26 +229,6 @@ def test_a_network_beside_the_file_travels_with_the_sweep(
     assert {row["topology"] for row in table(tmp_path / "out")} == {"two", "lan"}
     assert main(["compare", "--resume", str(tmp_path / "out")]) == 2
     assert "is a sweep: use: netgym sweep --resume" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ([], "error: sweep: give an EXPERIMENT, or --resume with a sweep's folder"),
-        (["{file}"], "error: {file}:1: has no 'sweep': add one"),
-        (["{file}", "--vary", "steps"], "error: --vary steps: expected KEY=[VALUE, ...]"),
-        (["{file}", "--vary", "steps=3"], "error: --vary steps=3: expected KEY=[VALUE, ...]"),
-        (["{file}", "--vary", "stepz=[3]"], "error: point stepz=3: stepz: unknown key 'stepz'"),
-        (["--resume", "{folder}"], "error: {folder}: is no sweep's folder"),
-    ],
-)
-def test_the_command_tells_mistakes(
-    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = {"file": str(write(tmp_path)), "folder": str(tmp_path)}
-    arguments = [each.format(**names) for each in arguments]
-    assert main(["sweep", *arguments]) == 2
-    assert capsys.readouterr().err.startswith(told.format(**names))
 
 
 @pytest.mark.parametrize(

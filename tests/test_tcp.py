@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 from interpreted_engine import use_sources
 
-from netsim.face.flows import time_flows
-from netsim.network.clock import Clock
-from netsim.network.network import Network
+from netsim import Clock, Network, Protocol, Topology, time_flows
 from netsim.network.tcp import Window, cubic_segments
-from netsim.topology import Topology
-from netsim.topology.protocol import Protocol
 
 SEGMENT = 1448
 INITIAL = 10 * SEGMENT
@@ -23,7 +19,7 @@ DEEP = {"preset": "linux-tcp", "queue": 1_000_000}
 
 def pair(mbit: float = 100, round_trip: str = "100 ms", loss: str = "0 %") -> Topology:
     link = {"between": ["a", "b"], "bandwidth": f"{mbit} Mbit/s", "rtt": round_trip, "loss": loss}
-    return Topology.from_mapping({"hosts": {"a": {}, "b": {}}, "links": [link]})
+    return Topology.from_mapping({"hosts": {"a": {}, "b": {}}, "links": [link], "protocol": "ideal"})
 
 
 def seconds(topology: Topology, num_bytes: float, protocol: Any = "linux-tcp") -> float:
@@ -112,6 +108,7 @@ def test_longer_round_trips_get_smaller_shares() -> None:
                 {"between": ["far", "switch"], "latency": "100 ms", "bandwidth": "1 Gbit/s"},
                 {"between": ["switch", "sink"], "latency": "0 s"} | link,
             ],
+            "protocol": "ideal",
         }
     )
     near, far = time_flows(
@@ -159,7 +156,9 @@ def test_a_link_tells_its_own_queue() -> None:
         {"between": ["a", "r"], "bandwidth": "10 Gbit/s", "latency": "20 ms", "queue": 10},
         {"between": ["r", "b"], "bandwidth": "1 Gbit/s", "latency": "30 ms", "queue": 700},
     ]
-    topology = Topology.from_mapping({"hosts": {"a": {}, "b": {}}, "routers": ["r"], "links": links})
+    topology = Topology.from_mapping(
+        {"hosts": {"a": {}, "b": {}}, "routers": ["r"], "links": links, "protocol": "ideal"}
+    )
     protocol = {"preset": "linux-tcp", "queue": 700}
     assert seconds(topology, 50_000_000) == seconds(pair(mbit=1000), 50_000_000, protocol)
     assert seconds(topology, 50_000_000, "gloo") > seconds(pair(mbit=1000), 50_000_000, "gloo")
@@ -236,6 +235,7 @@ def lossy(num_bytes: float, loss: str, latency: str, bandwidth: str, num: int = 
         {
             "hosts": {"a": {}, "b": {}},
             "links": [{"between": ["a", "b"], "bandwidth": bandwidth, "latency": latency, "loss": loss}],
+            "protocol": "ideal",
         }
     )
     clock = Clock()
@@ -282,7 +282,7 @@ def test_periods_that_go_by_at_once_take_what_they_take_one_by_one(
 
 def test_a_window_says_how_far_a_message_may_go() -> None:
     """Slow start: the first window leaves at the rate of the network, then nothing until the round trip is over."""
-    window = Window(Protocol.parse("linux-tcp"), 0.1, 0.0, 1e8, 1000)
+    window = Window(Protocol.parse("linux-tcp"), 2.0**22, 0.1, 0.0, 1e8, 1000)
     window.start(5.0, 100 * SEGMENT)
     assert (window.stop, window.cap, window.timer) == (90 * SEGMENT, math.inf, math.inf)
     window.go_on(5.01, 90 * SEGMENT)
@@ -294,13 +294,13 @@ def test_a_window_says_how_far_a_message_may_go() -> None:
 
 
 def test_a_window_is_as_new_when_it_was_idle_for_long_and_met_no_loss() -> None:
-    window = Window(Protocol.parse("linux-tcp"), 0.1, 0.0, 1e8, 1000)
+    window = Window(Protocol.parse("linux-tcp"), 2.0**22, 0.1, 0.0, 1e8, 1000)
     assert window.is_as_new(0.0)
     window.start(0.0, SEGMENT)
     window.end(0.1)
     assert not window.is_as_new(0.2)
     assert window.is_as_new(10.0)
-    lossy_one = Window(Protocol.parse("linux-tcp"), 0.1, 0.01, 1e8, 1000)
+    lossy_one = Window(Protocol.parse("linux-tcp"), 2.0**22, 0.1, 0.01, 1e8, 1000)
     lossy_one.start(0.0, SEGMENT)
     lossy_one.end(0.1)
     assert not lossy_one.is_as_new(10.0), "how far the next loss is, it remembers"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from exogym_core.app.cli import main as netgym
+from exogym_core.cli.main import main as netgym
 from exogym_core.tasks import build_task
 from exogym_core.tasks.tokens import write_tokens
-from netsim.files.errors import InputError
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path

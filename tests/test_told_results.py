@@ -5,22 +5,18 @@ from __future__ import annotations
 import sys
 
 import pytest
-import torch
-from torch.utils.data import TensorDataset
+from experiments import fitted, samples
+from rich.console import Console
 
-from exogym_core import FitResult, Trainer
-from exogym_core.results.progress import PlainProgress
+from exogym_core import FitResult
+from exogym_core.results.progress import PlainProgress, ending, progress_for
 from exogym_core.strategy import DiLoCoStrategy
-from exogym_core.tasks import build_model
-from netsim.files.errors import InputError
+from netsim.errors import InputError
 
 
 def fit(**options):
-    inputs = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
-    data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
-    model = build_model("mlp", inputs=6, hidden=[5], classes=3, seed=0)
-    arguments = {"num_nodes": 2, "max_steps": 4, "batch_size": 4, "device": "cpu", "topology": "lan"}
-    return Trainer(model, data, data).fit(strategy=DiLoCoStrategy(H=2), **{**arguments, **options}).fit_result
+    given = {"max_steps": 4, "topology": "lan", "strategy": DiLoCoStrategy(H=2)}
+    return fitted(validation=samples(32), data=samples(32), **(given | options))
 
 
 def test_a_run_says_that_it_begins_and_how_it_ended(capsys):
@@ -41,12 +37,12 @@ def test_a_run_that_was_stopped_tells_where_it_was_last_evaluated():
     progress = PlainProgress(lines.append, lines.append)
     rows = [{"step": step} for step in range(1, 200)]
     result = FitResult(max_steps=3000, history=rows, final_loss=2.34541, validation=[{"step": 0}])
-    progress.begin("DiLoCo", 1, 1, 3000)
-    progress.end(result)
+    run = progress.begin("DiLoCo", 1, 1, 3000)
+    run.end(ending(result))
     assert lines[-1] == "DiLoCo stopped: step 199 of 3000, last evaluated: loss 2.3454 at step 0"
     assert "last evaluated loss 2.345 at step 0 (replica)" in repr(result)
     result.complete = True
-    progress.end(result)
+    run.end(ending(result))
     assert "final loss 2.3454" in lines[-1]
 
 
@@ -75,3 +71,22 @@ def test_what_is_missing_for_a_table_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match=r"pandas is not installed: run: pip install 'netgym\[pandas\]'"):
         FitResult().to_pandas()
+
+
+def test_a_notebook_gets_one_bar_that_is_updated(monkeypatch):
+    """Each line of progress was an output of its own."""
+    from IPython import display
+
+    shown, handle = [], display.DisplayHandle()
+    monkeypatch.setattr(display, "display", lambda html, display_id: shown.append(html.data) or handle)
+    monkeypatch.setattr(handle, "update", lambda html: shown.append(html.data))
+    console, log = Console(force_jupyter=True), []
+    with progress_for(console, log.append) as progress:
+        run = progress.begin("<b>", 1, 2, 3)
+        for step in (1, 2, 3):
+            run.event({"kind": "step", "step": step, "train_loss": 0.5})
+        run.end("done: step 3 of 3")
+    assert shown[0] == '<progress value="0" max="3"></progress> &lt;b&gt; (1 of 2): 3 steps'
+    assert shown[1] == '<progress value="1" max="3"></progress> &lt;b&gt;: step 1 of 3, loss 0.5000'
+    assert shown[-1] == '<progress value="3" max="3"></progress> &lt;b&gt; done: step 3 of 3'
+    assert log == ["<b> (1 of 2): 3 steps", "<b> done: step 3 of 3"]

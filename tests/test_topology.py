@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
-from netsim.files.errors import InputError, UnknownNameError
-from netsim.topology import Host, Topology
-from netsim.topology.weather import Background, Drift, HostEvent, LinkEvent, Trace
+import netsim
+from netsim import Drift, HostEvent, Topology, Weather, shipped_topologies
+from netsim.cli.main import cli
+from netsim.errors import InputError, UnknownNameError
+from netsim.topology.graph import Host
+from netsim.topology.weather import Background, LinkEvent, Trace
+from netsim.units import parse_bits_per_second
 
 EXAMPLE = """\
 name: two-sites-and-a-home
@@ -272,3 +281,94 @@ def test_routes_of_ten_thousand_hosts_need_no_search_among_them(monkeypatch: pyt
     for host in range(10_000):
         assert len(topology.route(host, 9_999 - host)) == 3
     assert len(searches) == 2
+
+
+def pair(egress: str) -> dict[str, object]:
+    link = {"between": ["a", "b"], "bandwidth": "1 Gbit/s", "latency": "1 ms", "egress": egress}
+    return {"name": "pair", "source": "test", "hosts": ["a", "b"], "links": [link], "protocol": "ideal"}
+
+
+@given(st.floats(0, 1e6, allow_subnormal=False))
+def test_prices_read_back_from_what_a_topology_writes(dollars: float) -> None:
+    topology = netsim.Topology.from_mapping(pair(f"{dollars!r} $/GB"))
+    assert netsim.Topology.from_mapping(topology.to_mapping()) == topology
+    assert topology.egress_dollars([1e9, 2e9]) == pytest.approx(3 * dollars)
+
+
+def test_a_collective_tells_what_its_traffic_costs() -> None:
+    """Both halves of a ring cross once each way: 2 GB, 1 GB a direction, at 2 cents."""
+    took = netsim.collective(pair("0.02 $/GB"), "all_reduce", num_bytes="1 GB", algorithm="ring")
+    assert took.dollars == pytest.approx(0.04)
+    assert netsim.collective(pair("0 $/GB"), "all_reduce", num_bytes="1 GB").dollars == 0
+    told = CliRunner().invoke(
+        cli, ["collective", "aws-12-regions-64-streams", "all_reduce", "--bytes", "1GB", "--json"]
+    )
+    assert json.loads(told.output)["dollars"] > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("300 MB/s", "2.4 Gbit/s"),
+        ("1.5 GB/s", "12 Gbit/s"),
+        ("300 MBps", "2.4 Gbit/s"),
+        ("4 MiB/s", "33.55 Mbit/s"),
+    ],
+)
+def test_bytes_a_second_are_not_taken_for_bits(text: str, rate: str) -> None:
+    """The advice used to be Mbit/s, which is wrong by 8."""
+    with pytest.raises(netsim.InputError) as caught:
+        parse_bits_per_second(text)
+    assert str(caught.value) == (
+        f"'{text}' is in bytes, and rates are in bits: write '{rate}' if bytes are meant"
+    )
+
+
+SHIPPED = sorted(shipped_topologies())
+
+
+def test_the_promised_ones_ship() -> None:
+    assert {
+        "aws-12-regions-64-streams",
+        "aws-12-regions-single-stream",
+        "cluster",
+        "gcp-10-regions",
+        "home-broadband",
+        "home-tiers",
+        "intellect-1",
+        "intellect-1-usa",
+        "intellect-1-usa-eu",
+        "lan",
+        "opendiloco-4-sites",
+        "two-datacenters",
+        "wan-10-regions",
+        "wan-4-regions",
+    } <= set(SHIPPED)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_is_complete(name: str) -> None:
+    topology = Topology.load(name)
+    assert topology.name == name
+    assert len(topology.hosts) >= 8
+    assert len(topology.source) > 80
+    assert topology.weather == Weather()
+    for one, other in itertools.permutations(range(len(topology.hosts)), 2):
+        assert topology.route(one, other)
+        assert topology.route_latency_seconds(one, other) > 0
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in SHIPPED if len(Topology.load(name).regions) > 3 and name != "cluster"]
+)
+def test_traffic_between_regions_goes_direct(name: str) -> None:
+    """Pairs were measured end to end, so a way through a third region would be a figure nobody measured."""
+    topology = Topology.load(name)
+    for one, other in itertools.permutations(range(len(topology.hosts)), 2):
+        assert len(topology.route(one, other)) == 2 + (topology.region_of(one) != topology.region_of(other))
+
+
+def test_eight_workers_spread_over_the_four_regions() -> None:
+    topology = Topology.load("wan-4-regions")
+    regions = [topology.region_of(host) for host in topology.place(8)]
+    assert regions == ["asia", "asia", "eu", "eu", "us-east", "us-east", "us-west", "us-west"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from exogym_core.ranks.call_sites import CallSites
+from exogym_core.torch_backend.call_sites import CallSites
 from exogym_core.torch_backend.session import ComputeClock, RankSession
 from netsim.ranks.kernel import StampedRow
 from netsim.ranks.requests import Call, Key, Post

@@ -12,26 +12,16 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from worlds import chain, regions_form
 
-from exogym_core.app.cli import main
+from exogym_core.cli.main import main
 from exogym_core.communicator import Communicator, run_ranks
-from netsim.face.flows import time_flows
-from netsim.files.errors import DeadlockError, InputError, RankError
-from netsim.network.clock import Clock
-from netsim.network.network import Network
-from netsim.network.recorder import Recorder
-from netsim.tools.collective import command as collective_command
-from netsim.tools.flows import command as flows_command
-from netsim.topology import Topology
+from netsim import Clock, Faults, Network, Recorder, Topology, time_flows
+from netsim.cli.timing import collective_command, flows_command
+from netsim.errors import DeadlockError, InputError, RankError
 from netsim.topology.weather import LinkEvent
-from netsim.weather.faults import Faults
 
-PAIR = Topology.from_mapping(
-    {
-        "hosts": {"a": {}, "b": {}},
-        "links": [{"between": ["a", "b"], "bandwidth": "8 Mbit/s", "latency": "10 ms"}],
-    }
-)
+PAIR = chain()
 WEATHER = {
     "drift": [{"link": ["us", "eu"], "kind": "lognormal", "every": "50 ms", "sigma": 0.5}],
     "background": [{"from": "us.0", "to": "eu.1", "bytes": 10_000, "every": "100 ms"}],
@@ -39,9 +29,7 @@ WEATHER = {
 
 
 def two_sites(**weather: Any) -> Topology:
-    region = {"hosts": 2, "nic": "1 Gbit/s", "latency": "50 us"}
-    wan = [{"between": ["us", "eu"], "bandwidth": "100 Mbit/s", "rtt": "20 ms"}]
-    return Topology.from_mapping({"regions": {"us": region, "eu": region}, "wan": wan, **weather})
+    return Topology.from_mapping(regions_form({"us": 2, "eu": 2}, rtt="20 ms", protocol="ideal", **weather))
 
 
 def body(comm: Communicator) -> None:
@@ -304,6 +292,7 @@ def test_a_dead_link_leaves_a_trace_with_the_calls_and_messages_under_way(tmp_pa
             "links": [{"between": ["a", "b"], "bandwidth": "8 Mbit/s", "latency": "10 ms"}],
             "events": [{"at": "1.51 s", "link": ["a", "b"], "down": True}],
             "drift": [{"link": ["a", "b"], "kind": "regime", "every": "1 s", "levels": ["100 %", "99.9 %"]}],
+            "protocol": "ideal",
         }
     )
 

@@ -1,19 +1,28 @@
-"""Loggers that an experiment names, against stand-ins for the packages."""
+"""Loggers that an experiment names: with stand-ins for the packages, and with the packages themselves, offline."""
 
 from __future__ import annotations
 
+import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
-from exogym_core.app.experiment import Experiment
-from exogym_core.app.tracking import flat_config, open_loggers
-from exogym_core.results.record import RunFolder
-from netsim.files.documents import parse_document
-from netsim.files.errors import InputError
+import netgym
+from exogym_core.cli.experiment import Experiment
+from exogym_core.results.loggers import flat_config, open_loggers
+from exogym_core.results.run_folder import RunFolder
+from exogym_core.strategy import AllReduceStrategy
+from exogym_core.tasks import build_model, build_task
+from netsim import parse_document
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 
 def experiment(loggers: str) -> Experiment:
@@ -128,17 +137,12 @@ seeds: 2
     assert flat_config(whole, "AllReduce")["strategy.name"] == "AllReduce"
 
 
-def test_mlflow_has_virtual_time_as_its_time_axis_and_no_row_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With MLflow itself, in a file store; skipped where it is not installed."""
-    pytest.importorskip("mlflow")
+def test_mlflow_has_virtual_time_as_its_time_axis_and_no_row_twice(offline: Path) -> None:
+    """With MLflow itself, in a file store."""
     from mlflow.tracking import MlflowClient
 
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     for last in (2, 3):
-        with open_loggers(experiment("[mlflow]"), RunFolder(tmp_path), "DiLoCo") as (logger,):
+        with open_loggers(experiment("[mlflow]"), RunFolder(offline), "DiLoCo") as (logger,):
             for step in range(1, last + 1):
                 logger.event({"kind": "step", "step": step, "train_loss": 0.5, "virtual_seconds": step * 1.5})
     client = MlflowClient()
@@ -151,4 +155,137 @@ def test_mlflow_has_virtual_time_as_its_time_axis_and_no_row_twice(
     ]
     by_time = client.get_metric_history(run.info.run_id, "by_virtual_ms/train_loss")
     assert [each.step for each in by_time] == [1500, 3000, 4500]
-    assert run.data.tags["run_folder"] == tmp_path.name
+    assert run.data.tags["run_folder"] == offline.name
+
+
+def test_tensorboard_itself_reads_what_was_written(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with open_loggers(experiment("[tensorboard]"), RunFolder(tmp_path), "DiLoCo") as (logger,):
+        for step in (1, 2):
+            logger.event({"kind": "step", "step": step, "train_loss": 0.5, "virtual_seconds": step * 1.5})
+    events = EventAccumulator(str(tmp_path / "tensorboard" / "DiLoCo"))
+    events.Reload()
+    assert [each.step for each in events.Scalars("train_loss")] == [1, 2]
+    assert [each.step for each in events.Scalars("by_virtual_ms/train_loss")] == [1500, 3000]
+
+
+def wandb_records(path: Path) -> Iterator[Any]:
+    """Records of a file of wandb: LevelDB's log format behind a header of 7 bytes."""
+    import wandb
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    wandb.teardown()  # its service may be writing yet
+    data, place, parts = path.read_bytes(), 7, b""
+    while place < len(data):
+        if (room := 32768 - place % 32768) < 7:
+            place += room
+            continue
+        size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        parts += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # a record in one part, or the last part of one
+            yield Record.FromString(parts)
+            parts = b""
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Folder that wandb and MLflow write to."""
+    import wandb
+
+    wandb.teardown()  # it keeps settings of before
+    for name, value in {"MODE": "offline", "DIR": str(tmp_path), "SILENT": "true"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    yield tmp_path
+    wandb.teardown()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(None, 0), (RuntimeError, 1), (KeyboardInterrupt, 1)],
+    ids=["done", "failed", "killed"],
+)
+def test_wandb_itself_takes_an_offline_run(
+    offline: Path, error: type[BaseException] | None, code: int
+) -> None:
+    with (
+        pytest.raises(error) if error is not None else nullcontext(),
+        open_loggers(experiment("[wandb]"), RunFolder(offline), "AllReduce") as (logger,),
+    ):
+        for step in (1, 2):
+            logger.event({"kind": "step", "step": step, "train_loss": 0.5, "virtual_seconds": None})
+        if error is not None:
+            raise error
+    (path,) = offline.glob("wandb/offline-run-*/run-*.wandb")
+    records = {kind: [] for kind in ("run", "history", "exit")}
+    for record in wandb_records(path):
+        if (kind := record.WhichOneof("record_type")) in records:
+            records[kind].append(getattr(record, kind))
+    (run,) = records["run"]
+    config = {each.key: json.loads(each.value_json) for each in run.config.update}
+    assert {"strategy.name": "AllReduce", "task.name": "digits", "steps": 1}.items() <= config.items()
+    assert (run.project, run.run_group, run.display_name) == ("experiment", offline.name, "AllReduce")
+    rows = [
+        {each.nested_key[0]: json.loads(each.value_json) for each in row.item} for row in records["history"]
+    ]
+    assert [(row["step"], row["train_loss"]) for row in rows] == [(1, 0.5), (2, 0.5)]
+    assert [each.exit_code for each in records["exit"]] == [code]
+
+
+def test_a_comparison_reaches_all_three(offline: Path) -> None:
+    from mlflow.tracking import MlflowClient
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    text = "{task: digits, name: small, workers: {count: 2, kind: threads}, device: cpu, steps: 2, topology: lan, "
+    text += "compute: 50 ms, evaluate: {every: 1, samples: 16}, loggers: [tensorboard, wandb, mlflow], "
+    text += "strategies: [AllReduce, {name: DiLoCo, H: 2, lr: 0.01}]}"
+    found = netgym.compare(yaml.safe_load(text), out=offline / "run", progress=False, jobs=1)
+    losses = {entry["name"]: entry["final_loss"] for entry in found.summary}
+    client = MlflowClient()
+    runs = {
+        run.data.params["strategy.name"]: run
+        for run in client.search_runs([client.get_experiment_by_name("small").experiment_id])
+    }
+    assert runs.keys() == losses.keys()
+    assert runs["DiLoCo"].data.params["strategy.H"] == "2"
+    assert len([*offline.glob("wandb/offline-run-*")]) == 2
+    for name, loss in losses.items():
+        assert runs[name].info.status == "FINISHED"
+        assert runs[name].data.metrics["judged_loss"] == loss
+        events = EventAccumulator(str(offline / "run" / "tensorboard" / name))
+        events.Reload()
+        assert events.Scalars("judged_loss")[-1].value == pytest.approx(loss)
+
+
+@pytest.mark.parametrize(("error", "code"), [(None, 0), (KeyboardInterrupt, 1)])
+def test_a_fit_ends_its_wandb_run_as_it_ended(
+    offline: Path, error: type[BaseException] | None, code: int
+) -> None:
+    def event(row: Mapping[str, Any]) -> None:
+        if row["kind"] == "step" and error is not None:
+            raise error
+
+    task = build_task("digits")
+    trainer = netgym.Trainer(build_model(None, task, seed=0), task.train, task.validation)
+    with pytest.raises(error) if error is not None else nullcontext():
+        trainer.fit(
+            strategy=AllReduceStrategy(), num_nodes=1, max_steps=1, device="cpu", workers="threads",
+            progress=False, wandb_project="fits", on_event=event,
+        )  # fmt: skip
+    (path,) = offline.glob("wandb/offline-run-*/run-*.wandb")
+    ends = [each.exit.exit_code for each in wandb_records(path) if each.WhichOneof("record_type") == "exit"]
+    assert ends == [code]
+
+
+@pytest.mark.parametrize(("error", "state"), [(RuntimeError, "FAILED"), (KeyboardInterrupt, "KILLED")])
+def test_mlflow_ends_a_run_as_it_ended(offline: Path, error: type[BaseException], state: str) -> None:
+    from mlflow.tracking import MlflowClient
+
+    with pytest.raises(error), open_loggers(experiment("[mlflow]"), RunFolder(offline), "AllReduce"):
+        raise error
+    client = MlflowClient()
+    (run,) = client.search_runs([client.search_experiments()[0].experiment_id])
+    assert (run.info.status, run.data.params["strategy.name"]) == (state, "AllReduce")

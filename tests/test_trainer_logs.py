@@ -7,31 +7,18 @@ import json
 import sys
 import types
 
+import experiments
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from experiments import mlp, samples
 
-from exogym_core import Trainer
 from exogym_core.strategy import DiLoCoStrategy
-from exogym_core.tasks import build_model
-from netsim.files.errors import InputError, RankError, UnknownNameError
-
-
-def data():
-    inputs = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
-    return TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
+from netsim.errors import InputError, RankError, UnknownNameError
 
 
 def fit(model=None, **arguments):
-    model = model or build_model("mlp", inputs=6, hidden=[5], classes=3, seed=0)
-    given = {
-        "strategy": DiLoCoStrategy(H=2),
-        "num_nodes": 2,
-        "device": "cpu",
-        "batch_size": 4,
-        "max_steps": 5,
-    }
-    return Trainer(model, data(), data()).fit(workers="threads", val_interval=2, **given | arguments)
+    given = {"max_steps": 5, "val_interval": 2, "strategy": DiLoCoStrategy(H=2)}
+    return experiments.fit(model, samples(), samples(), **(given | arguments))
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +63,7 @@ def test_a_run_that_fails_leaves_what_it_did(tmp_path):
     class Failing(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.inner = build_model("mlp", inputs=6, hidden=[5], classes=3, seed=0)
+            self.inner = mlp()
             self.calls = 0
 
         def forward(self, batch):
@@ -116,6 +103,8 @@ def test_wandb_gets_the_rows_on_the_chosen_axis(monkeypatch, tmp_path):
     fit(wandb_project="theirs", log_x_axis="examples", checkpoint_interval=4, save_dir=tmp_path / "saved")
     assert state["project"] == "theirs"
     assert state["finished"]
+    assert state["config"]["strategy"] == "DiLoCoStrategy"
+    assert not any(isinstance(value, dict) for value in state["config"].values())
     assert metrics == [("examples_trained", {}), ("*", {"step_metric": "examples_trained"})]
     assert [row["examples_trained"] for row in logged if "local_loss" in row] == [0, 16, 32, 40]
     assert [row["step"] for row in logged if "train_loss" in row] == [1, 2, 3, 4, 5]

@@ -7,29 +7,22 @@ import itertools
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from experiments import mlp, samples
 
 from exogym_core.communicator import run_ranks
 from exogym_core.cost.compute import Compute, StepDurations
 from exogym_core.data.samples import EpochOrder, Reading, SharedData
 from exogym_core.results.fit_result import FitResult
-from exogym_core.results.history import RowRecorder, mean_utilisation, where_time_went
+from exogym_core.results.recorder import RowRecorder, mean_utilisation, where_time_went
+from exogym_core.run.learner import StepCost, TorchLearner
+from exogym_core.run.loop import Loop
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy
-from exogym_core.tasks import MLP, build_model
-from exogym_core.training.learner import StepCost, TorchLearner
-from exogym_core.training.loop import Loop
-from netsim.ranks.kernel import StampedRow
+from exogym_core.tasks import MLP
+from netsim.ranks import StampedRow
 
 
 def data(rank=0, world=1, batch=4, mini=2):
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(48, 6, generator=generator)
-    dataset = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
-    return SharedData(dataset, EpochOrder(48, True, 0), rank, world, batch, Reading(mini))
-
-
-def model(seed=0):
-    return build_model("mlp", inputs=6, hidden=[5], classes=3, seed=seed)
+    return SharedData(samples(48), EpochOrder(48, True, 0), rank, world, batch, Reading(mini))
 
 
 def loop(comm, replica, strategy, source, max_steps, seconds=None):
@@ -76,11 +69,11 @@ def clocked(comm):
 def test_time_for_a_gradient_passes_before_the_strategy_sees_it(mini):
     def body(comm):
         strategy = Watching()
-        loop(clocked(comm), model(), strategy, data(mini=mini), 1, seconds=6.0).run()
+        loop(clocked(comm), mlp(), strategy, data(mini=mini), 1, seconds=6.0).run()
         return strategy.seen
 
     (seen,) = run_ranks(body, 1).results
-    sizes = [parameter.numel() for parameter in model().parameters()]
+    sizes = [parameter.numel() for parameter in mlp().parameters()]
     seconds = 6.0 * mini / 4  # of the last micro-batch, which alone is spread out
     *ready, stepped = seen[-5:]
     shares = [after - before for before, after in itertools.pairwise([6.0 - seconds * 2 / 3, *ready])]
@@ -89,7 +82,7 @@ def test_time_for_a_gradient_passes_before_the_strategy_sees_it(mini):
 
 
 def test_hooks_are_gone_after_training():
-    trained = model()
+    trained = mlp()
 
     def body(comm):
         return loop(comm, trained, AllReduceStrategy(), data(), 1, seconds=1.0).run()
@@ -120,7 +113,7 @@ def test_all_ranks_start_as_rank_0_buffers_included():
 @pytest.mark.parametrize("make", [AllReduceStrategy, lambda: DiLoCoStrategy(H=3)])
 def test_a_loop_goes_on_from_its_state(make):
     def started(comm):
-        made = loop(comm, model(), make(), data(comm.rank, 2), 9)
+        made = loop(comm, mlp(), make(), data(comm.rank, 2), 9)
         made.start()
         return made
 

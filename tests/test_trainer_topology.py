@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from torch.utils.data import TensorDataset
+from experiments import fitted, samples
 
-from exogym_core import Trainer
 from exogym_core.cost.compute import Compute
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, OptimSpec
 from exogym_core.tasks import build_model
-from netsim.files.errors import InputError, UnknownNameError
+from netsim.errors import InputError, UnknownNameError
 
 
 def network(latency="0 ms", bandwidth="100 Mbit/s", hosts=3, devices=()):
@@ -25,28 +23,15 @@ def network(latency="0 ms", bandwidth="100 Mbit/s", hosts=3, devices=()):
         "hosts": {f"h{index}": named.get(f"h{index}", {}) for index in range(hosts)},
         "routers": ["hub"],
         "links": links,
+        "protocol": "ideal",
     }
-
-
-def data():
-    inputs = torch.randn(120, 6, generator=torch.Generator().manual_seed(0))
-    return TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
 
 
 def fit(**arguments):
     model = build_model("mlp", inputs=6, hidden=[300, 200], classes=3, seed=0)
-    given = {
-        "strategy": AllReduceStrategy(lr=1e-3),
-        "num_nodes": 3,
-        "device": "cpu",
-        "batch_size": 4,
-        "max_steps": 5,
-        "topology": network(),
-        "compute": "500 ms",
-        "workers": "threads",
-        "val_size": 8,
-    }
-    return Trainer(model, data(), data()).fit(**given | arguments).fit_result
+    given = {"num_nodes": 3, "max_steps": 5, "topology": network(), "compute": "500 ms", "val_size": 8}
+    given |= {"strategy": AllReduceStrategy(lr=1e-3)}
+    return fitted(model, samples(120), samples(120), **(given | arguments))
 
 
 def test_computing_alone_takes_exactly_its_time():

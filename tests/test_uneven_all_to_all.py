@@ -9,24 +9,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds import regions_form
 
 from exogym_core.communicator import run_ranks
-from netsim.collectives import schedule, start_all_to_all, start_collective
-from netsim.network.clock import Clock
-from netsim.network.network import Network
-from netsim.topology import Topology
-from netsim.topology.protocol import Protocol
+from netsim import Clock, Network, Protocol, Topology, schedule, start_all_to_all, start_collective
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from exogym_core.communicator import Communicator
 
-TOPOLOGY = {
-    "name": "three",
-    "source": "made for this test",
-    "regions": {"a": {"hosts": 3, "nic": "8 Mbit/s", "latency": "1 ms"}},
-}
+TOPOLOGY = regions_form({"a": 3}, "8 Mbit/s", "1 ms", protocol="ideal")
 
 
 def exchange(comm: Communicator, asks: bool, busy: bool) -> list[Any]:

@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from exogym_core.communicator import run_ranks
-from exogym_core.ranks import watch
-from exogym_core.ranks.carrier import Carrier
-from exogym_core.ranks.processes import homes
-from exogym_core.ranks.watch import Silence
+from exogym_core.workers import watch
+from exogym_core.workers.processes import process_runner
+from exogym_core.workers.runner import Runner
+from exogym_core.workers.watch import Silence
+from netsim.errors import unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from exogym_core.communicator import Communicator
@@ -55,16 +56,16 @@ def test_a_silent_rank_is_told_once_with_its_place_and_may_go_on(
 ) -> None:
     told: list[Silence] = []
     heard: list[Silence] = []
-    take_in = Carrier._silent
+    take_in = Runner._silent
 
-    def hear(run: Carrier, silence: Silence, block: range) -> None:
+    def hear(run: Runner, silence: Silence, block: range) -> None:
         take_in(run, silence, block)
         heard.append(silence)
         if len(heard) == 2:
             (tmp_path / "twice").touch()
 
     monkeypatch.setattr(watch, "SECONDS_OF_SILENCE", 0.05)
-    monkeypatch.setattr(Carrier, "_silent", hear)
+    monkeypatch.setattr(Runner, "_silent", hear)
     monkeypatch.setattr(Silence, "warn", lambda silence: told.append(silence))
 
     def computes_for_long(comm: Communicator) -> float:
@@ -94,16 +95,16 @@ def test_nobody_is_told_of_while_others_compute_too(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(watch, "SECONDS_OF_SILENCE", 0.05)
     seen: list[Silence] = []
     monkeypatch.setattr(Silence, "warn", lambda silence: seen.append(silence))
-    take_in = Carrier._silent
+    take_in = Runner._silent
     heard: set[int] = set()
 
-    def hear(run: Carrier, silence: Silence, block: range) -> None:
+    def hear(run: Runner, silence: Silence, block: range) -> None:
         take_in(run, silence, block)
         heard.add(silence.rank)
         if heard == {0, 1}:
             (tmp_path / "both").touch()
 
-    monkeypatch.setattr(Carrier, "_silent", hear)
+    monkeypatch.setattr(Runner, "_silent", hear)
 
     def body(comm: Communicator) -> None:
         while not (tmp_path / "both").exists():
@@ -123,8 +124,8 @@ def test_a_stopped_process_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPat
         if found is not None:
             os.kill(int(found[1]), signal.SIGCONT)
 
-    monkeypatch.setattr(homes, "_SECONDS_OF_SILENCE", 0.2)
-    monkeypatch.setattr(homes.warnings, "warn", warn)
+    monkeypatch.setattr(process_runner, "_SECONDS_OF_SILENCE", 0.2)
+    monkeypatch.setattr(process_runner.warnings, "warn", warn)
 
     def body(comm: Communicator) -> float:
         comm.barrier()
@@ -170,3 +171,24 @@ def test_the_place_is_the_innermost_of_the_users_own_code() -> None:
 
     path, _, function = json.loads(mine())
     assert (path, function) == (__file__, "mine")
+
+
+def test_the_place_of_work_in_our_own_packages_is_the_call_that_asked_for_it() -> None:
+    places = []
+
+    def names() -> Iterator[str]:
+        places.append(watch.place_in(sys._getframe(1)))  # in a frame of netsim's
+        yield "ring"
+
+    unknown_name("algorithm", "rnig", names())
+    (path, _, function) = places[0]
+    assert (path, function) == (
+        __file__,
+        "test_the_place_of_work_in_our_own_packages_is_the_call_that_asked_for_it",
+    )
+
+
+def test_a_silence_without_a_place_in_a_users_code_names_none_of_ours() -> None:
+    with pytest.warns(UserWarning, match=r"it is inside of netgym \(if it only computes") as got:
+        Silence(0, 30.0, 5, (watch.__file__, 7, "place_in"), True).warn()
+    assert ".py" not in str(got[0].message)

@@ -7,26 +7,26 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from worlds import chain_form
 
 from exogym_core.communicator import run_ranks
-from netsim.topology import Topology
-from netsim.weather.history import simulate_weather
+from netsim import Topology, simulate_weather
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from exogym_core.communicator import Communicator
 
-STORMY = {
-    "hosts": ["a", "b"],
-    "links": [{"between": ["a", "b"], "bandwidth": "100 Mbit/s", "latency": "1 ms"}],
-    "events": [
+STORMY = chain_form(
+    bandwidth="100 Mbit/s",
+    latency="1 ms",
+    events=[
         {"at": "1 s", "link": ["a", "b"], "down": True, "for": "2 s"},
         {"at": "5 s", "host": "b", "crash": True, "for": "1 s"},
     ],
-    "traces": [{"link": ["a", "b"], "bandwidth": [["0 s", "50 Mbit/s"], ["4 s", "80 Mbit/s"]]}],
-    "background": [{"from": "a", "to": "b", "rate": "5 Mbit/s"}],
-}
+    traces=[{"link": ["a", "b"], "bandwidth": [["0 s", "50 Mbit/s"], ["4 s", "80 Mbit/s"]]}],
+    background=[{"from": "a", "to": "b", "rate": "5 Mbit/s"}],
+)
 
 
 def test_every_change_is_there_with_its_instant() -> None:

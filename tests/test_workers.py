@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
+import resource
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +16,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
-from exogym_core.ranks import rng
-from exogym_core.ranks.processes.arena import Arena, blocks_in
-from exogym_core.ranks.rng import RandomStates, seed_device
-from exogym_core.ranks.spec import WorkerSpec
-from netsim.files.errors import InputError, RankError
+from exogym_core.strategy import AllReduceStrategy
+from exogym_core.workers import rng
+from exogym_core.workers.processes.shared_memory import Arena, blocks_in
+from exogym_core.workers.rng import RandomStates, seed_device
+from exogym_core.workers.run import Transport, register_transport, transport_named
+from exogym_core.workers.spec import WorkerSpec
+from netsim.errors import InputError, RankError, UnknownNameError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from exogym_core.communicator import Communicator
 
 
@@ -46,24 +53,6 @@ def test_auto_takes_processes_for_steps_worth_it() -> None:
     assert auto.settle(8, 2, step_flops=1e10).kind == "processes"
     assert auto.settle(8, 2, step_flops=1e6).kind == "threads"
     assert auto.settle(8, 1, step_flops=1e10).kind == "threads"
-
-
-@pytest.mark.parametrize(
-    ("spec", "line"),
-    [
-        (
-            "thread",
-            "unknown kind of workers 'thread': did you mean 'threads'? Accepted: threads, auto, processes",
-        ),
-        ({"knd": "threads"}, "unknown key in workers 'knd': did you mean 'kind'?"),
-        ({"kind": "processes", "processes": 0}, "workers: processes is 0; give a whole number from 1 up"),
-        ({"intra_op_threads": True}, "workers: intra_op_threads is True; give a whole number from 1 up"),
-    ],
-)
-def test_a_wrong_option_is_told_in_one_line(spec: Any, line: str) -> None:
-    with pytest.raises(InputError) as caught:
-        WorkerSpec.parse(spec)
-    assert str(caught.value).startswith(line)
 
 
 GPU = torch.Generator()  # in the place of a GPU's, which is got and set in the same way
@@ -171,3 +160,90 @@ def test_a_killed_rank_is_told_with_its_step_and_the_call_in_flight() -> None:
         r"the process of rank 1 ended after step [23]: killed by signal 9 \(SIGKILL\); in flight: rank 0's all_reduce",
         str(caught.value),
     )
+
+
+@contextlib.contextmanager
+def limited(kind: int, limit: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, (soft, hard))
+
+
+def test_too_few_files_for_processes_are_an_error_of_one_line_wherever_they_run_out(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    used = {int(name) for name in os.listdir("/proc/self/fd")}
+    free = [number for number in range(500) if number not in used]
+    for limit in free[:12]:
+        with (
+            limited(resource.RLIMIT_NOFILE, limit),
+            pytest.raises(
+                InputError, match=r"^9 processes need more open files than are allowed here: raise"
+            ),
+        ):
+            run_ranks(lambda comm: None, 9, workers={"kind": "processes", "processes": 9})
+    assert capfd.readouterr().err == ""
+
+
+def test_a_limit_on_files_that_leaves_no_shared_memory_is_an_error_of_one_line() -> None:
+    with (
+        limited(resource.RLIMIT_FSIZE, 1 << 20),
+        pytest.raises(
+            InputError, match=r"^processes cannot share memory \(File too large\): raise .*ulimit -f"
+        ),
+    ):
+        run_ranks(lambda comm: None, 2, workers="processes")
+
+
+def test_a_rank_that_closes_its_process_s_descriptors_is_named_with_the_cause() -> None:
+    def body(comm: Communicator) -> None:
+        comm.barrier()
+        if comm.rank == 1:
+            os.closerange(3, 200)
+        comm.barrier()
+
+    with pytest.raises(
+        RankError, match=r"^the process of rank 1 ended: exit code 74: .* os\.closerange does"
+    ) as caught:
+        run_ranks(body, 2, workers={"kind": "processes", "processes": 2})
+    assert "\n" not in str(caught.value).partition("; in flight")[0]
+
+
+def test_ours_are_entries_like_any_other():
+    netsim, gloo = transport_named("netsim"), transport_named("gloo")
+    assert (netsim.has_clock, netsim.can_leave_behind, netsim.joins_launchers) == (True, True, False)
+    assert (gloo.has_clock, gloo.can_leave_behind, gloo.joins_launchers) == (False, False, True)
+
+
+def test_one_of_ones_own_is_carried_and_its_capabilities_are_asked():
+    seen = []
+
+    def carry(run):
+        seen.append((run.num_ranks, run.seed))
+        return transport_named("netsim").carry(run)
+
+    mine = Transport("untimed", carry)
+    register_transport(mine)
+    register_transport(mine)  # again changes nothing
+    assert run_ranks(lambda comm: comm.rank, 2, transport="untimed", seed=5).results == [0, 1]
+    assert seen == [(2, 5)]
+    with pytest.raises(InputError, match="there is a transport 'untimed' already"):
+        register_transport(Transport("untimed", carry))
+    with pytest.raises(InputError, match="no virtual time over 'untimed'"):
+        run_ranks(lambda comm: None, 1, transport="untimed", trace="trace.json")
+    with pytest.raises(
+        InputError, match="transport 'untimed' has no virtual time and no topology; drop topology"
+    ):
+        Trainer(None, None).fit(
+            strategy=AllReduceStrategy(), num_nodes=1, topology="lan", transport="untimed"
+        )
+
+
+def test_unknown_names_list_what_there_is():
+    with pytest.raises(UnknownNameError, match="unknown transport 'glo': did you mean 'gloo'"):
+        run_ranks(lambda comm: None, 1, transport="glo")
+    with pytest.raises(UnknownNameError, match="unknown transport 'None'"):
+        transport_named(None)

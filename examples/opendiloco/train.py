@@ -15,8 +15,8 @@ import os
 import sys
 
 from exogym_core import Trainer
-from exogym_core.app.cli import main as netgym
-from exogym_core.app.experiment import Experiment
+from exogym_core.cli.experiment import Experiment
+from exogym_core.cli.main import main as netgym
 
 IS_SITE = bool(os.environ.get("NETGYM_RENDEZVOUS"))
 

@@ -1,11 +1,11 @@
 """Checkpoints of a whole run: every rank's state, and the log that brings a fresh clock to the same instant.
 
     DIR/step-00000040/
-        manifest.json                             what the run is; size and SHA-256 of the other files
-        log-0001.jsonl.gz                         what every rank has requested of the clock so far; after a
+        manifest.json                             identity of the run; size and SHA-256 of the other files
+        log-0001.jsonl.gz                         requests of every rank to the clock so far; after a
                                                   restart it goes on in log-0002.jsonl.gz, and so on
         rank-0000.json, rank-0000.safetensors     rank 0's state, and so on
-        letters.json, letters.safetensors         what lay in mailboxes, if anything did
+        letters.json, letters.safetensors         messages that lay in mailboxes, if there were any
 
 Ranks write their files into a hidden folder as they get there in host time, and mark a row. When the clock
 has served every rank's mark, the process that serves it adds log and manifest and gives the folder its name:
@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from pydantic import BaseModel, Field, model_validator
 
-from exogym_core.checkpoints.log import LogPart, read_logs
-from exogym_core.checkpoints.rank_state import FileFacts, damaged, read_state
+from exogym_core.checkpoints.files import Count, FileFacts, FileName, LogPart, damaged, read_logs, read_state
 from exogym_core.names import visible
-from netsim.files.errors import InputError
-from netsim.files.plain_files import input_file
+from netsim import input_file
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from exogym_core.ranks.crossing import LetterName
-    from netsim.ranks.requests import Request
+    from exogym_core.workers.journal import MessageName
+    from netsim.ranks import Request
 
 __all__ = [
     "LETTERS",
@@ -68,14 +67,14 @@ def run_identity(
     training_set: str | None = None,
     code: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What must be equal for one run to go on from another's checkpoint, in plain values.
+    """Identity of a run, in plain values: equal in the run of a checkpoint and the one that goes on from it.
 
     Args:
         model: its names, dtypes and shapes count.
         strategy, options: name and arguments of the strategy.
         world_size: number of ranks.
-        settings: whatever else changes what is computed.
-        training_set: what it is known by; None where each rank has one of its own, and knows it itself.
+        settings: everything else that changes results.
+        training_set: its digest; None where each rank has one of its own, with its own digest.
         code: of one's own, see `code_digests`.
     """
     shapes = {
@@ -96,42 +95,37 @@ def run_identity(
     }
     # As JSON gives it back; the address of an object in its repr says nothing.
     plain = json.dumps(identity, default=lambda value: re.sub(r" at 0x[0-9a-f]+", "", repr(value)))
-    result: dict[str, Any] = json.loads(plain)
-    return result
+    return _without_places(plain)
+
+
+def _without_places(plain: str) -> dict[str, Any]:
+    """Identity from its JSON, objects named by their classes alone: modules of classes move between versions."""
+    identity: dict[str, Any] = json.loads(re.sub(r"<exogym_core\.(?:\w+\.)*(\w+ object>)", r"<\1", plain))
+    return identity
 
 
 # --- reading -----------------------------------------------------------------------------------------------
 
 
-_Count = Annotated[int, Field(ge=0, strict=True)]
-_FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=200)]  # of this folder, and nowhere else
-
-
 class _File(BaseModel):
-    num_bytes: _Count
+    num_bytes: Count
     sha256: str
     host: str = ""  # on whose disk it lies, where rank 0 does not see that
 
 
-class _Log(_File):
-    name: _FileName
-    lengths: list[_Count]
-    observed: list[tuple[_Count, _Count]]
-
-
 class _Identity(BaseModel):
-    """Of what is read here; the rest is compared with the run's."""
+    """Part of a run's identity that reading needs; the rest is compared with the run's."""
 
     world_size: Annotated[int, Field(ge=1, le=1_000_000, strict=True, alias="world size")]
 
 
 class _Manifest(BaseModel):
-    """What a manifest must be, whoever has written it."""
+    """Format of a manifest."""
 
-    step: _Count
+    step: Count
     identity: _Identity
-    files: dict[_FileName, _File]
-    logs: list[_Log]
+    files: dict[FileName, _File]
+    logs: tuple[LogPart, ...]
 
     @model_validator(mode="after")
     def _check(self) -> _Manifest:
@@ -148,9 +142,9 @@ class StoredCheckpoint:
     Attributes:
         path: its step folder.
         step: steps that every rank had done.
-        identity: of the run, as `run_identity` told it.
+        identity: of the run, as `run_identity` returned it.
         files: facts of its files but the manifest and the logs.
-        logs: how much of which log belongs to it.
+        logs: parts of logs that belong to it.
     """
 
     path: Path
@@ -181,7 +175,7 @@ class StoredCheckpoint:
 
     @classmethod
     def of_manifest(cls, path: Path, text: str) -> StoredCheckpoint:
-        """The checkpoint of which a manifest in the folder `path` tells, whatever of it is there.
+        """The checkpoint that a manifest in the folder `path` describes; its other files may be missing.
 
         Raises:
             RecordError: the manifest is damaged.
@@ -199,11 +193,12 @@ class StoredCheckpoint:
         if found != _FORMAT:
             raise _differ(path, "format", found, _FORMAT)
         try:
-            _Manifest.model_validate(body)
+            checked = _Manifest.model_validate(body)
         except ValueError as error:
             raise damaged(manifest, " ".join(str(error).split())) from error
-        logs = tuple(map(LogPart.of, body["logs"]))
-        return cls(path, body["step"], body["identity"], body["files"], logs)
+        return cls(
+            path, body["step"], _without_places(json.dumps(body["identity"])), body["files"], checked.logs
+        )
 
     @property
     def world_size(self) -> int:
@@ -211,7 +206,7 @@ class StoredCheckpoint:
         return int(self.identity["world size"])
 
     def check(self, identity: Mapping[str, Any]) -> None:
-        """Refuse a run that is another.
+        """Refuse another run.
 
         Raises:
             InputError: naming what differs, with both values.
@@ -226,8 +221,9 @@ class StoredCheckpoint:
                 continue
             for key in [*mine, *other]:
                 if mine.get(key, "absent") != other.get(key, "absent"):
-                    told = f"{name}: {key}"
-                    raise _differ(self.path, told, mine.get(key, "absent"), other.get(key, "absent"))
+                    raise _differ(
+                        self.path, f"{name}: {key}", mine.get(key, "absent"), other.get(key, "absent")
+                    )
 
     def edited_code(self, identity: Mapping[str, Any]) -> list[str]:
         """Names of classes, functions and constants of one's own that are others, or gone, in a run's `identity`."""
@@ -237,15 +233,15 @@ class StoredCheckpoint:
         return sorted(name for name in {*mine, *others} if mine.get(name) != others.get(name))
 
     def past(self) -> tuple[list[list[Request]], list[dict[str, Any]]]:
-        """What each rank had requested, and what had been observed of the steps before.
+        """Requests of each rank, and rows observed of the steps before.
 
         Raises:
             RecordError: a file is missing or damaged.
         """
         return read_logs(self.path, self.logs, self.world_size)
 
-    def letters(self) -> dict[LetterName, tuple[Tensor, ...]]:
-        """What lay in mailboxes.
+    def letters(self) -> dict[MessageName, tuple[Tensor, ...]]:
+        """Messages that lay in mailboxes.
 
         Raises:
             RecordError: one of its files is damaged.
@@ -268,7 +264,7 @@ class StoredCheckpoint:
 def _differ(path: Path, what: str, checkpoint: Any, run: Any) -> InputError:
     return InputError(
         f"{visible(path)}: the checkpoint's {visible(what, 100)} is {visible(checkpoint, 200)}, this run's is "
-        f"{visible(run, 200)}; make them equal to go on from it, or start anew"
+        f"{visible(run, 200)}; make them equal to go on from it, or start again"
     )
 
 
@@ -294,7 +290,7 @@ def step_folders(folder: Path) -> list[Path]:
 
 
 def rank_name(rank: int) -> str:
-    """What the files of one rank begin with."""
+    """Prefix of the names of one rank's files."""
     return f"rank-{rank:04}"
 
 
@@ -304,6 +300,6 @@ def step_name(step: int) -> str:
 
 
 def manifest_text(body: Mapping[str, Any]) -> str:
-    """The manifest that says `body`, and what it must hash to."""
+    """The text of a manifest: `body` and its SHA-256."""
     digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()
     return json.dumps({"body": body, "sha256": digest}, indent=1) + "\n"

@@ -1,15 +1,20 @@
-"""Code that belongs to no installed package and decides what a run computes: hashed, so that a resume finds edits.
+"""User code and checkpoints: digests by which a resume finds edits, and a trial of `state_dict`.
 
-Hashed is what strategy and model are made of: their classes and functions, and what these name in turn, constants of
-their modules included. The rest of a script may change, such as how long it trains; so may comments.
+Hashed are the classes and functions of strategy and model, and what these name in turn, constants of their modules
+included. The rest of a script may change, such as how long it trains; so may comments.
+
+The trial saves a strategy's state, has a fresh one load it, and compares the two: a `state_dict` that lacks something
+would show up only when a run is resumed, and then as another run, without an error.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import hashlib
 import inspect
+import json
 import re
 import sys
 import sysconfig
@@ -20,17 +25,24 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from exogym_core.checkpoints.files import decode, encode, random_streams, restore_random_streams
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.chain import Module
+from exogym_core.strategy.chain import Chain, Module
+from exogym_core.strategy.participation.absence import AmongPresent
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["code_digests", "is_own_module"]
+    from exogym_core.communicator.base import Communicator
 
-_OURS = ("exogym_core", "netsim")
+
+__all__ = ["StateTrial", "code_digests", "is_own_module"]
+
+_OURS = ("exogym_core", "netgym", "netsim")
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None), tuple, frozenset)
 _DEPTH = 5  # of options within options
 
@@ -62,7 +74,7 @@ def code_digests(roots: Iterable[object]) -> dict[str, str]:
 
 
 def is_own_module(module: str) -> bool:
-    """Whether a module is neither Python's, nor ours, nor of an installed package."""
+    """True if a module is neither Python's, nor ours, nor of an installed package."""
     top = module.partition(".")[0]
     if top in _OURS or (top in sys.stdlib_module_names and top != "__main__") or top == "builtins":
         return False
@@ -182,3 +194,109 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _nested(constant)
+
+
+# --- the trial ----------------------------------------------------------------------------------------------
+
+
+class _CommunicationError(Exception):
+    """The strategy's `setup` or `load_state_dict` talks to other ranks, which a trial cannot."""
+
+
+class _NoOthers:
+    """A communicator of which only what this rank knows by itself is there."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self.rank, self.world_size = comm.rank, comm.world_size
+        self.traffic, self.inside, self.members_change = copy.deepcopy(comm.traffic), None, False
+        self.can_leave_behind = comm.can_leave_behind
+
+    def __getattr__(self, name: str) -> Any:
+        raise _CommunicationError(name)
+
+
+class StateTrial:
+    """Saves the state of a strategy of one's own, has a fresh one load it, and compares their attributes.
+
+    Args:
+        strategy: not set up yet; copied, as `model` is.
+        model: the rank's.
+        set_up: sets a strategy up with a model and a communicator.
+    """
+
+    def __init__(
+        self, strategy: Strategy, model: nn.Module, set_up: Callable[[Strategy, nn.Module, Any], None]
+    ) -> None:
+        self._own = [is_own_module(type(part).__module__) for part in _strategy_parts(strategy)]
+        self._before = copy.deepcopy((strategy, model)) if any(self._own) else None
+        self._set_up = set_up
+
+    def refuse_incomplete(self, strategy: Strategy) -> None:
+        """Try the state of `strategy`, which is between two steps.
+
+        Nothing is tried where a fresh one has to talk to other ranks before it has its state.
+
+        Raises:
+            InputError: an attribute is another after that, the state cannot be loaded, or it holds what cannot be kept.
+        """
+        if self._before is None:
+            return
+        name = type(strategy).__name__
+        tensors: dict[str, Tensor] = {}
+        plain = json.dumps(encode(strategy.state_dict(), tensors, f"checkpoint: {name}"))
+        fresh, model = copy.deepcopy(self._before)
+        streams = random_streams(torch.device("cpu"))
+        try:
+            self._set_up(fresh, model, _NoOthers(strategy.comm))
+            fresh.load_state_dict(decode(json.loads(plain), tensors))
+        except _CommunicationError:
+            return
+        except Exception as error:
+            raise InputError(
+                f"{name}.load_state_dict(): fails on what state_dict() returned: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            restore_random_streams(streams, torch.device("cpu"))
+        for is_own, part, loaded in zip(
+            self._own, _strategy_parts(strategy), _strategy_parts(fresh), strict=True
+        ):
+            if is_own:
+                _compare(part, loaded)
+
+
+def _strategy_parts(strategy: Strategy) -> list[Strategy | Module]:
+    modules = strategy.modules if isinstance(strategy, Chain) else []
+    return [strategy, *(each.rounds if isinstance(each, AmongPresent) else each for each in modules)]
+
+
+def _compare(part: Strategy | Module, loaded: Strategy | Module) -> None:
+    known = {*vars(Strategy()), *Strategy.__annotations__, *part.not_saved}
+    for name, value in vars(part).items():
+        if name in known or _is_equal(value, vars(loaded).get(name)):
+            continue
+        where = f"{type(part).__name__}.state_dict()"
+        raise InputError(
+            f"{where}: lacks {name!r}, which is another after a save and a load; add it there and in "
+            f"load_state_dict(), or, if no step reads it, write not_saved = ({name!r},) in the class"
+        )
+
+
+def _is_equal(value: object, other: object) -> bool:
+    """True if plain values and tensors are equal; what is neither is not compared."""
+    if isinstance(value, Tensor):
+        if not isinstance(other, Tensor) or value.shape != other.shape or value.dtype != other.dtype:
+            return False
+        return torch.equal(value.detach().cpu().nan_to_num(), other.detach().cpu().nan_to_num())
+    if isinstance(value, torch.Generator):
+        return isinstance(other, torch.Generator) and torch.equal(value.get_state(), other.get_state())
+    if isinstance(value, list | tuple):
+        if not isinstance(other, list | tuple) or len(value) != len(other):
+            return False
+        return all(map(_is_equal, value, other))
+    if isinstance(value, dict):
+        if not isinstance(other, dict) or value.keys() != other.keys():
+            return False
+        return all(_is_equal(each, other[key]) for key, each in value.items())
+    if isinstance(value, int | float | str | bytes | None):
+        return value == other or value != value  # nan
+    return True

@@ -1,11 +1,24 @@
-"""Writing checkpoints: each rank's part, and completing one when every rank's mark has been served."""
+"""Writing checkpoints: each rank's part, and completing one when every rank's mark has been served.
+
+A rank that does not see rank 0's disk keeps its parts on its own:
+
+    DIR/part-00000040/rank-0003.json, rank-0003.safetensors
+
+Rank 0 completes a checkpoint when every rank has reported sizes and digests of what lies on its disk; until then a rank
+keeps its part of the one before. A resume first checks that each part is there, and whole. DIR is that of rank 0, on
+the rank's own disk, or lies in the folder that NETGYM_CHECKPOINTS names.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import secrets
 import shutil
-from dataclasses import dataclass, field
+import socket
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.checkpoints.checkpoint import (
@@ -17,31 +30,139 @@ from exogym_core.checkpoints.checkpoint import (
     step_folders,
     step_name,
 )
-from exogym_core.checkpoints.log import LogWriter
-from exogym_core.checkpoints.rank_state import FileFacts, write_new, write_state
+from exogym_core.checkpoints.files import FileFacts, LogWriter, write_new, write_state
 from exogym_core.names import visible
-from exogym_core.ranks.crossing import CrossingLetters
-from exogym_core.ranks.journal import Journal
-from exogym_core.results.disk import RecordError
-from exogym_core.results.lock import FolderLock
+from exogym_core.results.disk import FolderLock, RecordError, record_errors
+from exogym_core.workers.journal import Journal, MessagesInFlight
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
     from torch import Tensor
 
-    from exogym_core.checkpoints.parts import OwnParts
-    from exogym_core.ranks.crossing import LetterName
-    from netsim.ranks.kernel import StampedRow
-    from netsim.ranks.requests import Request
+    from exogym_core.workers.journal import MessageName
+    from netsim.ranks import Request, StampedRow
 
-__all__ = ["CheckpointWriter", "RankCheckpoints"]
+
+__all__ = ["VARIABLE", "CheckpointWriter", "OwnParts", "RankCheckpoints", "mark_of"]
+
+VARIABLE = "NETGYM_CHECKPOINTS"
+_PART_FILE = re.compile(r"rank-(\d{4,})\.(?:json|safetensors)")
+_PART_FOLDER = re.compile(r"part-(\d{8,})")
+
+
+def mark_of(folder: Path | None) -> str:
+    """Make a file that shows other processes whether they see this folder; returns its name.
+
+    "" without a folder, and where no file can be made, such as on a read-only disk: then a folder of that name must do.
+    """
+    name = f".seen-{secrets.token_hex(8)}"
+    try:
+        if folder is not None:
+            (folder / name).touch()
+            return name
+    except OSError:
+        pass
+    return ""
+
+
+def _none() -> int:
+    return -1
+
+
+@dataclass(frozen=True)
+class OwnParts:
+    """Folder for the parts of a rank that does not see rank 0's disk.
+
+    Attributes:
+        folder: on its disk.
+        place: this process's among so many that torchrun has started: all ranks of the run, or those of a site.
+        newest_complete: returns the step of the newest checkpoint that rank 0 has completed; -1 before.
+    """
+
+    folder: Path
+    place: tuple[int, int]
+    newest_complete: Callable[[], int] = _none
+
+    @classmethod
+    def where_needed(
+        cls, home: Path, mark: str, place: tuple[int, int], newest_complete: Callable[[], int]
+    ) -> OwnParts | None:
+        """Parts of a rank that does not see rank 0's folder `home`, in which `mark` is; None where it does.
+
+        Raises:
+            RecordError: no folder can be made.
+        """
+        elsewhere = os.environ.get(VARIABLE, "")
+        if not elsewhere and (home / mark).exists():
+            return None
+        folder = Path(elsewhere).absolute() / home.relative_to(home.anchor) if elsewhere else home
+        with record_errors(folder, "made"):
+            folder.mkdir(parents=True, exist_ok=True)
+        return cls(folder, place, newest_complete)
+
+    def _part(self, step: int) -> Path:
+        return self.folder / step_name(step).replace("step", "part")
+
+    def save(self, step: int, rank: int, state: Any) -> FileFacts:
+        """Write the rank's part of the checkpoint of `step`; returns its facts, which name the machine.
+
+        Raises:
+            InputError: the state holds a value that cannot be stored.
+            RecordError: a file cannot be written.
+        """
+        self._forget(lambda other: other < self.newest_complete())
+        part = self._part(step)
+        with record_errors(part, "made"):
+            part.mkdir(exist_ok=True)
+        facts = write_state(part, rank_name(rank), state)
+        return {name: {**about, "host": socket.gethostname()} for name, about in facts.items()}
+
+    def opened(self, checkpoint: StoredCheckpoint) -> StoredCheckpoint:
+        """The checkpoint with this rank's part.
+
+        Raises:
+            InputError: its part is not here, or not whole.
+        """
+        found = replace(checkpoint, path=self._part(checkpoint.step))
+        ranks = [int(part[1]) for name in checkpoint.files if (part := _PART_FILE.fullmatch(name))]
+        rank = sorted(set(ranks))[self.place[0]]
+        try:
+            found.rank_state(rank)
+        except RecordError as error:
+            about = checkpoint.files.get(f"{rank_name(rank)}.json", {})
+            raise InputError(
+                f"{visible(checkpoint.path)}: rank {rank} on {visible(socket.gethostname())} has not its part: "
+                f"{visible(error, 300)}; it was written on {visible(about.get('host', 'a disk that all saw'))}: start "
+                "each rank where it was (torchrun --node-rank), or start again"
+            ) from None
+        return found
+
+    def keep_only(self, step: int | None) -> None:
+        """Remove parts of other checkpoints, when all ranks have agreed which one they go on from."""
+        self._forget(lambda other: other != step)
+
+    def _forget(self, is_over: Callable[[int], bool]) -> None:
+        for step, part in list(self._kept()):
+            if is_over(step):
+                for path in list(part.iterdir()):
+                    named = _PART_FILE.fullmatch(path.name)
+                    if named is not None and int(named[1]) % self.place[1] == self.place[0]:
+                        path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # other ranks of this machine have theirs there
+                    part.rmdir()
+
+    def _kept(self) -> Iterator[tuple[int, Path]]:
+        for path in self.folder.iterdir():
+            found = _PART_FOLDER.fullmatch(path.name)
+            if found is not None:
+                yield int(found[1]), path
 
 
 @dataclass(frozen=True)
 class RankCheckpoints:
-    """Where ranks put their states, and what they go on from.
+    """Folder for the states of ranks, and the checkpoint to go on from.
 
     Attributes:
         folder: of the checkpoints; None where none are made.
@@ -57,13 +178,13 @@ class RankCheckpoints:
 
     @property
     def home(self) -> Path | None:
-        """The folder of this run's checkpoints, old or new; None where there are none."""
+        """Folder of this run's checkpoints, old or new; None where there are none."""
         if self.folder is None and self.resumed is not None:
             return self.resumed.path.parent
         return self.folder
 
     def is_due(self, step: int) -> bool:
-        """Whether there is a checkpoint after `step` steps."""
+        """True if there is a checkpoint after `step` steps."""
         return self.folder is not None and self.every is not None and step % self.every == 0
 
     def next_step(self, last: int) -> int | None:
@@ -71,7 +192,7 @@ class RankCheckpoints:
         return None if self.folder is None or self.every is None else last + self.every
 
     def begun(self, after: int) -> list[int]:
-        """Steps after this one whose checkpoints some rank has begun."""
+        """Steps after `after` whose checkpoints some rank has begun."""
         if self.folder is None:
             return []
         steps = [int(path.name.removeprefix(".step-")) for path in self.folder.glob(".step-????????")]
@@ -81,43 +202,41 @@ class RankCheckpoints:
         """Write one rank's part of the checkpoint of `step`; returns the facts that it must mark.
 
         Raises:
-            InputError: the state holds what cannot be kept.
+            InputError: the state holds a value that cannot be stored.
             RecordError: a file cannot be written.
         """
         if self.own is not None:
             return self.own.save(step, rank, state)
         assert self.folder is not None
         unfinished = self.folder / f".{step_name(step)}"
-        try:
+        with record_errors(unfinished, "made"):
             unfinished.mkdir(exist_ok=True)
-        except OSError as error:
-            raise RecordError(f"{visible(unfinished)}: cannot be made: {error.strerror}") from error
         return write_state(unfinished, rank_name(rank), state)
 
     def load(self, rank: int) -> dict[str, Any] | None:
-        """What this rank goes on from, None from the start."""
+        """State of this rank in the checkpoint to go on from; None for a run from the start."""
         return self.resumed.rank_state(rank) if self.resumed is not None else None
 
 
 @dataclass
 class _Arriving:
-    """A checkpoint of which some ranks' marks have been served."""
+    """Checkpoint of which some ranks' marks have been served."""
 
     files: FileFacts = field(default_factory=dict)
     lengths: dict[int, int] = field(default_factory=dict)  # rank -> length of its log, the mark included
     # (of ranks whose parts are elsewhere: as far as it has come when the last part is here)
-    num_deposited: int = 0  # by all, when the last rank had come
-    looks: tuple[int, int] = (0, 0)  # looks by the clock that some rank had deposited for: first key and end
+    num_deposited: int = 0  # snapshots of all ranks, when the last rank had saved
+    looks: tuple[int, int] = (0, 0)  # evaluations by the clock that some rank had reached: first key and end
 
 
 class CheckpointWriter:
     """Completes checkpoints as their marks are served, and everything before them has been observed.
 
     Args:
-        folder: where they go; it exists. None: nothing is kept.
+        folder: for the checkpoints; it exists. None: none are made.
         identity: of the run.
         world_size: number of ranks.
-        resumed: what the run goes on from.
+        resumed: the checkpoint that the run goes on from.
         num_parts: how many ranks' parts make a checkpoint, which then has what has come of the others' rows; None:
             those of all.
 
@@ -127,7 +246,7 @@ class CheckpointWriter:
     Attributes:
         journal: to run the ranks with.
         observed: rows of an earlier part of the run.
-        on_complete: called with the step of a checkpoint that is complete.
+        on_complete: called with the step of each complete checkpoint.
     """
 
     on_complete: Callable[[int], None] = staticmethod(lambda step: None)
@@ -149,10 +268,10 @@ class CheckpointWriter:
         self._resumed_step = resumed.step if resumed is not None else 0
         past, self.observed = resumed.past() if resumed is not None else ([], [])
         kept = resumed.letters() if resumed is not None else {}
-        self._letters = CrossingLetters(self._resumed_step, kept)
+        self._in_flight = MessagesInFlight(self._resumed_step, kept)
         self.journal = Journal(past)
         if folder is not None or resumed is not None:
-            self.journal.on_request, self.journal.letters = self._requested, self._letters
+            self.journal.on_request, self.journal.in_flight = self._requested, self._in_flight
         self._tidy()
         self._log: LogWriter | None = None
         if folder is not None:
@@ -163,10 +282,10 @@ class CheckpointWriter:
     def _requested(self, rank: int, request: Request) -> None:
         if self._log is not None:
             self._log.add(rank, request)
-        self._letters.requested(rank, request)
+        self._in_flight.requested(rank, request)
 
     def add(self, marked: StampedRow, num_deposited: int = 0) -> None:
-        """Take in a rank's row, when so many deposits have come.
+        """Take a rank's row, when so many snapshots have been deposited.
 
         Raises:
             RecordError: a file cannot be written; the previous checkpoint is left as it was.
@@ -185,13 +304,13 @@ class CheckpointWriter:
             self._complete.append((row["step"], self._arriving.pop(row["step"])))
 
     def add_observed(self, row: Mapping[str, Any]) -> None:
-        """Keep a row that was observed."""
+        """Store an observed row."""
         if self._log is not None:
             self._log.add_observed(row)
             self._last_look = max(self._last_look, row["step"])
 
     def settle(self, num_observed: int = 0) -> None:
-        """Complete the checkpoints that nothing is missing of, when so many deposits have been observed.
+        """Complete the checkpoints that are ready, when so many snapshots have been observed.
 
         Raises:
             RecordError: a file cannot be written; the previous checkpoint is left as it was.
@@ -201,17 +320,17 @@ class CheckpointWriter:
             if num_observed < arriving.num_deposited or self._last_look < arriving.looks[1] - 1:
                 return
             del self._complete[0]
-            if letters := self._letters.complete(step):
-                arriving.files.update(self._write(step, letters))
+            if messages := self._in_flight.complete(step):
+                arriving.files.update(self._write(step, messages))
             for _ in self.stages(step, arriving.files, arriving.lengths, arriving.looks):
                 pass
             self.on_complete(step)
 
-    def _write(self, step: int, letters: Mapping[LetterName, tuple[Tensor, ...]]) -> FileFacts:
+    def _write(self, step: int, messages: Mapping[MessageName, tuple[Tensor, ...]]) -> FileFacts:
         assert self._folder is not None
         kept = [
             {"box": box, "source": source, "number": number, "tensors": list(tensors)}
-            for ((box, source), number), tensors in letters.items()
+            for ((box, source), number), tensors in messages.items()
         ]
         return write_state(self._folder / f".{step_name(step)}", LETTERS, kept)
 
@@ -225,7 +344,7 @@ class CheckpointWriter:
             step: whose hidden folder holds every rank's files.
             files: their facts.
             lengths: rank -> how much of its log belongs to the checkpoint.
-            looks: rows of looks by the clock that belong to it too, first and end.
+            looks: rows of evaluations by the clock that belong to it too, first and end.
         """
         assert self._folder is not None
         assert self._log is not None
@@ -237,7 +356,7 @@ class CheckpointWriter:
             "step": step,
             "identity": self._identity,
             "files": dict(sorted(files.items())),
-            "logs": [part.to_plain() for part in logs],
+            "logs": [part.model_dump(mode="json") for part in logs],
         }
         write_new(unfinished / MANIFEST, manifest_text(body).encode())
         _sync_folder(unfinished)
@@ -245,10 +364,8 @@ class CheckpointWriter:
         previous = step_folders(self._folder)
         if finished in previous:  # of an earlier run from this folder that got further than what was resumed
             _remove(finished)
-        try:
+        with record_errors(finished, "made"):
             unfinished.rename(finished)
-        except OSError as error:
-            raise RecordError(f"{visible(finished)}: cannot be made: {error.strerror}") from error
         yield "renamed"
         _sync_folder(self._folder)
         yield "complete"
@@ -259,7 +376,7 @@ class CheckpointWriter:
         yield "alone"
 
     def close(self) -> None:
-        """Remove what has not been completed."""
+        """Remove incomplete checkpoints."""
         if self._log is not None:
             self._log.close()
         self._tidy()
@@ -272,7 +389,7 @@ class CheckpointWriter:
                 path.unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Let others make checkpoints in the folder."""
+        """Release the folder to other processes."""
         if self._lock is not None:
             self._lock.release()
 
@@ -286,14 +403,13 @@ def _remove(path: Path) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Have the folder's entries on the disk."""
+    """Write the folder's entries down to the disk."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:  # a system on which folders cannot be opened
         return
     try:
-        os.fsync(descriptor)
-    except OSError as error:
-        raise RecordError(f"{visible(path)}: cannot be written: {error.strerror or error}") from error
+        with record_errors(path, "written"):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -1,16 +1,16 @@
-"""What carries tensors: the contract, and the transports that keep it."""
+"""Communicators: the contract, and the transports that keep it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.communicator.base import Communicator
-from exogym_core.communicator.handle import Handle, Traffic
+from exogym_core.annexes import declared, load
+from exogym_core.communicator.base import Communicator, Handle, Traffic
 
 if TYPE_CHECKING:
-    from exogym_core.communicator.elastic.communicator import SiteCommunicator
     from exogym_core.communicator.gloo.communicator import GlooCommunicator
-    from exogym_core.ranks.run import RunResult, run_ranks
+    from exogym_core.sites.communicator import SiteCommunicator
+    from exogym_core.workers.run import RunResult, run_ranks
 
 __all__ = [
     "Communicator",
@@ -30,12 +30,10 @@ def __getattr__(name: str) -> Any:
         from exogym_core.communicator.gloo.communicator import GlooCommunicator
 
         return GlooCommunicator
-    if name == "SiteCommunicator":
-        from exogym_core.communicator.elastic.communicator import SiteCommunicator
-
-        return SiteCommunicator
     if name in ("RunResult", "run_ranks"):
-        from exogym_core.ranks import run
+        from exogym_core.workers import run
 
         return getattr(run, name)
+    if (reference := declared("names").get(f"{__name__}.{name}")) is not None:
+        return load(reference)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,21 +1,22 @@
-"""What every communicator says of arguments that are wrong by themselves, alike on every transport."""
+"""Checks of arguments that are wrong by themselves, alike on every transport."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from exogym_core.communicator.exchange import caller
-from netsim.files.errors import InputError, UnknownNameError, unknown_name
+from netsim.errors import InputError, UnknownNameError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from exogym_core.communicator.base import Communicator
 
-__all__ = ["CheckedArguments", "reduce_op_name"]
+__all__ = ["CheckedArguments", "gathered_tensor", "parts_of", "reduce_op_name", "scatter_parts"]
 
 _OPS = ("sum", "avg", "min", "max", "product")
 
@@ -62,6 +63,8 @@ def reduce_op_name(op: object) -> str:
     >>> reduce_op_name("SUM"), reduce_op_name(torch.distributed.ReduceOp.AVG)
     ('sum', 'avg')
     """
+    if type(op) is str and op in _OPS:
+        return op
     text = op if isinstance(op, str) else str(op).rsplit(".", maxsplit=1)[-1].strip("<>: 0123456789")
     name = text.lower()
     kinds = torch.distributed.ReduceOp
@@ -86,10 +89,21 @@ class CheckedArguments:
     transport: str
 
     def _check_rank(self, call: str, name: str, rank: int) -> int:
-        """`rank` if it is a member's; `call` and `name` tell the user which argument is wrong."""
+        """`rank` if it is a member's; `call` and `name` are for the error."""
         if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < self.world_size:
             raise self._wrong(call, f"{name}={rank!r} is not a rank; use 0 to {self.world_size - 1}")
         return rank
+
+    def _check_members(self, ranks: Sequence[int]) -> list[int]:
+        """The members of a new group."""
+        members = [self._check_rank("group", "ranks", rank) for rank in ranks]
+        if self.rank not in members or len(set(members)) != len(members):
+            raise self._wrong("group", f"{members} must name this rank, and nobody twice")
+        return members
+
+    def _check_wait(self, wait: float) -> None:
+        if not wait >= 0:
+            raise InputError(f"rank {self.rank}, take: wait={wait!r}; give seconds from 0 up, or math.inf")
 
     def _check_tensors(self, call: str, given: Sequence[object]) -> None:
         """Refuse what is no tensor, and one that cannot be written where the call does so."""
@@ -157,5 +171,63 @@ class CheckedArguments:
 
 
 def _is_expanded(tensor: Tensor) -> bool:
-    """Whether several of its elements are one in memory."""
+    """True if several of its elements are one in memory."""
     return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def parts_of(comm: Communicator, call: str, tensors: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    """One tensor a rank, from a list or by cutting one tensor along its first dimension.
+
+    Raises:
+        InputError: no tensors, not one a rank, not equal parts, or not one dtype.
+    """
+    size = comm.world_size
+    if not isinstance(tensors, Tensor):
+        if not isinstance(tensors, Sequence) or isinstance(tensors, str | bytes):
+            got = type(tensors).__name__
+            raise comm._wrong(call, f"takes a tensor, or a list of one a rank, got {got}")
+        comm._check_tensors(f"{call}: each of the list", tensors)
+        if len(tensors) != size:
+            raise comm._wrong(call, f"{len(tensors)} tensors given, not one for each of {size} ranks")
+        if len({part.dtype for part in tensors}) > 1:
+            raise comm._wrong(call, "the tensors have several dtypes; give one dtype")
+        return list(tensors)
+    if tensors.dim() == 0 or tensors.shape[0] % size:
+        raise comm._wrong(
+            call,
+            f"a tensor of shape {list(tensors.shape)} cannot be cut into {size} equal parts along its "
+            "first dimension; pad it or give a list",
+        )
+    return list(tensors.chunk(size)) if len(tensors) else [tensors] * size
+
+
+def scatter_parts(comm: Communicator, tensor: Tensor, given: Sequence[Tensor] | None) -> list[Tensor]:
+    """The source's `scatter_list`, checked against its `tensor`.
+
+    Raises:
+        InputError: not one a rank, or not like `tensor`.
+    """
+    parts = parts_of(comm, "scatter", given if given is not None else [])
+    for part in parts:
+        if part.shape != tensor.shape or part.dtype != tensor.dtype:
+            raise comm._wrong(
+                "scatter",
+                f"scatter_list has {part.dtype}{list(part.shape)}, tensor is "
+                f"{tensor.dtype}{list(tensor.shape)}; make them equal",
+            )
+    return parts
+
+
+def gathered_tensor(comm: Communicator, tensor: object) -> Tensor:
+    """Check the tensor given to `all_gather`: torch's function takes the list for the results first.
+
+    Raises:
+        InputError: it is no tensor.
+    """
+    if not isinstance(tensor, Tensor):
+        raise comm._wrong(
+            "all_gather",
+            f"takes a tensor, got {type(tensor).__name__}; write tensors = comm.all_gather(tensor), which returns "
+            "the list",
+        )
+    return tensor

@@ -1,4 +1,4 @@
-"""The contract between training code and whatever carries its tensors.
+"""Communicator contract between training code and transports.
 
 Strategies and loops see this class only. `gloo` moves tensors through real sockets, `netsim` through a
 simulated network; both keep the semantics written here, and one table of tests holds them to it.
@@ -9,22 +9,77 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from exogym_core.communicator.arguments import CheckedArguments
 from exogym_core.plain import packed, unpacked
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from exogym_core.communicator.handle import Handle, Traffic
+    from torch import Tensor
 
-__all__ = ["CODE_CARRIERS", "Communicator"]
+__all__ = ["CODE_CARRIERS", "Communicator", "Handle", "Traffic"]
 
 T = TypeVar("T")
+
+_dtype_name = cache(str)  # `str` of a dtype takes a microsecond
+
+
+@dataclass
+class Traffic:
+    """Bytes that one rank has sent so far.
+
+    Attributes:
+        bytes_sent: payload that left this rank, headers not counted.
+        wan_bytes: the part of it that went to another region (0 where the transport knows no regions).
+        payload_bytes: every message counted once in its encoded form, as papers count.
+        bytes_by_dtype: the same bytes by the dtype of what was sent, such as "torch.uint8".
+        charged_values: values whose encoding or decoding has been charged.
+    """
+
+    bytes_sent: int = 0
+    wan_bytes: int = 0
+    payload_bytes: int = 0
+    bytes_by_dtype: dict[str, int] = field(default_factory=dict, compare=False)
+    charged_values: int = field(default=0, compare=False)
+
+    def count(self, tensors: Sequence[Tensor]) -> None:
+        """Count a message of these tensors."""
+        for tensor in tensors:
+            num_bytes, dtype = tensor.nbytes, _dtype_name(tensor.dtype)
+            self.payload_bytes += num_bytes
+            self.bytes_by_dtype[dtype] = self.bytes_by_dtype.get(dtype, 0) + num_bytes
+
+
+class Handle(ABC, Generic[T]):
+    """An operation in flight; `wait()` returns what the synchronous call would have returned."""
+
+    @abstractmethod
+    def wait(self) -> T:
+        """Block until the result is there. Raises what the operation raised. May be called again."""
+
+    @abstractmethod
+    def is_completed(self) -> bool:
+        """True if `wait()` would return at once; on a simulated network, at this rank's virtual time."""
+
+    def cancel(self) -> bool:
+        """Take a message back that the other side has not called for yet; returns whether that was so.
+
+        A receive that is cancelled takes nothing: the next one of the same sender and tag gets the message. Wait
+        for the handle only where this returns False.
+
+        Raises:
+            InputError: the operation is a collective, which others count on.
+        """
+        raise InputError("cancel: only messages can be cancelled; wait for the handle")
+
 
 CODE_CARRIERS = ("direct", "ring")
 """All-reduce algorithms for encoded values: parts go straight to one rank each, which decodes, sums and encodes the
@@ -38,13 +93,13 @@ class Communicator(CheckedArguments, ABC):
     Calls with `async_op=True` return a `Handle`; their inputs are read at the call, their in-place results
     are written by `wait()`. Reduce ops are `sum`, `avg`, `min`, `max`, `product` or torch's `ReduceOp`;
     `avg` takes floating dtypes only. Tensors are dense, of any shape and any floating or integer dtype (or
-    bool without arithmetic), and may live on CPU, CUDA or MPS. `tag` tells messages between the same two ranks apart.
+    bool without arithmetic), and may live on CPU, CUDA or MPS. `tag` distinguishes messages between the same two ranks.
 
     Attributes:
         traffic: what this rank has sent so far, in all its groups.
         can_leave_behind: whether `among_present` and its like are there.
         members_change: ranks may come at any time, and there are no collectives of all of them.
-        inside: where members change, those of this rank's site, who come and go together; else None.
+        inside: where members change, those of this rank's site, which come and go together; else None.
 
     Raises (every operation):
         MismatchError: members disagree in operation, shape, dtype, reduce op or root.
@@ -112,15 +167,15 @@ class Communicator(CheckedArguments, ABC):
         """Send part r to rank r; returns the received parts as a list in rank order.
 
         `tensors` is a list of `world_size` tensors of any shapes and one dtype, or one tensor cut along its
-        first dimension into equal parts (then one tensor of the same shape is returned). Who knows the `shapes` of
-        what will come, one a rank, saves real ranks the round trip in which they tell each other; they must be right.
+        first dimension into equal parts (then one tensor of the same shape is returned). The `shapes` of what will
+        arrive, one a rank, where the caller knows them, save real ranks a round trip; they must be right.
         """
 
     @abstractmethod
     def barrier(self, async_op: bool = False) -> Any:
         """Return when every rank has called it."""
 
-    # --- who comes in time ---------------------------------------------------------------------------------
+    # --- ranks in time ------------------------------------------------------------------------------------
 
     def among_present(
         self,
@@ -131,20 +186,20 @@ class Communicator(CheckedArguments, ABC):
         number: int | None = None,
         awaited: Sequence[int] | None = None,
     ) -> tuple[list[int], T | None]:
-        """Do `work` together with those who come in time, and again without those who then stop answering.
+        """Run `work` among the ranks that arrive in time, again without ranks that then stop answering.
 
-        In time is who comes within `seconds` (virtual) of the first, that instant included, and can be reached
-        by the others then; if all come and can, nobody waits longer, nor for others than `awaited` and those who
-        have fetched the state of this `number` (see `publish`). Who comes later is told at once who was
-        there. A rank that has ended does not come. The first one's `seconds` count.
+        A rank is in time if it arrives within `seconds` (virtual) of the first, that instant included, and can be
+        reached by the others then. If all are, no rank waits longer, nor for others than `awaited` and those that
+        have fetched the state of this `number` (see `publish`). A later rank gets the list of those that were
+        there at once. A rank that has ended does not arrive. The first one's `seconds` count.
 
         `work(peers, weights)` gets the communicator of those present and their weights, in rank order; it makes
         collective calls on it and changes nothing else, as it may be done several times: if not all are through
-        in `averaging_seconds`, its calls end undone, those who cannot be reached are left out (where all can,
+        in `averaging_seconds`, its calls end undone, ranks that cannot be reached are left out (where all can,
         those with the narrowest connection), and the others begin again. Bytes of every attempt are counted.
 
         Members that give the same `number` meet; it grows from call to call. Without one a rank's calls are counted,
-        which is right as long as nobody leaves one out.
+        which is right as long as no rank leaves one out.
 
         Like `now()` it waits for virtual time: members must not wait for each other off the clock meanwhile.
 
@@ -158,11 +213,11 @@ class Communicator(CheckedArguments, ABC):
         raise self._not_here("among_present")
 
     def average_present(self, tensor: Tensor, seconds: float, weight: float = 1.0) -> list[int]:
-        """Average `tensor` over those who come in time, in place for them; returns their ranks.
+        """Average `tensor` over the ranks that arrive in time, in place for them; returns these ranks.
 
-        In time, within `seconds`, is meant as in `among_present`; who is late keeps its `tensor`. The result is
+        In time, within `seconds`, is meant as in `among_present`; a late rank keeps its `tensor`. The result is
         sum(weight * tensor) / sum(weight) in the tensor's own dtype, added in rank order; weights travel free,
-        with the news of who has come.
+        with the list of members.
 
         Raises:
             InputError: as `among_present`; or no floats.
@@ -179,7 +234,7 @@ class Communicator(CheckedArguments, ABC):
         return members
 
     def publish(self, number: int, tensors: Sequence[Tensor]) -> None:
-        """Have `tensors` ready for whoever fetches them, from now on and also when this rank has ended.
+        """Publish `tensors` for `fetch`, from now on and also after this rank has ended.
 
         Members that publish the same number publish the same tensors; the newest number counts. It takes no
         time: what is fetched is sent by the host beside what the rank does.
@@ -190,13 +245,13 @@ class Communicator(CheckedArguments, ABC):
         raise self._not_here("publish")
 
     def fetch(self, at_least: int) -> tuple[int, list[Tensor]] | None:
-        """Download the newest of what members have published, from the one that is reached best.
+        """Download the newest published tensors, from the member with the best route.
 
         Waits until somebody has published the number `at_least` or a newer one, then for the bytes, at this
-        rank's virtual time; nobody else waits. They count as sent by this rank.
+        rank's virtual time; no other rank waits. They count as sent by this rank.
 
         Returns:
-            The number and the tensors; None where nobody who has them can ever be reached.
+            The number and the tensors; None where no rank that has them can ever be reached.
 
         Raises:
             InputError: a real transport, or a call off the clock.
@@ -229,13 +284,13 @@ class Communicator(CheckedArguments, ABC):
         """Send `tensor` to a mailbox of rank `dst` and go on at once.
 
         It leaves now, takes the network as long as any message of its size, and lies in the box until `dst` takes
-        it. Nobody waits for it, and a letter that is never taken is no error. Letters of one rank to one box
+        it. No rank waits for it, and a message that is never taken is no error. Messages of one rank to one box
         arrive in order.
         """
 
     @abstractmethod
     def take(self, box: str = "", wait: float = 0.0) -> list[tuple[int, Tensor]]:
-        """What has come to this rank's mailbox and has not been taken: (rank, tensor) pairs in order of arrival.
+        """Take all messages from this rank's mailbox: (rank, tensor) pairs in order of arrival.
 
         While the box is empty it waits up to `wait` seconds (virtual ones on a simulated network) for something to
         come; with `math.inf` until something comes or nothing ever can: an empty list then says that everyone else
@@ -279,16 +334,16 @@ class Communicator(CheckedArguments, ABC):
         Each call makes a group of its own, with connections of its own. With `reuse` all such calls with the
         same ranks, in the same order, give the one group that the first of them has made.
 
-        Groups drawn anew each round, of ranks that may never meet again, are asked for with `reuse` and the `number` of
+        Groups of each round, of ranks that may never meet again, are requested with `reuse` and the `number` of
         the round, equal on all members and greater each time: nothing is remembered of them then. Such a group is
         dropped when the round is over.
         """
 
     def compare_places(self, compare: bool) -> None:
-        """Whether to `compare` where members call all_reduce, all_gather, reduce_scatter and all_to_all from.
+        """Set whether to `compare` the places of calls of all_reduce, all_gather, reduce_scatter and all_to_all.
 
         All must call from one place of the code unless this says otherwise, for this rank's calls from now on in all
-        its groups: two calls of equal shapes that are swapped on one rank are told instead of giving each other's
+        its groups: two calls of equal shapes that are swapped on one rank raise an error instead of giving each other's
         values. Say False where ranks rightly meet from different lines.
         """
 
@@ -309,7 +364,7 @@ class Communicator(CheckedArguments, ABC):
         """Record `row`, stamped with this rank's virtual time, without waiting for that time."""
 
     def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
-        """Hand over `tensors`, which are this rank's no more, to who observes the run; free, and nobody waits.
+        """Give `tensors` to the run monitor, free of virtual time; this rank must not use them again.
 
         Without an observer they are dropped. `note` is plain: numbers, text, lists and mappings.
         """
@@ -327,12 +382,12 @@ class Communicator(CheckedArguments, ABC):
 
     @contextmanager
     def repeating(self) -> Iterator[None]:
-        """Calls inside are made again after a restart: values are exchanged, the clock hears nothing."""
+        """Context of calls repeated after a restart: values are exchanged, without requests to the clock."""
         yield
 
     @contextmanager
     def noting_calls(self) -> Iterator[list[int]]:
-        """Calls inside may be in flight in a checkpoint: whoever made them makes them again with `calls_again`.
+        """Context of calls that may be in flight in a checkpoint; the caller repeats them with `calls_again`.
 
         What is noted names them for that.
         """
@@ -340,7 +395,7 @@ class Communicator(CheckedArguments, ABC):
 
     @contextmanager
     def calls_again(self, numbers: Sequence[int]) -> Iterator[list[int]]:
-        """Within `repeating`, calls inside are those that were noted as `numbers`, in flight at a checkpoint.
+        """Within `repeating`: context of the calls noted as `numbers`, in flight at a checkpoint.
 
         Their values are exchanged again, and nothing is counted; waiting for them later is waiting on the clock.
         Elsewhere they are calls like others, as inside `noting_calls`.
@@ -349,11 +404,11 @@ class Communicator(CheckedArguments, ABC):
             yield noted
 
     def flush(self) -> None:
-        """Have what this rank has marked so far seen soon, not when it next waits for others."""
+        """Send the rows of this rank soon, not at its next wait."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """This rank's counters, in all its groups, for a checkpoint.
+        """Counters of this rank, in all its groups, for a checkpoint.
 
         Raises:
             InputError: a call of this rank is still in flight.
@@ -377,7 +432,7 @@ class Communicator(CheckedArguments, ABC):
 
     @property
     def carrier_of_codes(self) -> str:
-        """How encoded values are all-reduced, of `CODE_CARRIERS`.
+        """All-reduce algorithm of encoded values, one of `CODE_CARRIERS`.
 
         A sum of codes is none, so they cannot go by every algorithm. Directly, as over real sockets, unless a
         simulated run fixes one that can carry them.

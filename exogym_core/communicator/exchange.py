@@ -1,9 +1,8 @@
-"""Where the ranks' values meet, in host time: calls are matched, judged and combined once.
+"""Exchange of the ranks' values in host time: calls are matched, compared and combined once.
 
-Knows nothing of virtual time. A rank waits here until those members have posted whose values its own is made of: for
-the root of a broadcast, a member of a gather that is not its root and others like them that is nobody. That all
-members agree is checked when the last has posted. A wait-for graph is looked at whenever a rank blocks or ends, so that
-what can never come is told at once.
+Knows nothing of virtual time. A rank waits here until the members have posted whose values its own is made of; the
+root of a broadcast and a member of a gather that is not its root wait for none. When the last member has posted, all
+must agree. Whenever a rank blocks or ends, the wait-for graph is checked, so that a deadlock is reported at once.
 """
 
 from __future__ import annotations
@@ -11,24 +10,24 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from exogym_core.communicator.values import Combine, Outcome, combine
-from netsim.files.errors import BrokenCallError, DeadlockError, MismatchError, NetsimError
-from netsim.ranks.lanes import group_of
-from netsim.ranks.needs import FROM_ROOT, needs_nobody
+from netsim.errors import BrokenCallError, DeadlockError, MismatchError, NetsimError
+from netsim.ranks import FROM_ROOT, group_of, needs_nobody
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Sequence
+    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from torch import Tensor
 
-    from netsim.ranks.requests import Key
+    from netsim.ranks import Key
 
-__all__ = ["Exchange", "Signature", "Slot", "caller", "mismatch_error"]
+__all__ = ["Exchange", "Signature", "Slot", "caller", "deadlock_error", "mismatch_error", "ranks_stuck"]
 
 # Code between a user and a call: ours, and torch's own where it calls us as a backend of torch.distributed.
 _BETWEEN = tuple(
@@ -42,7 +41,7 @@ _BETWEEN = tuple(
 
 
 def caller() -> tuple[str, int]:
-    """File and line of the nearest frame outside of what lies between: where the user made the call."""
+    """File and line of the user's call: of the nearest frame outside of these packages."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
@@ -57,7 +56,7 @@ _ROOTS = {"broadcast": "src", "reduce": "dst", "gather": "dst", "scatter": "src"
 
 
 class Signature(NamedTuple):
-    """What one member called, first what must agree among members, `where` and all behind it aside.
+    """Call of one member: first the fields that must agree among members, then `where` and all behind it.
 
     `place` is of `where` what must agree too, if anything.
     """
@@ -84,25 +83,21 @@ class Signature(NamedTuple):
         on_clock: bool = True,
         compares_places: bool = False,
     ) -> Signature:
-        """What this rank calls now, with tensors such as these.
+        """Signature of a call of this rank, with tensors such as these.
 
         Compared are places where that is wanted, and usual for such a call: all members make it at the same one.
         """
         # The shapes of an all_to_all may differ; that there is one part a rank is checked before.
         shapes = () if name == "all_to_all" else tuple([tuple(tensor.shape) for tensor in like])
-        dtype = str(like[0].dtype).removeprefix("torch.") if like else ""
-        where = caller()
-        place = None
-        if compares_places and name in _ALIKE:
-            place = (os.path.basename(where[0]), where[1])  # machines differ in folders
-        return cls(name, dtype, shapes, reduce_op, root, place, where, side, on_clock)
+        dtype = like[0].dtype if like else None
+        return _signature(name, dtype, shapes, reduce_op, root, caller(), side, on_clock, compares_places)
 
     def agreed(self) -> tuple[object, ...]:
         """The part that members must share."""
         return self[:_NUM_AGREED]
 
     def needs_nobody(self, member: int) -> bool:
-        """Whether this member of the call has its value at once; disagreement then ends the run."""
+        """True if this member of the call has its value at once; disagreement then ends the run."""
         return needs_nobody(self.name, member == self.root, all(0 in shape for shape in self.shapes))
 
     def __str__(self) -> str:
@@ -114,6 +109,25 @@ class Signature(NamedTuple):
         return f"{self.side or self.name}({', '.join(what)}) at {os.path.basename(path)}:{line}"
 
 
+@lru_cache(maxsize=512)
+def _signature(
+    name: str,
+    dtype: torch.dtype | None,
+    shapes: tuple[tuple[int, ...], ...],
+    reduce_op: str,
+    root: int,
+    where: tuple[str, int],
+    side: str,
+    on_clock: bool,
+    compares_places: bool,
+) -> Signature:
+    """A signature, made once: a program makes the same calls at every step."""
+    text = str(dtype).removeprefix("torch.") if dtype is not None else ""
+    # Machines differ in folders.
+    place = (os.path.basename(where[0]), where[1]) if compares_places and name in _ALIKE else None
+    return Signature(name, text, shapes, reduce_op, root, place, where, side, on_clock)
+
+
 _NUM_AGREED = Signature._fields.index("where")
 
 
@@ -122,11 +136,11 @@ class Slot:
     """One call, until its last member has posted.
 
     Attributes:
-        outcome: the values of those who are `served`.
-        error: what those who are `served` get instead.
+        outcome: the values of `served` members.
+        error: raised in `served` members instead.
         ends_run: the error is not for members, some of which had gone on before all had posted.
-        served: members that can take their values; those who need nobody are never among them.
-        waiters: rank and member of those who wait.
+        served: members that can take their values; those that need no other are never among them.
+        waiters: (rank, member) of each wait.
     """
 
     key: Key
@@ -164,7 +178,7 @@ class Slot:
 
 
 def _agree(signature: Signature | None, other: Signature) -> bool:
-    return signature is not None and signature[:_NUM_AGREED] == other[:_NUM_AGREED]
+    return signature is other or (signature is not None and signature[:_NUM_AGREED] == other[:_NUM_AGREED])
 
 
 class _ValueWait(NamedTuple):
@@ -201,7 +215,7 @@ class Exchange:
         self._running = set(range(num_ranks))
         self._blocked: dict[int, _ValueWait | str] = {}
         self._exited: set[int] = set()
-        self._shelf: dict[tuple[Hashable, Hashable], tuple[Tensor, ...]] = {}
+        self._stored: dict[tuple[Hashable, Hashable], tuple[Tensor, ...]] = {}
         self._broken: set[Hashable] = set()
 
     def put(
@@ -213,7 +227,7 @@ class Exchange:
         signature: Signature,
         tensors: Sequence[Tensor],
     ) -> Slot:
-        """Post one member's part; those have their values whom that has all they need, with the last one's all."""
+        """Post one member's part; members whose dependencies are met have their values, all with the last part."""
         slot = self._slots.get(key)
         if slot is None:
             size = len(ranks)
@@ -273,7 +287,7 @@ class Exchange:
         self._slots.pop(key, None)
 
     def break_group(self, group: Hashable) -> None:
-        """Calls of this group that wait for members have no values to give, nor have those posted from now on."""
+        """End a group's calls without values: those that wait for members, and those posted from now on."""
         self._broken.add(group)
         for slot in [slot for slot in self._slots.values() if group_of(slot.key.group) == group]:
             self._fail(slot)
@@ -291,47 +305,47 @@ class Exchange:
             self._slots.pop(slot.key.group[1:], None)  # type: ignore[call-overload]
             return Outcome()
         if first.name in ("put", "taken"):
-            letter = (slot.key.group[1:], slot.key.number)  # of which box, from whom, and which
+            name = (slot.key.group[1:], slot.key.number)  # its box and sender, and its number
             if first.name == "taken":
-                return Outcome(shared=self._shelf.pop(letter))
-            self._shelf[letter] = tuple(tensor.clone() for tensor in slot.inputs[0])
+                return Outcome(shared=self._stored.pop(name))
+            self._stored[name] = tuple(tensor.clone() for tensor in slot.inputs[0])
             return Outcome()
         place = (slot.key.group[1], slot.key.number)  # of whom, and which state
         if first.name == "fetch":
-            return Outcome(shared=self._shelf[place])
-        if place not in self._shelf:
-            self._shelf[place] = tuple(tensor.clone() for tensor in slot.inputs[0])
+            return Outcome(shared=self._stored[place])
+        if place not in self._stored:
+            self._stored[place] = tuple(tensor.clone() for tensor in slot.inputs[0])
         return Outcome()
 
-    # --- letters ------------------------------------------------------------------------------------------
+    # --- messages ------------------------------------------------------------------------------------------
 
-    def letter(self, name: tuple[Hashable, int]) -> tuple[Tensor, ...]:
-        """What a letter holds that has not been taken; its name is its box and source, and its number."""
-        return self._shelf[name]
+    def message(self, name: tuple[Hashable, int]) -> tuple[Tensor, ...]:
+        """Tensors of a message that has not been taken; its name is its box and source, and its number."""
+        return self._stored[name]
 
-    def keep_letter(self, name: tuple[Hashable, int], tensors: tuple[Tensor, ...]) -> None:
-        """Have a letter lie there as if its sender had put it."""
-        self._shelf[name] = tensors
+    def keep_message(self, name: tuple[Hashable, int], tensors: tuple[Tensor, ...]) -> None:
+        """Put a message into its box as if its sender had put it."""
+        self._stored[name] = tensors
 
-    def drop_letter(self, name: tuple[Hashable, int]) -> None:
-        """Nobody will take it."""
-        self._shelf.pop(name, None)
+    def drop_message(self, name: tuple[Hashable, int]) -> None:
+        """Drop a message."""
+        self._stored.pop(name, None)
 
     def forget(self, group: Hashable, numbers: Collection[int]) -> None:
-        """Of what the group has published, keep these numbers, and newer ones than all of them."""
+        """Drop the group's publications except these numbers and newer ones."""
         newest = max(numbers)
-        for place in list(self._shelf):
+        for place in list(self._stored):
             if place[0] == group and place[1] < newest and place[1] not in numbers:  # type: ignore[operator]
-                del self._shelf[place]
+                del self._stored[place]
 
-    # --- who waits for whom --------------------------------------------------------------------------------
+    # --- the wait-for graph --------------------------------------------------------------------------------
 
     def block(self, rank: int, slot: Slot, member: int) -> DeadlockError | None:
         """`rank` waits for its value as a member of a call; returns the deadlock this completes, if any."""
         reason = self._blocked[rank] = _ValueWait(slot, member)
         self._running.discard(rank)
         slot.waiters.append((rank, member))
-        # Nothing new can be hopeless while every rank it waits for is running.
+        # Nothing new can be stuck while every rank it waits for is running.
         return None if reason.awaited <= self._running else self.deadlock()
 
     def block_for_clock(self, rank: int) -> None:
@@ -354,12 +368,12 @@ class Exchange:
 
     @property
     def running(self) -> AbstractSet[int]:
-        """The ranks that can still do something by themselves."""
+        """Ranks that wait for nothing."""
         return self._running
 
     @property
     def is_clock_awaited(self) -> bool:
-        """Whether a rank waits for the clock."""
+        """True if a rank waits for the clock."""
         return any(isinstance(reason, str) for reason in self._blocked.values())
 
     def calls_in_flight(self) -> list[str]:
@@ -373,28 +387,19 @@ class Exchange:
             kernel_needs: the rank whose next request the clock waits for, if it does: then ranks that wait
                 for the clock wait for that rank.
         """
-        hopeful = set(self._running)
-        clock_runs = kernel_needs is None or kernel_needs in hopeful
-        grew = True
-        while grew:
-            grew = False
-            for rank, reason in self._blocked.items():
-                hope = clock_runs if isinstance(reason, str) else reason.awaited <= hopeful
-                if rank not in hopeful and hope:
-                    hopeful.add(rank)
-                    clock_runs = clock_runs or rank == kernel_needs
-                    grew = True
-        hopeless = sorted(set(self._blocked) - hopeful)
-        return DeadlockError(self._tell(hopeless, kernel_needs)) if hopeless else None
 
-    def _tell(self, hopeless: list[int], kernel_needs: int | None) -> str:
-        lines = {rank: self._waits(rank, kernel_needs) for rank in hopeless}
-        shown = "; ".join(f"rank {rank} waits for {text}" for rank, text in list(lines.items())[:4])
-        more = f"; and {len(lines) - 4} more ranks" if len(lines) > 4 else ""
-        ended = sorted(self._exited)
-        table = [f"  rank {rank}: waits for {text}" for rank, text in lines.items()]
-        table += [f"  rank {rank}: has ended" for rank in ended]
-        return "\n".join([f"deadlock: {shown}{more}", *table])
+        def can_go_on(rank: int, able: AbstractSet[int]) -> bool:
+            reason = self._blocked[rank]
+            if isinstance(reason, str):
+                return kernel_needs is None or kernel_needs in able
+            return reason.awaited <= able
+
+        stuck = ranks_stuck(self._blocked, self._running, can_go_on)
+        if not stuck:
+            return None
+        waits = {rank: self._waits(rank, kernel_needs) for rank in stuck}
+        ended = dict.fromkeys(sorted(self._exited), "has ended")
+        return deadlock_error(waits, {rank: f"waits for {text}" for rank, text in waits.items()} | ended)
 
     def _waits(self, rank: int, kernel_needs: int | None) -> str:
         reason = self._blocked[rank]
@@ -403,15 +408,15 @@ class Exchange:
         return f"{_ranks(reason.awaited, self._exited)} in {reason.slot.signatures[reason.member]}"
 
     def _unmatched(self) -> DeadlockError | None:
-        """Everybody has ended: what was posted and never matched."""
-        told = [
+        """Calls that were posted and never matched, when every rank has ended."""
+        unmatched = [
             f"{self._posted(slot)} was never matched by {_ranks(slot.missing, set())}"
             for slot in self._slots.values()
         ]
-        if not told:
+        if not unmatched:
             return None
         return DeadlockError(
-            "\n".join([f"every rank has ended, but {told[0]}", *(f"  {text}" for text in told)])
+            "\n".join([f"every rank has ended, but {unmatched[0]}", *(f"  {text}" for text in unmatched)])
         )
 
     def _posted(self, slot: Slot) -> str:
@@ -426,6 +431,35 @@ def _ranks(ranks: set[int], exited: set[int]) -> str:
     return f"{text} (ended: {', '.join(map(str, ended))})" if ended else text
 
 
+def ranks_stuck(
+    waiting: Collection[int], running: Collection[int], can_go_on: Callable[[int, AbstractSet[int]], bool]
+) -> list[int]:
+    """Waiting ranks that can never go on, in order.
+
+    Args:
+        waiting: ranks that wait.
+        running: ranks that may do anything.
+        can_go_on: (rank, able) -> whether a waiting rank goes on once all of `able` can.
+    """
+    able = set(running)
+    while free := {rank for rank in waiting if rank not in able and can_go_on(rank, able)}:
+        able |= free
+    return sorted(set(waiting) - able)
+
+
+def deadlock_error(stuck: Mapping[int, str], table: Mapping[int, str]) -> DeadlockError:
+    """One line with the first ranks that wait for ever, the table of all ranks below it.
+
+    Args:
+        stuck: by rank that can never go on, what it waits for.
+        table: by rank, in the order of the lines, what it does.
+    """
+    shown = "; ".join(f"rank {rank} waits for {text}" for rank, text in list(stuck.items())[:4])
+    more = f"; and {len(stuck) - 4} more ranks" if len(stuck) > 4 else ""
+    lines = [f"  rank {rank}: {text}" for rank, text in table.items()]
+    return DeadlockError("\n".join([f"deadlock: {shown}{more}", *lines]))
+
+
 def mismatch_error(ranks: Sequence[int], agreed: Sequence[object], calls: Sequence[str]) -> MismatchError:
     """One line with the sides, the table of all members below it.
 
@@ -437,12 +471,12 @@ def mismatch_error(ranks: Sequence[int], agreed: Sequence[object], calls: Sequen
     sides: dict[object, list[int]] = {}
     for member, key in enumerate(agreed):
         sides.setdefault(key, []).append(member)
-    told = []
+    called = []
     for members in sides.values():
         names = ", ".join(str(ranks[member]) for member in members)
-        told.append(f"rank{'s' if len(members) > 1 else ''} {names} called {calls[members[0]]}")
+        called.append(f"rank{'s' if len(members) > 1 else ''} {names} called {calls[members[0]]}")
     table = [f"  rank {rank}: {call}" for rank, call in zip(ranks, calls, strict=True)]
-    return MismatchError("\n".join([f"ranks disagree: {'; '.join(told)}", *table]))
+    return MismatchError("\n".join([f"ranks disagree: {'; '.join(called)}", *table]))
 
 
 def _mismatch(slot: Slot) -> MismatchError:

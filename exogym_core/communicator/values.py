@@ -1,4 +1,4 @@
-"""What collectives compute: the value members get, reduced once, in rank order.
+"""Values of collectives, reduced once, in rank order.
 
 Half precision is accumulated in fp32 and rounded once, at the end: a sum of 300 ones is no 300 in bfloat16, which
 stops counting at 256, and 64 values of 2000 are no mean in fp16, whose largest number is 65504.
@@ -18,7 +18,7 @@ __all__ = ["Combine", "Empty", "Outcome", "accumulator_dtype", "combine", "own_v
 
 @dataclass(frozen=True)
 class Outcome:
-    """What members get: `shared` goes to everyone, `own[member]` to that member alone (instead)."""
+    """Values for members: `shared` goes to everyone, `own[member]` to that member alone (instead)."""
 
     shared: tuple[Tensor, ...] = ()
     own: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
@@ -33,7 +33,7 @@ Combine = Callable[[str, Sequence[Sequence[Any]], str, int], Outcome]
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What values of `dtype` are added up in: halves in fp32, all others in their own."""
+    """Dtype of sums of `dtype`: fp32 for halves, its own for all others."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -127,7 +127,7 @@ def combine(
 
 
 def own_value(name: str, tensors: Sequence[Any], member: int, root: int, size: int) -> tuple[Any, ...]:
-    """Value of a member that needs nobody (`netsim.ranks.needs`), from its own inputs."""
+    """Value of a member that needs no other (`netsim.ranks.needs_nobody`), from its own inputs."""
     match name:
         case "scatter" | "reduce_scatter":
             return tuple(tensors[member : member + 1])

@@ -1,1 +1,1 @@
-"""What steps and codecs cost in virtual time."""
+"""Virtual time of computing steps, of codecs and of updates."""

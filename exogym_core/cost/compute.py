@@ -1,4 +1,4 @@
-"""How long a training step takes in virtual time: fixed, by FLOPs on a device, or measured."""
+"""Virtual time of a training step: fixed, by FLOPs on a device, or measured."""
 
 from __future__ import annotations
 
@@ -14,24 +14,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from exogym_core.cost.coding import Coding
 from exogym_core.cost.devices import DTYPES, find_device
 from exogym_core.cost.flops import kept_rng_of
-from exogym_core.cost.timing import seconds_of
-from exogym_core.cost.updates import Updates
-from netsim.files.errors import InputError, unknown_name, unknown_names
-from netsim.files.units import format_seconds, parse_fraction, parse_seconds
+from exogym_core.cost.speeds import Coding, Updates, seconds_of
+from netsim.errors import InputError, unknown_name, unknown_names
+from netsim.units import format_seconds, parse_fraction, parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import nn
 
-    from exogym_core.cost.coding import CodingTrials
+    from exogym_core.cost.speeds import CodingTrials
 
 __all__ = ["NO_DEVICE", "Compute", "StepDurations", "intra_op_threads", "measure_seconds"]
 
-#: What is said of a host where a step's seconds depend on a device that nobody names.
+#: Error of a host without a device, where a step's seconds depend on it.
 NO_DEVICE = (
     "names no device, so what a step takes there is not known: give compute='measured' (on this machine), "
     "compute='50 ms' or compute={'flops': {'device': 'a100'}}; in commands --set compute=measured, of a plan "
@@ -74,7 +72,7 @@ def _options(where: str, given: object, known: Sequence[str]) -> Mapping[str, An
 
 @dataclass(frozen=True)
 class Compute:
-    """What a local step costs.
+    """Cost of a local step.
 
     Attributes:
         kind: `fixed`; `flops`: a batch's operations / (the device's peak x utilisation); `measured`: on this
@@ -86,9 +84,9 @@ class Compute:
         factor: measured seconds are multiplied by it.
         jitter: sigma of the lognormal factor (mean 1) on each step of each host.
         straggler_fraction: share of the steps of each host that are slow.
-        straggler_slowdown: how many times as long a slow one takes.
-        coding: what compressing costs besides.
-        updates: what optimizers' steps cost besides.
+        straggler_slowdown: duration of a slow step, as a multiple.
+        coding: cost of compression.
+        updates: cost of optimizers' steps.
         at_once: measure while so many processes do the same on this machine.
     """
 
@@ -107,7 +105,7 @@ class Compute:
 
     @classmethod
     def parse(cls, spec: Any) -> Compute:
-        """From what users write.
+        """Parse the `compute` of an experiment or of `fit`.
 
         A number (seconds) or '50 ms'; 'flops'; 'measured'; or a mapping with one of `fixed: 50 ms`,
         `flops: {utilisation, device, dtype}`, `measured: {factor}`, and with `jitter: 0.1` and
@@ -207,11 +205,11 @@ class Compute:
 
     @property
     def is_measured(self) -> bool:
-        """Whether something is yet to be measured."""
+        """True if a part is still to be measured."""
         return "measured" in (self.kind, self.coding.kind, self.updates.kind)
 
     def may_become(self, found: Compute) -> bool:
-        """Whether `found` is this with what it leaves open measured."""
+        """True if `found` is this with its open parts measured."""
         if self.is_measured or not self.coding.speeds:
             return self.is_measured
         speeds = set(self.coding.speeds) <= set(found.coding.speeds)
@@ -220,13 +218,13 @@ class Compute:
     def with_measured_work(
         self, threads: int, trials: CodingTrials, shapes: Sequence[torch.Size], own: CodingTrials = ()
     ) -> Compute:
-        """This with the speeds here of codecs and optimizers, on so many threads, if they are to be measured.
+        """Copy with measured speeds of codecs and optimizers, on so many threads, where they are to be measured.
 
         Args:
             threads: torch's.
-            trials: the work of codecs.
+            trials: work of codecs.
             shapes: of the parameters that are updated.
-            own: the work of codecs of one's own, which is measured also where speeds by name lack it.
+            own: work of the user's codecs, which is measured also where speeds by name lack it.
         """
         with intra_op_threads(threads):
             coding = self.coding.measured(trials, own, self.at_once)
@@ -242,7 +240,7 @@ class Compute:
             flops: operations of the step's forward and backward passes.
             device: the host's, as the topology names it; None: it names none.
             where: prefix of errors, such as "host us.0: ".
-            half: whether the model computes in half precision (autocast).
+            half: the model computes in half precision (autocast).
 
         Raises:
             InputError: by FLOPs, and neither this nor the host names a device; or not measured yet.
@@ -258,7 +256,7 @@ class Compute:
         return flops / (find_device(name, where).flops_for(dtype, name) * self.utilisation)
 
     def describe(self) -> str:
-        """A few words for people, such as 'fixed 50 ms'."""
+        """Short text, such as 'fixed 50 ms'."""
         if self.kind == "fixed":
             return f"fixed {format_seconds(self.seconds)}"
         if self.kind == "measured":
@@ -267,7 +265,7 @@ class Compute:
 
 
 class StepDurations:
-    """How long each step of one host takes: the mean, with jitter and stragglers by (seed, host, step).
+    """Duration of each step of a host: the mean, with jitter and stragglers by (seed, host, step).
 
     The draws depend on nothing else, so every strategy meets the same ones.
 
@@ -310,7 +308,7 @@ class StepDurations:
 
 @contextmanager
 def intra_op_threads(number: int) -> Iterator[None]:
-    """A context in which torch computes on so many threads."""
+    """Let torch compute on so many threads in the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

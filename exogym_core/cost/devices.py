@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from netsim.files.errors import unknown_name
-from netsim.topology.devices import device_name, device_table
+from netsim import device_name, device_table
+from netsim.errors import unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +53,7 @@ DEVICES: dict[str, Device] = {
     )
     for name, row in device_table().items()
 }
-"""Devices by name."""
+"""Known devices by name."""
 
 
 def find_device(name: str, where: str = "") -> Device:

@@ -1,7 +1,7 @@
-"""What one forward and backward pass multiplies, counted by torch's counter and what that one misses.
+"""FLOPs of a forward and backward pass, by torch's counter with formulas that it lacks.
 
-Products count (matrices, convolutions, attention, recurrent layers), multiply and add as two; element by element work
-does not, as is the custom. What nobody can count is named, since it would take no time.
+Products count (matrices, convolutions, attention, recurrent layers), multiply and add as two; elementwise work does
+not, as is the custom. Modules and operators without a formula are named, since they would take no time.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from exogym_core.data.losses import as_loss
-from netsim.files.errors import InputError
+from exogym_core.data.batches import as_loss
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,12 +32,7 @@ __all__ = ["FlopCount", "count_flops", "kept_rng_of"]
 Shape: TypeAlias = Sequence[int]
 
 _aten = torch.ops.aten
-_WITHOUT_PRODUCTS = (
-    nn.Embedding,
-    nn.EmbeddingBag,
-    nn.LayerNorm,
-    nn.RMSNorm,
-)  # for all their large parameters
+_WITHOUT_PRODUCTS = nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm  # despite their large parameters
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,7 @@ class FlopCount:
     uncounted: tuple[str, ...] = ()
 
     def warn_or_refuse(self) -> None:
-        """Say what a step's time by FLOPs leaves out.
+        """Warn about the parts that a step's time by FLOPs leaves out.
 
         Raises:
             InputError: it would leave out all.
@@ -93,7 +88,7 @@ def count_flops(model: nn.Module, batch: Any) -> FlopCount:
 
 
 class _Modules:
-    """Which modules with matrices of their own ran without a single operation being counted."""
+    """Counts the operations of each module with matrices of its own."""
 
     def __init__(self, model: nn.Module, counter: FlopCounterMode) -> None:
         self._counter = counter
@@ -101,15 +96,15 @@ class _Modules:
         for name, module in model.named_modules():
             matrices = [p for p in module.parameters(recurse=False) if p.dim() > 1 and p.requires_grad]
             if matrices and not isinstance(module, _WITHOUT_PRODUCTS):
-                told = f"{name or 'the model'} ({type(module).__name__})"
-                module.register_forward_pre_hook(partial(self._note, told, -1))
-                module.register_forward_hook(partial(self._note, told, 1))
+                title = f"{name or 'the model'} ({type(module).__name__})"
+                module.register_forward_pre_hook(partial(self._note, title, -1))
+                module.register_forward_hook(partial(self._note, title, 1))
 
-    def _note(self, told: str, sign: int, *_: object) -> None:
-        self._counted[told] += sign * int(self._counter.get_total_flops())
+    def _note(self, title: str, sign: int, *_: object) -> None:
+        self._counted[title] += sign * int(self._counter.get_total_flops())
 
     def uncounted(self) -> list[str]:
-        return [told for told, flops in self._counted.items() if not flops]
+        return [title for title, flops in self._counted.items() if not flops]
 
 
 class _Foreign(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -126,7 +121,7 @@ class _Foreign(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-# --- what torch's counter does not know; arguments are shapes ------------------------------------------------
+# --- formulas that torch's counter lacks; arguments are shapes -----------------------------------------------
 
 
 def _attention(query: Shape, key: Shape, value: Shape, *args: Any, **kwargs: Any) -> int:

@@ -1,1 +1,1 @@
-"""Which samples each rank sees, and how they become batches."""
+"""Samples of each rank, and batches of them."""

@@ -1,4 +1,4 @@
-"""How samples become batches, and batches get onto a device."""
+"""Batches: made of samples, moved onto a device, and the loss that a model returns for one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,24 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from netsim.files.errors import InputError, unknown_names
+from netsim.errors import InputError, unknown_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from exogym_core.data.draws import Draws
 
-__all__ = ["Reader", "StepReader", "as_tuple", "batch_reader", "collate_of", "move_batch"]
+
+__all__ = [
+    "Reader",
+    "StepReader",
+    "as_loss",
+    "as_mean_loss",
+    "as_tuple",
+    "batch_reader",
+    "collate_of",
+    "move_batch",
+]
 
 Reader: TypeAlias = "Callable[[Tensor], Any]"
 """Fetches the samples of some indices as one batch."""
@@ -32,7 +42,7 @@ _OURS = {
 
 
 def batch_reader(dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | None = None) -> Reader:
-    """How to fetch the samples of some indices as one batch.
+    """Function that fetches the samples of some indices as one batch.
 
     Tensors are indexed at once, also through `Subset`; a dataset with a method `batch(indices)` makes its own
     batches; all others go sample by sample through `collate`, torch's default where none is given.
@@ -54,17 +64,17 @@ def batch_reader(dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | No
 
 
 def as_tuple(batch: Any) -> Any:
-    """Collated lists become tuples, as EXO Gym's models get them."""
+    """Turn a collated list into a tuple, as EXO Gym's models get it."""
     return tuple(batch) if type(batch) is list else batch
 
 
 class StepReader(Dataset[Any]):
-    """Reads a rank's steps; also what a DataLoader's worker reads from, so that workers change no result.
+    """Reads a rank's steps, in its process or a DataLoader's worker, with the same result.
 
     Args:
         dataset: of samples.
         collate: makes a batch of samples.
-        draws: what reading draws at random.
+        draws: random numbers of reading.
     """
 
     def __init__(
@@ -74,7 +84,7 @@ class StepReader(Dataset[Any]):
         self._reader: Reader | None = None
         while type(dataset) is Subset:
             dataset = dataset.dataset
-        self._is_plain = collate is None and type(dataset) is TensorDataset  # nobody's code that could draw
+        self._is_plain = collate is None and type(dataset) is TensorDataset  # which draws nothing
 
     def read(self, place: Sequence[int], pieces: Sequence[Tensor]) -> list[Any]:
         """The micro-batches of these indices; what is drawn depends on `place`, such as (rank, epoch, step)."""
@@ -86,7 +96,7 @@ class StepReader(Dataset[Any]):
             return list(map(self._reader, pieces))
 
     def __getitems__(self, asked: tuple[Sequence[int], Sequence[Tensor]]) -> list[Any]:
-        """As `read`, for a DataLoader."""
+        """Read for a DataLoader."""
         return self.read(*asked)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -147,3 +157,22 @@ _LOADER_ARGUMENTS = (
     "timeout",
     "worker_init_fn",
 )
+
+
+def as_mean_loss(output: Any, where: str) -> Tensor:
+    """A model's output, which must be a scalar tensor; `where` begins the error's line."""
+    if not isinstance(output, Tensor) or output.numel() != 1:
+        is_tensor = isinstance(output, Tensor)
+        what = f"a tensor of shape {list(output.shape)}" if is_tensor else type(output).__name__
+        raise InputError(
+            f"{where}: the model returned {what}; it must return the batch's mean loss, a scalar tensor"
+        )
+    return output
+
+
+def as_loss(output: Any, where: str) -> Tensor:
+    """A model's output, which must be a scalar tensor with a gradient."""
+    if isinstance(output, Tensor) and output.requires_grad and output.numel() == 1:
+        return output
+    as_mean_loss(output, where)
+    raise InputError(f"{where}: the model returned a loss without a gradient; do not detach it")

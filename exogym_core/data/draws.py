@@ -1,8 +1,8 @@
-"""What datasets draw at random when they are read: made from the run's seed and the place in the data alone.
+"""Random numbers that datasets draw while they are read: a function of the run's seed and the place in the data.
 
-torch's, numpy's and `random`'s global generators are seeded for each reading and are as before afterwards, and so are
+torch's, numpy's and `random`'s global generators are seeded for each reading and restored after it, and so are
 generators that a dataset holds itself (`self.rng = numpy.random.default_rng(3)`), which the ranks of one process share.
-So what is drawn depends on no loader's workers, process, model or earlier reading, and a resumed run draws it again.
+So draws depend on no loader's workers, process, model or earlier reading, and a resumed run repeats them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
-from exogym_core.ranks.rng import RandomStates
+from exogym_core.workers.rng import RandomStates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +86,7 @@ class Draws:
     """The random numbers of one dataset.
 
     Args:
-        dataset: generators that it holds are seeded too; how its owner has seeded them still counts.
+        dataset: its own generators are seeded too, from the run's seed and their states now.
         seed: of the run.
     """
 
@@ -110,7 +110,7 @@ class Draws:
 
     @contextmanager
     def at(self, *place: int) -> Iterator[None]:
-        """A context for the reading at `place`, such as (rank, epoch, step); generators are as before after it."""
+        """Seed generators for the reading at `place`, such as (rank, epoch, step), and restore them after the block."""
         before, held = RandomStates.of_process(), self.held_states()
         self.seed(*place)
         try:
@@ -120,21 +120,21 @@ class Draws:
             self.set_held_states(held)
 
     def stream(self, *place: int) -> StreamOfDraws:
-        """For a reading from `place` on that is interrupted by others."""
+        """Draws of a reading from `place` on that alternates with others."""
         return StreamOfDraws(self, place)
 
     def held_states(self) -> list[Any]:
-        """The states of the dataset's own generators now."""
+        """Current states of the dataset's own generators."""
         return [_state(generator) for generator in self._held]
 
     def set_held_states(self, states: list[Any]) -> None:
-        """Put what `held_states` returned in place."""
+        """Restore states of `held_states`."""
         for generator, state in zip(self._held, states, strict=True):
             _set_state(generator, state)
 
 
 class StreamOfDraws:
-    """A reading in several pieces: each goes on in the generators as the last one left them."""
+    """A reading in several pieces, each of which continues the draws of the last."""
 
     def __init__(self, draws: Draws, place: tuple[int, ...]) -> None:
         self._draws, self._place = draws, place
@@ -142,8 +142,8 @@ class StreamOfDraws:
         self._held: list[Any] = []
 
     @contextmanager
-    def going_on(self) -> Iterator[None]:
-        """A context for the next piece; generators are as before after it."""
+    def continued(self) -> Iterator[None]:
+        """Continue the draws for the next piece, and restore generators after the block."""
         before, held = RandomStates.of_process(), self._draws.held_states()
         if self._states is None:
             self._draws.seed(*self._place)

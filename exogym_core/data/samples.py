@@ -1,30 +1,50 @@
-"""Which samples each rank sees at each step: disjoint, complete, seeded, the same number of steps everywhere."""
+"""Samples of each rank at each step: disjoint, complete, seeded, as many steps everywhere; fingerprints of datasets."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from exogym_core.data.batches import StepReader, as_tuple
 from exogym_core.data.draws import Draws
-from netsim.files.errors import InputError
+from netsim.errors import InputError
+from netsim.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["EpochOrder", "OwnData", "Reading", "SharedData", "Source", "StepSamples", "dealt"]
+    from exogym_core.data.draws import StreamOfDraws
+
+
+__all__ = [
+    "EpochOrder",
+    "OwnData",
+    "Reading",
+    "SharedData",
+    "Source",
+    "StepSamples",
+    "StreamedData",
+    "dealt",
+    "digest_of",
+    "fingerprint",
+    "stream_length",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class StepSamples:
-    """What one rank computes on in one step.
+    """Samples of a rank in a step.
 
     Attributes:
         micro_batches: the batch in pieces, each with its number of samples.
@@ -41,14 +61,14 @@ class StepSamples:
 
 @dataclass(frozen=True)
 class Reading:
-    """How samples become batches, whoever gets which.
+    """Settings by which samples become batches.
 
     Attributes:
         minibatch_size: samples a forward pass.
         drop_last: leave out a last step that is not full.
         collate: makes a batch of samples; None: torch's way.
         loader: arguments for a DataLoader, empty for none.
-        draws: what reading draws at random, by place in the data; made of the dataset where not given.
+        draws: random numbers of reading, by place in the data; made from the dataset where not given.
     """
 
     minibatch_size: int
@@ -58,12 +78,12 @@ class Reading:
     draws: Draws | None = None
 
     def draws_of(self, dataset: object) -> Draws:
-        """What reading `dataset` draws."""
+        """Random numbers of reading `dataset`."""
         return self.draws if self.draws is not None else Draws(dataset, 0)
 
 
 def dealt(total: int, num_ranks: int) -> Sequence[int]:
-    """How many of `total` samples each rank gets when they are dealt out in turn; nothing where all get as many."""
+    """Number of samples of each rank when `total` are dealt out in turn; empty where all get as many."""
     most, left = divmod(total, num_ranks)
     return [most + (rank < left) for rank in range(num_ranks)] if left else ()
 
@@ -101,10 +121,10 @@ class Source:
     """A rank's stream of steps, epoch after epoch; its position is all its state.
 
     Attributes:
-        steps_per_epoch: None where only reading tells.
-        num_epochs: after how many the stream ends; None for never.
-        epoch, step: how many epochs are through, and how many steps of this one.
-        known_as: what the data are known by, where checkpoints must know the rank's own.
+        steps_per_epoch: None where it is not known before reading.
+        num_epochs: epochs after which the stream ends; None: never.
+        epoch, step: finished epochs, and finished steps of this one.
+        known_as: fingerprint of the rank's own data, for checkpoints.
     """
 
     steps_per_epoch: int | None = None
@@ -116,7 +136,7 @@ class Source:
         self.step = 0
 
     def next_step(self) -> StepSamples | None:
-        """The next step's batch, None at the end; a new epoch begins when the last one is through."""
+        """The next step's batch, None at the end; a new epoch begins after the last step of one."""
         raise NotImplementedError
 
     def _begin_epoch(self) -> bool:
@@ -124,11 +144,11 @@ class Source:
         return self.num_epochs is None or self.epoch < self.num_epochs
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the rank is in the data, and in which."""
+        """Position of the rank in the data, and their fingerprint."""
         return {"epoch": self.epoch, "step": self.step, "known_as": self.known_as}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there.
+        """Continue from a saved position.
 
         Raises:
             InputError: these are other data.
@@ -143,7 +163,7 @@ class Source:
 
 
 class _IndexedData(Source):
-    """A dataset with a length: subclasses tell which indices make up a step."""
+    """A dataset with a length; subclasses choose the indices of a step."""
 
     steps_per_epoch: int
 
@@ -155,7 +175,7 @@ class _IndexedData(Source):
         self._loaded: Iterator[Any] | None = None
 
     def share(self, epoch: int, step: int) -> tuple[Tensor, int, Sequence[int]]:
-        """This rank's samples at a step, how many all ranks have, and each of them; nothing where all have as many."""
+        """Samples of this rank at a step, the number of all ranks', and that of each rank unless they are equal."""
         raise NotImplementedError
 
     def next_step(self) -> StepSamples | None:
@@ -192,13 +212,13 @@ class _IndexedData(Source):
         return [as_tuple(batch) for batch in next(self._loaded)]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a saved position."""
         super().load_state_dict(state)
         self._loaded = None
 
 
 class _EpochSteps:
-    """What a source's loader is asked for in the rest of an epoch: each step's place and indices, made as it is due."""
+    """Place and indices of each remaining step of an epoch, for a source's loader."""
 
     def __init__(self, source: _IndexedData) -> None:
         self._source, self._epoch, self._step = source, source.epoch, source.step
@@ -220,7 +240,7 @@ class SharedData(_IndexedData):
     Args:
         dataset: with a length.
         order: of its samples, shared by ranks.
-        rank, world_size: whose part this is.
+        rank, world_size: of this part.
         batch_size: samples a rank and step.
         reading: how they become batches.
 
@@ -245,7 +265,7 @@ class SharedData(_IndexedData):
         if not self.steps_per_epoch:
             need = self._stride if reading.drop_last else world_size
             raise InputError(
-                f"fit: the training set has {order.num_samples} samples, but {world_size} ranks need "
+                f"fit: the training set has {format_count(order.num_samples, 'sample')}, but {world_size} ranks need "
                 f"{need} for a step; use fewer ranks or more data"
             )
 
@@ -264,7 +284,7 @@ class OwnData(_IndexedData):
         dataset: with a length.
         order: of its samples, different on every rank.
         lengths: of the datasets of all ranks, in rank order.
-        rank: whose part this is.
+        rank: of this part.
         batch_size: samples a rank and step.
         reading: how they become batches.
 
@@ -287,8 +307,9 @@ class OwnData(_IndexedData):
         self.steps_per_epoch = smallest // batch_size if drop_last else math.ceil(smallest / batch_size)
         if not self.steps_per_epoch:
             raise InputError(
-                f"fit: the dataset that the factory made for rank {lengths.index(smallest)} has {smallest} samples, "
-                f"too few for a step; return at least {batch_size if drop_last else 1}"
+                f"fit: the dataset that the factory made for rank {lengths.index(smallest)} has "
+                f"{format_count(smallest, 'sample')}, too few for a step; return at least "
+                f"{batch_size if drop_last else 1}"
             )
 
     def share(self, epoch: int, step: int) -> tuple[Tensor, int, Sequence[int]]:
@@ -297,3 +318,168 @@ class OwnData(_IndexedData):
         counts = [min(self._batch_size, length - start) for length in self._lengths]
         own = self._order.of(epoch)[start : start + self._batch_size]
         return own, sum(counts), counts if len(set(counts)) > 1 else ()
+
+
+class StreamedData(Source):
+    """An iterable dataset. A shared one is dealt out as in `SharedData`; of its own one a rank takes all.
+
+    Every rank iterates by itself, so a shared iterable must give the same samples to each of them: what it draws
+    from torch's, numpy's or `random`'s generators is the same on all ranks, and new in each epoch. It is
+    begun again when it ends.
+
+    Args:
+        dataset: to iterate over.
+        rank, world_size: of this part; (0, 1) for a stream of the rank's own.
+        batch_size: samples a rank and step.
+        num_ranks: ranks that train.
+        reading: how they become batches; loader arguments have no use here.
+        own: of a stream of its own: the rank, and after how many steps an epoch ends for all ranks (None: when
+            this one ends).
+    """
+
+    def __init__(
+        self,
+        dataset: IterableDataset[Any],
+        rank: int,
+        world_size: int,
+        batch_size: int,
+        num_ranks: int,
+        reading: Reading,
+        *,
+        own: tuple[int, int | None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._dataset, self._rank, self._world_size = dataset, rank, world_size
+        self._batch_size, self._minibatch_size, self._num_ranks = (
+            batch_size,
+            reading.minibatch_size,
+            num_ranks,
+        )
+        self._collate = reading.collate if reading.collate is not None else default_collate
+        self._draws = reading.draws_of(dataset)
+        self._own_rank = own[0] if own is not None else None
+        # Of streams of their own, ranks cannot know the others' last steps: these must be full.
+        is_own = world_size == 1 and num_ranks > 1
+        self._fewest = world_size * batch_size if reading.drop_last or is_own else world_size
+        self._samples: Iterator[Any] | None = None
+        self._drawn: StreamOfDraws | None = None
+        self._agreed = own[1] if own is not None else None
+        self.steps_per_epoch = self._agreed
+        length = stream_length(dataset)
+        if own is None and length is not None:
+            full, left = divmod(length, world_size * batch_size)
+            self.steps_per_epoch = full + (left >= self._fewest)
+
+    def next_step(self) -> StepSamples | None:
+        """The next step's batch, None at the end."""
+        is_through = self._agreed is not None and self.step == self._agreed
+        samples, total = ([], 0) if is_through else self._take()
+        if self._agreed is not None and not is_through and total < self._fewest:
+            raise InputError(
+                f"fit: the iterable training set of rank {self._own_rank} ended at step {self.step + 1} of an epoch "
+                f"that should have {self._agreed}; let every epoch have as many samples as the first, and as len() says"
+            )
+        if total < self._fewest and self.step:
+            self._samples = None
+            if not self._begin_epoch():
+                return None
+            samples, total = self._take()
+        if total < self._fewest:
+            raise InputError(
+                f"fit: an epoch of the iterable training set has {format_count(total, 'sample')}, but a step needs "
+                f"{self._fewest}; use fewer ranks or more data"
+            )
+        size = self._minibatch_size
+        pieces = [samples[start : start + size] for start in range(0, len(samples), size)]
+        place = (self._rank if self._own_rank is None else self._own_rank, self.epoch, self.step)
+        with self._draws.at(*place):  # a resumed run makes no batches of what it leaves out
+            batches = [(as_tuple(self._collate(piece)), len(piece)) for piece in pieces]
+        self.step += 1
+        samples_of = dealt(total, self._world_size)  # of its own stream a rank takes full batches, as all do
+        return StepSamples(batches, len(samples), total * self._num_ranks // self._world_size, samples_of)
+
+    def _take(self) -> tuple[list[Any], int]:
+        own, total = [], 0
+        for sample in self._read(self._world_size * self._batch_size):
+            if total % self._world_size == self._rank:
+                own.append(sample)
+            total += 1
+        return own, total
+
+    def _read(self, count: int) -> Iterator[Any]:
+        """The next samples of this epoch, at most so many."""
+        if self._samples is None or self._drawn is None:
+            place = (self.epoch,) if self._own_rank is None else (self._own_rank, self.epoch)
+            self._drawn = self._draws.stream(*place)
+            with self._drawn.continued():
+                self._samples = iter(self._dataset)
+        with self._drawn.continued():
+            yield from islice(self._samples, count)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved position."""
+        super().load_state_dict(state)
+        self._samples = None
+        for _ in self._read(self.step * self._world_size * self._batch_size):
+            pass
+
+
+def stream_length(dataset: object) -> int | None:
+    """Length of an iterable dataset; None where it has none."""
+    try:
+        return len(dataset)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None
+
+
+_NUM_SAMPLES = 32  # in a digest, evenly spaced
+_WHOLE_BYTES = 64 * 2**20  # limit of tensors whose digest is of all values
+
+
+def digest_of(values: Iterable[Any]) -> str:
+    """A digest of tensors, arrays, numbers, texts, and lists and mappings of them."""
+    digest = hashlib.sha256()
+    for value in values:
+        _feed(digest, value)
+    return digest.hexdigest()
+
+
+def fingerprint(dataset: Dataset[Any], draws: Draws) -> str:
+    """Kind and length of a dataset, with a digest of some samples.
+
+    The digest is of all values of tensors up to 64 MiB, else of 32 samples evenly spaced, or of the first 32 of an
+    iterable dataset. It is left out where two readings differ, as with numbers drawn from the system's entropy.
+    """
+    kind = type(dataset).__name__
+    length = stream_length(dataset)
+    name = kind if length is None else f"{kind} of {format_count(length, 'sample')}"
+    first, second = (_digest(dataset, length, draws) for _ in range(2))
+    return f"{name} ({first[:12]})" if first == second else name
+
+
+def _digest(dataset: Any, length: int | None, draws: Draws) -> str:
+    if type(dataset) is TensorDataset and sum(tensor.nbytes for tensor in dataset.tensors) <= _WHOLE_BYTES:
+        return digest_of(dataset.tensors)
+    with draws.at(0):
+        if isinstance(dataset, IterableDataset) or length is None:
+            return digest_of(islice(iter(dataset), _NUM_SAMPLES))
+        places = sorted({round(place) for place in np.linspace(0, length - 1, min(length, _NUM_SAMPLES))})
+        return digest_of(dataset[place] for place in places)
+
+
+def _feed(digest: hashlib._Hash, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().contiguous()
+        digest.update(f"{value.dtype}{list(value.shape)}".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        digest.update(f"{value.dtype}{list(value.shape)}".encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, Mapping):
+        _feed(digest, list(value.items()))
+    elif isinstance(value, list | tuple):
+        digest.update(f"{len(value)} parts".encode())
+        for part in value:
+            _feed(digest, part)
+    else:  # the address of an object in its repr says nothing
+        digest.update(re.sub(r" at 0x[0-9a-f]+", "", repr(value)).encode())

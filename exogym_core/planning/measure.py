@@ -1,4 +1,4 @@
-"""What a strategy needs on a network: seconds, bytes, memory and money, extrapolated from rounds that repeat."""
+"""Measurement of a strategy on a network: seconds, bytes, memory and money, extrapolated from rounds that repeat."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from exogym_core.communicator.simulated.simulation import reckons_crowd
-from exogym_core.planning.failures import with_failures
-from exogym_core.planning.memory import MEMORY_CHOICES
-from exogym_core.planning.needs import SECONDS_A_DAY, Plan
-from exogym_core.planning.pace import Pace, pace_apart, pace_together
+from exogym_core.communicator.simulated.simulation import computes_crowd
+from exogym_core.planning.models import MEMORY_CHOICES
+from exogym_core.planning.needs import NETWORK_ERROR, SECONDS_A_DAY, Plan
 from exogym_core.planning.rank import draws_bytes
 from exogym_core.planning.rhythm import Rhythm, rhythm
-from exogym_core.planning.rounds import repeats_from
+from exogym_core.planning.rounds import Pace, pace_apart, pace_together, repeats_from
 from exogym_core.planning.setting import Setting
 from exogym_core.planning.simulated_rounds import SimulatedRounds
 from exogym_core.planning.weather import (
@@ -22,20 +20,21 @@ from exogym_core.planning.weather import (
     differs_for_ever,
     num_rounds_needed,
     told_of_rounds,
+    with_failures,
 )
-from exogym_core.training.servers import with_servers
-from netsim.files.errors import InputError
-from netsim.files.units import format_seconds
-from netsim.topology.weather import Weather
+from exogym_core.run.request import with_servers
+from netsim import Weather
+from netsim.errors import InputError
+from netsim.units import format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from exogym_core.planning.round_figures import RoundFigures
+    from exogym_core.planning.rounds import RoundFigures
     from exogym_core.strategy.base import Strategy
-    from netsim.topology.topology import Topology
+    from netsim import Topology
 
-__all__ = ["Measured", "Plan", "RefusedPlanError", "Setting", "measure"]
+__all__ = ["Measured", "Plan", "RefusedPlanError", "Setting", "least_days", "measure"]
 
 _ROUNDS_OF_NEW_PEERS = 24  # ranks that take turns among 256 others do so three times
 _ROUNDS = 3  # the first meets cold connections; the next two show that they repeat
@@ -62,9 +61,7 @@ class Measured:
 
     def __init__(self, strategy: Strategy, setting: Setting, label: str | None = None) -> None:
         name = label or type(strategy).__name__
-        coding, num_ranks = setting.compute.coding, setting.num_ranks + strategy.num_servers
-        known, key = setting.known, setting.known.key_of(strategy)
-        found = known.once(("rhythm", key, num_ranks), lambda: rhythm(strategy, num_ranks))
+        found = _rhythm(strategy, setting)
         remarks: tuple[str, ...] = ()
         if found.period is None:
             found, num_rounds = Rhythm(found.num_steps), 1
@@ -74,20 +71,7 @@ class Measured:
         if found.begins_longer:
             remarks += _told_of_a_beginning(name, setting)
         self.strategy, self.setting = strategy, setting
-        durations = setting.durations()
-        self.rounds_of = partial(
-            SimulatedRounds,
-            strategy,
-            setting.model.model,
-            num_ranks,
-            rhythm=found,
-            seconds=[*(each.seconds for each in durations), *[_no_time] * strategy.num_servers],
-            collectives=setting.collectives,
-            coding=coding if coding.speeds else None,
-            leaves_out=setting.is_even() and strategy.is_synchronous,
-            known=known,
-            speeds=tuple(each.drawn_from for each in durations),
-        )
+        self.rounds_of = _rounds_of(strategy, setting, found)
         self.rounds = self.rounds_of(num_rounds)
         assert found.period is not None
         budget = setting.num_rounds(found.period)
@@ -99,7 +83,8 @@ class Measured:
             figures, told_weather = self._through_weather(figures, budget)
             remarks += told_weather
         is_crowded = any("direct" in names for names in figures.collectives.values())
-        if is_crowded and reckons_crowd(num_ranks) and not setting.topology.weather:
+        num_ranks = setting.num_ranks + strategy.num_servers
+        if is_crowded and computes_crowd(num_ranks) and not setting.topology.weather:
             remarks += (
                 f"what {num_ranks:,} ranks send each other at once is reckoned from the busiest link",
             )
@@ -118,6 +103,7 @@ class Measured:
             self.plan = with_failures(self, setting.failures)
         if setting.until is not None:
             self.plan = self.plan.ended(setting.until)
+        self.plan = self.plan.with_band(setting.computing_range())
 
     def _through_weather(
         self, figures: RoundFigures, budget: int | None
@@ -136,7 +122,7 @@ class Measured:
 
     @property
     def has_absences(self) -> bool:
-        """Whether rounds go on without those who are late or gone."""
+        """True if rounds continue without ranks that are late or gone."""
         return self.rounds.has_absences
 
     def simulated(self, rounds: SimulatedRounds, topology: Topology) -> RoundFigures:
@@ -160,6 +146,18 @@ class Measured:
             whole=whole,
         )
 
+    def own_round(self) -> float:
+        """Seconds of a round that is not the first, in the own setting; as `later_round` finds it."""
+        ends = self.figures.round_seconds
+        if self._is_alike(self.setting) and len(ends) > 1 and not self.setting.topology.weather:
+            return ends[1] - ends[0]
+        return self.later_round(self.setting)
+
+    def _is_alike(self, setting: Setting) -> bool:
+        """True if rounds do not differ, here and there."""
+        differ = setting.differs_for_ever() or self.setting.differs_for_ever() or self.are_peers_new
+        return self.strategy.is_synchronous and not differ
+
     def later_round(self, setting: Setting, factors: Sequence[float] | None = None) -> float:
         """Seconds of a round that is not the first, in a setting that differs in the network or in computing alone.
 
@@ -179,10 +177,108 @@ class Measured:
         if not self.strategy.is_synchronous:
             return pace_apart(self._simulated(setting, rounds=rounds)).seconds
         # Where rounds differ from each other the mean is over as many as were simulated, but for very many.
-        is_alike = not (setting.differs_for_ever() or self.setting.differs_for_ever() or self.are_peers_new)
-        number = 2 if is_alike else min(len(self.figures.round_seconds), _ROUNDS_OF_NEW_PEERS)
+        number = 2 if self._is_alike(setting) else min(len(self.figures.round_seconds), _ROUNDS_OF_NEW_PEERS)
         ends = self._simulated(setting, number, rounds).round_seconds
         return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else ends[0]
+
+
+def _rhythm(strategy: Strategy, setting: Setting) -> Rhythm:
+    known, num_ranks = setting.known, setting.num_ranks + strategy.num_servers
+    key = ("rhythm", known.key_of(strategy), num_ranks)
+    return known.once(key, lambda: rhythm(strategy, num_ranks))
+
+
+def _rounds_of(strategy: Strategy, setting: Setting, found: Rhythm) -> Callable[[int], SimulatedRounds]:
+    """Makes so many rounds of a strategy."""
+    durations, coding = setting.durations(), setting.compute.coding
+    return partial(
+        SimulatedRounds,
+        strategy,
+        setting.model.model,
+        setting.num_ranks + strategy.num_servers,
+        rhythm=found,
+        seconds=[*(each.seconds for each in durations), *[_no_time] * strategy.num_servers],
+        collectives=setting.collectives,
+        coding=coding if coding.speeds else None,
+        leaves_out=setting.is_even() and strategy.is_synchronous,
+        known=setting.known,
+        speeds=tuple(each.drawn_from for each in durations),
+    )
+
+
+def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
+    """Lower bounds of the days to the budget and of their band, without simulating; 0 where nothing is proven.
+
+    A round takes the slowest worker's computing at least, and what the bytes that must leave or enter a site with one
+    worker take on all lines of that site, whatever the algorithms and streams. The first round may send less.
+
+    Args:
+        strategy: not set up.
+        setting: with `tokens`.
+    """
+    is_proven = strategy.is_synchronous and not strategy.num_servers and setting.is_even()
+    if not is_proven or setting.until is not None or setting.tokens is None:
+        return 0.0, 0.0
+    found = _rhythm(strategy, setting)
+    if found.period is None or found.are_peers_new or found.begins_longer:
+        return 0.0, 0.0
+    rounds = _rounds_of(strategy, setting, found)(_rounds_at_first(strategy, setting, found))
+    seconds = max(each.mean_seconds for each in setting.durations()) * found.period
+    try:
+        on_lines = max(
+            (_least_seconds(rounds, rank, *lines) for rank, lines in _narrowest(setting)), default=0.0
+        )
+    except (ValueError, RuntimeError):  # what a rank requests needs the others
+        on_lines = 0.0
+    number = setting.num_rounds(found.period)
+    assert number is not None
+    if rounds.has_absences:
+        return 0.0, 0.0
+    on_lines /= setting.resolved_protocol.payload_share
+    days = max(number * seconds, (number - 1) * on_lines) / SECONDS_A_DAY
+    fast = setting.computing_range()[0]
+    durations = setting.durations()
+    computing = sum(each.mean_seconds for each in durations) / len(durations) * number * found.period
+    share = (
+        min(computing / SECONDS_A_DAY / days, 1.0) if not setting.compute.coding.speeds else float(fast < 1)
+    )
+    return days, days * (share * fast + (1 - share) * (1 - NETWORK_ERROR))
+
+
+def _narrowest(setting: Setting) -> list[tuple[int, tuple[float, float]]]:
+    """Workers alone at the sites with the narrowest lines out and in; of each, its site's bits a second out and in."""
+    topology = setting.topology
+    hosts = topology.place(setting.num_ranks, setting.placement)
+    sites = [topology.region_of(host) for host in hosts]
+    alone = {site: rank for rank, site in enumerate(sites) if sites.count(site) == 1}
+    site_of = {host.name: topology.region_of(host.index) for host in topology.hosts}
+    lines = {site: [0.0, 0.0] for site in alone}
+    for link in topology.links:
+        ends = [
+            site_of.get(name, name) for name in (link.source, link.target)
+        ]  # a region's router has its name
+        for way, end in enumerate(ends):
+            if end in lines and ends[0] != ends[1]:
+                lines[end][way] += link.bits_per_second
+    chosen = {min(lines, key=lambda site: lines[site][way]) for way in (0, 1) if lines}
+    return [(alone[site], (lines[site][0], lines[site][1])) for site in chosen]
+
+
+def _least_seconds(rounds: SimulatedRounds, rank: int, out: float, into: float) -> float:
+    """Seconds that a round's bytes of a rank take at least on lines of so many bits a second."""
+    leaving = entering = 0
+    for call, member in rounds.calls_of(rank):
+        others = len(call.ranks) - 1
+        part = max(call.num_bytes // len(call.ranks) - call.element_bytes, 0)
+        if call.op == "all_to_all" and call.parts is not None:
+            leaving += sum(call.parts[0]) - call.parts[0][member]
+        elif call.op == "all_reduce" and others:
+            leaving, entering = leaving + call.num_bytes, entering + call.num_bytes
+        elif call.op == "all_gather":
+            leaving, entering = leaving + part, entering + others * part
+        elif call.op == "reduce_scatter":
+            leaving, entering = leaving + others * part, entering + part
+    return 8 * max(leaving / out, entering / into)
 
 
 def _times(seconds: Callable[[int], float], factor: float) -> Callable[[int], float]:
@@ -190,7 +286,7 @@ def _times(seconds: Callable[[int], float], factor: float) -> Callable[[int], fl
 
 
 def _are_alike(figures: RoundFigures) -> bool:
-    """Whether the first round took as long as the second."""
+    """True if the first round took as long as the second."""
     first, second = figures.round_seconds
     return repeats_from([first, second - first]) == 0
 
@@ -211,7 +307,7 @@ def measure(strategy: Strategy, setting: Setting, label: str | None = None) -> P
 
 
 def _rounds_at_first(strategy: Strategy, setting: Setting, found: Rhythm) -> int:
-    """How many rounds are simulated before it is known whether they are alike."""
+    """Rounds to simulate before comparing them."""
     if not strategy.is_synchronous:
         return _ROUNDS_APART
     if found.are_peers_new or (setting.differs_for_ever() and not found.goes_alone):
@@ -229,7 +325,7 @@ def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace:
     remarks = pace.remarks
     if missed:
         remarks += (
-            f"{missed:,} times a worker was away at a round's end, and what it had computed does not count",
+            f"{format_count(missed, 'time')} a worker was away at a round's end, and its steps do not count",
         )
     if rounds is not None:
         remarks += _told_of_whole_rounds(setting, period)
@@ -275,6 +371,8 @@ def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace:
         global_batch=setting.num_ranks * setting.batch_size,
         tokens_per_step=setting.tokens_a_round(1),
         staleness=sum(figures.staleness) / len(figures.staleness) if figures.staleness else None,
+        protocol=setting.resolved_protocol.describe(),
+        placement=setting.workers_by_site(),
         collectives=figures.collectives,
         remarks=remarks,
     )
@@ -300,7 +398,8 @@ def _told_of_whole_rounds(setting: Setting, period: int) -> tuple[str, ...]:
     if rounds * period <= steps * _NOTICEABLE:
         return ()
     return (
-        f"the budget is {steps:,} steps, and whole rounds are planned: {rounds:,} of {period:,} steps, "
+        f"the budget is {format_count(steps, 'step')}, and whole rounds are planned: "
+        f"{rounds:,} of {format_count(period, 'step')}, "
         f"{rounds * setting.tokens_a_round(period):,} tokens",
     )
 
@@ -320,7 +419,7 @@ def _refuse_unseen_changes(name: str, plan: Plan, setting: Setting, ends: Sequen
 
 
 def _a_round(counts: list[list[int]], span: int) -> list[float]:
-    """What each rank sent in a round, on average over the last `span` rounds."""
+    """Mean bytes that each rank sent in a round, over the last `span` rounds."""
     return [_whole((count[-1] - (count[-1 - span] if len(count) > span else 0)) / span) for count in counts]
 
 

@@ -1,4 +1,4 @@
-"""Language models by name in their published dimensions, on the meta device: shapes without values."""
+"""Models of plans by name, and the memory that a worker needs for one."""
 
 from __future__ import annotations
 
@@ -6,48 +6,30 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from exogym_core.cost.flops import count_flops
-from exogym_core.tasks.gpt import GPT, GPT_PRESETS
-from exogym_core.tasks.llama import LLAMA_PRESETS, Llama
-from netsim.files.errors import unknown_name
+from exogym_core.planning.model_sizes import PLANNED_MODELS
+from exogym_core.tasks.decoders import GPT, GPT_PRESETS, LLAMA_PRESETS, Llama
+from netsim.errors import unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["PLANNED_MODELS", "SequenceModel", "kept_bytes", "planned_model", "without_values"]
+    from exogym_core.strategy.base import Strategy
+
+__all__ = [
+    "MEMORY_CHOICES",
+    "SequenceModel",
+    "kept_bytes",
+    "memory_in_use",
+    "planned_model",
+    "without_values",
+    "worker_memory",
+]
 
 _COUNTED_LAYERS = 2
-
-
-def _llama(width: int, mlp: int, layers: int, heads: int, kv_heads: int, vocabulary: int) -> dict[str, int]:
-    return {
-        "width": width,
-        "mlp_width": mlp,
-        "num_layers": layers,
-        "num_heads": heads,
-        "num_kv_heads": kv_heads,
-        "vocab_size": vocabulary,
-    }
-
-
-#: Dimensions as published: OpenDiLoCo (arXiv 2407.07852) for 150m and 1b, Llama (2302.13971), Llama 2 (2307.09288),
-#: Llama 3 (2407.21783) and INTELLECT-1 (2412.01152). Embedding and head are not tied.
-PLANNED_MODELS: dict[str, dict[str, int]] = {
-    "llama-150m": {"vocab_size": 32000, **LLAMA_PRESETS["150m"]},
-    "llama-1b": {"vocab_size": 32000, **LLAMA_PRESETS["1b"]},
-    "llama-7b": _llama(4096, 11008, 32, 32, 32, 32000),
-    "llama-13b": _llama(5120, 13824, 40, 40, 40, 32000),
-    "llama-33b": _llama(6656, 17920, 60, 52, 52, 32000),
-    "llama-65b": _llama(8192, 22016, 80, 64, 64, 32000),
-    "llama-2-70b": _llama(8192, 28672, 80, 64, 8, 32000),
-    "llama-3-8b": _llama(4096, 14336, 32, 32, 8, 128256),
-    "llama-3-70b": _llama(8192, 28672, 80, 64, 8, 128256),
-    "llama-3-405b": _llama(16384, 53248, 126, 128, 8, 128256),
-    "intellect-1": _llama(4096, 14336, 42, 32, 8, 128256),
-}
 
 
 class SequenceModel:
@@ -169,10 +151,123 @@ def without_values() -> Iterator[None]:
         yield
 
 
+#: Those of nn.init are functions of their own to a mode, and their tensors' methods are then beyond it.
+_DRAWING = (
+    Tensor.normal_,
+    Tensor.uniform_,
+    nn.init.normal_,
+    nn.init.uniform_,
+    nn.init.trunc_normal_,
+    nn.init.kaiming_uniform_,
+    nn.init.kaiming_normal_,
+    nn.init.xavier_uniform_,
+    nn.init.xavier_normal_,
+)
+
+
 class _WithoutDrawing(TorchFunctionMode):
-    """Parameters keep what they have: where there are no values, drawing them takes longer than all else."""
+    """Parameters keep what they have: drawing them without values imports torch's compiler, which takes seconds."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do what is asked, but for random initial values."""
-        drawing = func in (torch.Tensor.normal_, torch.Tensor.uniform_)
-        return args[0] if drawing else func(*args, **(kwargs or {}))
+        if func in _DRAWING:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+_DEEPEST = 12
+
+#: Choices by which a worker keeps less in memory.
+MEMORY_CHOICES: Mapping[str, str] = {
+    "bf16": "weights, gradients and optimizer states in two bytes a number instead of four",
+    "8bit": "optimizer states in one byte a number",
+    "offload": "optimizer and outer states in the machine's memory",
+    "checkpointing": "of activations the layers' inputs alone, the rest computed again",
+}
+
+
+def memory_in_use(
+    states: Mapping[str, int], activations: int, checkpointed: int, choices: Sequence[str]
+) -> dict[str, int]:
+    """Bytes on a worker's devices by purpose, with `activations`, as the choices make them.
+
+    Args:
+        states: of `worker_memory`.
+        activations: bytes of them.
+        checkpointed: bytes of them where each layer is computed again.
+        choices: of MEMORY_CHOICES.
+    """
+    found = {name: size for name, size in states.items() if name != "total"}
+    found["activations"] = checkpointed if "checkpointing" in choices else activations
+    if "bf16" in choices:
+        found |= {name: found[name] // 2 for name in ("weights", "gradients", "optimizer")}
+    if "8bit" in choices:
+        found["optimizer"] = states["optimizer"] // 4
+    if "offload" in choices:
+        found |= {"optimizer": 0, "outer": 0}
+    return {**found, "total": sum(found.values())}
+
+
+def worker_memory(model: nn.Module, strategy: Strategy) -> dict[str, int]:
+    """Bytes by purpose: `weights`, `gradients`, `optimizer`, `outer` (all else that the strategy keeps), `total`.
+
+    Storages count once, whoever shares them. Gradients are as large as what the optimizer updates: a rank's part where
+    a replica is sharded. Activations are added by `memory_in_use`; what a round holds for an
+    instant is not counted.
+    """
+    seen: set[int] = set()
+    updated = [
+        parameter
+        for optimizer in strategy.optimizers[:1]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+    states = [state for optimizer in strategy.optimizers[:1] for state in optimizer.state.values()]
+    purposes: dict[str, Any] = {
+        "weights": [*model.parameters(), *model.buffers()],
+        "gradients": [parameter.grad for parameter in (*model.parameters(), *updated)],
+        "optimizer": states,
+        "outer": vars(strategy),
+    }
+    counted = {
+        name: sum(_new_bytes(tensor, seen) for tensor in _tensors(things, set()))
+        for name, things in purposes.items()
+    }
+    counted["gradients"] = sum(each.nbytes for each in updated if each.requires_grad)
+    return {**counted, "total": sum(counted.values())}
+
+
+def _new_bytes(tensor: Tensor, seen: set[int]) -> int:
+    storage = tensor.untyped_storage()
+    key = storage._cdata
+    if key in seen:
+        return 0
+    seen.add(key)
+    return storage.nbytes()
+
+
+def _tensors(thing: Any, visited: set[int], depth: int = 0) -> Iterator[Tensor]:
+    """All tensors within reach of `thing`, through containers and objects of ours."""
+    if id(thing) in visited or depth > _DEEPEST:
+        return
+    visited.add(id(thing))
+    if isinstance(thing, Tensor):
+        if thing.is_meta:  # others are random states and tables, alike in every plan
+            yield thing
+        return
+    inside: Any = ()
+    if isinstance(thing, dict):
+        inside = list(thing.values())
+    elif isinstance(thing, list | tuple | set):
+        inside = thing
+    elif _is_searched(type(thing).__module__) and hasattr(thing, "__dict__"):
+        inside = list(vars(thing).values())
+    for part in inside:
+        yield from _tensors(part, visited, depth + 1)
+
+
+def _is_searched(module: str) -> bool:
+    """True if objects of a module are strategies', models' or torch's; objects of communicators are the transport's."""
+    return module.partition(".")[0] in ("exogym_core", "torch") and not module.startswith(
+        "exogym_core.communicator"
+    )

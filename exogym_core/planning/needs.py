@@ -1,4 +1,4 @@
-"""What a plan tells of a strategy."""
+"""Plan of a strategy: time, bytes, memory and money."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from netsim.files.units import format_seconds
+from netsim.units import format_seconds
 
-__all__ = ["SECONDS_A_DAY", "Plan"]
+__all__ = ["NETWORK_ERROR", "PUBLISHED_MFU", "SECONDS_A_DAY", "Plan"]
 
 SECONDS_A_DAY = 86_400
+
+#: Relative error of simulated communication: the median of calls between sites that nothing was fitted to, and of flows
+#: that share a bottleneck (docs/accuracy.md).
+NETWORK_ERROR = 0.076
+
+#: Least and most share of their devices' peak that published trainings computed with: INTELLECT-1 (arXiv 2412.01152)
+#: 36 to 41 %, Llama 3 (2407.21783) 38 to 43 %, PaLM (2204.02311) 46 %.
+PUBLISHED_MFU = (0.36, 0.46)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one strategy needs.
+    """Needs of one strategy.
 
     Attributes:
         strategy: its label.
@@ -28,6 +36,8 @@ class Plan:
         days: to the budget of tokens, the first round included.
         cost: dollars until then, for the workers' hours if they have a price, and for traffic that links charge
             (`egress`); None where nothing has a price.
+        days_low, days_high, cost_low, cost_high: bands around them: waiting by the network's measured error, computing
+            by the published shares of devices' peak where none was given.
         cost_by: its parts, `workers` (None without a price) and `egress`; empty without a budget.
         bytes_per_worker: payload that leaves a worker a round, the largest worker's.
         payload_bytes: the encoded message of a round, once.
@@ -52,6 +62,8 @@ class Plan:
         limit: what holds it up, and the cheapest remedy.
         cheaper: the `days`, `cost` and `egress` with other `collectives`, where those cost less; None where none do.
         expected_bytes: the bytes are those to be expected, as they depend on random numbers.
+        protocol: how transfers use links, with the streams of each.
+        placement: number of workers by site.
         collectives: the algorithms that were used, by operation.
         remarks: what is to be known besides.
     """
@@ -86,12 +98,34 @@ class Plan:
     limit: dict[str, Any] = field(default_factory=dict)
     cheaper: dict[str, Any] | None = None
     expected_bytes: bool = False
+    protocol: str = ""
+    placement: dict[str, int] = field(default_factory=dict)
+    days_low: float | None = None
+    days_high: float | None = None
+    cost_low: float | None = None
+    cost_high: float | None = None
     collectives: dict[str, list[str]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, in the order of the attributes."""
         return {**vars(self), "remarks": list(self.remarks)}
+
+    def with_band(self, computing: tuple[float, float]) -> Plan:
+        """With bands of days and cost; `computing`: least and most times as long that computing may take."""
+        if self.days is None:
+            return self
+        share = self.compute_utilisation
+        low, high = (
+            share * times + (1 - share) * (1 + error)
+            for times, error in zip(computing, (-NETWORK_ERROR, NETWORK_ERROR), strict=True)
+        )
+        costs = (self._money(factor, 1.0).get("cost") for factor in (low, high))
+        names = ("days_low", "days_high", "cost_low", "cost_high")
+        return replace(
+            self,
+            **dict(zip(names, (self.days * low, self.days * high, *costs), strict=True)),  # type: ignore[arg-type]
+        )
 
     def slowed(self, factor: float) -> Plan:
         """With so many times the time to the same tokens."""

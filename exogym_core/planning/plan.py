@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from exogym_core.communicator.simulated.algorithms import algorithms_of
+from exogym_core.communicator.simulated.simulation import algorithms_of
 from exogym_core.names import visible
 from exogym_core.planning.measure import Measured, measure
-from exogym_core.planning.networks import with_links
+from exogym_core.planning.setting import with_links
 from exogym_core.planning.step_ratio import law_ratio
-from netsim.files.units import format_bits_per_second, format_seconds
-from netsim.topology.protocol import Protocol
+from netsim.units import format_bits_per_second, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from exogym_core.planning.measure import Plan, Setting
     from exogym_core.strategy.base import Strategy
-    from netsim.topology.graph import Link
+    from netsim import Link
 
 __all__ = ["plan"]
 
@@ -33,16 +33,17 @@ _LIKE = 1.25  # times the rate: links that differ by less are doubled together
 _UNLIKE = 1.01  # times as slow as others: then they wait
 
 
-class _Doubled(NamedTuple):
-    """One thing that was doubled."""
+class _Doubling(NamedTuple):
+    """One thing to double."""
 
     by: str
     remedy: str
-    saved: float  # share of a round
+    at_most: float  # seconds of a round that it can save
+    later_round: Callable[[], float]  # seconds of one with it doubled
 
 
 def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan:
-    """What `strategy` needs, with what limits it.
+    """Plan of `strategy`, with its limit.
 
     The limit is what shortens a round most when it is doubled (latency: halved; stragglers: without): later rounds are
     simulated with each, collectives by the algorithms of the plan. Of those that save nearly as much the cheapest is
@@ -85,7 +86,7 @@ def _cheaper(of: Measured, setting: Setting) -> dict[str, Any] | None:
 
 
 def _of_the_law(strategy: Strategy, setting: Setting) -> tuple[str, ...]:
-    """How many steps DiLoCo's published law takes it to need, where that law speaks of it."""
+    """Remark on the ratio of steps by DiLoCo's published law, where the law applies."""
     workers = setting.num_ranks // (strategy.arguments.get("ranks_per_worker") or 1)
     options = {name: value for name, value in strategy.arguments.items() if value not in (None, "fp32")}
     name = type(strategy).__name__.removesuffix("Strategy")
@@ -99,63 +100,70 @@ def _of_the_law(strategy: Strategy, setting: Setting) -> tuple[str, ...]:
 
 
 def _limit(of: Measured, setting: Setting) -> dict[str, Any]:
-    of_round = of.plan.seconds_per_round
-    before = of.later_round(setting)
-    tried = [
-        _Doubled(by, remedy, 1 - after / before if before else 0.0)
-        for by, remedy, after in (*_networks(of, setting), *_computing(of, setting))
-    ]
-    most = max(each.saved for each in tried)
-    limit = next(each for each in tried if each.saved >= _AS_MUCH * most)
-    if most < _WORTH_IT:
-        limit = _Doubled(
-            "links", "no single thing: fewer bytes (a codec, longer rounds) or a faster network", most
-        )
-    saved = max(limit.saved, 0.0)
+    """The limit; of doublings that can save less than nine tenths of the best so far none is simulated."""
+    of_round, before = of.plan.seconds_per_round, of.own_round()
+    doublings = [*_networks(of, setting), *_computing(of, setting)]
+    saved: dict[str, float] = {}
+    most = 0.0
+    for each in sorted(doublings, key=lambda each: -each.at_most):
+        if before and each.at_most >= max(_WORTH_IT, _AS_MUCH * most) * before:
+            saved[each.by] = 1 - each.later_round() / before
+            most = max(most, saved[each.by])
+    by, remedy = "links", "no single thing: fewer bytes (a codec, longer rounds) or a faster network"
+    if most >= _WORTH_IT:
+        enough = (each for each in doublings if saved.get(each.by, -1.0) >= _AS_MUCH * most)
+        by, remedy, *_ = next(enough)
+    share = saved.get(by, most)
     return {
-        "by": limit.by,
-        "shortens_by": saved,
-        "saves_seconds_per_round": saved * of_round,
-        "remedy": f"{limit.remedy}: shortens a round by {saved:.1%}, {format_seconds(saved * of_round)} of "
+        "by": by,
+        "shortens_by": share,
+        "saves_seconds_per_round": share * of_round,
+        "remedy": f"{remedy}: shortens a round by {share:.1%}, {format_seconds(share * of_round)} of "
         + format_seconds(of_round),
         "tried": [
-            {"by": each.by, "saves_seconds_per_round": each.saved * of_round}
-            for each in sorted(tried, key=lambda each: -each.saved)
+            {"by": by, "saves_seconds_per_round": share * of_round}
+            for by, share in sorted(saved.items(), key=lambda item: -item[1])
         ],
     }
 
 
-def _networks(of: Measured, setting: Setting) -> Iterator[tuple[str, str, float]]:
-    """(what would be the limit, what to do, seconds of a round with it doubled), of the network."""
-    given = setting.protocol if setting.protocol is not None else setting.topology.protocol
-    protocol = Protocol.parse(given)
+def _networks(of: Measured, setting: Setting) -> Iterator[_Doubling]:
+    """Doublings of the network, the cheapest remedy first."""
+    protocol = setting.resolved_protocol
+    waiting = of.plan.exposed_seconds_per_round
     if protocol.has_windows:
-        mapping = {"preset": given} if isinstance(given, str) else dict(given or {})
         streams = protocol.streams * 2
-        wider = replace(setting, protocol={**mapping, "streams": streams})
-        yield "window", f"{streams} streams a transfer instead of {protocol.streams}", of.later_round(wider)
-    for name, links in _busiest_links(of, setting):
+        wider = setting.with_streams(streams)
+        remedy = f"{streams} streams a transfer instead of {protocol.streams}"
+        yield _Doubling("window", remedy, waiting, partial(of.later_round, wider))
+    for name, links, busy in _busiest_links(of, setting):
         faster = with_links(
             setting.topology,
             lambda link, links=links: (  # type: ignore[misc]
                 replace(link, bits_per_second=link.bits_per_second * _FASTER) if link in links else link
             ),
         )
-        yield name, f"twice the bandwidth on {name}", of.later_round(replace(setting, topology=faster))
+        yield _Doubling(
+            name,
+            f"twice the bandwidth on {name}",
+            busy / _FASTER,
+            partial(of.later_round, replace(setting, topology=faster)),
+        )
     nearer = with_links(
         setting.topology, lambda link: replace(link, latency_seconds=link.latency_seconds / _FASTER)
     )
-    yield (
-        "latency",
-        "sites half as far, or fewer and larger messages",
-        of.later_round(replace(setting, topology=nearer)),
-    )
+    remedy = "sites half as far, or fewer and larger messages"
+    yield _Doubling("latency", remedy, waiting, partial(of.later_round, replace(setting, topology=nearer)))
 
 
-def _computing(of: Measured, setting: Setting) -> Iterator[tuple[str, str, float]]:
-    """Gains by faster devices, in the manner of `_networks`: the slowest's, chance, and all."""
+def _computing(of: Measured, setting: Setting) -> Iterator[_Doubling]:
+    """Faster devices: the slowest site's, steady ones, and all."""
     seconds = [each.mean_seconds for each in setting.durations()]
     slowest = max(seconds)
+    at_most = slowest * of.plan.steps_per_round / _FASTER
+    is_steady = not (setting.compute.jitter or setting.compute.straggler_fraction)
+    if not (of.strategy.is_synchronous and is_steady):
+        at_most = of.plan.seconds_per_round
     if of.strategy.is_synchronous and slowest > _UNLIKE * min(seconds):
         hosts = setting.topology.place(setting.num_ranks, setting.placement)
         slow = [each * _UNLIKE >= slowest for each in seconds]
@@ -165,36 +173,37 @@ def _computing(of: Measured, setting: Setting) -> Iterator[tuple[str, str, float
         remedy = f"devices there twice as fast, or --without {sites}"
         if setting.compute.kind == "flops" and not setting.batch_by_speed:
             remedy = "sequences shared out by speed (--batch-by-speed), or devices there twice as fast"
-        yield (
-            f"compute of {visible(sites, 60)}" + (f" ({device})" if device else ""),
-            remedy,
-            of.later_round(setting, [1 / _FASTER if is_slow else 1.0 for is_slow in slow]),
-        )
-    if of.strategy.is_synchronous and (setting.compute.jitter or setting.compute.straggler_fraction):
+        factors = [1 / _FASTER if is_slow else 1.0 for is_slow in slow]
+        by = f"compute of {visible(sites, 60)}" + (f" ({device})" if device else "")
+        yield _Doubling(by, remedy, at_most, partial(of.later_round, setting, factors))
+    if of.strategy.is_synchronous and not is_steady:
         steady = replace(setting.compute, jitter=0.0, straggler_fraction=0.0)
         remedy = "steadier devices, or a strategy whose workers go their own pace"
-        yield "stragglers", remedy, of.later_round(replace(setting, compute=steady), [1.0] * len(seconds))
-    yield "compute", "devices twice as fast", of.later_round(setting, [1 / _FASTER] * len(seconds))
+        later = partial(of.later_round, replace(setting, compute=steady), [1.0] * len(seconds))
+        yield _Doubling("stragglers", remedy, at_most, later)
+    later = partial(of.later_round, setting, [1 / _FASTER] * len(seconds))
+    yield _Doubling("compute", "devices twice as fast", at_most, later)
 
 
-def _busiest_links(of: Measured, setting: Setting) -> list[tuple[str, Sequence[Link]]]:
-    """Groups of links, those that are busiest for their rate first; links of about one rate are a group."""
-    topology = setting.topology
+def _busiest_links(of: Measured, setting: Setting) -> list[tuple[str, Sequence[Link], float]]:
+    """Groups of links of about one rate with their busy seconds a round, the busiest first."""
+    num_rounds = len(of.figures.round_seconds)
     busy = [
-        (num_bytes / link.bits_per_second, link)
-        for num_bytes, link in zip(of.figures.link_bytes, topology.links, strict=True)
+        (8 * num_bytes / link.bits_per_second / num_rounds, link)
+        for num_bytes, link in zip(of.figures.link_bytes, setting.topology.links, strict=True)
         if num_bytes and link.bits_per_second
     ]
-    groups: list[list[Link]] = []
-    for _, link in sorted(busy, key=lambda each: -each[0]):
+    groups: list[tuple[float, list[Link]]] = []
+    for seconds, link in sorted(busy, key=lambda each: -each[0]):
         rate = link.bits_per_second
-        like = next((group for group in groups if 1 / _LIKE < rate / group[0].bits_per_second < _LIKE), None)
-        if like is not None:
-            like.append(link)
+        like = (group for _, group in groups if 1 / _LIKE < rate / group[0].bits_per_second < _LIKE)
+        group = next(like, None)
+        if group is not None:
+            group.append(link)
         else:
-            groups.append([link])
+            groups.append((seconds, [link]))
     most = _MOST_LINKS if setting.num_ranks <= _MANY_RANKS else _FEW_LINKS
-    return [(_name_of_links(group), group) for group in groups[:most]]
+    return [(_name_of_links(group), group, seconds) for seconds, group in groups[:most]]
 
 
 def _name_of_links(links: Sequence[Link]) -> str:

@@ -10,12 +10,12 @@ from torch import nn
 
 import netsim
 from exogym_core.planning import streaming_table
-from exogym_core.planning.own_table import OWN, own_gbit_per_second
 from exogym_core.planning.rhythm import Rhythm
 from exogym_core.planning.simulated_rounds import SimulatedRounds
+from exogym_core.planning.streaming_table import OWN, own_gbit_per_second
 from exogym_core.strategy import STRATEGIES, build_strategy
-from netsim.files.errors import unknown_name
-from netsim.topology.topology import Topology
+from netsim import Topology
+from netsim.errors import unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -163,7 +163,12 @@ def _shaped() -> list[dict[str, Any]]:
             "hosts": {f"h{i}": {} for i in range(4)},
             "routers": ["switch"],
             "links": [
-                {"between": [f"h{i}", "switch"], "bandwidth": "992.6 Mbit/s", "latency": "50 us"}
+                {
+                    "between": [f"h{i}", "switch"],
+                    "bandwidth": "992.6 Mbit/s",
+                    "latency": "50 us",
+                    "measured": {"streams": 1},
+                }
                 for i in range(4)
             ],
         }
@@ -225,12 +230,18 @@ def _regions() -> list[dict[str, Any]]:
     num_bytes = 2 * 10**9
     cells = []
     for name, milliseconds, gbit in pairs:
-        link = {"between": ["a", "b"], "bandwidth": "10 Gbit/s", "rtt": f"{milliseconds} ms"}
-        topology = Topology.from_mapping({"hosts": {"a": {}, "b": {}}, "links": [link]})
+        link = {"between": ["a", "b"], "bandwidth": f"{gbit} Gbit/s", "rtt": f"{milliseconds} ms"}
+        topology = Topology.from_mapping(
+            {"hosts": ["a", "b"], "links": [{**link, "measured": {"streams": 1}}]}
+        )
         took = netsim.collective(topology, "sendrecv", num_bytes=num_bytes, protocol="linux-tcp", repeat=2)
         ours = num_bytes * 8 / took.seconds / 1e9
-        cause = f"one stream with Linux's default window; {gbit / ours:.1f} of them give what was measured"
-        cells.append(_cell(f"{name}, round trip {milliseconds} ms", "Gbit/s", gbit, ours, cause))
+        window = gbit * 1e9 / 8 * milliseconds * 1e-3
+        cause = (
+            f"start-up; the published pair contradicts one stream of Linux's default 4 MiB window (at most "
+            f"{2**22 * 8 / milliseconds / 1e6:.3g} Gbit/s): it takes {window / 1e6:.1f} MB in flight"
+        )
+        cells.append(_cell(f"{name}, round trip {milliseconds} ms", "Gbit/s", gbit, ours, cause, "circular"))
     return cells
 
 

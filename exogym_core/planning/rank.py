@@ -3,29 +3,143 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from exogym_core.planning.learner import PlannedLearner
-from exogym_core.strategy.context import StepContext
+from exogym_core.run.loop import take_step
+from exogym_core.strategy.base import StepContext
 from exogym_core.strategy.parts.selectors import IndexSelector, RandomIndexSelector
-from exogym_core.training.loop import take_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
-    from torch import Tensor, nn
+    from torch import nn
     from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.cost.coding import Coding
+    from exogym_core.cost.speeds import Coding
     from exogym_core.strategy.base import Strategy
 
-__all__ = ["PlannedRank", "PlannedServer", "choose_by_number", "draws_bytes", "quiet_schedules"]
+__all__ = [
+    "PlannedLearner",
+    "PlannedRank",
+    "PlannedServer",
+    "arrive",
+    "choose_by_number",
+    "draws_bytes",
+    "quiet_schedules",
+    "shapes_alone",
+]
+
+
+class ShapesAlone(TorchFunctionMode):
+    """Joins, copies, norms and updates in place of tensors without values, in a tenth of torch's own time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do what is asked."""
+        if func is torch.cat and not kwargs and len(args) == 1 and _are_flat(args[0]):
+            return _empty((sum(part.numel() for part in args[0]),), args[0][0])
+        if func in _IN_PLACE and args[0].is_meta:
+            return args[0]
+        if func is torch.linalg.vector_norm and args[0].is_meta and len(args) == 2 and not kwargs:
+            return _empty((), args[0])
+        if func is torch.empty_like and not kwargs and args[0].is_meta and args[0].is_contiguous():
+            return _empty(args[0].shape, args[0])
+        return func(*args, **(kwargs or {}))
+
+
+_IN_PLACE = (Tensor.add_, Tensor.mul_, Tensor.div_, Tensor.copy_)
+
+
+def shapes_alone(strategy: Strategy) -> AbstractContextManager[Any]:
+    """`ShapesAlone` for strategies that send every step's gradients bucket by bucket.
+
+    Those join thousands of tensors; for others, looking at each call of torch's takes longer than it saves.
+    """
+    return ShapesAlone() if strategy.overlaps_backward else nullcontext()
+
+
+def _are_flat(parts: Sequence[Tensor]) -> bool:
+    """True if the tensors have one dimension and one type, and no values."""
+    return bool(parts) and all(
+        [part.is_meta and part.dim() == 1 and part.dtype == parts[0].dtype for part in parts]  # noqa: C419 - twice as fast
+    )
+
+
+def _empty(shape: Sequence[int], like: Tensor) -> Tensor:
+    return torch.empty(tuple(shape), dtype=like.dtype, device="meta")
+
+
+def arrive(parameter: Tensor) -> None:
+    """A gradient without values comes to a parameter, as if a backward pass had brought it."""
+    if parameter._backward_hooks:  # what they do is torch's own affair
+        torch.autograd.backward(parameter, torch.empty_like(parameter))
+        return
+    if parameter.grad is None:
+        parameter.grad = _empty(parameter.shape, parameter)
+    hooks: Any = parameter._post_accumulate_grad_hooks
+    for hook in list(hooks.values()) if hooks else ():
+        hook(parameter)
+
+
+_FORWARD_SHARE = 1 / 3  # of a step's computing; the backward pass does two products for each of the forward's
+
+
+class PlannedLearner:
+    """Leaves a gradient without values in every parameter, and tells of a step's computing.
+
+    Where the strategy sends gradients while the backward pass goes on, each parameter's gradient comes when
+    its share of that pass is done, the last parameters' first.
+
+    Args:
+        model: on the meta device.
+        strategy: its own, set up.
+        computing: told (step, share) of what is computed, as it is: all of a 0-based step is a share of 1.
+    """
+
+    def __init__(self, model: nn.Module, strategy: Strategy, computing: Callable[[int, float], None]) -> None:
+        self.scaler: torch.amp.GradScaler | None = None
+        self._strategy, self._computing = strategy, computing
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._total = sum(parameter.numel() for parameter in self._parameters) or 1
+
+    def gradients(self, step: None, context: StepContext) -> float:
+        """Forward and backward pass of the step that `context` numbers; there is no loss."""
+        context.last_micro_batch = True
+        self._strategy.before_backward(last_micro_batch=True)
+        if not self._strategy.overlaps_backward:
+            self._computing(context.number, 1.0)
+            for parameter in self._parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+            return math.nan
+        self._computing(context.number, _FORWARD_SHARE)
+        backward = 1 - _FORWARD_SHARE
+        for parameter in reversed(self._parameters):
+            self._computing(context.number, backward * parameter.numel() / self._total)
+            arrive(parameter)
+        return math.nan
+
+    def take_over(self, optimizers: Sequence[Optimizer]) -> None:
+        """Leave the strategy's optimizers as they are."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: a plan is made at once."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """There is nothing to restore."""
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
 
 
 class PlannedRank:
@@ -139,7 +253,7 @@ def choose_by_number(strategy: Strategy) -> bool:
 
 
 def draws_bytes(strategy: Strategy) -> bool:
-    """Whether its bytes depend on random numbers, so that plans tell what is to be expected."""
+    """True if its bytes depend on random numbers, so that plans show expected values."""
     return choose_by_number(copy.deepcopy(strategy))
 
 

@@ -1,35 +1,91 @@
-"""Where a plan takes place: network, workers, what a step computes, and what may happen to them."""
+"""Setting of a plan: network, workers, compute time of a step, and crashes."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from exogym_core.cost.compute import StepDurations
+from exogym_core.cost.compute import Compute, StepDurations
 from exogym_core.cost.devices import find_device
-from exogym_core.planning.known import Known
-from exogym_core.planning.memory import memory_in_use
+from exogym_core.planning.models import memory_in_use
+from exogym_core.planning.needs import PUBLISHED_MFU
 from exogym_core.planning.weather import differs_for_ever
-from netsim.files.errors import InputError, unknown_name
-from netsim.topology.protocol import Protocol
+from netsim import Protocol
+from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
-    from exogym_core.cost.compute import Compute
     from exogym_core.planning.models import SequenceModel
-    from netsim.topology.topology import Topology
+    from exogym_core.strategy.base import Strategy
+    from netsim import Link, Topology
 
-__all__ = ["Crashes", "Setting"]
+__all__ = ["Crashes", "Known", "Setting", "with_links", "with_wan_bandwidth"]
 
 T = TypeVar("T")
 
 
+class Known:
+    """Findings by what they depend on; they last as long as this does."""
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, Any] = {}
+        self._seen: list[Any] = []
+
+    def once(self, key: Hashable, find: Callable[[], T]) -> T:
+        """Result of `find`, cached under `key`.
+
+        >>> known = Known()
+        >>> known.once("a", lambda: 1), known.once("a", lambda: 2)
+        (1, 1)
+        """
+        if key not in self._found:
+            self._found[key] = find()
+        found: T = self._found[key]
+        return found
+
+    def number_of(self, thing: object) -> int:
+        """A number that equal things share, for what cannot be hashed itself.
+
+        >>> known = Known()
+        >>> known.number_of({"a": 1}), known.number_of([]), known.number_of({"a": 1})
+        (0, 1, 0)
+        """
+        for number, seen in enumerate(self._seen):
+            if seen is thing or (type(seen) is type(thing) and seen == thing):
+                return number
+        self._seen.append(thing)
+        return len(self._seen) - 1
+
+    def key_of(self, strategy: Strategy) -> Hashable:
+        """Equal for strategies that do the same: of one class, with equal arguments and as many servers."""
+        return type(strategy), self.number_of(strategy.arguments), tuple(strategy.server_groups)
+
+
+def with_links(topology: Topology, change: Callable[[Link], Link]) -> Topology:
+    """This network with every link as `change` makes it."""
+    return replace(topology, links=tuple(change(link) for link in topology.links))
+
+
+def with_wan_bandwidth(topology: Topology, bits_per_second: float) -> Topology:
+    """This network with so much on each link between sites, each way."""
+    inside = {host.name for host in topology.hosts if host.region is not None}
+    return with_links(
+        topology,
+        lambda link: (
+            link
+            if link.source in inside or link.target in inside
+            else replace(link, bits_per_second=bits_per_second)
+        ),
+    )
+
+
 @dataclass(frozen=True)
 class Crashes:
-    """How often hosts crash: independently, at exponential times.
+    """Rate of crashes of hosts: independent, at exponential times.
 
     Attributes:
         mean_seconds: from a repair to the next crash of one host.
@@ -47,7 +103,7 @@ class Crashes:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a plan takes place: everything but the strategy.
+    """Setting of a plan: everything but the strategy.
 
     Attributes:
         model: whose shapes travel.
@@ -78,7 +134,7 @@ class Setting:
     batch_size: int
     tokens: float | None = None
     placement: Sequence[str] | None = None
-    protocol: str | Mapping[str, Any] | None = None
+    protocol: str | Mapping[str, Any] | Protocol | None = None
     collectives: str | Mapping[str, str] | None = "auto"
     half: bool = True
     dollars_per_hour: float | Mapping[str, float] | None = None
@@ -98,7 +154,7 @@ class Setting:
         return self.known.number_of({name: value for name, value in vars(self).items() if name != "known"})
 
     def durations(self) -> list[StepDurations]:
-        """How long each rank computes a step, by its host's device."""
+        """Compute time of each rank's step, by its host's device."""
         hosts = self.topology.place(self.num_ranks, self.placement)
         made = []
         for host, batch in zip(hosts, self.batches(), strict=True):
@@ -129,6 +185,13 @@ class Setting:
             share = self._step_seconds(host, batch) / seconds_per_step * self._utilisation(host)
             found.setdefault(self.topology.region_of(host), []).append(share)
         return {site: sum(shares) / len(shares) for site, shares in found.items()}
+
+    def computing_range(self) -> tuple[float, float]:
+        """Least and most times as long as planned that computing may take; 1 where its time or utilisation is given."""
+        share = self.compute.utilisation
+        if self.compute.kind != "flops" or self.utilisation is not None or share != Compute().utilisation:
+            return 1.0, 1.0
+        return share / PUBLISHED_MFU[1], share / PUBLISHED_MFU[0]
 
     def memory_of(self, states: Mapping[str, int], choices: Sequence[str] | None = None) -> dict[str, int]:
         """Memory of a worker's states and activations on its devices; by other `choices` than the own if given."""
@@ -180,23 +243,36 @@ class Setting:
             raise InputError(f"plan: without {' and '.join(sites)} no worker is left; leave a site")
         return replace(self, num_ranks=len(kept), placement=kept)
 
+    def workers_by_site(self) -> dict[str, int]:
+        """Number of workers of each region, or host outside of any, in the order of ranks."""
+        hosts = self.topology.place(self.num_ranks, self.placement)
+        return dict(Counter(self.topology.region_of(host) for host in hosts))
+
     def is_even(self) -> bool:
-        """Whether every step takes as long as the one before, whenever it is, and no link charges for traffic."""
+        """True if all steps take equally long at any time, and no link charges for traffic."""
         compute, topology = self.compute, self.topology
         even = not compute.jitter and not compute.straggler_fraction
         return even and not topology.weather and not any(link.dollars_per_byte for link in topology.links)
 
     def is_plain(self) -> bool:
-        """Whether besides connections have no state, so that a round is like the one before."""
-        protocol = Protocol.parse(self.topology.protocol if self.protocol is None else self.protocol)
-        return protocol.is_plain and self.is_even()
+        """True if in addition connections have no state, so that rounds are alike."""
+        return self.resolved_protocol.is_plain and self.is_even()
+
+    @property
+    def resolved_protocol(self) -> Protocol:
+        """Protocol of the plan, else of its topology, else the default."""
+        return Protocol.resolve(self.protocol, self.topology.protocol)
+
+    def with_streams(self, streams: int) -> Setting:
+        """This with so many streams a transfer."""
+        return replace(self, protocol=replace(self.resolved_protocol, streams=streams))
 
     def differs_for_ever(self) -> bool:
-        """Whether rounds go on to differ by chance."""
+        """True if rounds differ by chance for ever."""
         return differs_for_ever(self.compute, self.topology.weather)
 
     def tokens_a_round(self, period: int) -> int:
-        """Of all workers in so many steps."""
+        """Tokens of all workers in so many steps."""
         return period * self.num_ranks * self.batch_size * self.model.length
 
     def num_rounds(self, period: int, missed: int = 0) -> int | None:
@@ -224,14 +300,14 @@ class Setting:
         return min(found, default=None)
 
     def hourly_dollars(self) -> float | None:
-        """Of all workers; None without a price."""
+        """Dollars an hour of all workers; None without a price."""
         if self.dollars_per_hour is None:
             return None
         hosts = self.topology.place(self.num_ranks, self.placement)
         return sum(self._of_site("price", self.dollars_per_hour, host) for host in hosts)
 
     def _of_site(self, what: str, given: T | Mapping[str, T], host: int) -> T:
-        """What is given for a host: its own, else its region's."""
+        """Value for a host: its own, else its region's."""
         if not isinstance(given, Mapping):
             return given
         topology = self.topology

@@ -7,19 +7,33 @@ that stands for all runs once, and what it requests is simulated on as many netw
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.planning.known import Known
-from exogym_core.planning.memory import worker_memory
-from exogym_core.planning.rank import PlannedRank, PlannedServer, choose_by_number, quiet_schedules
-from exogym_core.planning.repeats import FEWEST_STEPS, add_left_out, is_left_out, is_pace_step
-from exogym_core.planning.round_figures import RoundFigures
-from exogym_core.planning.shapes import ShapesAlone
-from exogym_core.ranks.recorded import record, record_kinds
-from exogym_core.ranks.run import run_ranks
-from netsim.files.errors import InputError
+from exogym_core.communicator.simulated.simulation import Schedules, World
+from exogym_core.planning.models import worker_memory
+from exogym_core.planning.rank import (
+    PlannedRank,
+    PlannedServer,
+    choose_by_number,
+    quiet_schedules,
+    shapes_alone,
+)
+from exogym_core.planning.recording import Recording, last_calls, record, record_kinds, run_alone
+from exogym_core.planning.rhythm import making_groups
+from exogym_core.planning.rounds import (
+    FEWEST_STEPS,
+    RoundFigures,
+    add_left_out,
+    extrapolated,
+    is_left_out,
+    is_pace_step,
+)
+from exogym_core.planning.setting import Known
+from exogym_core.strategy.participation.absence import Participation
+from exogym_core.workers.run import run_ranks
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -27,16 +41,19 @@ if TYPE_CHECKING:
     from torch import nn
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.cost.coding import Coding
+    from exogym_core.cost.speeds import Coding
     from exogym_core.planning.rhythm import Rhythm
-    from exogym_core.ranks.recorded import Recording
-    from exogym_core.ranks.run import RunResult
     from exogym_core.strategy.base import Strategy
-    from netsim.topology.topology import Topology
+    from exogym_core.workers.run import RunResult
+    from netsim import Protocol, Topology
+    from netsim.ranks import Call
 
-__all__ = ["SimulatedRounds"]
+__all__ = ["MOST_CALLS", "SimulatedRounds"]
 
 
+#: Calls of all ranks: of more, some of the layers that are alike are simulated, and the rest is extrapolated.
+MOST_CALLS = 50_000
+_REPEATS = (2, 4)  # of these layers, in two simulations
 _MOST_LIVE_RANKS = 256  # threads, each with a model of shapes
 _MOST_LIVE_STEPS = 50_000  # of all ranks: a few seconds
 
@@ -87,7 +104,7 @@ class SimulatedRounds:
         self._staleness: list[int] = []
         self._schedules: Any = None
         self.has_absences = False
-        known = known if known is not None else Known()
+        self._known = known = known if known is not None else Known()
         plain = (num_ranks, num_rounds, rhythm, self._leaves_out, None if rhythm.goes_alone else speeds)
         parts = [known.number_of(part) for part in (model, collectives, coding)]
         self._recording, self._memory, self._staleness, self.has_absences = known.once(
@@ -96,20 +113,20 @@ class SimulatedRounds:
         )
 
     def _record(self, rhythm: Rhythm) -> Recording | None:
-        """What ranks request; None: that depends on the time."""
+        """Requests of ranks; None: they depend on the time."""
         if rhythm.asks:
             return None
         with quiet_schedules():
             if rhythm.goes_alone:
-                return record_kinds(self._body, self._num_ranks, self._collectives)
+                setup = making_groups(self._strategy, self._num_ranks)
+                with suppress(InputError):  # with this model ranks make other groups than with a tiny one
+                    return record_kinds(self._body, self._num_ranks, self._collectives, setup)
             made = record(self._body, self._num_ranks, self._seconds, self._collectives)
         return None if made.asks_for_time or self.has_absences else made
 
     def _body(self, comm: Communicator, computing: Callable[[int, float], None]) -> None:
         """One rank, from its first step to its last."""
-        # Those that send every step's gradients bucket by bucket have thousands of tensors to join; for others looking
-        # at each call of torch's takes longer than it saves.
-        with ShapesAlone() if self._strategy.overlaps_backward else nullcontext():
+        with shapes_alone(self._strategy):
             self._run_rank(comm, computing)
 
     def _run_rank(self, comm: Communicator, computing: Callable[[int, float], None]) -> None:
@@ -125,7 +142,8 @@ class SimulatedRounds:
         choose_by_number(mine)
         own = copy.deepcopy(self._model) if mine.overlaps_backward else self._model
         runner = PlannedRank(comm, own, mine, computing, self._num_rounds * self._period, self._coding)
-        self.has_absences = mine.absence is not None
+        part = Participation(mine, comm)
+        self.has_absences = part.absence is not None
         if comm.rank:
             runner.still_optimizers()
         for step in range(self._num_rounds * self._period):
@@ -133,7 +151,7 @@ class SimulatedRounds:
             if self._leaves_out and is_left_out(place, self._period):
                 mine.local_step += 1
                 continue
-            if mine.absence is not None and mine.absence.is_ahead(step):
+            if part.skips(step):
                 mine.skip_step()
                 mine.row()  # forgets that a round was missed
             elif skips and step and self._quiet[place]:
@@ -154,13 +172,13 @@ class SimulatedRounds:
                         "payload_bytes": traffic.payload_bytes,
                         "bytes_sent": traffic.bytes_sent,
                         "wan_bytes": traffic.wan_bytes,
-                        "took_part": mine.absence is None or "averaged_ranks" in mine.row(),
+                        "took_part": part.absence is None or "averaged_ranks" in mine.row(),
                     }
                 )
         mine.finish()  # what is in flight comes to its end, after the last row
 
     def computing(self, seconds: Sequence[Callable[[int], float]]) -> SimulatedRounds:
-        """The same rounds of ranks that compute as fast as `seconds` says, by step, one function a rank."""
+        """These rounds with other compute times: `seconds` by step, one function a rank."""
         other = copy.copy(self)
         other._seconds = seconds
         if (
@@ -174,7 +192,7 @@ class SimulatedRounds:
         topology: Topology,
         *,
         placement: Sequence[str] | None = None,
-        protocol: str | Mapping[str, Any] | None = None,
+        protocol: str | Mapping[str, Any] | Protocol | None = None,
         num_rounds: int | None = None,
         whole: bool = True,
     ) -> RoundFigures:
@@ -193,20 +211,45 @@ class SimulatedRounds:
             recording = self._recording
             if num_rounds is not None and num_rounds > self._num_rounds:
                 recording = recording.lengthened(num_rounds)
-            run, self._schedules = recording.replay(
-                topology,
-                self._seconds,
+            if self._schedules is None:
+                world = World.build(self._num_ranks, topology, placement, protocol, self._collectives)
+                self._schedules = self._known.once(
+                    ("schedules", self._known.number_of(world)), lambda: Schedules(world)
+                )
+            replayed = partial(
+                Recording.replay,
+                topology=topology,
+                seconds=self._seconds,
                 placement=placement,
                 protocol=protocol,
                 collectives=self._collectives,
                 num_marks=num_marks,
                 schedules=self._schedules,
             )
-        return self._told(run, whole=whole)
+            is_many = recording.num_calls > MOST_CALLS and not topology.weather and not self._leaves_out
+            few, more = (recording.with_repeats(number) if is_many else None for number in _REPEATS)
+            if few is not None and more is not None:
+                one, other = (self._told(replayed(each), None) for each, _ in (few, more))
+                return extrapolated(one, other, more[1], _REPEATS[1] - _REPEATS[0])
+            run = replayed(recording)
+        names = [f"{link.source}->{link.target}" for link in topology.links]
+        return self._told(run, names if whole else None)
+
+    def calls_of(self, rank: int) -> list[tuple[Call, int]]:
+        """Calls of a rank between its last two rounds' ends, each with its place among the members.
+
+        A rank that asks for the time runs alone and is told that none has passed: that changes the order of its calls.
+
+        Raises:
+            InputError: what it requests needs the others.
+        """
+        if self._recording is not None:
+            return last_calls(self._recording.stream(rank))
+        return last_calls(run_alone(self._body, self._num_ranks, rank, answers=True).requests)
 
     @property
     def calls_a_round(self) -> int:
-        """Of all ranks in the last round; 0 where that is not known beforehand."""
+        """Calls of all ranks in the last round; 0 where it depends on the time."""
         return self._recording.calls_at_the_end() if self._recording is not None else 0
 
     @property
@@ -215,7 +258,10 @@ class SimulatedRounds:
         return max(_MOST_LIVE_STEPS // (self._num_ranks * self._period), self._num_rounds)
 
     def _live(
-        self, topology: Topology, placement: Sequence[str] | None, protocol: str | Mapping[str, Any] | None
+        self,
+        topology: Topology,
+        placement: Sequence[str] | None,
+        protocol: str | Mapping[str, Any] | Protocol | None,
     ) -> RunResult[None]:
         """By ranks that run as it is simulated."""
         if self._num_ranks > _MOST_LIVE_RANKS:
@@ -239,7 +285,8 @@ class SimulatedRounds:
                 collectives=self._collectives,
             )
 
-    def _told(self, run: RunResult[None], *, whole: bool) -> RoundFigures:
+    def _told(self, run: RunResult[None], links: Sequence[str] | None) -> RoundFigures:
+        """Figures of a run; with the steps that were left out, if links are named."""
         if run.virtual_seconds is None:
             raise InputError("plan: a topology is needed")
         num_rounds = 1 + max(row.row["round"] for row in run.rows)
@@ -271,9 +318,9 @@ class SimulatedRounds:
             sum(traffic.wan_bytes for traffic in run.traffic[num_workers:]),
             contributions,
         )
-        if self._leaves_out and whole:
+        if self._leaves_out and links is not None:
             marked = [row for row in run.rows if row.row["place"] is not None]
-            add_left_out(figures, marked, self._period, self._seconds)
+            add_left_out(figures, marked, self._period, self._seconds, run.link_history, links)
         return figures
 
 

@@ -8,8 +8,14 @@ constants for data-parallel and for 1, 2, 4 and 8 workers (H = 30, AdamW, batch 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from exogym_core.names import visible
+from exogym_core.results.run_folder import RunFolder
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +27,7 @@ __all__ = [
     "Ratio",
     "law_ratio",
     "relative_loss",
+    "step_ratios",
     "steps_range",
 ]
 
@@ -72,7 +79,7 @@ _RESIDUAL = 0.0065  # of relative losses by the law and as printed; the largest,
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times the steps of another a strategy needs to the same loss.
+    """Ratio of two strategies' steps to the same loss.
 
     Attributes:
         mean, low, high: of the ratio; low and high over the runs' seeds (alike where there was one), or by how far the
@@ -117,7 +124,7 @@ def law_ratio(
     num_workers: int,
     tokens: float | None,
 ) -> Ratio | None:
-    """What the law says of a strategy beside data-parallel; None where it says nothing.
+    """Ratio by the law of a strategy's steps to data-parallel's; None where the law does not apply.
 
     The law knows losses at 20 tokens a parameter. Of its exponent half is tokens' and half is parameters', as both
     matter equally where compute is spent best; so a loss that is higher by a share needs (1 + share)^(2 / |alpha|)
@@ -206,6 +213,42 @@ def steps_range(
 
 
 def _is_beyond(strategy: str, options: Mapping[str, Any]) -> bool:
-    """Whether options go beyond those for which the law was fitted."""
+    """True if options go beyond those for which the law was fitted."""
     coded = options.get("codec") not in (None, "fp32")
     return coded or strategy == "StreamingDiLoCo" or options.get("H") != _FITTED_H
+
+
+def step_ratios(path: str | Path) -> dict[str, Ratio]:
+    """Steps to the loss that all strategies of a run came to, over the fewest.
+
+    That loss is the highest of their lowest validation losses; a strategy's steps are those of its first evaluation at
+    or below it. Several seeds give the range.
+
+    Args:
+        path: a run's folder.
+
+    Raises:
+        InputError: it is no run, or has no evaluations.
+    """
+    folder = RunFolder.open(Path(path))
+    curves: dict[str, list[list[tuple[float, float]]]] = defaultdict(list)
+    for entry in folder.finished():
+        name = str(entry.get("strategy", entry["name"]))
+        for seed in entry.get("seeds") or [None]:
+            rows = folder.read_metrics(str(entry["name"]), "validation", seed)
+            losses = [(row["step"], row.get("judged_loss", row.get("global_loss"))) for row in rows]
+            curves[name].append([(step, loss) for step, loss in losses if loss is not None])
+    curves = {name: runs for name, runs in curves.items() if all(runs)}
+    if not curves:
+        raise InputError(f"{visible(path)}: has no evaluations to take steps from; set evaluate.every")
+    target = max(min(loss for _, loss in run) for runs in curves.values() for run in runs)
+    steps = {
+        name: [max(next(step for step, loss in run if loss <= target), 1.0) for run in runs]
+        for name, runs in curves.items()
+    }
+    fewest = min(sum(needed) / len(needed) for needed in steps.values())
+    source = f"{visible(path)} to loss {target:.4g}, {max(map(len, steps.values()))} seeds"
+    return {
+        name: Ratio(sum(needed) / len(needed) / fewest, min(needed) / fewest, max(needed) / fewest, source)
+        for name, needed in steps.items()
+    }

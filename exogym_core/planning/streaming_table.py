@@ -13,17 +13,36 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import nn
 
-from netsim.files.errors import InputError
+from exogym_core.planning.rhythm import rhythm
+from exogym_core.planning.simulated_rounds import SimulatedRounds
+from exogym_core.strategy import build_strategy
+from netsim import Topology
+from netsim.errors import InputError
 
-__all__ = ["METHODS", "PUBLISHED_1B", "TARGETS", "cells", "grid_points", "utilisation"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "METHODS",
+    "OWN",
+    "PUBLISHED_1B",
+    "TARGETS",
+    "cells",
+    "grid_points",
+    "own_gbit_per_second",
+    "utilisation",
+]
 
 TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 
-#: What the table prints for 1B parameters, 24 layers and 0.1 s a step, in Gbit/s.
+#: Published figures for 1B parameters, 24 layers and 0.1 s a step, in Gbit/s.
 PUBLISHED_1B: dict[str, tuple[float, ...]] = {
     "Data-parallel": (86.8, 152.6, 184.2, 222.3, 569.0),
     "DiLoCo, H=100": (1.4, 6.2, 13.3, 23.3, 86.8),
@@ -34,7 +53,7 @@ PUBLISHED_1B: dict[str, tuple[float, ...]] = {
 
 METHODS = tuple(PUBLISHED_1B)
 
-#: Of the nominal number of parameters, what travels; the table needs it and the paper does not explain it.
+#: Share of the nominal parameters that travels; the table needs it and the paper does not explain it.
 PAYLOAD_SHARE = 0.84
 
 _STEPS_A_ROUND = 100
@@ -44,7 +63,7 @@ _ROUNDS = 10
 
 @dataclass(frozen=True)
 class _Method:
-    """When which layers travel, how large, and how many steps later they are needed."""
+    """Schedule of layers: when they travel, their size, and the steps until they are needed."""
 
     every_step: bool = False
     streams: bool = False
@@ -122,7 +141,7 @@ def utilisation(
 
 
 def _forward(now: float, seconds: float, layers: int, waits: dict[int, float]) -> float:
-    """When a forward pass is through that waits for the reductions of some layers."""
+    """End of a forward pass that waits for the reductions of some layers."""
     done = 0
     for layer in sorted(waits):
         now = max(now + (layer - done) * seconds / layers, waits[layer])
@@ -146,3 +165,89 @@ def cells(params: float = 1e9, layers: int = 24, step_seconds: float = 0.1) -> l
             reached = points[low] if low < len(points) else None
             found.append({"method": method, "target": target, "gbit_per_second": reached})
     return found
+
+
+_OWN_ROUNDS = 3
+
+#: Our strategy for each method; `num_fragments` is a third of the layers.
+OWN: Mapping[str, tuple[str, Mapping[str, Any]]] = dict(
+    zip(
+        METHODS,
+        (
+            ("AllReduce", {}),
+            ("DiLoCo", {"H": 100}),
+            ("StreamingDiLoCo", {"H": 100, "tau": 0}),
+            ("StreamingDiLoCo", {"H": 100, "tau": 1}),
+            ("StreamingDiLoCo", {"H": 100, "tau": 1, "codec": "e3m0"}),
+        ),
+        strict=True,
+    )
+)
+
+
+class _Layers(nn.Module):
+    """Equal layers in half precision, without values."""
+
+    def __init__(self, params: float, layers: int) -> None:
+        super().__init__()
+        size = round(params * PAYLOAD_SHARE / layers)
+        with torch.device("meta"):
+            weights = (nn.Parameter(torch.empty(size, dtype=torch.bfloat16)) for _ in range(layers))
+            self.layers = nn.ModuleList(nn.ParameterList([weight]) for weight in weights)
+
+
+def own_gbit_per_second(
+    params: float = 1e9, layers: int = 24, step_seconds: float = 0.1
+) -> dict[tuple[str, float], float | None]:
+    """By method and target: the least bandwidth of the table's grid with which our strategy reaches it; None: none."""
+    return {
+        (method, target): reached
+        for method, (name, options) in OWN.items()
+        for target, reached in _reached(name, options, params, layers, step_seconds).items()
+    }
+
+
+def _reached(
+    name: str, options: Mapping[str, Any], params: float, layers: int, step_seconds: float
+) -> dict[float, float | None]:
+    fragments = (
+        {"num_fragments": max(layers // _LAYERS_A_FRAGMENT, 1)} if name.startswith("Streaming") else {}
+    )
+    strategy = build_strategy(name, **options, **fragments)
+    rounds = SimulatedRounds(
+        strategy,
+        _Layers(params, layers),
+        2,
+        _OWN_ROUNDS,
+        rhythm(strategy, 2),
+        [partial(_constant, step_seconds)] * 2,
+    )
+    known: dict[float, float] = {}
+
+    def utilisation(gbit_per_second: float) -> float:
+        if gbit_per_second not in known:
+            simulated = rounds.on(_line(gbit_per_second))
+            ends = simulated.round_seconds
+            known[gbit_per_second] = simulated.compute_seconds[0] / len(ends) / (ends[-1] - ends[-2])
+        return known[gbit_per_second]
+
+    points, found = grid_points(), {}
+    for target in TARGETS:
+        low, high = 0, len(points)
+        while low < high:
+            middle = (low + high) // 2
+            if utilisation(points[middle]) >= target:
+                high = middle
+            else:
+                low = middle + 1
+        found[target] = points[low] if low < len(points) else None
+    return found
+
+
+def _line(gbit_per_second: float) -> Topology:
+    link = {"between": ["a", "b"], "bandwidth": f"{gbit_per_second * 1e9:.0f} bit/s"}
+    return Topology.from_mapping({"hosts": {"a": {}, "b": {}}, "links": [link], "protocol": "ideal"})
+
+
+def _constant(seconds: float, step: int) -> float:
+    return seconds

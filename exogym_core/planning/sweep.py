@@ -6,8 +6,8 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from netsim.files.errors import InputError
-from netsim.files.units import parse_bits_per_second
+from netsim.errors import InputError
+from netsim.units import parse_bits_per_second
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -69,7 +69,7 @@ def short_keys(keys: Iterable[str]) -> dict[str, str]:
 
 
 def concerns(row: Mapping[str, Any], key: str) -> bool:
-    """Whether a swept key can change a row: those of other strategies cannot.
+    """True if a swept key can change a row: keys of other strategies cannot.
 
     >>> row = {"strategy": "AllReduce", "point": {}}
     >>> concerns(row, "strategies.DiLoCo.H"), concerns(row, "strategies.AllReduce.codec"), concerns(row, "steps")
@@ -80,7 +80,7 @@ def concerns(row: Mapping[str, Any], key: str) -> bool:
 
 
 def changes_learning(key: str) -> bool:
-    """Whether a key can change how many steps a loss takes.
+    """True if a key can change the steps to a loss.
 
     >>> changes_learning("strategies.DiLoCo.H"), changes_learning("protocol.streams")
     (True, False)
@@ -89,7 +89,7 @@ def changes_learning(key: str) -> bool:
 
 
 def is_axis(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
-    """Whether what was swept can be put on an axis: at least two values, all of them quantities."""
+    """True if a swept key can be an axis: at least two values, all of them quantities."""
     values = {row["point"][key] for row in rows}
     return len(values) > 1 and all(value[:1].isdigit() for value in values)
 
@@ -119,7 +119,7 @@ class _Line(NamedTuple):
 
 
 def break_even(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Of each two strategies, and of each two variants of one that differ in one swept key: which is sooner from where.
+    """Break-even points of each two strategies, and of each two variants of one that differ in one swept key.
 
     Between two neighbouring points the crossing is read from the straight line through the ratio of their
     seconds a token, over the logarithm of the value.
@@ -137,7 +137,7 @@ def break_even(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]
 
 
 def sooner_throughout(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Of the same pairs those of which one is sooner at every value of `key`.
+    """The pairs of which one is sooner at every value of `key`.
 
     Returns mappings with `sooner`, `later`, `key` and `point`.
     """
@@ -183,12 +183,12 @@ def _lines(rows: Sequence[Mapping[str, Any]], key: str) -> list[_Line]:
 
 
 def _names(row: Mapping[str, Any]) -> tuple[str, str]:
-    """What a row is called, and its strategy, which may have several rows at a point."""
+    """Name of a row, and its strategy, which may have several rows at a point."""
     return row.get("name", row["strategy"]), row["strategy"]
 
 
 def _told_apart(first: _Line, second: _Line) -> tuple[tuple[str, str], dict[str, str]] | None:
-    """What two lines are called and what they share; None where they differ in more than one thing."""
+    """Names of two lines and their shared part; None where they differ in more than one key."""
     differ = [k for (k, v), (_, other) in zip(first.rest, second.rest, strict=True) if v != other]
     shared = {k: v for k, v in first.rest if k not in differ}
     if first.name != second.name:
@@ -205,7 +205,7 @@ def _told_apart(first: _Line, second: _Line) -> tuple[tuple[str, str], dict[str,
 def _crossings(
     pairs: Sequence[tuple[tuple[float, float], tuple[float, float]]],
 ) -> list[tuple[float, bool]]:
-    """Where the ratio of two series crosses one between neighbouring values, and whether it rises there."""
+    """Crossings of one by the ratio of two series between neighbouring values, and their direction."""
     logs = [(math.log(first[0]), math.log(first[1] / second[1])) for first, second in pairs]
     return [
         (math.exp(x0 + (x1 - x0) * y0 / (y0 - y1)), y1 > y0)
@@ -215,7 +215,7 @@ def _crossings(
 
 
 def step_ratio_lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How many times the other's steps the faster may need, and be no later at a loss.
+    """Ratio of steps up to which the faster strategy stays ahead.
 
     For each two strategies at one point, and each two variants of one that differ in one swept key which changes what
     is learned. Below that ratio of steps to the same loss the faster is still the sooner there.

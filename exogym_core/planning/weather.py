@@ -1,23 +1,37 @@
-"""How many rounds must be simulated to see what a network's weather does, and what devices draw by chance."""
+"""Weather and crashes in plans: rounds to simulate until changes and random draws show, and the cost of a crash."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from netsim import HostEvent
+from netsim.errors import DeadlockError
+from netsim.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from exogym_core.cost.compute import Compute
-    from netsim.topology.weather import Weather
+    from exogym_core.planning.needs import Plan
+    from exogym_core.planning.rounds import RoundFigures
+    from exogym_core.planning.setting import Crashes, Setting
+    from exogym_core.planning.simulated_rounds import SimulatedRounds
+    from exogym_core.strategy.base import Strategy
+    from netsim import Topology, Weather
 
 __all__ = [
+    "Loss",
+    "Simulated",
     "changes_between",
     "differs_for_ever",
     "last_change_seconds",
+    "loss_of_a_crash",
     "num_rounds_needed",
     "told_of_rounds",
+    "with_failures",
 ]
 
 _MOST_CALLS = 20_000  # of all ranks, that are simulated
@@ -26,13 +40,13 @@ _ROUNDS_AFTER = 3  # the last change: they show whether rounds repeat
 
 
 def differs_for_ever(compute: Compute, weather: Weather) -> bool:
-    """Whether rounds go on to differ: by jitter and stragglers, drift, and others' traffic that does not end."""
+    """True if rounds never become equal: with jitter, stragglers, drift, or background traffic that does not end."""
     endless = any(traffic.stop_seconds is None for traffic in weather.background)
     return bool(compute.jitter or compute.straggler_fraction or weather.drift or endless)
 
 
 def last_change_seconds(weather: Weather) -> float:
-    """When the last change that is set to come is over; 0 where there is none."""
+    """End of the last scheduled change; 0 where there is none."""
     return max(_changes(weather), default=0.0)
 
 
@@ -59,7 +73,7 @@ def _changes(weather: Weather) -> Iterator[float]:
 def num_rounds_needed(
     compute: Compute, weather: Weather, ends: Sequence[float], calls_a_round: int, budget: float | None
 ) -> int:
-    """How many rounds to simulate, where `ends` is when those that have been simulated were over.
+    """Number of rounds to simulate, given the `ends` of those that were simulated.
 
     Where rounds differ for ever, as many as are worth it: figures are means. Else some beyond the last change.
     Never more than the budget has.
@@ -87,7 +101,7 @@ def num_rounds_needed(
 def told_of_rounds(
     compute: Compute, weather: Weather, ends: Sequence[float], budget: float | None
 ) -> tuple[str, ...]:
-    """What is to be known of figures that rest on so many rounds."""
+    """Remarks on figures from so many rounds."""
     if budget is not None and len(ends) >= budget:
         return ("all rounds of the budget were simulated, with the weather and draws that training meets",)
     if differs_for_ever(compute, weather):
@@ -108,3 +122,133 @@ def told_of_rounds(
             "comes later is not in these figures",
         )
     return (f"the network changes until {last:.6g} s, which was simulated; a round is one after that",)
+
+
+_MOMENTS = 4  # single crashes that are simulated, each of another host in another part of a round
+_ROUNDS = 3  # a crash is in the second; in the third all have met again
+_MOST_RANKS = 32  # beyond, what a crash takes is its repair and half of what is computed between two calls
+_MOST_ROUNDS = 40  # of which others go on; what a longer repair takes is reckoned from there
+_AFTER = 3  # rounds after the repair, in which who was away comes back
+_FREQUENT = 0.5  # hosts that are away in the mean: beyond, crashes meet each other
+
+
+class Simulated(Protocol):
+    """A strategy that has been simulated without crashes, and can be simulated again."""
+
+    plan: Plan
+    strategy: Strategy
+    setting: Setting
+    rounds: SimulatedRounds
+
+    @property
+    def rounds_of(self) -> Callable[[int], SimulatedRounds]:
+        """Makes so many of its rounds."""
+
+    @property
+    def has_absences(self) -> bool:
+        """True if rounds continue without ranks that are late or gone."""
+
+    def simulated(self, rounds: SimulatedRounds, topology: Topology) -> RoundFigures:
+        """Rounds on a network."""
+
+
+class Loss(NamedTuple):
+    """Mean cost of one crash.
+
+    Attributes:
+        seconds: by which the others are later, or where workers go their own pace, the one that crashed.
+        tokens: that do not count, as rounds went on without the one that crashed.
+        fatal: share of crashes that end a run, as a transport gives a connection up before the repair. They take the
+            repair, and what had been done of the round: as if the run were resumed from there.
+    """
+
+    seconds: float
+    tokens: float
+    fatal: float = 0.0
+
+
+def with_failures(measured: Simulated, crashes: Crashes) -> Plan:
+    """The plan with what crashes take: fewer tokens a second, so more days and money; rounds stay as they are."""
+    quiet, setting = measured.plan, measured.setting
+    hosts = sorted(set(setting.topology.place(setting.num_ranks, setting.placement)))
+    loss = loss_of_a_crash(measured, crashes, hosts)
+    each = crashes.mean_seconds + crashes.repair_seconds
+    if measured.has_absences:
+        lost = loss.tokens * len(hosts) / each / quiet.tokens_per_second
+        factor = (1 + loss.seconds * len(hosts) / each) / (1 - lost) if lost < 1 else math.inf
+    elif measured.strategy.is_synchronous:  # it goes on only while all are there
+        factor = (1 + loss.seconds / crashes.mean_seconds) ** len(hosts)
+    else:
+        factor = 1 + loss.seconds / crashes.mean_seconds
+    remarks = list(quiet.remarks)
+    if len(hosts) * crashes.repair_seconds / each > _FREQUENT:
+        remarks.append(
+            "crashes are so frequent that several hosts are often away at once: what they take is an estimate"
+        )
+    if loss.fatal:
+        remarks.append(
+            f"{loss.fatal:.0%} of crashes end the run: a connection is given up before a repair of "
+            f"{format_seconds(crashes.repair_seconds)} is over; they are taken to be resumed from the round's beginning"
+        )
+    told = {
+        "crashes_per_day": len(hosts) / each * 86_400,
+        "seconds_lost_per_crash": loss.seconds,
+        "tokens_lost_per_crash": loss.tokens,
+        "times_as_long": factor,
+    }
+    slowed = quiet.slowed(factor)
+    if slowed.days is not None:
+        told["restarts"] = told["crashes_per_day"] * slowed.days
+    return replace(slowed, failures=told, remarks=tuple(remarks))
+
+
+def loss_of_a_crash(measured: Simulated, crashes: Crashes, hosts: Sequence[int]) -> Loss:
+    """Mean cost of a crash, from simulated ones: of several hosts, at several moments of a round."""
+    plan, setting, repair = measured.plan, measured.setting, crashes.repair_seconds
+    if setting.num_ranks > _MOST_RANKS:
+        stretch = plan.seconds_per_round * plan.compute_utilisation
+        return Loss(repair + stretch / 2, 0.0)
+    rounds, beyond = measured.rounds, 0.0
+    if measured.has_absences:
+        needed = 2 + math.ceil(repair / plan.seconds_per_round) + _AFTER
+        rounds = measured.rounds_of(min(needed, _MOST_ROUNDS))
+        beyond = max(needed - _MOST_ROUNDS, 0)
+        repair -= beyond * plan.seconds_per_round
+    elif measured.strategy.is_synchronous:
+        rounds = measured.rounds_of(_ROUNDS)
+    quiet = measured.simulated(rounds, setting.topology)
+    start = quiet.round_seconds[0]
+    length = quiet.round_seconds[1] - start if len(quiet.round_seconds) > 1 else start
+    losses = []
+    for moment in range(_MOMENTS):
+        host = hosts[(moment * len(hosts)) // _MOMENTS if len(hosts) > _MOMENTS else moment % len(hosts)]
+        at = start + (moment + 0.5) / _MOMENTS * length
+        try:
+            crashed = measured.simulated(rounds, _with_crash(setting.topology, host, at, repair))
+        except DeadlockError:  # a connection is given up, as the repair takes longer than TCP waits
+            losses.append(Loss(repair + at - start, 0.0, 1.0))
+            continue
+        losses.append(_loss(measured, quiet, crashed))
+    seconds, tokens, fatal = (sum(column) / len(losses) for column in zip(*losses, strict=True))
+    a_worker = plan.steps_per_round * setting.batch_size * setting.model.length
+    return Loss(seconds, tokens + beyond * a_worker, fatal)
+
+
+def _with_crash(topology: Topology, host: int, at: float, repair: float) -> Topology:
+    weather = topology.weather
+    events = sorted(
+        (*weather.host_events, HostEvent(at, host, False, repair)),
+        key=lambda event: (event.at_seconds, event.host),
+    )
+    return replace(topology, weather=replace(weather, host_events=tuple(events)))
+
+
+def _loss(measured: Simulated, quiet: RoundFigures, crashed: RoundFigures) -> Loss:
+    """Seconds and tokens between two runs that differ in a crash."""
+    later = [a[-1] - b[-1] for a, b in zip(crashed.rank_ends, quiet.rank_ends, strict=True)]
+    if not measured.strategy.is_synchronous:
+        return Loss(max(later), 0.0)
+    setting, steps = measured.setting, measured.plan.steps_per_round
+    missed = quiet.contributions - crashed.contributions
+    tokens = missed * steps * setting.batch_size * setting.model.length
+    return Loss(max(min(later), 0.0), float(tokens))

@@ -1,1 +1,1 @@
-"""What a run leaves: rows, the run folder, loggers, the report."""
+"""Results of runs: rows, the run folder, loggers, reports."""

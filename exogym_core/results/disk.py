@@ -1,22 +1,76 @@
-"""Files and folders of runs, each written whole or not at all, with the rights that the user's umask leaves."""
+"""Files and folders of runs: written whole or not at all, owned by one process at a time."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import secrets
+import shutil
+import time
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exogym_core.names import file_name, visible
-from netsim.files.errors import NetsimError
+from netsim.errors import InputError, NetsimError
+from netsim.units import format_bytes
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
-__all__ = ["RecordError", "make_folder", "write_whole"]
+__all__ = [
+    "LOCK_NAME",
+    "FolderLock",
+    "RecordError",
+    "append_text",
+    "make_folder",
+    "owner_of",
+    "record_errors",
+    "refuse_full_disk",
+    "write_whole",
+]
 
 
 class RecordError(NetsimError, RuntimeError):
     """A file of a run cannot be written or read: the disk is full, rights are missing, or it is damaged."""
+
+
+@contextmanager
+def record_errors(path: Path | str, action: str, num_bytes: int | None = None) -> Iterator[None]:
+    """Turn an OSError of the block into "PATH: cannot be `action`: reason".
+
+    Args:
+        path: named in the error; a text names an option too.
+        action: "written", "made" or "read".
+        num_bytes: bytes to write, which a full disk's error names besides those that are free.
+
+    Raises:
+        RecordError: as described.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno == errno.ENOSPC and num_bytes is not None:
+            reason += f": {format_bytes(num_bytes)} needed, {_free(Path(path))} free"
+        raise RecordError(f"{visible(path)}: cannot be {action}: {reason}") from error
+
+
+def _free(path: Path) -> str:
+    try:
+        return format_bytes(shutil.disk_usage(path.parent).free)
+    except OSError:
+        return "unknown"
+
+
+def refuse_full_disk(folder: Path, num_bytes: int, content: str, remedy: str) -> None:
+    """Raise RecordError where the disk of `folder`, which need not exist yet, has less than `num_bytes` free."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if free < num_bytes:
+        needed = f"{content} needs at least {format_bytes(num_bytes)}, and {format_bytes(free)} are free"
+        raise RecordError(f"{visible(folder)}: {needed}: {remedy}")
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
@@ -28,17 +82,28 @@ def write_whole(path: Path, content: bytes | str) -> None:
     data = content.encode() if isinstance(content, str) else content
     # In the same folder, since only within one file system is a rename atomic.
     temporary = path.with_name(f".writing-{secrets.token_hex(4)}")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise RecordError(f"{visible(path)}: cannot be written: {error.strerror or error}") from error
-        raise
+    with record_errors(path, "written"):
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def append_text(path: Path, text: str, flags: int = 0) -> None:
+    """Append to a file that is no link; `flags` of `os.open`, such as O_CREAT, besides those for appending.
+
+    Raises:
+        RecordError: it cannot be written.
+    """
+    with record_errors(path, "written"):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | flags, 0o666)
+        with os.fdopen(descriptor, "a", encoding="utf-8") as file:
+            file.write(text)
 
 
 def make_folder(parent: Path, name: str, *, numbered: bool) -> Path:
@@ -66,3 +131,118 @@ def make_folder(parent: Path, name: str, *, numbered: bool) -> Path:
         raise RecordError(
             f"{visible(parent)}: no folder can be made there: {error.strerror or error}"
         ) from error
+
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+LOCK_NAME = ".lock"
+"""Lock file of a folder with the pid of its owner; removed on release."""
+
+_GRACE_SECONDS = 5.0  # for children of a killed owner to end with it
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+class FolderLock:
+    """Holds a folder for this process and its children until `release`, or until the last of them has ended.
+
+    Args:
+        folder: exists.
+
+    Raises:
+        InputError: another process works in the folder, or this one does already; the message names its pid.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK_NAME
+        self._descriptor: int | None = None
+        if fcntl is None:
+            return
+        while self._descriptor is None:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            try:
+                self._take(descriptor, folder)
+                if _is_at(descriptor, self._path):  # else its last owner has removed it meanwhile
+                    self._descriptor = descriptor
+            finally:
+                if self._descriptor is None:
+                    os.close(descriptor)
+        content = f"{os.getpid()}\n".encode()
+        os.pwrite(self._descriptor, content, 0)
+        os.ftruncate(self._descriptor, len(content))
+
+    def _take(self, descriptor: int, folder: Path) -> None:
+        """Lock the open file, or raise InputError with the owner."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while True:
+            try:
+                # Of the open file, not of the process: ranks that outlive a killed parent for a moment hold it too.
+                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = _read(descriptor)
+                is_ending = owner is not None and not _is_alive(owner)
+                if is_ending and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                    continue
+                holder = "another process" if owner is None else f"process {owner}"
+                raise InputError(
+                    f"{visible(folder)}: {holder} works in this folder: let it end, or choose another one"
+                ) from None
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    raise
+                return None  # a file system without locks: as good as it gets
+
+    def release(self) -> None:
+        """Let go of the folder; may be called again."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def owner_of(folder: Path) -> int | None:
+    """Pid of the process that works in a folder; None where none does, or files cannot be locked."""
+    try:
+        descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _read(descriptor)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _read(descriptor: int) -> int | None:
+    """The owner's pid; None where it has not written it yet."""
+    content = os.pread(descriptor, 500, 0).decode(errors="replace").strip()
+    return int(content) if content.isdecimal() else None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        found = path.stat(follow_symlinks=False)
+    except OSError:
+        return False
+    mine = os.fstat(descriptor)
+    return (found.st_ino, found.st_dev) == (mine.st_ino, mine.st_dev)

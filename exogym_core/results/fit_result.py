@@ -1,26 +1,121 @@
-"""What a run of `fit` leaves in memory."""
+"""The result of a run in memory: `FitResult`, and `Rows`, its metrics in columns."""
 
 from __future__ import annotations
 
 import importlib
+import math
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
-from exogym_core.results.rows import Rows
-from netsim.files.units import format_bytes, format_seconds
+from exogym_core.results.schema import summary_fields
+from netsim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, MutableSequence
     from pathlib import Path
 
-__all__ = ["FitResult"]
+
+__all__ = ["FitResult", "Rows", "load_pandas"]
+
+_ABSENT = object()  # stands for the value of a column that a row lacks
+_CODES = {int: "q", float: "d"}  # types that fit an array, exactly
+
+
+class Rows(Sequence[dict[str, Any]]):
+    """A sequence of rows, of which only the end grows.
+
+    A row that is read is a dict made anew: changing it changes nothing here. Values come back as they were given, type
+    included; a column of whole numbers or of floats alone is packed.
+
+    >>> rows = Rows([{"step": 1, "loss": 0.5}])
+    >>> rows.append({"step": 2, "loss": None})
+    >>> rows[-1], len(rows), rows.column("step")
+    ({'step': 2, 'loss': None}, 2, [1, 2])
+    >>> rows == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": None}]
+    True
+    """
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._columns: dict[str, MutableSequence[Any]] = {}
+        self._num_rows = 0
+        self.extend(rows)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a row behind the others."""
+        for name, value in row.items():
+            if name not in self._columns:
+                self._columns[name] = [_ABSENT] * self._num_rows if self._num_rows else _column_for(value)
+            column = self._columns[name]
+            if isinstance(column, array) and not _fits(column, value):
+                column = self._columns[name] = list(column)
+            column.append(value)
+        self._num_rows += 1
+        if len(row) < len(self._columns):
+            for name in self._columns.keys() - row.keys():
+                column = self._columns[name] = list(self._columns[name])
+                column.append(_ABSENT)
+
+    def extend(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows behind the others."""
+        for row in rows:
+            self.append(row)
+
+    def column(self, name: str) -> list[Any]:
+        """Values of a column, of the rows that have it.
+
+        Raises:
+            KeyError: no row has it.
+        """
+        return [value for value in self._columns[name] if value is not _ABSENT]
+
+    @overload
+    def __getitem__(self, place: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, place: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(self._num_rows))]
+        if not -self._num_rows <= place < self._num_rows:
+            raise IndexError(f"the table has {format_count(self._num_rows, 'row')}")
+        row = {name: column[place] for name, column in self._columns.items()}
+        return {name: value for name, value in row.items() if value is not _ABSENT}
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Rows | list | tuple):
+            return NotImplemented
+        return len(self) == len(other) and all(map(dict.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Rows({list(self)!r})"
+
+
+def _column_for(value: object) -> MutableSequence[Any]:
+    code = _CODES.get(type(value))
+    return array(code) if code is not None and _fits(array(code), value) else []
+
+
+def _fits(column: array[Any], value: object) -> bool:
+    if _CODES.get(type(value)) != column.typecode:
+        return False
+    return not isinstance(value, int) or -(1 << 63) <= value < 1 << 63
+
 
 Row = dict[str, Any]
 
 
 @dataclass(repr=False)
 class FitResult:
-    """All that a run of `fit` tells besides the model.
+    """Result of `fit` besides the model: rows of metrics, times, bytes, losses and final states.
 
     Attributes:
         strategy: name of the strategy's class.
@@ -55,17 +150,17 @@ class FitResult:
         judged_state: the state of the model that could be shipped at the end (of "own" the lowest rank's);
             buffers that a state_dict leaves out are there under their names.
         mean_state: that of the mean of all present ranks' models, which costs no virtual time and is not judged.
-        target_loss, virtual_seconds_to_target: what was asked for, and, if it is held, when the first judged model
-            that reached it came to exist; None if it is not, or without a topology.
-        target: "held", "touched" or "missed", see `exogym_core.results.target:reach`; None where nothing was asked.
+        target_loss, virtual_seconds_to_target: the target, and, if it is held, when the first judged model that
+            reached it came to exist; None if it is not, or without a topology.
+        target: "held", "touched" or "missed", see `exogym_core.results.recorder:reach`; None where nothing was asked.
         final_loss, accuracy: the judged model's at the end, on the evaluation samples; None if there are none.
         mean_of_replicas_loss: the mean model's at the end, a diagnostic.
         minibatch_size: samples a forward pass, as it was settled.
         compute: the compute time as it was settled, in the form of an experiment; None where it is free.
-        dropped_peers: absences of ranks that rounds went on without, see `exogym_core.results.rounds:Rounds`; None
-            where all are waited for. Rows of `history` are then means over those who took part in the round (bytes:
-            sums over all), `num_peers` is how many did, and `virtual_seconds` is when they ended.
-        averaged_ranks: who took part in such rounds, by the step that ended them.
+        dropped_peers: absences of ranks that rounds went on without, see `exogym_core.results.recorder:Rounds`; None
+            where all are waited for. Rows of `history` are then means over the ranks in the round (bytes: sums over
+            all), `num_peers` is their number, and `virtual_seconds` is when they ended.
+        averaged_ranks: ranks in such rounds, by the step that ended them.
         coding: "charged", or "not charged" where a strategy sent encoded values and called neither `charged` nor
             `charge`: its times lack what encoding takes; None where coding is free, or nothing was encoded.
         first_non_finite_step: the first step with a loss that was nan or infinite on some rank; None if
@@ -117,37 +212,51 @@ class FitResult:
     complete: bool = False
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{name} {text}" for name, text in self._told().items())
-        return f"FitResult({told})"
+        return f"FitResult({', '.join(f'{name} {text}' for name, text in self._headline().items())})"
 
     def _repr_html_(self) -> str:
-        """The same as a small table, for notebooks."""
-        rows = (
-            f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._told().items()
-        )
-        return f"<table>{''.join(rows)}</table>"
+        """The headline figures as a small table, for notebooks."""
+        pairs = [(escape(name), escape(text)) for name, text in self._headline().items()]
+        return f"<table>{''.join(f'<tr><th>{name}</th><td>{text}</td></tr>' for name, text in pairs)}</table>"
 
-    def _told(self) -> dict[str, str]:
-        """What one wants to know first."""
+    def _headline(self) -> dict[str, str]:
         state = "" if self.complete else " (stopped)"
-        told = {
+        figures = {
             "strategy": self.strategy or "-",
             "ranks": str(self.num_nodes),
             "steps": f"{len(self.history)} of {self.max_steps}{state}",
         }
         if self.final_loss is not None:
             if self.complete or not self.validation:
-                told["final loss"] = f"{self.final_loss:.4g} ({self.judged})"
+                figures["final loss"] = f"{self.final_loss:.4g} ({self.judged})"
             else:  # not that of the end
                 at = self.validation[-1]["step"]
-                told["last evaluated"] = f"loss {self.final_loss:.4g} at step {at} ({self.judged})"
+                figures["last evaluated"] = f"loss {self.final_loss:.4g} at step {at} ({self.judged})"
         if self.virtual_seconds is not None:
-            told["virtual time"] = format_seconds(self.virtual_seconds)
+            figures["virtual time"] = format_seconds(self.virtual_seconds)
         if self.target is not None:
-            told["target"] = f"{self.target_loss:g} {self.target}"
+            figures["target"] = f"{self.target_loss:g} {self.target}"
         if self.coding == "not charged":
-            told["coding"] = self.coding
-        return told | {"sent": format_bytes(self.bytes_sent)}
+            figures["coding"] = self.coding
+        return figures | {"sent": format_bytes(self.bytes_sent)}
+
+    def summary(self, label: str, strategy: str) -> dict[str, Any]:
+        """The run's object in the summary of a run folder; see `exogym_core.results.schema`.
+
+        Args:
+            label: of the run in tables and file names.
+            strategy: name in experiment files.
+        """
+        values = vars(self) | {
+            "name": label,
+            "strategy": strategy,
+            "steps": len(self.history),
+            "bytes_sent_per_worker": _whole(self.bytes_sent / self.num_nodes),
+            "coding": self.coding if self.coding == "not charged" else None,
+            "incomplete": not self.complete,
+        }
+        has_diverged = self.final_loss is not None and not math.isfinite(self.final_loss)
+        return summary_fields(values, kept=["first_non_finite_step"] if has_diverged else [])
 
     def to_pandas(self) -> Any:
         """`history` as a DataFrame.
@@ -155,10 +264,20 @@ class FitResult:
         Raises:
             ImportError: pandas is not installed; the line names the extra.
         """
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError:
-            raise ImportError(
-                "to_pandas: pandas is not installed: run: pip install 'netgym[pandas]'"
-            ) from None
-        return pandas.DataFrame(list(self.history))
+        return load_pandas("to_pandas").DataFrame(list(self.history))
+
+
+def _whole(value: float) -> float | int:
+    return int(value) if value == int(value) else value
+
+
+def load_pandas(caller: str) -> Any:
+    """The module pandas, imported where it is first used.
+
+    Raises:
+        ImportError: it is not installed; the line names the `caller` and the extra.
+    """
+    try:
+        return importlib.import_module("pandas")
+    except ImportError as error:
+        raise ImportError(f"{caller}: pandas is not installed: run: pip install 'netgym[pandas]'") from error

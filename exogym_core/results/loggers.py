@@ -1,42 +1,141 @@
-"""Who listens to a run started with `fit(run_name=...)` or `fit(wandb_project=...)`."""
+"""Loggers of a run: CSV files, Weights & Biases, MLflow and TensorBoard."""
 
 from __future__ import annotations
 
+import csv
 import importlib
+import io
 import json
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from exogym_core.results.disk import make_folder, write_whole
-from exogym_core.results.record import TRAIN_COLUMNS, VALIDATION_COLUMNS
-from exogym_core.results.table import Table
-from netsim.files.errors import InputError
+from exogym_core.names import file_name, visible
+from exogym_core.results.disk import append_text, make_folder, write_whole
+from exogym_core.results.run_folder import csv_text
+from exogym_core.results.schema import TRAIN, VALIDATION, header
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from exogym_core.cli.experiment import Experiment
+    from exogym_core.results.run_folder import RunFolder
 
 
-__all__ = ["X_AXES", "FolderLogger", "Logger", "WandbLogger"]
+__all__ = [
+    "X_AXES",
+    "FolderLogger",
+    "Logger",
+    "MLflowLogger",
+    "Table",
+    "TensorBoardLogger",
+    "WandbLogger",
+    "end_state",
+    "flat",
+    "flat_config",
+    "open_loggers",
+]
+
+_MOST_WAITING = 1000
+
+
+class Table:
+    """A CSV file, begun with its header alone.
+
+    It equals `csv_text` of the same rows. A row with a column that the header lacks rewrites the file.
+
+    Args:
+        path: of the file.
+        first_columns: see `csv_text`.
+
+    Raises:
+        RecordError: the file cannot be written; so do the methods.
+    """
+
+    def __init__(self, path: Path, first_columns: Sequence[str]) -> None:
+        self._path, self._first = path, first_columns
+        self._columns: list[str] = []
+        self._waiting: list[Mapping[str, Any]] = []
+        self._write([])
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows that are not in the file yet; never more than a thousand."""
+        return len(self._waiting)
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Take a row; it is in the file after the next `flush`."""
+        self._waiting.append(row)
+        if len(self._waiting) >= _MOST_WAITING:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the rows that wait."""
+        rows, self._waiting = self._waiting, []
+        if not rows:
+            return
+        if not all(row.keys() <= set(self._columns) for row in rows):
+            with self._path.open(encoding="utf-8", newline="") as file:
+                self._write([*csv.DictReader(file), *rows])
+            return
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([row.get(column) for column in self._columns] for row in rows)
+        append_text(self._path, text.getvalue())
+
+    def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        text = csv_text(rows, self._first)
+        self._columns = next(csv.reader(io.StringIO(text)))
+        write_whole(self._path, text)
+
 
 X_AXES: Mapping[str, str] = {
     "step": "step",
     "examples": "examples_trained",
     "virtual_seconds": "virtual_seconds",
 }
-"""What `log_x_axis` can be -> the column."""
+"""Column for each choice of `log_x_axis`."""
 
-
-_MOST_STEPS_BEHIND = 4096
+_MOST_STEPS_BEHIND = 4096  # of an evaluation behind the newest step
 
 
 class Logger(Protocol):
     """Takes a run's rows as they come."""
 
     def event(self, row: Mapping[str, Any]) -> None:
-        """One row with its `kind`: step, validation or correlation."""
+        """Log a row with its `kind`: step, validation or correlation."""
 
     def close(self, state: str = "FINISHED") -> None:
-        """The run is FINISHED, FAILED or KILLED."""
+        """End the run as FINISHED, FAILED or KILLED."""
+
+
+@contextmanager
+def _tracking_extra(where: str, package: str) -> Iterator[None]:
+    """Turn an ImportError of the block into an InputError with the command that installs the package."""
+    try:
+        yield
+    except ImportError:
+        raise InputError(
+            f"{where}: {package} is not installed: run: pip install 'netgym[tracking]'"
+        ) from None
+
+
+def _kept_id(id_file: Path | None) -> str | None:
+    """Id of the tracker's run before an interruption."""
+    return id_file.read_text(encoding="utf-8").strip() if id_file is not None and id_file.is_file() else None
+
+
+def _scalars(row: Mapping[str, Any]) -> Iterator[tuple[str, float, int]]:
+    """Name, value and step of each number of a row; once more by virtual milliseconds where there is virtual time."""
+    seconds = row.get("virtual_seconds")
+    for name, value in row.items():
+        if name not in ("kind", "step") and isinstance(value, int | float):
+            yield name, value, row["step"]
+            if seconds is not None and name != "virtual_seconds":
+                # Axes take whole numbers only, so virtual time is in milliseconds.
+                yield f"by_virtual_ms/{name}", value, round(seconds * 1000)
 
 
 class FolderLogger:
@@ -53,8 +152,8 @@ class FolderLogger:
         self.path = make_folder(parent, run_name, numbered=False)
         write_whole(self.path / "config.json", json.dumps(config, indent=2, default=str) + "\n")
         self._tables = {
-            "step": Table(self.path / "train.csv", TRAIN_COLUMNS),
-            "validation": Table(self.path / "validation.csv", VALIDATION_COLUMNS),
+            "step": Table(self.path / "train.csv", header(TRAIN)),
+            "validation": Table(self.path / "validation.csv", header(VALIDATION)),
         }
 
     def event(self, row: Mapping[str, Any]) -> None:
@@ -67,7 +166,7 @@ class FolderLogger:
             self.close()
 
     def close(self, state: str = "FINISHED") -> None:
-        """Write what there is."""
+        """Write all rows that wait."""
         for table in self._tables.values():
             table.flush()
 
@@ -80,8 +179,8 @@ class WandbLogger:
         run_name: its name; None lets wandb choose.
         config: shown beside it.
         x_axis: `step`, `examples` or `virtual_seconds`.
-        id_file: keeps the run's id: where it is there, that run is gone on with, and rows up to its last step
-            are not logged again.
+        id_file: keeps the run's id: where it exists, that run continues, and rows up to its last step are not
+            logged again.
         group: under which the run appears with others, such as the other strategies'.
 
     Raises:
@@ -97,14 +196,9 @@ class WandbLogger:
         id_file: Path | None = None,
         group: str | None = None,
     ) -> None:
-        try:
+        with _tracking_extra("fit: wandb_project", "wandb"):
             wandb = importlib.import_module("wandb")
-        except ImportError:
-            raise InputError(
-                "fit: wandb_project needs wandb, which is not installed; run: pip install 'netgym[tracking]'"
-            ) from None
-        known = id_file is not None and id_file.is_file()
-        run_id = id_file.read_text(encoding="utf-8").strip() if id_file is not None and known else None
+        run_id = _kept_id(id_file)
         resumed = {} if run_id is None else {"id": run_id, "resume": "allow"}
         grouped = {} if group is None else {"group": group}
         self._run = wandb.init(project=project, name=run_name, config=dict(config), **grouped, **resumed)
@@ -116,10 +210,10 @@ class WandbLogger:
         self._run.define_metric(self._axis)
         self._run.define_metric("*", step_metric=self._axis)
         self._examples = 0
-        self._examples_at: dict[int, int] = {0: 0}  # of steps that may yet be told to have been judged
+        self._examples_at: dict[int, int] = {0: 0}  # of steps whose evaluations may still come
 
     def event(self, row: Mapping[str, Any]) -> None:
-        """Log the row's numbers; what is seen of a model may come when more steps have been done."""
+        """Log the row's numbers; an evaluation may come after rows of later steps."""
         if "examples_trained" in row:
             self._examples = self._examples_at[row["step"]] = row["examples_trained"]
             if len(self._examples_at) > _MOST_STEPS_BEHIND:
@@ -133,3 +227,164 @@ class WandbLogger:
     def close(self, state: str = "FINISHED") -> None:
         """Finish the wandb run, as one that came to its end or as one that did not."""
         self._run.finish(exit_code=0 if state == "FINISHED" else 1)
+
+
+_METRICS_AT_ONCE = 1000  # MLflow takes no more in one call
+
+
+class TensorBoardLogger:
+    """Scalars for TensorBoard, by step and, where there is virtual time, by virtual milliseconds too.
+
+    Args:
+        path: a folder for the event file.
+
+    Raises:
+        InputError: TensorBoard is not installed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with _tracking_extra("loggers", "tensorboard"):
+            from torch.utils.tensorboard import SummaryWriter
+        self._writer: Any = SummaryWriter(str(path))
+
+    def event(self, row: Mapping[str, Any]) -> None:
+        """Write a scalar for each number of the row."""
+        for scalar in _scalars(row):
+            self._writer.add_scalar(*scalar)
+
+    def close(self, state: str = "FINISHED") -> None:
+        """Close the event file."""
+        self._writer.close()
+
+
+class MLflowLogger:
+    """Metrics of an MLflow run, one a strategy and seed, in the experiment's name.
+
+    A metric's step is the training step, and its timestamp the run's start plus virtual time, so that MLflow's
+    relative time axis is virtual time. `by_virtual_ms/...` has virtual milliseconds as steps.
+
+    Args:
+        experiment: its settings are the run's parameters.
+        label: the strategy's, with the seed where there are several.
+        group: the run folder's name, by which runs are grouped (tag `run_folder`).
+        id_file: as for `WandbLogger`.
+
+    Raises:
+        InputError: MLflow is not installed, or its server cannot be reached.
+    """
+
+    def __init__(self, experiment: Experiment, label: str, group: str, id_file: Path) -> None:
+        with _tracking_extra("loggers", "mlflow"):
+            from mlflow.entities import Metric, Param, RunTag
+            from mlflow.exceptions import MlflowException
+            from mlflow.tracking import MlflowClient
+        self._metric = Metric
+        try:
+            self._client = MlflowClient()
+            kept, self._last_step = _kept_id(id_file), -1
+            if kept is not None:
+                self._run_id = kept
+                metrics = self._client.get_run(self._run_id).data.metrics
+                self._last_step = int(metrics.get("last_step", -1))
+            else:
+                name = str(experiment.settings.name)
+                found = self._client.get_experiment_by_name(name)
+                number = found.experiment_id if found is not None else self._client.create_experiment(name)
+                self._run_id = self._client.create_run(number, run_name=label).info.run_id
+                write_whole(id_file, f"{self._run_id}\n")
+                tags = {"run_folder": group, "strategy": label}
+                settings = {key: str(value)[:500] for key, value in flat_config(experiment, label).items()}
+                self._client.log_batch(
+                    self._run_id,
+                    params=[Param(*pair) for pair in settings.items()],
+                    tags=[RunTag(*pair) for pair in tags.items()],
+                )
+            self._begun = int(self._client.get_run(self._run_id).info.start_time)
+        except MlflowException as error:
+            reason = visible(str(error).partition("\n")[0], 300)
+            raise InputError(
+                f"loggers: mlflow: {reason} (its server is that of MLFLOW_TRACKING_URI)"
+            ) from error
+        self._waiting: list[Any] = []
+
+    def event(self, row: Mapping[str, Any]) -> None:
+        """Log a metric for each number of the row."""
+        step = row["step"]
+        if step <= self._last_step:
+            return
+        at = self._begun + round((row.get("virtual_seconds") or 0.0) * 1000)
+        for name, value, place in _scalars(row):
+            self._waiting.append(self._metric(name, float(value), at, place))
+        if row["kind"] == "step":
+            self._waiting.append(self._metric("last_step", float(step), at, step))
+        if len(self._waiting) > _METRICS_AT_ONCE // 2:
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting[:_METRICS_AT_ONCE], self._waiting[_METRICS_AT_ONCE:]
+            self._client.log_batch(self._run_id, metrics=batch)
+
+    def close(self, state: str = "FINISHED") -> None:
+        """Log the metrics that wait, and end the run."""
+        self._flush()
+        self._client.set_terminated(self._run_id, state)
+
+
+def flat_config(experiment: Experiment, label: str) -> dict[str, Any]:
+    """The settings of one strategy's run, one value a key path: `strategy.lr`, `compute.fixed`; the topology's name.
+
+    Args:
+        experiment: resolved, with the run's seed.
+        label: the strategy's, with the seed where there are several.
+    """
+    plain = experiment.to_mapping()
+    strategies = plain.pop("strategies")
+    own = [each for each in strategies if label in (each["label"], f"{each['label']}.seed-{plain['seed']}")]
+    plain["strategy"] = (own or strategies)[0]
+    if experiment.topology is not None:
+        plain["topology"] = experiment.topology.name
+    return dict(flat(plain))
+
+
+def flat(plain: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    """Values of nested mappings by their key paths, such as `strategy.lr`; without those that are None."""
+    for key, value in plain.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{where}{key}.")
+        elif value is not None:
+            yield f"{where}{key}", value
+
+
+def end_state(error: type[BaseException] | None) -> str:
+    """Status of a run that `error` ended, in MLflow's words; signals and Ctrl-C are no `Exception`."""
+    return "FINISHED" if error is None else "FAILED" if issubclass(error, Exception) else "KILLED"
+
+
+def _close(logger: Logger, error: type[BaseException] | None, *_: object) -> None:
+    logger.close(end_state(error))
+
+
+@contextmanager
+def open_loggers(experiment: Experiment, folder: RunFolder, label: str) -> Iterator[list[Logger]]:
+    """The loggers that the experiment names, for one of its strategies; closed at the end.
+
+    `csv` needs none: the run folder's metrics are always written.
+    """
+    loggers: list[Logger] = []
+    with ExitStack() as stack:
+        for name in dict.fromkeys(experiment.settings.loggers):
+            if name in ("wandb", "mlflow"):
+                id_file = folder.make_folder("checkpoints") / f"{file_name(label)}.{name}"
+            if name == "tensorboard":
+                loggers.append(TensorBoardLogger(folder.path / name / file_name(label)))
+            elif name == "wandb":
+                axis = "virtual_seconds" if experiment.topology is not None else "step"
+                project, config = str(experiment.settings.name), flat_config(experiment, label)
+                loggers.append(WandbLogger(project, label, config, axis, id_file, group=folder.path.name))
+            elif name == "mlflow":
+                loggers.append(MLflowLogger(experiment, label, folder.path.name, id_file))
+            else:
+                continue
+            stack.push(partial(_close, loggers[-1]))
+        yield loggers

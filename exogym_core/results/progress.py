@@ -1,31 +1,65 @@
-"""What a person sees while strategies train: a live bar on a terminal, plain lines elsewhere."""
+"""Progress of a run: bars or lines on the terminal, and a file in its folder for `netgym status` and `report`."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import json
+import os
 import time
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from contextlib import contextmanager, nullcontext
+from html import escape
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from exogym_core.names import visible
-from exogym_core.results.losses import format_loss
-from netsim.files.units import format_seconds
+from exogym_core.results.disk import owner_of, write_whole
+from exogym_core.results.run_folder import RunFolder
+from netsim.errors import InputError
+from netsim.units import format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    from rich.progress import TaskID
+    from pathlib import Path
 
     from exogym_core.results.fit_result import FitResult
 
-__all__ = ["LiveProgress", "PlainProgress", "eta_seconds", "progress_for", "shown"]
+
+__all__ = [
+    "AnyProgress",
+    "LiveProgress",
+    "NotebookProgress",
+    "PlainProgress",
+    "RunProgress",
+    "StatusFile",
+    "ending",
+    "eta_seconds",
+    "folder_status",
+    "format_loss",
+    "progress_elsewhere",
+    "progress_for",
+    "shown",
+]
+
+_MOST_PLAIN = 1000.0  # a larger loss has diverged
+
+
+def format_loss(loss: float) -> str:
+    """A loss with four decimals; one that has diverged with two digits.
+
+    >>> format_loss(0.19634), format_loss(-2.5), format_loss(313_488.2741), format_loss(float("inf"))
+    ('0.1963', '-2.5000', '3.1e+05', 'inf')
+    """
+    return f"{loss:.4f}" if abs(loss) < _MOST_PLAIN else f"{loss:.2g}"
+
 
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_TO_FIRST_LINE = 1.0
-_NAME_WIDTH = 24
+_SECONDS_BETWEEN_BARS = 0.2
 
 
 def eta_seconds(step: int, num_steps: int, first: int, seconds: float) -> float | None:
@@ -37,149 +71,374 @@ def eta_seconds(step: int, num_steps: int, first: int, seconds: float) -> float 
     return seconds / (step - first) * max(num_steps - step, 0) if step > first else None
 
 
-def _told(row: Mapping[str, Any]) -> str:
-    """Loss and virtual time of a row in a few words."""
+def _loss_and_time(row: Mapping[str, Any]) -> str:
     seconds = row.get("virtual_seconds")
     loss = f"loss {format_loss(row['train_loss'])}"
     return loss if seconds is None else f"{loss}, virtual time {format_seconds(seconds)}"
 
 
-def _ended(label: str, result: FitResult) -> str:
+def ending(result: FitResult) -> str:
+    """Sentence on how a run ended: done or stopped, its steps, loss and virtual time."""
     words = [f"step {len(result.history)} of {result.max_steps}"]
     if result.final_loss is not None:
-        words.append(_loss_at_end(result, format_loss(result.final_loss)))
+        loss = format_loss(result.final_loss)
+        if result.complete or not result.validation:
+            words.append(f"final loss {loss}")
+        else:  # the last evaluation of a stopped run is not that of its end
+            words.append(f"last evaluated: loss {loss} at step {result.validation[-1]['step']}")
     if result.virtual_seconds is not None:
         words.append(f"virtual time {format_seconds(result.virtual_seconds)}")
     if result.first_non_finite_step is not None:
         words.append(f"loss not finite from step {result.first_non_finite_step}")
-    return f"{visible(label, 40)} {'done' if result.complete else 'stopped'}: {', '.join(words)}"
+    return f"{'done' if result.complete else 'stopped'}: {', '.join(words)}"
 
 
-def _loss_at_end(result: FitResult, loss: str) -> str:
-    """The last evaluation: of a run that was stopped not that of its end, so with its step."""
-    if result.complete or not result.validation:
-        return f"final loss {loss}"
-    return f"last evaluated: loss {loss} at step {result.validation[-1]['step']}"
-
-
-def _begun(label: str, position: int, num_strategies: int, num_steps: int) -> str:
-    which = f" ({position} of {num_strategies})" if num_strategies > 1 else ""
-    return f"{label}{which}: {num_steps} steps"
-
-
-class PlainProgress:
-    """A line now and then: at a strategy's start and end, and every few seconds between.
+class RunProgress(ABC):
+    """Progress of one run; subclasses show it in `step` and `finish`.
 
     Args:
-        write: takes a line.
-        log: takes the lines that tell what happened, without those in between.
+        label: its strategy's.
+        num_steps: steps of the run.
+        log: takes the line of its end.
     """
 
-    def __init__(self, write: Callable[[str], None], log: Callable[[str], None]) -> None:
-        self._write, self._log = write, log
-        self._label, self._num_steps = "", 0
-        self._last = 0.0
-        self._first: tuple[float, int] | None = None  # when the first step came, and which it was
+    def __init__(self, label: str, num_steps: int, log: Callable[[str], None]) -> None:
+        self.label, self.num_steps, self._log = label, num_steps, log
+        self._first: tuple[float, int] | None = None  # time and number of the first step
 
-    def __enter__(self) -> PlainProgress:
+    def event(self, row: Mapping[str, Any]) -> None:
+        """Take a row of metrics."""
+        if row["kind"] == "step":
+            now = time.monotonic()
+            # What comes before the first step, such as the start of processes, says nothing about the others.
+            begun, first = self._first = self._first or (now, row["step"])
+            self.step(row, eta_seconds(row["step"], self.num_steps, first, now - begun))
+
+    def end(self, words: str) -> None:
+        """Show and log how the run ended; empty `words` show and log nothing."""
+        self.finish(words)
+        if words:
+            self._log(f"{self.label} {words}")
+
+    @abstractmethod
+    def step(self, row: Mapping[str, Any], left: float | None) -> None:
+        """Show a step, with the seconds `left` until the end (None: not measured yet)."""
+
+    @abstractmethod
+    def finish(self, words: str) -> None:
+        """Show how the run ended."""
+
+    def line(self, row: Mapping[str, Any]) -> str:
+        """Label, step, loss and virtual time on one line."""
+        return f"{self.label}: step {row['step']} of {self.num_steps}, {_loss_and_time(row)}"
+
+
+class AnyProgress(ABC):
+    """Progress of several runs, a context manager; each begins with a line in the log.
+
+    Args:
+        log: takes the lines of beginnings and ends, without those in between.
+    """
+
+    label_width = 40
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self.log = log
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        pass
+        """Stop showing."""
 
-    def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> None:
-        """Say which strategy starts."""
-        self._label, self._num_steps = visible(label, 40), num_steps
-        self._last = time.monotonic() - _SECONDS_BETWEEN_LINES + _SECONDS_TO_FIRST_LINE
-        self._first = None
-        line = _begun(self._label, position, num_strategies, num_steps)
-        self._write(line)
-        self._log(line)
+    def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> RunProgress:
+        """Show the strategy that starts, at `position` of `num_strategies`."""
+        label = visible(label, self.label_width)
+        which = f" ({position} of {num_strategies})" if num_strategies > 1 else ""
+        line = f"{label}{which}: {format_count(num_steps, 'step')}"
+        run = self._show(label, num_steps, line)
+        self.log(line)
+        return run
 
-    def event(self, row: Mapping[str, Any]) -> None:
-        """Say how far it is, if that has not been said lately."""
-        if row["kind"] != "step":
-            return
+    @abstractmethod
+    def _show(self, label: str, num_steps: int, line: str) -> RunProgress:
+        """Show a run's first `line`."""
+
+
+class PlainProgress(AnyProgress):
+    """A line at a run's start and end, and every few seconds between.
+
+    Args:
+        write: takes a line.
+        log: as for `AnyProgress`.
+    """
+
+    def __init__(self, write: Callable[[str], None], log: Callable[[str], None]) -> None:
+        super().__init__(log)
+        self.write = write
+        self.last = 0.0  # time of the last line, of any run
+
+    def _show(self, label: str, num_steps: int, line: str) -> RunProgress:
+        self.last = time.monotonic() - _SECONDS_BETWEEN_LINES + _SECONDS_TO_FIRST_LINE
+        self.write(line)
+        return _Lines(self, label, num_steps)
+
+
+class _Lines(RunProgress):
+    def __init__(self, progress: PlainProgress, label: str, num_steps: int) -> None:
+        super().__init__(label, num_steps, progress.log)
+        self._progress = progress
+
+    def step(self, row: Mapping[str, Any], left: float | None) -> None:
         now = time.monotonic()
-        # What comes before the first step, such as the start of processes, says nothing about the others.
-        begun, first = self._first = self._first or (now, row["step"])
-        if now - self._last < _SECONDS_BETWEEN_LINES:
-            return
-        self._last = now
-        line = f"{self._label}: step {row['step']} of {self._num_steps}, {_told(row)}"
-        left = eta_seconds(row["step"], self._num_steps, first, now - begun)
-        if left is not None:
-            line += f", ETA {format_seconds(round(left))}"
-        self._write(line)
+        if now - self._progress.last >= _SECONDS_BETWEEN_LINES:
+            self._progress.last = now
+            eta = "" if left is None else f", ETA {format_seconds(round(left))}"
+            self._progress.write(self.line(row) + eta)
 
-    def end(self, result: FitResult) -> None:
-        """Say how it ended."""
-        line = _ended(self._label, result)
-        self._write(line)
-        self._log(line)
+    def finish(self, words: str) -> None:
+        if words:
+            self._progress.write(f"{self.label} {words}")
 
 
-class LiveProgress:
-    """A bar a strategy with step, loss, virtual time and time left.
+class LiveProgress(AnyProgress):
+    """A bar a run with step, loss, virtual time and time left.
 
     Args:
         console: the terminal.
-        log: takes lines that tell what happened.
+        log: as for `AnyProgress`.
     """
 
+    label_width = 24
+
     def __init__(self, console: Console, log: Callable[[str], None]) -> None:
-        self._log = log
-        self._label = ""
-        self._task: TaskID | None = None
-        self._progress = Progress(
+        super().__init__(log)
+        self.bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[told]}", markup=False),
+            TextColumn("{task.fields[status]}", markup=False),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=console,
         )
 
-    def __enter__(self) -> LiveProgress:
-        self._progress.start()
+    def __enter__(self) -> Self:
+        self.bars.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
+        """Stop the bars."""
+        self.bars.stop()
 
-    def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> None:
-        """Add a bar."""
-        self._label = visible(label, _NAME_WIDTH)
-        self._task = self._progress.add_task(self._label.ljust(14), total=num_steps, told="starting")
-        self._log(_begun(self._label, position, num_strategies, num_steps))
-
-    def event(self, row: Mapping[str, Any]) -> None:
-        """Move it."""
-        if row["kind"] == "step" and self._task is not None:
-            self._progress.update(self._task, completed=row["step"], told=_told(row))
-
-    def end(self, result: FitResult) -> None:
-        """Leave it with the final figures."""
-        line = _ended(self._label, result)
-        if self._task is not None:
-            self._progress.update(self._task, told=line.split(": ", 1)[1].split(", ", 1)[-1])
-            self._progress.stop_task(self._task)
-        self._log(line)
+    def _show(self, label: str, num_steps: int, line: str) -> RunProgress:
+        return _Bar(self, label, num_steps)
 
 
-def progress_for(console: Console, log: Callable[[str], None]) -> LiveProgress | PlainProgress:
-    """A live bar if `console` is a terminal, else lines."""
+class _Bar(RunProgress):
+    def __init__(self, progress: LiveProgress, label: str, num_steps: int) -> None:
+        super().__init__(label, num_steps, progress.log)
+        self._bars = progress.bars
+        self._task = self._bars.add_task(label.ljust(14), total=num_steps, status="starting")
+
+    def step(self, row: Mapping[str, Any], left: float | None) -> None:
+        self._bars.update(self._task, completed=row["step"], status=_loss_and_time(row))
+
+    def finish(self, words: str) -> None:
+        self._bars.stop_task(self._task)
+        if words:
+            self._bars.update(self._task, status=words.split(": ", 1)[1].split(", ", 1)[-1])
+
+
+class NotebookProgress(AnyProgress):
+    """A bar a run in the output of a notebook's cell, which steps update."""
+
+    def _show(self, label: str, num_steps: int, line: str) -> RunProgress:
+        return _CellBar(label, num_steps, self.log, line)
+
+
+class _CellBar(RunProgress):
+    def __init__(self, label: str, num_steps: int, log: Callable[[str], None], line: str) -> None:
+        super().__init__(label, num_steps, log)
+        self._display: Any = importlib.import_module("IPython.display")
+        self._handle = self._display.display(self._html(0, line), display_id=True)
+        self._last = 0.0
+
+    def step(self, row: Mapping[str, Any], left: float | None) -> None:
+        now = time.monotonic()
+        if now - self._last >= _SECONDS_BETWEEN_BARS:
+            self._last = now
+            self._handle.update(self._html(row["step"], self.line(row)))
+
+    def finish(self, words: str) -> None:
+        if words:
+            self._handle.update(self._html(self.num_steps, f"{self.label} {words}"))
+
+    def _html(self, step: int, line: str) -> Any:
+        return self._display.HTML(
+            f'<progress value="{step}" max="{self.num_steps}"></progress> {escape(line)}'
+        )
+
+
+def progress_for(console: Console, log: Callable[[str], None]) -> AnyProgress:
+    """Bars if `console` is a terminal or a notebook's, else lines."""
     if console.is_terminal:
         return LiveProgress(console, log)
+    if console.is_jupyter and not console.quiet:
+        return NotebookProgress(log)
     return PlainProgress(lambda line: console.print(Text(line), soft_wrap=True), log)
 
 
 @contextmanager
-def shown(label: str, num_steps: int, result: FitResult) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Show one run on stderr while the block runs, and how it ended; gives what is to be told of its rows."""
-    with progress_for(Console(stderr=True), lambda line: None) as progress:
-        progress.begin(label, 1, 1, num_steps)
+def shown(
+    label: str, result: FitResult, folder: RunFolder | None, *, is_quiet: bool
+) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Show one run while the block runs, and how it ended; gives the function that takes its rows.
+
+    Args:
+        label: of the run.
+        result: of the run.
+        folder: also keeps the progress, for `netgym status`; None: none does.
+        is_quiet: show nothing on stderr.
+    """
+    console, log = Console(stderr=True, quiet=is_quiet), (lambda line: None) if folder is None else folder.log
+    with (
+        progress_for(console, log) as progress,
+        nullcontext(progress) if folder is None else StatusFile(folder.path, progress) as listener,
+    ):
+        run = listener.begin(label, 1, 1, result.max_steps)
         try:
-            yield progress.event
+            yield run.event
         finally:
-            progress.end(result)
+            run.end(ending(result))
+
+
+_STATUS_FILE = ".status.json"
+_SECONDS_BETWEEN = 1.0
+_KEPT = ("train_loss", "virtual_seconds", "wall_seconds", "num_peers")
+
+
+class StatusFile:
+    """Writes the progress of runs to a file, at most once a second; the file is removed at the end of the block.
+
+    Args:
+        folder: of the runs.
+        progress: shows the same runs.
+    """
+
+    def __init__(self, folder: Path, progress: AnyProgress) -> None:
+        self._path, self._progress = folder / _STATUS_FILE, progress
+        self._runs: list[_RunStatus] = []
+        self._written = 0.0
+
+    def __enter__(self) -> StatusFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
+    def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> RunProgress:
+        """Start a strategy."""
+        shown = self._progress.begin(label, position, num_strategies, num_steps)
+        run = _RunStatus(self, shown)
+        run.now = {"strategy": label, "position": position, "num_strategies": num_strategies}
+        run.now |= {"step": 0, "steps": num_steps, "at": time.time()}
+        self._runs.append(run)
+        self.write(at_once=True)
+        return run
+
+    def remove(self, run: _RunStatus) -> None:
+        """Drop a run that has ended."""
+        self._runs.remove(run)
+        if self._runs:  # else the last progress stands until the next run begins
+            self.write(at_once=True)
+
+    def write(self, *, at_once: bool) -> None:
+        """Write the progress, `at_once` or where it was not written for a second."""
+        now = time.time()
+        if at_once or now >= self._written + _SECONDS_BETWEEN:
+            self._written = now
+            first, *others = (run.now for run in self._runs)
+            with contextlib.suppress(OSError, ValueError):  # a full disk is reported by the results
+                write_whole(self._path, json.dumps(first | ({"others": others} if others else {})))
+
+
+class _RunStatus(RunProgress):
+    def __init__(self, file: StatusFile, shown: RunProgress) -> None:
+        super().__init__(shown.label, shown.num_steps, lambda line: None)  # `shown` logs the end
+        self.now: dict[str, Any] = {}
+        self._file, self._shown = file, shown
+
+    def step(self, row: Mapping[str, Any], left: float | None) -> None:
+        self._shown.event(row)
+        self.now |= {"step": row["step"], "at": time.time()}
+        self.now |= {name: row[name] for name in _KEPT if name in row} | {"eta_seconds": left}
+        self._file.write(at_once=left is None)
+
+    def finish(self, words: str) -> None:
+        self._shown.end(words)
+        self._file.remove(self)
+
+
+def progress_elsewhere(path: Path) -> str | None:
+    """Progress of another process on the run of a folder, in words; None where none works on it."""
+    owner = owner_of(path)
+    if owner in (None, os.getpid()):
+        return None
+    now = _now(path)
+    return f"process {owner}" if now is None else f"{now['strategy']}: step {now['step']} of {now['steps']}"
+
+
+def folder_status(path: Path) -> dict[str, Any]:
+    """Progress of the run of a folder.
+
+    Returns:
+        `state` ("running", "stopped" or "finished"), `process`, `workers`, `strategies` (those that have ended, each
+        with `name`, `state`, `steps` and `final_loss`), `now` (what is trained at present) and `checkpoint` (the
+        newest one's step).
+
+    Raises:
+        InputError: it is no run's folder.
+    """
+    folder = RunFolder.open(path)
+    summary, owner = folder.read_summary(), owner_of(path)
+    incomplete = any(entry.get("incomplete") for entry in summary)
+    ended = [
+        {
+            "name": entry["name"],
+            "state": _state(entry),
+            "steps": entry.get("steps"),
+            "final_loss": entry.get("final_loss"),
+        }
+        for entry in summary
+    ]
+    now = _now(path)
+    has_result = bool(summary) or (path / "tune.json").is_file()
+    is_over = owner is None and has_result and not incomplete and now is None
+    checkpoints = [int(each.name.rpartition("-")[2]) for each in path.glob("checkpoints/*/step-*")]
+    return {
+        "kind": "run",
+        "folder": str(path),
+        "state": "finished" if is_over else "running" if owner is not None else "stopped",
+        "process": owner,
+        "strategies": ended,
+        "now": now,
+        "checkpoint": max(checkpoints, default=None),
+    }
+
+
+def _state(entry: Mapping[str, Any]) -> str:
+    return "failed" if entry.get("failed") else "stopped" if entry.get("incomplete") else "finished"
+
+
+def _now(path: Path) -> dict[str, Any] | None:
+    """Progress that the run has written; None where it trains nothing."""
+    try:
+        found = json.loads((path / _STATUS_FILE).read_text(encoding="utf-8"))
+        for each in (found, *found.get("others", ())):
+            each["silent_seconds"] = round(max(time.time() - each.pop("at"), 0.0), 1)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path / _STATUS_FILE}: cannot be read: {error}") from None
+    return dict(found)

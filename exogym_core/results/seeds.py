@@ -1,31 +1,37 @@
-"""One strategy under several seeds: what each run came to, and the object of the summary that stands for all.
+"""Several seeds: one object of the summary a strategy, and bootstrap intervals.
 
     tally = Tally(["AllReduce", "DiLoCo"], seeds=[0, 1, 2])
     tally.add("DiLoCo", 0, {"name": "DiLoCo", "final_loss": 0.2, ...})
     tally.summary()                  # one object a strategy: means, `<field>_std`, `seeds`, `by_seed`
 
-With one seed the objects are the runs' own, unchanged.
+With one seed the objects are the runs' own, unchanged. Intervals are the same every time; with fewer than about six
+seeds a percentile interval is too narrow, with one there is none.
+
+Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13 (percentile intervals).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 from typing import TYPE_CHECKING, Any
+
+from exogym_core.results.schema import SUMMARY, finite
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Tally", "mean_and_deviation", "merged"]
+
+__all__ = ["Tally", "bootstrap_interval", "mean_and_deviation", "merged", "paired_interval"]
 
 Entry = dict[str, Any]
 
-_NOT_AVERAGED = ("target_loss", "steps", "first_non_finite_step")
-_TARGETS = ("missed", "touched", "held")  # from the worst
-_OF_EACH = ("dropped_peers",)  # told by seed only
+_COLUMNS = {column.name: column for column in SUMMARY}
 
 
 class Tally:
-    """The runs of every strategy with every seed, as far as they are known.
+    """Summaries of the runs of every strategy with every seed, as they come.
 
     Args:
         labels: the strategies, in their order.
@@ -37,7 +43,7 @@ class Tally:
         self._entries: dict[str, dict[int, Entry]] = {label: {} for label in labels}
 
     def take_finished(self, summary: Iterable[Mapping[str, Any]]) -> None:
-        """Take over from an earlier summary what came to its end."""
+        """Take the finished runs of an earlier summary."""
         for entry in summary:
             runs = entry.get("by_seed") if len(self._seeds) > 1 else [{**entry, "seed": self._seeds[0]}]
             for run in runs or ():
@@ -49,35 +55,39 @@ class Tally:
                     self.add(str(name), seed, {"name": name, **kept})
 
     def add(self, label: str, seed: int, entry: Entry) -> None:
-        """What one run came to, as its object of a summary."""
+        """Add a run's object of the summary."""
         # As it will be read back: JSON has no NaN.
-        self._entries[label][seed] = {key: _finite(value) for key, value in entry.items()}
+        self._entries[label][seed] = {key: finite(value) for key, value in entry.items()}
 
     def entry(self, label: str, seed: int) -> Entry:
-        """What was added."""
+        """The object that was added for a run."""
         return self._entries[label][seed]
 
-    def knows(self, label: str, seed: int) -> bool:
-        """Whether this run is done with."""
+    def drop(self, label: str, seed: int) -> None:
+        """Remove a run; does nothing where it has not been added."""
+        self._entries[label].pop(seed, None)
+
+    def has(self, label: str, seed: int) -> bool:
+        """True if the run's object was added."""
         return seed in self._entries[label]
 
     def has_failed(self, label: str) -> bool:
-        """Whether a run of this strategy failed: its others are not tried."""
+        """True if a run of this strategy failed: its others are not tried."""
         return any(entry.get("failed") for entry in self._entries[label].values())
 
     def summary(self) -> list[Entry]:
-        """One object for each strategy of which something is known, in their order."""
+        """An object for each strategy with a run that has ended, in their order."""
         if len(self._seeds) == 1:
             return [entry for runs in self._entries.values() for entry in runs.values()]
         return [merged(runs, self._seeds) for runs in self._entries.values() if runs]
 
 
 def merged(runs: Mapping[int, Mapping[str, Any]], seeds: Sequence[int]) -> Entry:
-    """The one object of a strategy's runs by seed: means of numbers, `<field>_std`, `seeds` and `by_seed`.
+    """Merge the objects of a strategy's runs by seed: means of numbers, `<field>_std`, `seeds` and `by_seed`.
 
     A number that is null with a seed (a target never reached) is null here. `target` is the worst of the seeds'.
-    What is neither a number nor the same with every seed stands in `by_seed` only. `incomplete` marks a strategy
-    that has not come to its end with every one of `seeds`.
+    Values that are neither numbers nor the same with every seed stand in `by_seed` only. `incomplete` marks a strategy
+    that has not come to its end with each of `seeds`.
     """
     done = [seed for seed in seeds if seed in runs]
     entries = [runs[seed] for seed in done]
@@ -85,15 +95,19 @@ def merged(runs: Mapping[int, Mapping[str, Any]], seeds: Sequence[int]) -> Entry
     deviations: Entry = {}
     for key in dict.fromkeys(key for entry in entries for key in entry):
         values = [entry[key] for entry in entries if key in entry]
-        if key == "target":
-            whole[key] = min(values, key=lambda value: _TARGETS.index(value) if value in _TARGETS else -1)
-        elif key == "first_non_finite_step":
+        column = _COLUMNS.get(key)
+        rule = "mean" if column is None else column.over_seeds
+        if rule == "worst" and column is not None:
+            whole[key] = min(
+                values, key=lambda value: column.choices.index(value) if value in column.choices else -1
+            )
+        elif rule == "least":
             whole[key] = min((value for value in values if value is not None), default=None)
-        elif key in ("incomplete", "failed", "error"):
+        elif rule == "first":
             whole[key] = next(value for value in values if value)
-        elif key not in _NOT_AVERAGED and len(values) == len(entries) and _is_numeric(values):
+        elif rule == "mean" and len(values) == len(entries) and _is_numeric(values):
             whole[key], deviations[f"{key}_std"] = mean_and_deviation(values)
-        elif key not in _OF_EACH and all(value == values[0] for value in values):
+        elif rule != "none" and all(value == values[0] for value in values):
             whole[key] = values[0]
     if len(done) < len(seeds) and not whole.get("failed"):
         whole["incomplete"] = True
@@ -121,13 +135,57 @@ def mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, fl
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (len(known) - 1))
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _is_numeric(values: Sequence[Any]) -> bool:
-    """Whether all are numbers or null, and one at least is a number."""
+    """True if all are numbers or null, and one at least is a number."""
     numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in values]
     return any(numbers) and all(
         number or value is None for number, value in zip(numbers, values, strict=True)
     )
+
+
+# --- intervals ----------------------------------------------------------------------------------------------
+
+_DRAWS = 4000
+_MOST_EXACT = 5  # values up to which every resample is taken: 5 ** 5 = 3125
+
+
+def bootstrap_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
+    """The percentile interval of the mean of `values`; None with fewer than two, or where one is not finite.
+
+    Of up to five values all resamples are taken, of more 4,000 drawn with a fixed seed. The order of the values
+    changes nothing.
+
+    Args:
+        values: one a seed.
+        level: the share of resampled means inside, between 0 and 1.
+
+    Raises:
+        ValueError: `level` is not between 0 and 1.
+
+    >>> bootstrap_interval([1.0, 2.0, 3.0])
+    (1.0, 3.0)
+    >>> bootstrap_interval([2.0, 2.0]), bootstrap_interval([2.0])
+    ((2.0, 2.0), None)
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"bootstrap_interval: level={level} must lie between 0 and 1, such as 0.95")
+    ordered = sorted(values)
+    count = len(ordered)
+    if count < 2 or not all(map(math.isfinite, ordered)):
+        return None
+    if count <= _MOST_EXACT:
+        means = sorted(math.fsum(each) / count for each in itertools.product(ordered, repeat=count))
+    else:
+        draws = random.Random(0)
+        means = sorted(math.fsum(draws.choices(ordered, k=count)) / count for _ in range(_DRAWS))
+    left_out = int((1 - level) / 2 * len(means))
+    return means[left_out], means[-1 - left_out]
+
+
+def paired_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
+    """The interval of the mean of `first - second`, pair by pair: of two strategies with the same seeds.
+
+    >>> paired_interval([5.0, 7.0, 9.0], [4.0, 5.0, 8.0])
+    (1.0, 2.0)
+    """
+    return bootstrap_interval([a - b for a, b in zip(first, second, strict=True)])

@@ -1,28 +1,34 @@
-"""What happens at the end of a local step: how weights change and what is communicated."""
+"""Strategies: updates of the weights at the end of a local step, and their communication."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from exogym_core.strategy.ad_psgd import ADPSGDStrategy
+from exogym_core.strategy.all_reduce import AllReduceStrategy, SimpleReduceStrategy
 from exogym_core.strategy.async_diloco import AsyncDiLoCoStrategy
 from exogym_core.strategy.async_sparta import AsyncSparseCommunicator, AsyncSPARTAStrategy
-from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.chain import Chain, Module
+from exogym_core.strategy.base import StepContext, Strategy
+from exogym_core.strategy.chain import (
+    Chain,
+    CommunicateOptimizeStrategy,
+    CommunicationModule,
+    Composition,
+    Module,
+)
 from exogym_core.strategy.cocodc import CoCoDCCommunicator, CoCoDCStrategy
-from exogym_core.strategy.coded_rounds import CodedRounds
-from exogym_core.strategy.communicate import all_gather, all_reduce, broadcast, reduce_scatter
-from exogym_core.strategy.communicate_optimize import CommunicateOptimizeStrategy, CommunicationModule
-from exogym_core.strategy.context import StepContext
 from exogym_core.strategy.decoupled_diloco import DecoupledDiLoCoStrategy
-from exogym_core.strategy.delayed import DelayedDiLoCoCommunicator, DelayedDiLoCoStrategy
+from exogym_core.strategy.delayed import (
+    DelayedDiLoCoCommunicator,
+    DelayedDiLoCoStrategy,
+    EagerDiLoCoCommunicator,
+    EagerDiLoCoStrategy,
+)
 from exogym_core.strategy.demo import DeMoStrategy
 from exogym_core.strategy.desloc import DESLOCStrategy, MomentCommunicator
 from exogym_core.strategy.dgc import DGCStrategy, LargestGradients
 from exogym_core.strategy.diloco import DiLoCoCommunicator, DiLoCoStrategy
 from exogym_core.strategy.dion import DionDirections, DionStrategy
 from exogym_core.strategy.dpsgd import DPSGDCommunicator, DPSGDStrategy
-from exogym_core.strategy.eager import EagerDiLoCoCommunicator, EagerDiLoCoStrategy
-from exogym_core.strategy.exchange import GradientExchange
 from exogym_core.strategy.fedavg import AveragingCommunicator, FedAvgStrategy, LocalSGDStrategy
 from exogym_core.strategy.gasloc import GASLoCCommunicator, GASLoCStrategy
 from exogym_core.strategy.halos import HALoSStrategy
@@ -30,26 +36,28 @@ from exogym_core.strategy.heloco import HeLoCoStrategy
 from exogym_core.strategy.muloco import MuLoCoCommunicator, MuLoCoStrategy
 from exogym_core.strategy.noloco import NoLoCoCommunicator, NoLoCoStrategy
 from exogym_core.strategy.onebit_adam import OneBitAdamStrategy, OneBitMomenta
-from exogym_core.strategy.options.optim import OptimSpec, ensure_optim_spec
+from exogym_core.strategy.optimizers import OptimSpec, ensure_optim_spec
+from exogym_core.strategy.participation.sites import Sites
+from exogym_core.strategy.parts.exchange import GradientExchange
+from exogym_core.strategy.parts.rounds import CodedRounds
 from exogym_core.strategy.parts.selectors import (
     IndexSelector,
     PartitionedIndexSelector,
     RandomIndexSelector,
     ShuffledSequentialIndexSelector,
 )
+from exogym_core.strategy.parts.state import State
 from exogym_core.strategy.powersgd import LowRankGradients, PowerSGDStrategy
 from exogym_core.strategy.qsgd import QSGDStrategy, StochasticGradients
 from exogym_core.strategy.qsparse import QsparseCommunicator, QsparseLocalSGDStrategy
 from exogym_core.strategy.sgp import SGPCommunicator, SGPStrategy
 from exogym_core.strategy.signsgd import MajorityOfSigns, SignSGDStrategy
-from exogym_core.strategy.simple_reduce import AllReduceStrategy, SimpleReduceStrategy
-from exogym_core.strategy.sites.sites import Sites
 from exogym_core.strategy.slowmo import SlowMoCommunicator, SlowMoStrategy
 from exogym_core.strategy.sparseloco import SparseLoCoCommunicator, SparseLoCoStrategy
-from exogym_core.strategy.sparta import SparseCommunicator, SPARTAStrategy
-from exogym_core.strategy.sparta_diloco import SPARTADiLoCoStrategy
+from exogym_core.strategy.sparta import SparseCommunicator, SPARTADiLoCoStrategy, SPARTAStrategy
 from exogym_core.strategy.streaming import StreamingDiLoCoCommunicator, StreamingDiLoCoStrategy
-from netsim.files.errors import InputError, unknown_name
+from exogym_core.successors import dropped_function
+from netsim.errors import InputError, unknown_name
 
 __all__ = [
     "MODULES",
@@ -66,6 +74,7 @@ __all__ = [
     "CodedRounds",
     "CommunicateOptimizeStrategy",
     "CommunicationModule",
+    "Composition",
     "DESLOCStrategy",
     "DGCStrategy",
     "DPSGDCommunicator",
@@ -119,6 +128,7 @@ __all__ = [
     "SparseCommunicator",
     "SparseLoCoCommunicator",
     "SparseLoCoStrategy",
+    "State",
     "StepContext",
     "StochasticGradients",
     "Strategy",
@@ -133,69 +143,23 @@ __all__ = [
     "reduce_scatter",
 ]
 
-#: Name in experiment files and tables -> class.
+# Functions of EXO Gym on one process-wide group: here a strategy has a communicator of its own.
+_OF_THE_STRATEGY = "a strategy's exchanges go through its communicator: write self.comm.{}"
+all_gather = dropped_function(
+    "all_gather", _OF_THE_STRATEGY.format("all_gather(tensor), which returns the list")
+)
+all_reduce = dropped_function("all_reduce", _OF_THE_STRATEGY.format("all_reduce(tensor)"))
+broadcast = dropped_function("broadcast", _OF_THE_STRATEGY.format("broadcast(tensor, src=0)"))
+reduce_scatter = dropped_function("reduce_scatter", _OF_THE_STRATEGY.format("reduce_scatter(tensors)"))
+
+#: Class by its name in experiment files and tables, which its definition gives.
 STRATEGIES: dict[str, type[Strategy]] = {
-    "ADPSGD": ADPSGDStrategy,
-    "AllReduce": SimpleReduceStrategy,
-    "AsyncDiLoCo": AsyncDiLoCoStrategy,
-    "AsyncSPARTA": AsyncSPARTAStrategy,
-    "CoCoDC": CoCoDCStrategy,
-    "DecoupledDiLoCo": DecoupledDiLoCoStrategy,
-    "DelayedDiLoCo": DelayedDiLoCoStrategy,
-    "DeMo": DeMoStrategy,
-    "DESLOC": DESLOCStrategy,
-    "DGC": DGCStrategy,
-    "DiLoCo": DiLoCoStrategy,
-    "Dion": DionStrategy,
-    "DPSGD": DPSGDStrategy,
-    "EagerDiLoCo": EagerDiLoCoStrategy,
-    "FedAvg": FedAvgStrategy,
-    "GASLoC": GASLoCStrategy,
-    "HALoS": HALoSStrategy,
-    "HeLoCo": HeLoCoStrategy,
-    "LocalSGD": LocalSGDStrategy,
-    "MuLoCo": MuLoCoStrategy,
-    "NoLoCo": NoLoCoStrategy,
-    "OneBitAdam": OneBitAdamStrategy,
-    "PowerSGD": PowerSGDStrategy,
-    "QSGD": QSGDStrategy,
-    "QsparseLocalSGD": QsparseLocalSGDStrategy,
-    "SGP": SGPStrategy,
-    "SignSGD": SignSGDStrategy,
-    "SlowMo": SlowMoStrategy,
-    "SparseLoCo": SparseLoCoStrategy,
-    "SPARTA": SPARTAStrategy,
-    "SPARTA+DiLoCo": SPARTADiLoCoStrategy,
-    "StreamingDiLoCo": StreamingDiLoCoStrategy,
+    name: Strategy.registry[name] for name in sorted(Strategy.registry, key=str.casefold)
 }
 
-
-#: Name of a module in the `modules` of a Chain -> class.
+#: Class by its name in the `modules` of a Chain.
 MODULES: dict[str, type[Module]] = {
-    "AsyncSPARTA": AsyncSparseCommunicator,
-    "CoCoDC": CoCoDCCommunicator,
-    "DelayedDiLoCo": DelayedDiLoCoCommunicator,
-    "DGC": LargestGradients,
-    "DiLoCo": DiLoCoCommunicator,
-    "Dion": DionDirections,
-    "DPSGD": DPSGDCommunicator,
-    "EagerDiLoCo": EagerDiLoCoCommunicator,
-    "FedAvg": AveragingCommunicator,
-    "GASLoC": GASLoCCommunicator,
-    "Moments": MomentCommunicator,
-    "MuLoCo": MuLoCoCommunicator,
-    "NoLoCo": NoLoCoCommunicator,
-    "OneBitAdam": OneBitMomenta,
-    "PowerSGD": LowRankGradients,
-    "QSGD": StochasticGradients,
-    "QsparseLocalSGD": QsparseCommunicator,
-    "SGP": SGPCommunicator,
-    "SignSGD": MajorityOfSigns,
-    "Sites": Sites,
-    "SlowMo": SlowMoCommunicator,
-    "SparseLoCo": SparseLoCoCommunicator,
-    "SPARTA": SparseCommunicator,
-    "StreamingDiLoCo": StreamingDiLoCoCommunicator,
+    name: Module.registry[name] for name in sorted(Module.registry, key=str.casefold)
 }
 
 
@@ -239,11 +203,11 @@ def build_strategy(name: str, **options: Any) -> Strategy:
     return STRATEGIES[name](**options)
 
 
-def _modules(told: Any) -> list[Any]:
-    if not isinstance(told, Sequence) or isinstance(told, str):
-        raise InputError(f"Chain: modules={told!r} must be a list such as [{{name: DiLoCo, H: 500}}]")
+def _modules(given: Any) -> list[Any]:
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise InputError(f"Chain: modules={given!r} must be a list such as [{{name: DiLoCo, H: 500}}]")
     modules = []
-    for each in told:
+    for each in given:
         if isinstance(each, Mapping) and "name" not in each:
             raise InputError(f"Chain: module {dict(each)!r}: say which one, as in {{name: DiLoCo, H: 500}}")
         modules.append(build_module(**each) if isinstance(each, Mapping) else each)

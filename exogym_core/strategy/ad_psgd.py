@@ -8,22 +8,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.options.arguments import Options, checked_options, option, positive_int
+from exogym_core.strategy.options import Options, checked_options, option, positive_int
 from exogym_core.strategy.parts.flat import flatten, write_back
+from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor, nn
 
-    from exogym_core.strategy.options.optim import OptimizerLike
 
 __all__ = ["ADPSGDOptions", "ADPSGDStrategy"]
 
 
 @dataclass(frozen=True)
 class ADPSGDOptions(Options):
-    """What AD-PSGD takes.
+    """Options of AD-PSGD.
 
     Args:
         interval: local steps between the exchanges that a worker begins.
@@ -32,11 +30,11 @@ class ADPSGDOptions(Options):
     interval: int = option(1, positive_int)
 
 
-class ADPSGDStrategy(Strategy):
+class ADPSGDStrategy(Strategy, name="ADPSGD"):
     """Asynchronous decentralised SGD: after its step a worker sends its parameters to a random other one.
 
-    Who receives them, at its own next step, moves half-way towards them and sends back what it had; the first then
-    moves by half the difference to what it had sent. So both meet in the middle, nobody waits, and the sum of all
+    The receiver, at its own next step, moves half-way towards them and sends back what it had; the first then
+    moves by half the difference to what it had sent. So both meet in the middle, no rank waits, and the sum of all
     parameters is kept but for messages under way. One exchange of a worker's own is in flight at a time; what has not
     been answered at the end is left. The paper's averaging of a pair is atomic; here it takes the network's time.
 
@@ -51,12 +49,14 @@ class ADPSGDStrategy(Strategy):
     """
 
     Options = ADPSGDOptions
+    positional = ("optim_spec",)
+    state = State(sent="_sent", draws="_draws")
     is_synchronous = False
     judged = "own"
 
-    def __init__(self, optim_spec: OptimizerLike | None = None, **options: Any) -> None:
-        self.options, others = checked_options(type(self), ADPSGDOptions, options)
-        super().__init__(optim_spec=optim_spec, **others)
+    def __init__(self, *positional: Any, **given: Any) -> None:
+        self.options, others = checked_options(type(self), positional, given)
+        super().__init__(**others)
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         super()._init_node(model, rank, num_nodes)
@@ -86,14 +86,3 @@ class ADPSGDStrategy(Strategy):
             other = int(torch.randint(self.num_nodes - 1, (1,), generator=self._draws))
             self._sent = own
             self.comm.put(own, other + (other >= self.rank), "offers")
-
-    def state_dict(self) -> dict[str, Any]:
-        """With what awaits its answer, and the draws."""
-        sent = None if self._sent is None else self._sent.clone()
-        return {**super().state_dict(), "sent": sent, "draws": self._draws.get_state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
-        super().load_state_dict(state)
-        self._sent = state["sent"]
-        self._draws.set_state(state["draws"])

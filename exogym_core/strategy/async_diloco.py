@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from exogym_core.strategy.options.arguments import number, option, positive_int
-from exogym_core.strategy.options.served import ServedOptions
-from exogym_core.strategy.parts.delayed_nesterov import DelayedNesterov
-from exogym_core.strategy.served import ServedStrategy
+from exogym_core.strategy.options import number, option, positive_int
+from exogym_core.strategy.participation.servers import ServedOptions, ServedStrategy
+from exogym_core.strategy.parts.outer import DelayedNesterov
+from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -19,7 +19,7 @@ __all__ = ["AsyncDiLoCoOptions", "AsyncDiLoCoStrategy"]
 
 @dataclass(frozen=True)
 class AsyncDiLoCoOptions(ServedOptions):
-    """What async DiLoCo takes.
+    """Options of async DiLoCo.
 
     Args:
         outer_lr: e.
@@ -34,8 +34,8 @@ class AsyncDiLoCoOptions(ServedOptions):
     momentum_share: float = option(0.0, number)
 
 
-class AsyncDiLoCoStrategy(ServedStrategy):
-    """`H` local steps, then the displacement goes to a server, which answers with its parameters; nobody waits.
+class AsyncDiLoCoStrategy(ServedStrategy, name="AsyncDiLoCo"):
+    """`H` local steps, then the displacement goes to a server, which answers with its parameters.
 
     The server takes in each displacement `phi - theta_i` as it arrives by `DelayedNesterov`, and the worker goes on
     from the answer; it waits for its own answer alone. Displacements are stale by what others have sent meanwhile.
@@ -53,15 +53,15 @@ class AsyncDiLoCoStrategy(ServedStrategy):
     """
 
     Options = AsyncDiLoCoOptions
-    kept = (*ServedStrategy.kept, "outer")
+    state = State("outer")
     options: AsyncDiLoCoOptions
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         super()._init_node(model, rank, num_nodes)
-        told = self.options
-        buffer = num_nodes if told.buffer is None else told.buffer
+        options = self.options
+        buffer = num_nodes if options.buffer is None else options.buffer
         self.outer = DelayedNesterov(
-            self.phi, told.outer_lr, told.outer_momentum, buffer, told.momentum_share
+            self.phi, options.outer_lr, options.outer_momentum, buffer, options.momentum_share
         )
 
     def arrived(self, source: int, displacement: Tensor, steps: int) -> None:

@@ -2,43 +2,73 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exogym_core.strategy.chain import Chain
-from exogym_core.strategy.communicate_optimize import CommunicationModule
-from exogym_core.strategy.options.arguments import checked_options, refuse_unknown
-from exogym_core.strategy.options.async_sparta import AsyncSPARTAOptions
+from exogym_core.strategy.chain import Chain, Composition, Module
+from exogym_core.strategy.options import (
+    Options,
+    fraction,
+    option,
+    positive_int,
+)
 from exogym_core.strategy.parts.average import Averaging
-from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
+from exogym_core.strategy.parts.flat import buckets, flatten, write_back
 from exogym_core.strategy.parts.flight import Flight
 from exogym_core.strategy.parts.outer import Round
-from exogym_core.strategy.parts.selectors import selector_named
+from exogym_core.strategy.parts.selectors import IndexSelector, selector_named
+from exogym_core.strategy.parts.state import State
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from exogym_core.strategy.chain import Scope
-    from exogym_core.strategy.options.optim import OptimizerLike
 
 __all__ = ["AsyncSPARTAOptions", "AsyncSPARTAStrategy", "AsyncSparseCommunicator"]
 
 
-class AsyncSparseCommunicator(CommunicationModule):
-    """Every `interval` steps an all-reduce of chosen values begins; `delay` steps later its result is applied.
+@dataclass(frozen=True)
+class AsyncSPARTAOptions(Options):
+    """Options of async SPARTA.
+
+    Args:
+        p_sparta: the share averaged each time, above 0 and at most 1.
+        interval: an average begins every so many steps.
+        delay: local steps after which it is applied, fewer than `interval`.
+        index_selector: as of SPARTA.
+    """
+
+    p_sparta: float = option(0.05, fraction)
+    interval: int = option(20, positive_int)
+    delay: int = option(10, positive_int)
+    index_selector: str | type[IndexSelector] | IndexSelector = option("random")
+
+    def check(self, where: str) -> None:
+        """Refuse averages that would overtake each other."""
+        if self.delay >= self.interval:
+            raise InputError(
+                f"{where}: delay is {self.delay} steps and interval {self.interval}; apply an average before the next"
+            )
+        selector_named(self.index_selector, self.p_sparta)
+
+
+class AsyncSparseCommunicator(Module, name="AsyncSPARTA"):
+    """All-reduce of chosen values that begins every `interval` steps; its result is applied `delay` steps later.
 
     What local steps have changed meanwhile stays: `theta += mean - sent` on the chosen values.
     """
 
     Options = AsyncSPARTAOptions
     judged = "own"
+    state = State("iteration")
 
     def __init__(self, **options: Any) -> None:
-        self.options, unknown = checked_options(type(self), AsyncSPARTAOptions, options)
-        refuse_unknown(type(self), unknown)
+        super().__init__(**options)
         self.index_selector = selector_named(self.options.index_selector, self.options.p_sparta)
         self.iteration = 0  # averages that have begun
         self._under_way: Round | None = None
@@ -47,26 +77,27 @@ class AsyncSparseCommunicator(CommunicationModule):
         """Lay the parameters out flat."""
         super().enter(strategy, scope)
         self.index_selector.seed = strategy.seed
-        self._buckets = [[scope.parameters[i] for i in bucket] for bucket in plan_buckets(scope.parameters)]
+        self._buckets = buckets(scope.parameters)
         return scope
 
-    def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
-        """Begin or apply what is due."""
-        if num_nodes == 1:
+    def after_update(self) -> None:
+        """Begin or apply the average that is due."""
+        if self.strategy.num_nodes == 1:
             return
-        if self._under_way is not None and (local_step + 1) % self.options.interval == self.options.delay:
+        place = (self.strategy.local_step + 1) % self.options.interval
+        if self._under_way is not None and place == self.options.delay:
             self.apply(self._under_way)
-        if (local_step + 1) % self.options.interval == 0:
+        if place == 0:
             self._under_way = self.begin()
 
     def begin(self) -> Round:
-        """The chosen values are on their way to their mean."""
+        """Send the chosen values on their way to their mean."""
         self.iteration += 1
         sent = [flatten(bucket)[chosen] for bucket, chosen in zip(self._buckets, self._chosen(), strict=True)]
         return self._round(sent, [()] * len(sent))
 
     def apply(self, sent: Round) -> None:
-        """What the mean differs by from what was sent is added."""
+        """Add the difference of the mean to what was sent."""
         for bucket, chosen, own, mean in zip(
             self._buckets, self._chosen(), sent.sent, sent.wait(), strict=True
         ):
@@ -76,7 +107,7 @@ class AsyncSparseCommunicator(CommunicationModule):
         self._under_way = None
 
     def _chosen(self) -> list[Tensor]:
-        """The places in each bucket of the last average that has begun."""
+        """Places in each bucket of the last average begun."""
         places = []
         for bucket in self._buckets:
             flat = flatten(bucket)
@@ -93,22 +124,22 @@ class AsyncSparseCommunicator(CommunicationModule):
         return Round(sent, flights)
 
     def at_end(self) -> None:
-        """What is in flight is applied."""
+        """Apply the average in flight."""
         if self._under_way is not None:
             self.apply(self._under_way)
 
     def state_dict(self) -> dict[str, Any]:
-        """How many averages have begun, and the one under way."""
-        under_way = None if self._under_way is None else self._under_way.state_dict()
-        return {"iteration": self.iteration, "under_way": under_way}
+        """Number of averages begun, and the average under way."""
+        return {**super().state_dict(), "under_way": self._under_way and self._under_way.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore it; what was under way is sent again."""
-        self.iteration, saved = state["iteration"], state["under_way"]
+        super().load_state_dict(state)
+        saved = state["under_way"]
         self._under_way = None if saved is None else self._round(saved["sent"], saved["calls"])
 
 
-class AsyncSPARTAStrategy(Chain):
+class AsyncSPARTAStrategy(Composition, name="AsyncSPARTA"):
     """SPARTA whose averages travel beside the computing.
 
     Bytes: `2 (n - 1) / n p P` a worker every `interval` steps, as SPARTA with that interval. Second-hand: the delay and
@@ -122,8 +153,4 @@ class AsyncSPARTAStrategy(Chain):
         Beton et al., SPARTA: Improving Distributed Training Using Sparse Parameter Averaging, openreview stFPf3gzq1.
     """
 
-    Options = AsyncSPARTAOptions
-
-    def __init__(self, optim_spec: OptimizerLike | None = None, **options: Any) -> None:
-        own, others = checked_options(type(self), AsyncSPARTAOptions, options)
-        super().__init__([AsyncSparseCommunicator(**vars(own))], optim_spec, **others)
+    module = AsyncSparseCommunicator

@@ -1,47 +1,87 @@
-"""What every strategy is: it owns the optimizer and decides what is communicated at the end of a step."""
+"""Base of strategies: the owner of the optimizer, which decides what is communicated at the end of a step."""
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from exogym_core.strategy.context import StepContext
-from exogym_core.strategy.options.arguments import (
-    number,
-    refuse_unknown,
-    resolved_synonyms,
-    told_arguments,
-)
-from exogym_core.strategy.options.lr_schedule import (
+from exogym_core.strategy.optimizers import (
     LRSchedulerLike,
+    OptimizerLike,
+    OptimSpec,
     build_scheduler,
+    ensure_optim_spec,
     resolve_scheduler,
     without_updates,
 )
-from exogym_core.strategy.options.optim import OptimizerLike, OptimSpec, ensure_optim_spec
-from exogym_core.strategy.parts.charged import charge, charged_codec
+from exogym_core.strategy.options import (
+    Configured,
+    given_arguments,
+    number,
+    refuse_unknown,
+    resolved_synonyms,
+)
+from exogym_core.strategy.participation import Participants
+from exogym_core.strategy.parts.codecs import charge, charged_codec
 from exogym_core.strategy.parts.gradients import clip_norm
-from netsim.files.errors import InputError
+from exogym_core.strategy.parts.state import State, Stateful
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.cost.coding import Coding
-    from exogym_core.strategy.absence.absence import Absence
+    from exogym_core.cost.speeds import Coding
     from exogym_core.strategy.parts.codecs import Codec
 
-__all__ = ["Strategy"]
+__all__ = ["StepContext", "Strategy"]
 
 
-class Strategy:
+@dataclass(slots=True)
+class StepContext:
+    """One step of this rank, given to `Strategy.begin_step` by the loop.
+
+    Attributes:
+        number: of the step, from 0.
+        weight: samples of this rank in this step over the mean of all ranks'. Strategies that average gradients
+            weigh this rank's with it.
+        samples: of this rank.
+        samples_of: of every rank of the run; empty where all have as many.
+        scaler: what gradients are scaled with, as they come from the backward pass; None where they are not.
+        last_micro_batch: whether the backward pass that is under way, or just over, completes the gradient.
+    """
+
+    number: int = 0
+    weight: float = 1.0
+    samples: int = 0
+    scaler: torch.amp.GradScaler | None = None
+    last_micro_batch: bool = True
+    samples_of: Sequence[int] = ()
+
+    def weight_among(self, ranks: Sequence[int]) -> float:
+        """Samples of this rank over the mean of `ranks`'.
+
+        Raises:
+            InputError: batches are uneven, and `samples_of` is missing.
+        """
+        if self.samples_of:
+            return self.samples * len(ranks) / sum(self.samples_of[rank] for rank in ranks)
+        if self.weight != 1.0:
+            raise InputError(
+                f"StepContext: weight={self.weight:g} is relative to all ranks; say samples_of too, for the weight "
+                "inside a site"
+            )
+        return 1.0
+
+
+class Strategy(Participants, Configured, Stateful):
     """Base of all strategies; by itself it does nothing at a step but count it.
 
     The loop calls, once per rank, `setup`; then for each step `begin_step` and `zero_grad`, `before_backward`
@@ -71,14 +111,11 @@ class Strategy:
         rank, num_nodes: this rank's number and how many workers there are, likewise.
         max_steps, seed: of the run; the seed is the same on all ranks.
         scheduler: torch's schedule of the rate; None where it keeps.
+        state: attributes that checkpoints keep; a subclass declares its own, `state = State("momentum")`.
         not_saved: attributes that `state_dict` may leave out, since no step reads them; all others of a strategy of
             one's own must come back with it, which is tried at the start where there are checkpoints.
         default_optim: the optimizer where none is given.
         overlaps_backward: the strategy communicates during the last backward pass.
-        num_servers: ranks that compute nothing and `serve` instead; they are the last ones, and no workers.
-        accepted_servers: how few and how many of them there may be.
-        is_synchronous: ranks do the same number of steps; where they do not, each ends at its own time.
-        absence: who takes part, where that is not everyone, always; else None.
         context: the step under way.
         judged: what targets, tables and verdicts judge: "replica" (all ranks' models are equal, which is checked at
             each evaluation), "outer" (parameters that rounds lead to), "server", or "own" (every rank's own; the mean
@@ -88,11 +125,9 @@ class Strategy:
         lr_callbacks: called on rank 0 with the learning rate after each step of the schedule.
     """
 
+    registry: ClassVar[dict[str, type[Strategy]]] = {}
+    state = State("local_step", "optim", "scheduler")
     overlaps_backward: bool = False
-    num_servers: int = 0
-    accepted_servers: tuple[int, float] = (1, math.inf)
-    is_synchronous: bool = True
-    absence: Absence | None = None
     judged: str = "replica"
     not_saved: ClassVar[tuple[str, ...]] = ()
     default_optim: ClassVar[OptimSpec] = OptimSpec(torch.optim.AdamW)
@@ -163,14 +198,9 @@ class Strategy:
         schedule of the rate has, `seed` is shared by all ranks. `coding` is given only
         where the work of codecs costs time; an override without it is for runs in which that is free.
         """
-        if comm.world_size <= self.num_servers:
-            raise InputError(
-                f"{type(self).__name__}: {comm.world_size} ranks, of which {self.num_servers} serve, leave no worker; "
-                "start more ranks"
-            )
+        self.rank, self.num_nodes = comm.rank, self.workers_among(comm.world_size)
         self.model, self.comm = model, comm
         self._coding = coding
-        self.rank, self.num_nodes = comm.rank, comm.world_size - self.num_servers
         self.max_steps, self.seed = max_steps, seed
         self._payload_bytes_before = comm.traffic.payload_bytes
         self._init_node(model, comm.rank, self.num_nodes)
@@ -178,11 +208,11 @@ class Strategy:
             self._setup_scheduler()
 
     def begin_step(self, context: StepContext) -> None:
-        """Told by `context` what the step that begins is like."""
+        """Begin the step that `context` describes."""
         self.context = context
 
     def before_backward(self, last_micro_batch: bool) -> None:
-        """Told before each backward pass whether it is that of the `last_micro_batch`: averages may begin then."""
+        """Prepare for a backward pass; averages may begin in that of the `last_micro_batch`."""
 
     def step(self) -> None:
         """End a step: advance the schedule and the count. Overrides update the model, then call this."""
@@ -205,44 +235,15 @@ class Strategy:
             Strategy.step(self)
 
     def row(self) -> dict[str, Any]:
-        """What the row of the step just done tells besides loss and bytes."""
+        """Values of the last step's row besides loss and bytes."""
         return {}
 
     def finish(self) -> None:
         """After the last step, on the clock: apply what is still in flight."""
 
     @property
-    def server_groups(self) -> tuple[int, ...]:
-        """How many servers of each kind; each kind is spread over regions as workers are."""
-        return (self.num_servers,)
-
-    def take_servers(self, count: int) -> None:
-        """Have `count` servers, where there are any at all.
-
-        Raises:
-            InputError: the strategy cannot do with so many.
-        """
-        least, most = self.accepted_servers
-        if self.num_servers and not least <= count <= most:
-            told = f"{least}" if least == most else f"{least} at least"
-            raise InputError(
-                f"{type(self).__name__}: servers={count}, but it takes {told}; leave servers out"
-            )
-        self.num_servers = count if self.num_servers else 0
-
-    def serve(self, updated: Callable[[float], None]) -> None:
-        """What a server does instead of steps, until no worker sends anything any more.
-
-        Args:
-            updated: to be called after changes of the model that could be shipped, with the local steps that have
-                gone into it, as a mean over workers, when whatever has been taken from mailboxes is dealt with: it is
-                looked at then, and checkpoints keep `state_dict()`; after a restart `serve` begins anew from that.
-        """
-        raise InputError(f"{type(self).__name__}: has no servers; leave servers out")
-
-    @property
     def coding(self) -> Coding | None:
-        """What the work of codecs costs in virtual time, as `setup` was told; None where it is free."""
+        """Cost of coding in virtual time, as `setup` got it; None where it is free."""
         return self._coding
 
     def charge(self, codec: str, way: str, num_values: int) -> None:
@@ -273,7 +274,7 @@ class Strategy:
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
-        """What the step's gradients are scaled with, if they are."""
+        """Scaler of the step's gradients, if they are scaled."""
         return self.context.scaler
 
     # --- what could be shipped -----------------------------------------------------------------------------
@@ -281,14 +282,14 @@ class Strategy:
     def judged_state(self) -> dict[str, Tensor] | None:
         """The parameters, by name, of the model that could be shipped now; None: those of this rank's replica.
 
-        A model that the ranks of a site hold in parts is told in parts: the key `weight[8:16]` names these of
+        A model that the ranks of a site hold in parts is returned in parts: the key `weight[8:16]` names these of
         the flat values of `weight`.
         """
         return None
 
     @property
     def judged_version(self) -> int:
-        """Rises when a new judged model comes to exist; 0 is the initial model."""
+        """Number of the judged model, which rises with each new one; 0 is the initial model."""
         return self.local_step
 
     # --- and what else the loop needs ----------------------------------------------------------------------
@@ -298,12 +299,12 @@ class Strategy:
         self.optim.zero_grad()
 
     def close(self) -> None:
-        """Let go of the model: remove hooks from it. Nothing else may be called afterwards."""
+        """Release the model: remove hooks from it. Nothing else may be called afterwards."""
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the constructor was given, and its own defaults for the rest: for logs."""
-        return told_arguments(type(self), *self._given)
+        """Arguments of the constructor, with its own defaults for the rest: for logs."""
+        return given_arguments(type(self), *self._given)
 
     @property
     def learning_rate(self) -> float:
@@ -315,21 +316,10 @@ class Strategy:
         """All optimizers, the one that applies gradients first."""
         return [self.optim]
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that `step` reads and changes besides the model, so that a run can go on from here."""
-        return {
-            "local_step": self.local_step,
-            "optim": self.optim.state_dict(),
-            "scheduler": self.scheduler and self.scheduler.state_dict(),
-        }
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state`, which `state_dict` returned, after `setup` with the same options."""
-        self.local_step = state["local_step"]
+        super().load_state_dict(state)
         self._payload_bytes_before = self.comm.traffic.payload_bytes
-        self.optim.load_state_dict(state["optim"])
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
 
     # --- for subclasses ------------------------------------------------------------------------------------
 
@@ -352,7 +342,7 @@ class Strategy:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def named_trainable(self) -> list[tuple[str, Tensor]]:
-        """Those with their names."""
+        """Trainable parameters with their names."""
         return [(name, value) for name, value in self.model.named_parameters() if value.requires_grad]
 
     def unscale_gradients(self) -> None:

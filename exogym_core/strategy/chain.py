@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
 
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.options.optim import ensure_optim_spec
-from exogym_core.strategy.sites.site import Site
-from netsim.files.errors import InputError, unknown_name
+from exogym_core.strategy.optimizers import ensure_optim_spec
+from exogym_core.strategy.options import Configured, Options, checked_options, refuse_unknown
+from exogym_core.strategy.participation.site import Site
+from exogym_core.strategy.parts.state import State, Stateful
+from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.cost.coding import Coding
-    from exogym_core.strategy.absence.absence import Absence
+    from exogym_core.cost.speeds import Coding
     from exogym_core.strategy.parts.gradients import GradientAverager
 
-__all__ = ["Chain", "Module", "Scope"]
+__all__ = [
+    "Chain",
+    "CommunicateOptimizeStrategy",
+    "CommunicationModule",
+    "Composition",
+    "Module",
+    "RoundModule",
+    "Scope",
+]
+
 
 # In a step's order.
 _STEP_HOOKS = ("before_backward", "before_update", "after_update", "end_step")
 
-# What is judged where modules disagree: rounds lead to parameters that everybody has.
+# What is judged where modules disagree: rounds lead to parameters that every rank has.
 _JUDGED = ("server", "outer", "own", "replica")
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What a module of a chain works on. `Sites` narrows it for the modules after it.
+    """Parameters and sites that a module of a chain works on. `Sites` narrows it for the modules after it.
 
     Attributes:
         parameters: those that this rank brings together with others: all trainable ones, or its part of each.
@@ -45,87 +58,106 @@ class Scope:
     gradients: GradientAverager | None = None
 
 
-class Module:
+class Module(Configured, Stateful):
     """One behaviour of a strategy: a link of a `Chain`. All hooks do nothing unless they are overridden.
 
     A step runs through the hooks in this order, each through the modules in the chain's order: `before_backward`
     before each backward pass, `before_update` when gradients are there, then the optimizer, `after_update`,
     `end_step`; `at_end` once after the last step. Before the first step: `enter`, then `_init_node`.
 
+    Args:
+        positional, given: fields of `Options`.
+
     Attributes:
+        options: those.
         judged: what could be shipped where this module decides it, as for `Strategy`; None where it does not.
         overlaps_backward: the module communicates during the last backward pass.
         not_saved: attributes that `state_dict` may leave out, as for `Strategy`.
+        takes_sites: it may stand behind `Sites`; else it brings single ranks together.
         goes_first: it stands before the others, wherever the chain names it.
-        absence: who takes part, where that is not everyone, always.
         strategy: the chain, from `enter` on.
         comm: connects all ranks of the run.
         scope: what the module works on.
         seed: alike on all ranks.
     """
 
+    registry: ClassVar[dict[str, type[Module]]] = {}
     judged: str | None = None
     not_saved: tuple[str, ...] = ()
     overlaps_backward: bool = False
+    takes_sites: bool = True
     goes_first: bool = False
-    absence: Absence | None = None
 
+    options: Any = Options()
     strategy: Chain
     comm: Communicator
     scope: Scope
     seed: int
 
+    def __init__(self, *positional: Any, **given: Any) -> None:
+        self.options, unknown = checked_options(type(self), positional, given)
+        refuse_unknown(type(self), unknown)
+
     def parts(self) -> Sequence[Module]:
-        """This module, behind those that it brings along."""
-        return [self]
+        """Modules that this one stands for: itself, or with those that its options bring along."""
+        return list(self.options.parts(self))
+
+    def check_beside(self, others: Sequence[Module], where: str) -> None:
+        """Refuse modules of the same chain that do not go with this one; raises InputError, beginning with `where`."""
 
     def enter(self, strategy: Chain, scope: Scope) -> Scope:
-        """Join a chain on a rank whose replica is still as everyone's; returns the scope of those behind."""
+        """Join a chain on a rank whose replica is still as everyone's; returns the scope of those behind.
+
+        Raises:
+            InputError: ranks of the chain form sites, and it does not take them.
+        """
         self.strategy, self.scope = strategy, scope
         self.comm, self.seed = strategy.comm, strategy.seed
+        if not self.takes_sites and (scope.gradients is not None or scope.site.inside is not None):
+            raise InputError(
+                f"{type(strategy).__name__}: {type(self).__name__} brings single ranks together, not sites; "
+                "leave Sites out"
+            )
         return scope
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Prepare this rank, when the optimizer is there too."""
 
     def before_backward(self, last_micro_batch: bool) -> None:
-        """A backward pass comes; with `last_micro_batch` it completes the step's gradient."""
+        """Prepare for a backward pass; with `last_micro_batch` it completes the step's gradient."""
 
     def before_update(self) -> None:
-        """Gradients are there, neither unscaled nor clipped."""
+        """Exchange gradients, neither unscaled nor clipped yet."""
 
     def after_update(self) -> None:
-        """The optimizer has made its step."""
+        """Bring replicas together after the optimizer's step."""
 
     def end_step(self) -> None:
-        """All modules have communicated: make the replica whole for the next step and for who looks on."""
+        """Complete the replica for the next step and for evaluation; all modules have communicated."""
 
     def at_end(self) -> None:
-        """The last step is done: apply what is still in flight."""
+        """Apply exchanges still in flight after the last step."""
 
     def close(self) -> None:
-        """Let go of the model."""
+        """Release the model."""
+
+    def step_row(self) -> dict[str, Any]:
+        """Values of the last step's row, as `Strategy.row`."""
+        return {}
 
     def judged_state(self) -> dict[str, Tensor] | None:
-        """As for `Strategy`, of a module that says what is judged."""
+        """Judged parameters, as of `Strategy`, where this module decides what is judged."""
         return None
 
     @property
     def judged_version(self) -> int:
-        """As for `Strategy`."""
+        """Version of the judged model, as of `Strategy`."""
         return self.strategy.local_step
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """Those besides the chain's."""
+        """Optimizers besides the chain's."""
         return []
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the module keeps between steps."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
 
     def named(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
         """`values` of `scope.parameters`, in their order, by name, as `Strategy.judged_state` has them."""
@@ -157,6 +189,9 @@ class Chain(Strategy):
     ['Sites', 'DiLoCoCommunicator']
     """
 
+    state = State("modules")
+    modules: list[Module]
+
     def __init__(
         self,
         modules: Sequence[Module] = (),
@@ -172,8 +207,8 @@ class Chain(Strategy):
             )
         parts = [part for module in modules for part in module.parts()]
         self.modules = sorted(parts, key=lambda part: not part.goes_first)
-        self.absence = self._absence()
-        self._refuse_waiting(where)
+        for part in self.modules:
+            part.check_beside([each for each in self.modules if each is not part], where)
         self.overlaps_backward = any(module.overlaps_backward for module in self.modules)
         deciding = [module for module in self.modules if module.judged is not None]
         for module in deciding:
@@ -186,14 +221,6 @@ class Chain(Strategy):
         elif not self.modules:
             self.judged = "own"
 
-    def _refuse_waiting(self, where: str) -> None:
-        others = [type(m).__name__ for m in self.modules if m.absence is None and not m.goes_first]
-        if others and self.absence is not None:
-            raise InputError(
-                f"{where}: rounds that go on without absent ranks do not go with {others[0]}, which waits for all; "
-                "leave the time-outs out"
-            )
-
     def setup(
         self, model: nn.Module, comm: Communicator, max_steps: int, seed: int, coding: Coding | None = None
     ) -> None:
@@ -204,7 +231,7 @@ class Chain(Strategy):
         self._hooks = {name: self._hooks_called(name) for name in _STEP_HOOKS}
 
     def _hooks_called(self, name: str) -> list[Callable[..., None]]:
-        """That hook of the modules that have one: a step passes through no others."""
+        """Hooks of that name of the modules that override it."""
         empty = getattr(Module, name)
         hooks = [getattr(module, name) for module in self.modules]
         return [hook for hook in hooks if getattr(hook, "__func__", hook) is not empty]
@@ -214,21 +241,16 @@ class Chain(Strategy):
         self.scope = Scope(self.trainable, Site(None, self.comm))
         for module in self.modules:
             self.scope = module.enter(self, self.scope)
-        self.absence = self._absence()
         spec, averager = ensure_optim_spec(self.optim_spec), self.gradients
         self.optim = spec.build(model) if averager is None else averager.optimizer(spec, model)
 
     @property
     def gradients(self) -> GradientAverager | None:
-        """What averages gradients inside a site; None where they stay apart."""
+        """Averager of gradients inside a site; None where they stay apart."""
         return self.scope.gradients
 
-    def _absence(self) -> Absence | None:
-        """Who takes part in the rounds of a module; None: everyone, always."""
-        return next((module.absence for module in self.modules if module.absence is not None), None)
-
     def before_backward(self, last_micro_batch: bool) -> None:
-        """Have the modules know."""
+        """Call that hook of the modules."""
         for hook in self._hooks["before_backward"]:
             hook(last_micro_batch)
 
@@ -246,8 +268,8 @@ class Chain(Strategy):
         super().step()
 
     def row(self) -> dict[str, Any]:
-        """The step's round, where rounds do not wait for all."""
-        return {} if self.absence is None else self.absence.row(self.local_step)
+        """Values that modules add to the step's row."""
+        return {name: value for module in self.modules for name, value in module.step_row().items()}
 
     def finish(self) -> None:
         """Apply what is in flight."""
@@ -255,7 +277,7 @@ class Chain(Strategy):
             module.at_end()
 
     def close(self) -> None:
-        """Let go of the model."""
+        """Release the model."""
         for module in self.modules:
             module.close()
 
@@ -271,20 +293,103 @@ class Chain(Strategy):
         return [self.optim, *(optim for module in self.modules for optim in module.optimizers)]
 
     def judged_state(self) -> dict[str, Tensor] | None:
-        """What the module says that decides it."""
+        """Judged parameters of the module that decides."""
         return None if self._judged_by is None else self._judged_by.judged_state()
 
     @property
     def judged_version(self) -> int:
-        """Likewise."""
+        """Judged version of the module that decides."""
         return self.local_step if self._judged_by is None else self._judged_by.judged_version
 
-    def state_dict(self) -> dict[str, Any]:
-        """The strategy's state and its modules'."""
-        return {**super().state_dict(), "modules": [module.state_dict() for module in self.modules]}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore both."""
-        super().load_state_dict(state)
-        for module, saved in zip(self.modules, state["modules"], strict=True):
-            module.load_state_dict(saved)
+class RoundModule(Module):
+    """Module that acts after every round of `H` local steps."""
+
+    @property
+    def H(self) -> int:  # noqa: N802
+        """Local steps a round."""
+        return int(self.options.H)
+
+    def after_update(self) -> None:
+        """End the round, where this step is its last."""
+        number, rest = divmod(self.strategy.local_step + 1, self.H)
+        if rest == 0:
+            self.end_round(number - 1)
+
+    def end_round(self, number: int) -> None:
+        """Bring replicas together after the round of this 0-based number."""
+        raise NotImplementedError
+
+
+class Composition(Chain):
+    """Published strategy: a chain of modules made from the options of its class.
+
+    Attributes:
+        module: the only module, which takes all options; a strategy of several overrides `compose`.
+        applied: updates that the optimizer gets for gradients; then only SGD without momentum may apply them.
+    """
+
+    module: ClassVar[type[Module]]
+    positional: ClassVar[tuple[str, ...]] = ("optim_spec",)
+    applied: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **others: Any) -> None:
+        if "module" in vars(cls):
+            cls.Options = cls.module.Options
+        super().__init_subclass__(**others)
+
+    def __init__(self, *positional: Any, **given: Any) -> None:
+        options, others = checked_options(type(self), positional, given)
+        if "H" in options.names():
+            self.H = options.H
+        super().__init__(self.compose(options), **others)
+        if self.applied:
+            self._require_plain_sgd()
+
+    def compose(self, options: Any) -> list[Module]:
+        """Make the modules from `options`, an instance of `Options`."""
+        return [self.module(**vars(options))]
+
+    def _require_plain_sgd(self) -> None:
+        spec = self.optim_spec
+        given = spec.cls if isinstance(spec.cls, type) else torch.optim.SGD
+        accepted = given is self.default_optim.cls or issubclass(given, torch.optim.SGD)
+        if not accepted or spec.kwargs.get("momentum"):
+            raise InputError(
+                f"{type(self).__name__}: optim_spec={given.__name__} would take {self.applied} for gradients, which is "
+                "another algorithm; leave optim_spec out and write lr= (SGD without momentum applies them)"
+            )
+
+
+class CommunicationModule(Module, ABC):
+    """Module that brings replicas together after each local update."""
+
+    @abstractmethod
+    def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
+        """Exchange what is due after the 0-based `local_step`, changing `model`'s parameters in place."""
+
+    def after_update(self) -> None:
+        """Exchange what is due after this step."""
+        strategy = self.strategy
+        self.communicate(strategy.model, strategy.rank, strategy.num_nodes, strategy.local_step)
+
+
+class CommunicateOptimizeStrategy(Chain):
+    """Clip, update locally, then let each module communicate, in the order given.
+
+    Args:
+        communication_modules: the modules.
+        optim_spec: the optimizer of the local update (AdamW by default).
+        max_norm: clip the norm of the local gradient to this.
+        options: of every Strategy: `inner_optim`, `lr`, `lr_scheduler`, ...
+    """
+
+    def __init__(
+        self,
+        communication_modules: Sequence[CommunicationModule],
+        optim_spec: Any = None,
+        max_norm: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(communication_modules, optim_spec, max_norm, **options)
+        self.communication_modules = list(communication_modules)

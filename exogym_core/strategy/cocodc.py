@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.fragment_rounds import Fragments
-from exogym_core.strategy.options.arguments import checked_options, refuse_unknown
-from exogym_core.strategy.options.cocodc import CoCoDCOptions
-from exogym_core.strategy.outer_rounds import OuterStrategy
+from exogym_core.strategy.chain import Composition
+from exogym_core.strategy.options import (
+    number,
+    option,
+    positive_int,
+    whole_number,
+)
 from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
-from netsim.files.errors import InputError
+from exogym_core.strategy.parts.rounds import FragmentOptions, Fragments
+from exogym_core.strategy.parts.state import State
+from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
     from exogym_core.strategy.chain import Chain, Scope
@@ -24,8 +28,36 @@ if TYPE_CHECKING:
 __all__ = ["CoCoDCCommunicator", "CoCoDCOptions", "CoCoDCStrategy"]
 
 
-class CoCoDCCommunicator(Fragments):
-    """Every `H / transmissions` steps the fragment leaves that changes fastest; none waits longer than H steps.
+_SCALES = ("relative", "fixed")
+
+
+@dataclass(frozen=True)
+class CoCoDCOptions(FragmentOptions):
+    """Options of CoCoDC besides fragments and an outer step.
+
+    Args:
+        tau: steps between a fragment's departure and its application; also `fragment_sync_delay`.
+        transmissions: N, fragments that leave in H steps; as many as there are fragments at least, one a step at
+            most.
+        compensation: lambda, how strong the correction is; 0 keeps what a worker has trained meanwhile as it is.
+        scale: "relative" (lambda is the correction's norm over that of what it corrects, tensor by tensor) or "fixed"
+            (lambda multiplies the second-order term).
+    """
+
+    tau: int = option(5, whole_number)
+    transmissions: int = option(8, positive_int)
+    compensation: float = option(0.5, number)
+    scale: str = option("relative")
+
+    def check(self, where: str) -> None:
+        """Refuse a scale that there is not."""
+        super().check(where)
+        if self.scale not in _SCALES:
+            raise unknown_name(f"scale of {where}", str(self.scale), _SCALES)
+
+
+class CoCoDCCommunicator(Fragments, name="CoCoDC"):
+    """Departure of the fastest changing fragment every `H / transmissions` steps; none waits longer than H.
 
     Args:
         H: steps in which each fragment leaves at least once.
@@ -33,14 +65,13 @@ class CoCoDCCommunicator(Fragments):
     """
 
     Options = CoCoDCOptions
+    state = State("intervals", "rates")
     options: CoCoDCOptions
 
-    def __init__(self, H: int | None = None, **options: Any) -> None:  # noqa: N803
-        self.options, unknown = checked_options(type(self), CoCoDCOptions, {"H": H, **options})
-        refuse_unknown(type(self), unknown)
+    positional = ("H",)
 
     def enter(self, strategy: Chain, scope: Scope) -> Scope:
-        """Nothing has changed yet."""
+        """Reset intervals and rates."""
         super().enter(strategy, scope)
         whole = zip(strategy.trainable, scope.parameters, strict=True)
         if any(parameter.shape != piece.shape for parameter, piece in whole):
@@ -59,7 +90,7 @@ class CoCoDCCommunicator(Fragments):
             self.send(chosen, step)
 
     def choose(self, step: int) -> int | None:
-        """Who has waited for H steps, else who has never left, else the largest rate; of equals the longest here."""
+        """Fragment that has waited for H steps, else that never left, else of the largest rate; None: all are away."""
         here = [p for p in range(len(self.members)) if p not in self._under_way]
         late = [p for p in here if step - self.sent_at[p] >= self.options.H]
         new = [p for p in here if self.sent_at[p] == 0]
@@ -72,7 +103,7 @@ class CoCoDCCommunicator(Fragments):
         outer, means = self.outers[p], outer_round.wait()
         num_values = sum(mean.numel() for mean in means)
         length = torch.cat([mean.reshape(-1) for mean in means]).double().norm()
-        if not length.is_meta:  # a plan has no values: who has waited longest leaves
+        if not length.is_meta:  # a plan has no values: the fragment that has waited longest leaves
             self.rates[p] = float(length) / (self.intervals[p] * num_values)
         sent = [phi - moved for phi, moved in zip(outer.flats, outer_round.sent, strict=True)]
         outer.apply(means)
@@ -84,26 +115,19 @@ class CoCoDCCommunicator(Fragments):
 
     def _correction(self, p: int, trained: Tensor, apart: Tensor) -> Tensor:
         """`tau lambda g * g * D`; `trained` is `tau g`."""
-        told, wide = self.options, torch.promote_types(trained.dtype, torch.float32)
+        options, wide = self.options, torch.promote_types(trained.dtype, torch.float32)
         moved, away = trained.to(wide), apart.to(wide)
         term = moved * moved * away
-        if told.scale == "relative":
-            term = term / term.norm().clamp(min=torch.finfo(wide).tiny) * (told.compensation * moved.norm())
+        if options.scale == "relative":
+            term = (
+                term / term.norm().clamp(min=torch.finfo(wide).tiny) * (options.compensation * moved.norm())
+            )
         else:
-            term = term * (told.compensation / (max(told.tau, 1) * self.intervals[p]))
+            term = term * (options.compensation / (max(options.tau, 1) * self.intervals[p]))
         return term.to(trained.dtype)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Also how fast each fragment changes."""
-        return {**super().state_dict(), "intervals": list(self.intervals), "rates": list(self.rates)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
-        super().load_state_dict(state)
-        self.intervals, self.rates = list(state["intervals"]), list(state["rates"])
-
-
-class CoCoDCStrategy(OuterStrategy):
+class CoCoDCStrategy(Composition, name="CoCoDC"):
     """Streaming DiLoCo with delays compensated, and fragments chosen by how fast they change (second-hand).
 
     A fragment p that left as theta_s after step s is back tau steps later with the mean of `phi - theta_s`; that makes
@@ -133,5 +157,5 @@ class CoCoDCStrategy(OuterStrategy):
         arXiv 2504.17672.
     """
 
-    Options = CoCoDCOptions
     module = CoCoDCCommunicator
+    positional = ("optim_spec", "outer_optim_spec", "H")

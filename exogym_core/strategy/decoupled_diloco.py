@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.options.decoupled import DecoupledDiLoCoOptions
-from exogym_core.strategy.options.fragments import packed
+from exogym_core.strategy.options import fraction, number, option, positive_int
+from exogym_core.strategy.participation.servers import ServedOptions, ServedStrategy, from_message, to_message
 from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
-from exogym_core.strategy.parts.letters import opened, sealed
-from exogym_core.strategy.parts.merging import embeddings_of, merged
-from exogym_core.strategy.served import ServedStrategy
+from exogym_core.strategy.parts.fragments import embeddings_of, merged, packed
+from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,10 +21,35 @@ if TYPE_CHECKING:
 
 __all__ = ["DecoupledDiLoCoOptions", "DecoupledDiLoCoStrategy"]
 
+
+@dataclass(frozen=True)
+class DecoupledDiLoCoOptions(ServedOptions):
+    """Options of decoupled DiLoCo.
+
+    Args:
+        H: local steps in which every fragment is sent once.
+        num_fragments: P, of whole tensors and about equal size, embeddings apart; fragment p leaves after step
+            `(p + 1) H / P` of every H.
+        quorum: K, learners whose fragment must have come before it is merged; by default all.
+        grace: virtual seconds that the syncer waits for the others after the quorum is there.
+        outer_lr: of the fragments' Nesterov step.
+        outer_momentum: its momentum.
+        mix: the share of the merged fragment in what a learner goes on from.
+    """
+
+    H: int = option(24, positive_int)
+    num_fragments: int = option(24, positive_int)
+    quorum: int | None = option(None, positive_int)
+    grace: float = option(0.0, number)
+    outer_lr: float = option(0.7, number)
+    outer_momentum: float = option(0.9, number)
+    mix: float = option(0.5, fraction)
+
+
 _TAIL = 4  # values behind a fragment: which, of which round, samples and local steps since it last left
 
 
-class DecoupledDiLoCoStrategy(ServedStrategy):
+class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo"):
     """Learners send displacements of fragments and go on at once; merged fragments are mixed in when they come.
 
     The syncer merges round r of a fragment when all learners have sent it, or `quorum` of them `grace` seconds ago.
@@ -32,7 +57,7 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
     direction, `D = (sum w |d| / sum w) unit(sum w d / |d|)`. A Nesterov step along D gives the fragment's phi, which
     goes to every learner: `theta = (1 - mix) theta + mix phi`; displacements are from there. What is late is dropped.
 
-    Second-hand, as summaries of the paper tell it. What learners do with merged fragments (`mix` stands in) and how the
+    Second-hand, from summaries of the paper. How learners use merged fragments (`mix` stands in) and how the
     grace window adapts (it is fixed) were not found.
 
     Bytes: `4 P / num_fragments` up and down a learner and fragment, on average.
@@ -47,16 +72,16 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
 
     Options = DecoupledDiLoCoOptions
     arithmetic = ("merge_in",)
-    kept = (*ServedStrategy.kept, "_velocity", "_merged", "_since", "_pending", "_deadlines")
+    state = State("_velocity", "_merged", "_since", "_pending", "_deadlines")
     options: DecoupledDiLoCoOptions
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         super()._init_node(model, rank, num_nodes)
-        told, self._velocity = self.options, torch.zeros_like(self.phi)
+        options, self._velocity = self.options, torch.zeros_like(self.phi)
         self._embeddings = embeddings_of(model, self.trainable)
         sizes = [parameter.numel() for parameter in self.trainable]
-        self.fragments = packed(sizes, min(told.num_fragments, told.H), apart=self._embeddings)
-        self._due = [(p + 1) * told.H // len(self.fragments) for p in range(len(self.fragments))]
+        self.fragments = packed(sizes, min(options.num_fragments, options.H), apart=self._embeddings)
+        self._due = [(p + 1) * options.H // len(self.fragments) for p in range(len(self.fragments))]
         self._merged = [0] * len(self.fragments)  # rounds that the syncer has merged
         self._since = [[0, 0] for _ in self.fragments]  # samples and steps since each left
         self._pending: dict[tuple[int, int], dict[int, Tensor]] = {}
@@ -74,17 +99,17 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
         self.clip_gradients()
         self.optimizer_step()
         self._since = [[seen + max(self.context.samples, 1), steps + 1] for seen, steps in self._since]
-        letters = self.comm.take("merged")
+        messages = self.comm.take("merged")
         leaving = [p for p, due in enumerate(self._due) if due == self.local_step % self.options.H + 1]
-        if letters or leaving:
+        if messages or leaving:
             theta = self._flat()
-            for _, letter in letters:
-                merged_phi, (number,) = opened(letter, 1)
+            for _, message in messages:
+                merged_phi, (number,) = from_message(message, 1)
                 p = int(number)
                 write_back(merged_phi, self._of(p, self.phi))
                 for own, phi in zip(self._of(p, theta), self._of(p, self.phi), strict=True):
                     own.lerp_(phi, self.options.mix)
-            if letters:
+            if messages:
                 write_back(theta, self.trainable)
             for p in leaving:
                 self._send(p, theta)
@@ -92,8 +117,8 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
 
     def _send(self, p: int, theta: Tensor) -> None:
         displacement = flatten(self._of(p, self.phi)) - flatten(self._of(p, theta))
-        letter = sealed(displacement, p, self.local_step // self.options.H, *self._since[p])
-        self.comm.put(letter, self.server)
+        message = to_message(displacement, p, self.local_step // self.options.H, *self._since[p])
+        self.comm.put(message, self.server)
         self._since[p] = [0, 0]
 
     # --- the syncer ----------------------------------------------------------------------------------------
@@ -102,15 +127,15 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
         """Merge what has a quorum, until no learner sends anything any more."""
         while True:
             wait = min(self._deadlines.values(), default=math.inf) - self.comm.now()
-            letters = self.comm.take(wait=max(wait, 0.0))
-            if not letters and not self._deadlines:
+            messages = self.comm.take(wait=max(wait, 0.0))
+            if not messages and not self._deadlines:
                 break
-            for source, letter in letters:
+            for source, message in messages:
                 self._served += self.options.H / len(self.fragments)
-                p, round_number = map(int, opened(letter, _TAIL)[1][:2])
+                p, round_number = map(int, from_message(message, _TAIL)[1][:2])
                 if round_number >= self._merged[p]:
-                    self._pending.setdefault((p, round_number), {})[source] = letter
-            self._merge_ready(is_over=not letters)
+                    self._pending.setdefault((p, round_number), {})[source] = message
+            self._merge_ready(is_over=not messages)
             updated(self._served / self.num_nodes)
         for key in sorted(self._pending):  # learners have ended: what has come counts
             self._merge(*key)
@@ -118,9 +143,9 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
 
     def _merge_ready(self, is_over: bool) -> None:
         now = self.comm.now()
-        for key, letters in self._pending.items():
-            if len(letters) >= min(self.options.quorum or self.num_nodes, self.num_nodes):
-                grace = self.options.grace if len(letters) < self.num_nodes else 0.0
+        for key, messages in self._pending.items():
+            if len(messages) >= min(self.options.quorum or self.num_nodes, self.num_nodes):
+                grace = self.options.grace if len(messages) < self.num_nodes else 0.0
                 self._deadlines[key] = min(self._deadlines.get(key, math.inf), now + grace)
         until = max(now, min(self._deadlines.values(), default=now)) if is_over else now
         for key in sorted(key for key, deadline in self._deadlines.items() if deadline <= until):
@@ -132,18 +157,18 @@ class DecoupledDiLoCoStrategy(ServedStrategy):
         for key in [key for key in self._pending if key[0] == p and key[1] <= round_number]:
             del self._pending[key]
             self._deadlines.pop(key, None)
-        answer = sealed(flatten(self._of(p, self.phi)), p)
+        answer = to_message(flatten(self._of(p, self.phi)), p)
         for learner in range(self.num_nodes):
             self.comm.put(answer, learner, "merged")
 
-    def merge_in(self, p: int, letters: Mapping[int, Tensor]) -> None:
+    def merge_in(self, p: int, messages: Mapping[int, Tensor]) -> None:
         """A Nesterov step of fragment `p` along what learners have sent."""
-        told, read = self.options, [opened(letters[source], _TAIL) for source in sorted(letters)]
+        options, read = self.options, [from_message(messages[source], _TAIL) for source in sorted(messages)]
         weights = [samples**2 / steps for _, (_, _, samples, steps) in read]
         displacements = [unflatten(flat, self._of(p, self.phi)) for flat, _ in read]
         held = zip(self.fragments[p], self._of(p, self.phi), self._of(p, self._velocity), strict=True)
         for place, (index, phi, velocity) in enumerate(held):
             parts = [displacement[place] for displacement in displacements]
             step = merged(parts, weights, by_direction=index not in self._embeddings)
-            velocity.mul_(told.outer_momentum).add_(step)
-            phi.sub_(told.outer_lr * (step + told.outer_momentum * velocity))
+            velocity.mul_(options.outer_momentum).add_(step)
+            phi.sub_(options.outer_lr * (step + options.outer_momentum * velocity))

@@ -1,12 +1,14 @@
-"""DiLoCo with a whole round's time for communication: delayed and eager outer steps."""
+"""Delayed and eager DiLoCo: outer steps whose communication may take a whole round."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.strategy.options.arguments import checked_options, refuse_unknown
-from exogym_core.strategy.outer_rounds import OuterRounds, OuterStrategy
-from exogym_core.strategy.parts.outer import OuterOptions, OuterStep
+import torch
+
+from exogym_core.strategy.chain import Composition
+from exogym_core.strategy.parts.outer import OuterOptions
+from exogym_core.strategy.parts.rounds import OuterRounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,10 +19,12 @@ if TYPE_CHECKING:
 __all__ = [
     "DelayedDiLoCoCommunicator",
     "DelayedDiLoCoStrategy",
+    "EagerDiLoCoCommunicator",
+    "EagerDiLoCoStrategy",
 ]
 
 
-class DelayedDiLoCoCommunicator(OuterRounds):
+class DelayedDiLoCoCommunicator(OuterRounds, name="DelayedDiLoCo"):
     """The mean of round k's pseudo-gradients is applied at the end of round k + 1.
 
     Args:
@@ -30,22 +34,18 @@ class DelayedDiLoCoCommunicator(OuterRounds):
 
     Options = OuterOptions
 
-    def __init__(self, H: int | None = None, **options: Any) -> None:  # noqa: N803
-        self.options, unknown = checked_options(type(self), OuterOptions, {"H": H, **options})
-        refuse_unknown(type(self), unknown)
+    positional = ("H",)
 
     def enter(self, strategy: Chain, scope: Scope) -> Scope:
-        """Every rank begins with the same phi."""
+        """Begin with the same phi on every rank."""
         super().enter(strategy, scope)
-        averaging = self.options.averaging().charged(strategy.coding, strategy.comm)
-        self.outer, self.num_rounds = OuterStep(scope.parameters, self.options.outer_optim(), averaging), 0
         self._site = scope.site.apart()
-        self._is_staged = averaging.codec is not None or scope.site.inside is not None
+        self._is_staged = self.averaging.codec is not None or scope.site.inside is not None
         self._under_way: Round | None = None
         return scope
 
     def after_update(self) -> None:
-        """Where a round ends, send its outer gradient, and apply the one of the round before."""
+        """Send the outer gradient of a round that ends, and apply that of the round before."""
         if self._is_staged and self._under_way is not None:
             self._under_way.go_on()
         if (self.strategy.local_step + 1) % self.options.H == 0:
@@ -73,9 +73,8 @@ class DelayedDiLoCoCommunicator(OuterRounds):
             self.apply(before)
 
     def state_dict(self) -> dict[str, Any]:
-        """Also the round under way."""
-        under_way = None if self._under_way is None else self._under_way.state_dict()
-        return {**super().state_dict(), "under_way": under_way}
+        """State of the rounds, and the round under way."""
+        return {**super().state_dict(), "under_way": self._under_way and self._under_way.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore it; what was under way is sent again."""
@@ -84,7 +83,7 @@ class DelayedDiLoCoCommunicator(OuterRounds):
         self._under_way = None if saved is None else self.outer.resumed(self._site, saved)
 
 
-class DelayedDiLoCoStrategy(OuterStrategy):
+class DelayedDiLoCoStrategy(Composition, name="DelayedDiLoCo"):
     """DiLoCo whose outer gradients may take a round to arrive, and are applied when the next one ends.
 
     A worker begins every round at phi: what it did in a round is in phi one round later.
@@ -101,5 +100,48 @@ class DelayedDiLoCoStrategy(OuterStrategy):
         Kale et al., Eager Updates For Overlapped Communication and Computation in DiLoCo, arXiv 2502.12996.
     """
 
-    Options = OuterOptions
     module = DelayedDiLoCoCommunicator
+    positional = ("optim_spec", "outer_optim_spec", "H")
+
+
+class EagerDiLoCoCommunicator(DelayedDiLoCoCommunicator, name="EagerDiLoCo"):
+    """At the end of round k: an outer step along `(own d(k) + the sum of others' d(k - 1)) / n`.
+
+    Phi and its momentum differ from rank to rank. With one worker it is DiLoCo.
+    """
+
+    judged = "own"
+
+    @torch.no_grad()
+    def apply(self, before: Round | None) -> None:
+        """Apply the own part fresh and the others' a round late; at the end theirs alone."""
+        n, fresh = self.scope.site.between.world_size, self._under_way
+        gradients = [torch.zeros_like(flat) for flat in self.outer.flats]
+        for number, gradient in enumerate(gradients):
+            if fresh is not None:
+                gradient += fresh.sent[number] / n
+            if before is not None:
+                gradient += before.wait()[number] - before.sent[number] / n
+        self.outer.apply(gradients)
+        self.outer.reset_parameters()
+        self.num_rounds += 1
+
+    def judged_state(self) -> None:
+        """None: every rank's own model is judged."""
+
+    @property
+    def judged_version(self) -> int:
+        """Steps, as of every replica."""
+        return self.strategy.local_step
+
+
+class EagerDiLoCoStrategy(DelayedDiLoCoStrategy, name="EagerDiLoCo"):
+    """DiLoCo that steps at once along its own fresh outer gradient and the others' of the round before.
+
+    Bytes: as DiLoCo's.
+
+    References:
+        Kale et al., Eager Updates For Overlapped Communication and Computation in DiLoCo, arXiv 2502.12996.
+    """
+
+    module = EagerDiLoCoCommunicator

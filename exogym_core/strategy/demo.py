@@ -2,29 +2,62 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.options.arguments import checked_options
-from exogym_core.strategy.options.demo import WIRE, DeMoOptions
-from exogym_core.strategy.options.optim import OptimSpec
+from exogym_core.strategy.optimizers import OptimSpec
+from exogym_core.strategy.options import Options, checked_options, number, option, positive_int
 from exogym_core.strategy.parts.frequencies import FrequencyBlocks
 from exogym_core.strategy.parts.gradients import dense_gradient
-from netsim.files.errors import InputError
+from exogym_core.strategy.parts.state import State
+from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.cost.coding import Coding
+    from exogym_core.cost.speeds import Coding
 
-__all__ = ["DeMoStrategy"]
+__all__ = ["WIRE", "DeMoOptions", "DeMoStrategy"]
 
 
-class DeMoStrategy(Strategy):
+#: Wire codec -> (dtype of an index within its block, dtype of a value).
+WIRE = {"compact": (torch.int16, torch.bfloat16), "released": (torch.int64, torch.float32)}
+
+
+@dataclass(frozen=True)
+class DeMoOptions(Options):
+    """Options of DeMo.
+
+    Args:
+        compression_decay: of the momentum, from 0 up to below 1.
+        compression_topk: entries sent per block.
+        compression_chunk: longest side of a block.
+        weight_decay: multiplies parameters by `1 - lr weight_decay` before the update.
+        codec: "released" (64-bit index and fp32 value an entry) or "compact" (16-bit index, bf16).
+    """
+
+    compression_decay: float = option(0.999, number)
+    compression_topk: int = option(32, positive_int)
+    compression_chunk: int = option(64, positive_int)
+    weight_decay: float = option(0.0, number)
+    codec: str = option("released")
+
+    def check(self, where: str) -> None:
+        """Refuse a momentum that never fades and indices that do not fit."""
+        if self.compression_decay >= 1:
+            raise InputError(f"{where}: compression_decay={self.compression_decay!r} must be below 1")
+        if self.codec not in WIRE:
+            raise unknown_name(f"codec of {where}", str(self.codec), WIRE)
+        if self.compression_chunk**2 - 1 > torch.iinfo(WIRE[self.codec][0]).max:
+            raise InputError(f"{where}: compression_chunk={self.compression_chunk} needs codec='released'")
+
+
+class DeMoStrategy(Strategy, name="DeMo"):
     """Momentum decoupled over ranks; the few frequencies sent are removed from it; updates are signs.
 
     At each step every rank adds `lr` times its gradient to its momentum (decayed before), takes the DCT of
@@ -49,22 +82,14 @@ class DeMoStrategy(Strategy):
     """
 
     Options = DeMoOptions
+    positional = ("optim_spec", "compression_decay", "compression_topk", "compression_chunk", "weight_decay")
     default_optim = OptimSpec(torch.optim.SGD, lr=1e-3)
+    state = State("momentum")
 
-    def __init__(
-        self,
-        optim_spec: Any = None,
-        compression_decay: float | None = None,
-        compression_topk: int | None = None,
-        compression_chunk: int | None = None,
-        weight_decay: float | None = None,
-        **options: Any,
-    ) -> None:
-        given = {"compression_decay": compression_decay, "compression_topk": compression_topk, **options}
-        given |= {"compression_chunk": compression_chunk, "weight_decay": weight_decay}
-        self.options, others = checked_options(type(self), DeMoOptions, given)
+    def __init__(self, *positional: Any, **given: Any) -> None:
+        self.options, others = checked_options(type(self), positional, given)
         self.index_dtype, self.value_dtype = WIRE[self.options.codec]
-        super().__init__(optim_spec=optim_spec, **others)
+        super().__init__(**others)
         if isinstance(self.optim_spec.cls, type) and not issubclass(self.optim_spec.cls, torch.optim.SGD):
             name, lr = self.optim_spec.cls.__name__, self.optim_spec.kwargs.get("lr", 1e-3)
             raise InputError(
@@ -78,8 +103,8 @@ class DeMoStrategy(Strategy):
         """Cut the parameters into blocks."""
         super().setup(model, comm, max_steps, seed, coding)
         self._num_values = sum(parameter.numel() for parameter in self.trainable)
-        told = self.options
-        self._blocks = FrequencyBlocks.of(self.trainable, told.compression_chunk, told.compression_topk)
+        options = self.options
+        self._blocks = FrequencyBlocks.of(self.trainable, options.compression_chunk, options.compression_topk)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -119,7 +144,7 @@ class DeMoStrategy(Strategy):
         return gradient * (rates.get(parameter, 0.0) * self.sample_weight)
 
     def _exchange(self) -> Tensor:
-        """Every rank's message, one a row; what this rank sent is taken from its momentum."""
+        """All ranks' messages, one a row; entries sent by this rank leave its momentum."""
         message = torch.cat([b.taken(self.index_dtype, self.value_dtype) for b in self._blocks])
         return torch.stack(self.comm.all_gather(message)) if self.num_nodes > 1 else message[None]
 
@@ -130,12 +155,7 @@ class DeMoStrategy(Strategy):
         dtypes = self.index_dtype, self.value_dtype
         return [b.read(part, *dtypes) for b, part in zip(self._blocks, parts, strict=True)]
 
-    def state_dict(self) -> dict[str, Any]:
-        """The strategy's state and the momentum."""
-        return {**super().state_dict(), "momentum": [blocks.momentum.clone() for blocks in self._blocks]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore both."""
-        super().load_state_dict(state)
-        for blocks, momentum in zip(self._blocks, state["momentum"], strict=True):
-            blocks.momentum.copy_(momentum)
+    @property
+    def momentum(self) -> list[Tensor]:
+        """Momentum of each group of blocks, in the frequency domain."""
+        return [blocks.momentum for blocks in self._blocks]

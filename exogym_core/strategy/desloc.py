@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from exogym_core.strategy.chain import Chain
-from exogym_core.strategy.communicate_optimize import CommunicationModule
+from exogym_core.strategy.chain import Composition, Module, RoundModule
 from exogym_core.strategy.fedavg import AveragingCommunicator
-from exogym_core.strategy.options.arguments import (
+from exogym_core.strategy.optimizers import ensure_optim_spec
+from exogym_core.strategy.options import (
     Options,
-    checked_options,
     option,
     positive_int,
-    refuse_unknown,
 )
-from exogym_core.strategy.options.optim import ensure_optim_spec
 from exogym_core.strategy.parts.average import Averaging, AveragingOptions
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
-from netsim.files.errors import unknown_name
+from netsim.errors import unknown_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from exogym_core.strategy.options.optim import OptimizerLike
 
 __all__ = ["MOMENTS", "DESLOCOptions", "DESLOCStrategy", "MomentCommunicator", "MomentOptions"]
 
@@ -39,7 +35,7 @@ MOMENTS = {
 
 @dataclass(frozen=True)
 class MomentOptions(Options):
-    """What `MomentCommunicator` takes.
+    """Options of `MomentCommunicator`.
 
     Args:
         moment: "first" or "second".
@@ -56,7 +52,7 @@ class MomentOptions(Options):
             raise unknown_name(f"moment of {where}", str(self.moment), MOMENTS)
 
 
-class MomentCommunicator(CommunicationModule):
+class MomentCommunicator(RoundModule, name="Moments"):
     """Average the local optimizer's first or second moments every `H` steps, as they are.
 
     What the optimizer does not keep is not sent: SGD without momentum has no moments. Of a parameter that a rank has
@@ -68,10 +64,6 @@ class MomentCommunicator(CommunicationModule):
 
     Options = MomentOptions
 
-    def __init__(self, **options: Any) -> None:
-        self.options, unknown = checked_options(type(self), MomentOptions, options)
-        refuse_unknown(type(self), unknown)
-
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """See what such an optimizer keeps."""
         spec, tried = ensure_optim_spec(self.strategy.optim_spec), nn.Parameter(torch.zeros(1, 1))
@@ -81,9 +73,9 @@ class MomentCommunicator(CommunicationModule):
         self._kept = [name for name in MOMENTS[self.options.moment] if name in optim.state[tried]]
 
     @torch.no_grad()
-    def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
-        """Average if the period ends with this step."""
-        if (local_step + 1) % self.options.H or self.scope.site.between.world_size == 1:
+    def end_round(self, number: int) -> None:
+        """Average the moments."""
+        if self.scope.site.between.world_size == 1:
             return
         for name in self._kept:
             moments = [self._moment(parameter, name) for parameter in self.scope.parameters]
@@ -98,7 +90,7 @@ class MomentCommunicator(CommunicationModule):
 
 @dataclass(frozen=True)
 class DESLOCOptions(AveragingOptions):
-    """What DES-LOC takes.
+    """Options of DES-LOC.
 
     Args:
         H: local steps from average to average of the parameters, the paper's K_x; also `local_steps`,
@@ -112,7 +104,7 @@ class DESLOCOptions(AveragingOptions):
     Kv: int | None = option(None, positive_int)
 
 
-class DESLOCStrategy(Chain):
+class DESLOCStrategy(Composition, name="DESLOC"):
     """Local steps of an adaptive optimizer; parameters, first and second moments are averaged at their own periods.
 
     After step t (from 1), with x the parameters, u and v the optimizer's moments (Adam's m and v):
@@ -138,9 +130,9 @@ class DESLOCStrategy(Chain):
 
     Options = DESLOCOptions
 
-    def __init__(self, optim_spec: OptimizerLike | None = None, **options: Any) -> None:
-        desloc, others = checked_options(type(self), DESLOCOptions, options)
-        average = {name: vars(desloc)[name] for name in ("H", *AveragingOptions.names())}
-        first = MomentCommunicator(moment="first", H=desloc.Ku or 3 * desloc.H)
-        second = MomentCommunicator(moment="second", H=desloc.Kv or 6 * desloc.H)
-        super().__init__([AveragingCommunicator(**average), first, second], optim_spec, **others)
+    def compose(self, options: DESLOCOptions) -> list[Module]:
+        """Averages of parameters, first and second moments."""
+        average = {name: vars(options)[name] for name in ("H", *AveragingOptions.names())}
+        first = MomentCommunicator(moment="first", H=options.Ku or 3 * options.H)
+        second = MomentCommunicator(moment="second", H=options.Kv or 6 * options.H)
+        return [AveragingCommunicator(**average), first, second]

@@ -5,21 +5,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Chain
-from exogym_core.strategy.exchange import GradientExchange, plain_sgd
-from exogym_core.strategy.options import arguments
-from exogym_core.strategy.options.arguments import Options, checked_options, option, refuse_unknown
-from exogym_core.strategy.options.optim import OptimSpec
-from exogym_core.strategy.parts.blocks import matrix_shape
+from exogym_core.strategy.chain import Chain, Composition
+from exogym_core.strategy.optimizers import OptimSpec
+from exogym_core.strategy.options import (
+    Options,
+    fraction,
+    number,
+    option,
+    share,
+    whole_number,
+)
+from exogym_core.strategy.parts.exchange import GradientExchange, interleaved, split
 from exogym_core.strategy.parts.flat import flatten, unflatten
-from exogym_core.strategy.parts.flight import run
-from exogym_core.strategy.parts.gathered import decoded, gathering
 from exogym_core.strategy.parts.gradients import clip_norm
-from exogym_core.strategy.parts.tensor_codecs import LargestCodec
+from exogym_core.strategy.parts.state import State
+from exogym_core.strategy.parts.tensor_codecs import LargestCodec, matrix_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +31,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.strategy.chain import Scope
-    from exogym_core.strategy.options.optim import OptimizerLike
 
 __all__ = ["DGCOptions", "DGCStrategy", "LargestGradients"]
 
@@ -36,7 +39,7 @@ _STAGES = 5
 
 @dataclass(frozen=True)
 class DGCOptions(Options):
-    """What DGC takes.
+    """Options of DGC.
 
     Args:
         density: share of a matrix's values that is sent, one at least; above 0 and at most 1.
@@ -45,25 +48,22 @@ class DGCOptions(Options):
         clip: each rank clips its gradient's norm to this over the square root of the number of ranks.
     """
 
-    density: float = option(0.001, arguments.fraction)
-    momentum: float = option(0.9, arguments.share)
-    density_warmup_steps: int = option(0, arguments.whole_number)
-    clip: float | None = option(None, arguments.number)
+    density: float = option(0.001, fraction)
+    momentum: float = option(0.9, share)
+    density_warmup_steps: int = option(0, whole_number)
+    clip: float | None = option(None, number)
 
 
-class LargestGradients(GradientExchange):
+class LargestGradients(GradientExchange, name="DGC"):
     """The mean of what ranks send of their accumulated momenta: the largest values of each matrix."""
 
     Options = DGCOptions
+    options: DGCOptions
     work = "largest"
-    kept = ("momenta", "waiting")
-
-    def __init__(self, **options: Any) -> None:
-        self.options, unknown = checked_options(type(self), DGCOptions, options)
-        refuse_unknown(type(self), unknown)
+    state = State("momenta", "waiting")
 
     def enter(self, strategy: Chain, scope: Scope) -> Scope:
-        """Without momentum yet."""
+        """Begin without momentum."""
         scope = super().enter(strategy, scope)
         self.is_sparse = [p.dim() > 1 and p.numel() > 0 for p in scope.parameters]
         self.momenta = self.zeros_like_gradients()
@@ -86,16 +86,13 @@ class LargestGradients(GradientExchange):
 
     def exchange(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """Algorithm 2: `u = mu u + g; v = v + u`; the largest of v are sent, and zero in u and v from then on."""
-        self.average([g for g, is_sparse in zip(gradients, self.is_sparse, strict=True) if not is_sparse])
+        self.average(split(gradients, self.is_sparse)[1])
         for u, gradient in zip(self.momenta, gradients, strict=True):
             u.mul_(self.options.momentum).add_(gradient)
         for v, u in zip(self.waiting, compress(self.momenta, self.is_sparse), strict=True):
             v.add_(u)
-        means = iter(self._means() if self.waiting else [])
-        return [
-            next(means) if is_sparse else u.clone()
-            for u, is_sparse in zip(self.momenta, self.is_sparse, strict=True)
-        ]
+        dense = [u.clone() for u in split(self.momenta, self.is_sparse)[1]]
+        return interleaved(self._means() if self.waiting else [], dense, self.is_sparse)
 
     def _means(self) -> list[Tensor]:
         shapes, density = [v.shape for v in self.waiting], self.density(self.strategy.local_step)
@@ -103,7 +100,7 @@ class LargestGradients(GradientExchange):
         codec = self.charged(LargestCodec(shapes, [matrix_shape(shape) for shape in shapes], counts, 32))
         flat = flatten(self.waiting)
         total = torch.zeros_like(flat)
-        for rank, values in enumerate(decoded(codec, run(gathering(self.comm, codec.encode(flat))), flat)):
+        for rank, values in enumerate(self.gathered(codec, flat)):
             total += values
             if rank == self.comm.rank:
                 sent = unflatten(values != 0, self.waiting)
@@ -113,7 +110,7 @@ class LargestGradients(GradientExchange):
         return unflatten(total / self.comm.world_size, self.waiting)
 
 
-class DGCStrategy(Chain):
+class DGCStrategy(Composition, name="DGC"):
     """The largest of accumulated momenta, the rest waits.
 
     Of each matrix, on each rank::
@@ -136,12 +133,7 @@ class DGCStrategy(Chain):
         Lin et al., arXiv 1712.01887, algorithm 2; the warm-up, local clipping and dense vectors from the authors' code.
     """
 
-    Options = DGCOptions
     default_optim = OptimSpec(torch.optim.SGD, lr=0.1)
-
-    def __init__(
-        self, optim_spec: OptimizerLike | None = None, density: float | None = None, **options: Any
-    ) -> None:
-        largest, others = checked_options(type(self), DGCOptions, {"density": density, **options})
-        super().__init__([LargestGradients(**vars(largest))], optim_spec, **others)
-        plain_sgd(self, "corrected momenta")
+    module = LargestGradients
+    positional = ("optim_spec", "density")
+    applied = "corrected momenta"

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Chain
-from exogym_core.strategy.exchange import GradientExchange, plain_sgd
-from exogym_core.strategy.options.arguments import (
+from exogym_core.strategy.chain import Chain, Composition
+from exogym_core.strategy.optimizers import OptimSpec
+from exogym_core.strategy.options import (
     Options,
-    checked_options,
     fraction,
     option,
-    refuse_unknown,
     share,
 )
-from exogym_core.strategy.options.optim import OptimSpec
+from exogym_core.strategy.parts.exchange import GradientExchange, interleaved, orthonormal, power_step, split
 from exogym_core.strategy.parts.generators import shared_generator
-from exogym_core.strategy.parts.low_rank import orthonormal, power_step
 from exogym_core.strategy.parts.muon import DirectionsAndAdamW, hidden_matrices, split_by_shape
+from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,14 +27,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.strategy.chain import Scope
-    from exogym_core.strategy.options.optim import OptimizerLike
 
 __all__ = ["DionDirections", "DionOptions", "DionStrategy"]
 
 
 @dataclass(frozen=True)
 class DionOptions(Options):
-    """What Dion takes.
+    """Options of Dion.
 
     Args:
         rank_fraction: r over the shorter side of a matrix, rounded up; above 0 and at most 1.
@@ -47,7 +44,7 @@ class DionOptions(Options):
     mu: float = option(0.95, share)
 
 
-class DionDirections(GradientExchange):
+class DionDirections(GradientExchange, name="Dion"):
     """A direction for every hidden matrix, the mean gradient for the rest.
 
     Args:
@@ -56,11 +53,7 @@ class DionDirections(GradientExchange):
 
     Options = DionOptions
     work = "low-rank"
-    kept = ("right", "momenta")
-
-    def __init__(self, **options: Any) -> None:
-        self.options, unknown = checked_options(type(self), DionOptions, options)
-        refuse_unknown(type(self), unknown)
+    state = State("right", "momenta")
 
     def enter(self, strategy: Chain, scope: Scope) -> Scope:
         """Draw each Q, alike on all ranks."""
@@ -72,13 +65,14 @@ class DionDirections(GradientExchange):
         for momentum in self.momenta:
             r = -(-min(momentum.shape) * self.options.rank_fraction // 1)
             drawn = torch.randn(momentum.shape[1], int(r), generator=generator, dtype=torch.float64)
-            self.right.append(orthonormal(drawn).to(momentum))
+            # Laid out as after a step: products of matrices differ in last bits with how these lie in memory.
+            self.right.append(orthonormal(drawn).to(momentum).contiguous())
         return scope
 
     def exchange(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """One step of the power iteration on the mean momentum, whose low-rank share it loses."""
-        dense = [g for g, is_matrix in zip(gradients, self.is_matrix, strict=True) if not is_matrix]
-        for momentum, gradient in zip(self.momenta, compress(gradients, self.is_matrix), strict=True):
+        matrices, dense = split(gradients, self.is_matrix)
+        for momentum, gradient in zip(self.momenta, matrices, strict=True):
             momentum.add_(_tall(gradient))
         num_values = sum(momentum.numel() for momentum in self.momenta)
         self.spend("encode", num_values)
@@ -87,12 +81,9 @@ class DionDirections(GradientExchange):
         self.right = [rows / (rows.norm(dim=0, keepdim=True) + 1e-8) for rows in back]
         for momentum, columns, rows in zip(self.momenta, left, back, strict=True):
             momentum.sub_((1 - self.options.mu) * columns @ rows.T)
-        pairs = zip(left, self.right, strict=True)
-        directions, others = (p @ q.T for p, q in pairs), iter(dense)
-        return [
-            _shaped(next(directions), gradient) if is_matrix else next(others)
-            for gradient, is_matrix in zip(gradients, self.is_matrix, strict=True)
-        ]
+        factors = zip(left, self.right, matrices, strict=True)
+        directions = [_shaped(p @ q.T, matrix) for p, q, matrix in factors]
+        return interleaved(directions, dense, self.is_matrix)
 
 
 def _tall(matrix: Tensor) -> Tensor:
@@ -107,7 +98,7 @@ def _shaped(direction: Tensor, like: Tensor) -> Tensor:
     return scale * (direction if rows >= columns else direction.T)
 
 
-class DionStrategy(Chain):
+class DionStrategy(Composition, name="Dion"):
     """Orthonormal updates from low-rank factors of momenta that ranks keep apart.
 
     Of every hidden matrix X (embeddings, heads, vectors: AdamW on mean gradients), M being this rank's, both transposed
@@ -133,13 +124,7 @@ class DionStrategy(Chain):
         from a Householder QR, where the code may take a randomised Cholesky QR.
     """
 
-    Options = DionOptions
+    module = DionDirections
+    positional = ("optim_spec", "rank_fraction")
+    applied = "directions"
     default_optim = OptimSpec(DirectionsAndAdamW, params=split_by_shape)
-
-    def __init__(
-        self, optim_spec: OptimizerLike | None = None, rank_fraction: float | None = None, **options: Any
-    ) -> None:
-        dion, others = checked_options(type(self), DionOptions, {"rank_fraction": rank_fraction, **options})
-        super().__init__([DionDirections(**vars(dion))], optim_spec, **others)
-        if self.optim_spec.cls is not DirectionsAndAdamW:
-            plain_sgd(self, "directions")

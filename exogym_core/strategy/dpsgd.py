@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.strategy.chain import Chain
-from exogym_core.strategy.gossip import Gossip, GossipOptions
-from exogym_core.strategy.options.arguments import checked_options, option, refuse_unknown
+from exogym_core.strategy.chain import Composition
+from exogym_core.strategy.options import option
 from exogym_core.strategy.parts.flat import write_back
-from netsim.files.errors import unknown_name
+from exogym_core.strategy.parts.gossip import Gossip, GossipOptions
+from netsim.errors import unknown_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from exogym_core.strategy.options.optim import OptimizerLike
     from exogym_core.strategy.parts.flight import Flight
 
 __all__ = ["DPSGDCommunicator", "DPSGDOptions", "DPSGDStrategy"]
@@ -25,7 +24,7 @@ _ORDERS = ("before", "after")
 
 @dataclass(frozen=True)
 class DPSGDOptions(GossipOptions):
-    """What D-PSGD takes.
+    """Options of D-PSGD.
 
     Args:
         graph: as of `GossipOptions`; it needs edges of both directions, or equal degrees.
@@ -41,7 +40,7 @@ class DPSGDOptions(GossipOptions):
             raise unknown_name(f"mix of {where}", str(self.mix), _ORDERS)
 
 
-class DPSGDCommunicator(Gossip):
+class DPSGDCommunicator(Gossip, name="DPSGD"):
     """Mix parameters with the neighbours' at every step.
 
     Args:
@@ -51,9 +50,7 @@ class DPSGDCommunicator(Gossip):
     Options = DPSGDOptions
 
     def __init__(self, **options: Any) -> None:
-        self.options, unknown = checked_options(type(self), DPSGDOptions, options)
-        refuse_unknown(type(self), unknown)
-        super().__init__(self.options.graph)
+        super().__init__(**options)
         self.overlaps_backward = self.options.mix == "before"
         self._flights: list[Flight[Tensor]] = []
 
@@ -68,7 +65,7 @@ class DPSGDCommunicator(Gossip):
         self._land()
 
     def after_update(self) -> None:
-        """The other order."""
+        """`mix='after'`: average after the update."""
         if self.options.mix == "after":
             self._flights = self.begin(self.flats(), self.row(self.strategy.local_step))
             self._land()
@@ -79,8 +76,8 @@ class DPSGDCommunicator(Gossip):
         self._flights = []
 
 
-class DPSGDStrategy(Chain):
-    """Decentralised SGD: parameters are mixed with neighbours' at every step, and nobody hears from all.
+class DPSGDStrategy(Composition, name="DPSGD"):
+    """Decentralised SGD: parameters are mixed with neighbours' at every step; no rank receives from all.
 
     With a mixing matrix W whose rows and columns sum to 1 (algorithm 1):
 
@@ -107,8 +104,4 @@ class DPSGDStrategy(Chain):
         Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, arXiv 1705.09056, algorithm 1.
     """
 
-    Options = DPSGDOptions
-
-    def __init__(self, optim_spec: OptimizerLike | None = None, **options: Any) -> None:
-        dpsgd, others = checked_options(type(self), DPSGDOptions, options)
-        super().__init__([DPSGDCommunicator(**vars(dpsgd))], optim_spec, **others)
+    module = DPSGDCommunicator

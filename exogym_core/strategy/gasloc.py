@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Chain
-from exogym_core.strategy.gossip import Gossip, GossipOptions
-from exogym_core.strategy.options.arguments import (
-    checked_options,
+from exogym_core.strategy.chain import Chain, Composition, RoundModule
+from exogym_core.strategy.options import (
     flag,
     fraction,
     number,
     option,
     positive_int,
-    refuse_unknown,
 )
 from exogym_core.strategy.parts.flat import write_back
-from exogym_core.strategy.parts.mixing import Graph, graph_told
+from exogym_core.strategy.parts.gossip import Gossip, GossipOptions, Graph, graph_told
+from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from exogym_core.strategy.chain import Scope
-    from exogym_core.strategy.options.optim import OptimizerLike
 
 __all__ = ["GASLoCCommunicator", "GASLoCOptions", "GASLoCStrategy"]
 
 
 @dataclass(frozen=True)
 class GASLoCOptions(GossipOptions):
-    """What GASLoC takes.
+    """Options of GASLoC.
 
     Args:
         graph: as of `GossipOptions`; it needs edges of both directions, or equal degrees.
@@ -51,7 +46,7 @@ class GASLoCOptions(GossipOptions):
     mixed_momentum: bool = option(default=False, check=flag)
 
 
-class GASLoCCommunicator(Gossip):
+class GASLoCCommunicator(Gossip, RoundModule, name="GASLoC"):
     """An accelerated gossip step every `H` steps.
 
     Args:
@@ -59,51 +54,32 @@ class GASLoCCommunicator(Gossip):
     """
 
     Options = GASLoCOptions
-
-    def __init__(self, **options: Any) -> None:
-        self.options, unknown = checked_options(type(self), GASLoCOptions, options)
-        refuse_unknown(type(self), unknown)
-        super().__init__(self.options.graph)
+    state = State(start="_start", last="_last")
 
     def enter(self, strategy: Chain, scope: Scope) -> Scope:
-        """Every rank begins with the same theta, and without momentum."""
+        """Begin with the same theta on every rank, without momentum."""
         scope = super().enter(strategy, scope)
         self._start, self._last = self.flats(), self.flats()
         return scope
 
     @torch.no_grad()
-    def after_update(self) -> None:
-        """The end of a round."""
-        step, options = self.strategy.local_step, self.options
-        if (step + 1) % options.H:
-            return
+    def end_round(self, number: int) -> None:
+        """Take an accelerated gossip step."""
+        options = self.options
         local = zip(self._start, self.flats(), strict=True)
         ahead = [start + options.outer_lr * (flat - start) for start, flat in local]
         momenta = [options.outer_momentum * (x - last) for x, last in zip(ahead, self._last, strict=True)]
         together = options.mixed_momentum
         sent = [x + m if together else x.clone() for x, m in zip(ahead, momenta, strict=True)]
-        flights = self.begin([values.clone() for values in sent], self.row(step // options.H))
+        flights = self.begin([values.clone() for values in sent], self.row(number))
         for index, (flight, bucket) in enumerate(zip(flights, self.buckets, strict=True)):
             theta = sent[index].lerp_(flight.wait(), options.gossip_lr)
             self._start[index] = theta if together else theta.add_(momenta[index])
             write_back(self._start[index], bucket)
         self._last = ahead
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where the round began, and the last outer iterate."""
-        return {
-            "start": [flat.clone() for flat in self._start],
-            "last": [flat.clone() for flat in self._last],
-        }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore both."""
-        for kept, saved in ((self._start, state["start"]), (self._last, state["last"])):
-            for flat, values in zip(kept, saved, strict=True):
-                flat.copy_(values)
-
-
-class GASLoCStrategy(Chain):
+class GASLoCStrategy(Composition, name="GASLoC"):
     """`H` local steps, then an outer step with momentum whose average is over neighbours on a sparse random graph.
 
     With g_i the displacement of a round, x_i = theta_i + eta g_i, and W the graph's mixing matrix:
@@ -118,7 +94,7 @@ class GASLoCStrategy(Chain):
 
     Args:
         optim_spec: the inner optimizer (AdamW by default).
-        graph: "random" (pairs drawn anew each round), "ring", "complete", "exponential", "static-exponential", or of
+        graph: "random" (pairs drawn again each round), "ring", "complete", "exponential", "static-exponential", or of
             each rank those that it sends to.
         H, outer_lr, outer_momentum, gossip_lr, mixed_momentum: see `GASLoCOptions`; DiLoCo's values by default, as the
             paper's were not found.
@@ -129,8 +105,4 @@ class GASLoCStrategy(Chain):
         2606.11081. Second-hand: the rule is from a summary of the paper, not from its text or code.
     """
 
-    Options = GASLoCOptions
-
-    def __init__(self, optim_spec: OptimizerLike | None = None, **options: Any) -> None:
-        gasloc, others = checked_options(type(self), GASLoCOptions, options)
-        super().__init__([GASLoCCommunicator(**vars(gasloc))], optim_spec, **others)
+    module = GASLoCCommunicator

@@ -3,24 +3,55 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.strategy.options.halos import HALoSOptions
-from exogym_core.strategy.parts.delayed_nesterov import DelayedNesterov
-from exogym_core.strategy.parts.letters import opened, sealed
-from exogym_core.strategy.served import ROUNDING_STEPS, ServedStrategy
+from exogym_core.strategy.options import fraction, number, option, positive_int
+from exogym_core.strategy.participation.servers import (
+    ROUNDING_STEPS,
+    ServedOptions,
+    ServedStrategy,
+    from_message,
+    to_message,
+)
+from exogym_core.strategy.parts.outer import DelayedNesterov
+from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor, nn
 
-    from exogym_core.strategy.options.optim import OptimizerLike
 
 __all__ = ["HALoSOptions", "HALoSStrategy"]
 
 
-class HALoSStrategy(ServedStrategy):
+@dataclass(frozen=True)
+class HALoSOptions(ServedOptions):
+    """Options of HALoS.
+
+    Args:
+        H: local steps a round.
+        K: arrivals at a region's server between its exchanges with the global one.
+        local_lr, local_momentum, local_buffer: of the regions' delayed Nesterov; its rate is `local_lr * local_buffer`.
+        global_lr, global_momentum, global_buffer: of the global one, likewise.
+        merge: the share of the global parameters in what a region's server goes on from.
+        regions: servers of regions; workers are dealt out to them in contiguous blocks.
+    """
+
+    H: int = option(8, positive_int)
+    K: int = option(32, positive_int)
+    local_lr: float = option(0.2, number)
+    local_momentum: float = option(0.9, number)
+    local_buffer: int = option(16, positive_int)
+    global_lr: float = option(0.15, number)
+    global_momentum: float = option(0.5, number)
+    global_buffer: int = option(2, positive_int)
+    merge: float = option(0.25, fraction)
+    regions: int = option(2, positive_int)
+
+
+class HALoSStrategy(ServedStrategy, name="HALoS"):
     """Asynchrony in two levels: workers exchange with the server of their region, regions with a global one.
 
     A region's server takes in each displacement by delayed Nesterov and answers at once. `K` arrivals after the last
@@ -41,11 +72,11 @@ class HALoSStrategy(ServedStrategy):
 
     Options = HALoSOptions
     accepted_servers = (2, math.inf)
-    kept = (*ServedStrategy.kept, "_base", "_since", "_steps", "_awaits", "outer")
+    state = State("_base", "_since", "_steps", "_awaits", "outer")
     options: HALoSOptions
 
-    def __init__(self, optim_spec: OptimizerLike | None = None, **options: Any) -> None:
-        super().__init__(optim_spec, **options)
+    def __init__(self, *positional: Any, **given: Any) -> None:
+        super().__init__(*positional, **given)
         self.num_servers = self.options.regions + 1
 
     @property
@@ -55,7 +86,7 @@ class HALoSStrategy(ServedStrategy):
 
     @property
     def server(self) -> int:
-        """The worker's region's."""
+        """Server of the worker's region."""
         return self.num_nodes + self.rank * (self.num_servers - 1) // self.num_nodes
 
     @property
@@ -64,10 +95,10 @@ class HALoSStrategy(ServedStrategy):
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         super()._init_node(model, rank, num_nodes)
-        told = self.options
-        lr, momentum, buffer = told.global_lr, told.global_momentum, told.global_buffer
+        options = self.options
+        lr, momentum, buffer = options.global_lr, options.global_momentum, options.global_buffer
         if not self._is_global:
-            lr, momentum, buffer = told.local_lr, told.local_momentum, told.local_buffer
+            lr, momentum, buffer = options.local_lr, options.local_momentum, options.local_buffer
         self.outer = DelayedNesterov(self.phi, lr * buffer, momentum, buffer)
         self._base = self.phi.clone()
         self._since, self._steps, self._awaits = 0, 0.0, False
@@ -87,12 +118,12 @@ class HALoSStrategy(ServedStrategy):
         if self._is_global:
             super().serve(updated)
             return
-        while letters := self.comm.take(wait=math.inf):
-            for source, letter in letters:
+        while messages := self.comm.take(wait=math.inf):
+            for source, message in messages:
                 if source == self.comm.world_size - 1:
-                    self._merge(opened(letter, 1)[0])
+                    self._merge(from_message(message, 1)[0])
                 else:
-                    steps = self.take_in(source, letter)
+                    steps = self.take_in(source, message)
                     self._steps, self._served = self._steps + steps, self._served + steps
                     self._since += 1
                 if self._since >= self.options.K and not self._awaits:
@@ -101,18 +132,18 @@ class HALoSStrategy(ServedStrategy):
         if self._since and not self._awaits:
             self._send_up()  # what has come since the last exchange
 
-    def take_in(self, source: int, letter: Tensor) -> float:
-        """As every server; the global one answers into the box that regions read."""
+    def take_in(self, source: int, message: Tensor) -> float:
+        """Apply a displacement and answer; the global server answers into the box that regions read."""
         if not self._is_global:
-            return super().take_in(source, letter)
-        displacement, (steps, _) = opened(letter, 2)
+            return super().take_in(source, message)
+        displacement, (steps, _) = from_message(message, 2)
         self.arrived(source, displacement, int(steps))
         self.num_arrived += 1
-        self.comm.put(sealed(self.phi, 0.0), source)
+        self.comm.put(to_message(self.phi, 0.0), source)
         return steps
 
     def _send_up(self) -> None:
-        self.comm.put(sealed(self._base - self.phi, self._steps, 0.0), self.comm.world_size - 1)
+        self.comm.put(to_message(self._base - self.phi, self._steps, 0.0), self.comm.world_size - 1)
         self._steps, self._awaits = 0.0, True
 
     def _merge(self, from_above: Tensor) -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.options.arguments import number, option
-from exogym_core.strategy.options.served import ServedOptions
+from exogym_core.strategy.options import number, option
+from exogym_core.strategy.participation.servers import ServedOptions, ServedStrategy
 from exogym_core.strategy.parts.flat import unflatten
-from exogym_core.strategy.served import ServedStrategy
+from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -21,7 +21,7 @@ __all__ = ["HeLoCoOptions", "HeLoCoStrategy"]
 
 @dataclass(frozen=True)
 class HeLoCoOptions(ServedOptions):
-    """What HeLoCo takes.
+    """Options of HeLoCo.
 
     Args:
         outer_lr: eta.
@@ -34,7 +34,7 @@ class HeLoCoOptions(ServedOptions):
     confidence: float = option(3.0, number)
 
 
-class HeLoCoStrategy(ServedStrategy):
+class HeLoCoStrategy(ServedStrategy, name="HeLoCo"):
     """Async DiLoCo whose server turns stale displacements towards its momentum, tensor by tensor.
 
     With `c = cos(d, m)` and `conf = |d| / (|d| + k |m| + eps)` of a tensor's displacement d and momentum m:
@@ -55,7 +55,7 @@ class HeLoCoStrategy(ServedStrategy):
     """
 
     Options = HeLoCoOptions
-    kept = (*ServedStrategy.kept, "momentum")
+    state = State("momentum")
     options: HeLoCoOptions
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
@@ -64,12 +64,12 @@ class HeLoCoStrategy(ServedStrategy):
 
     def arrived(self, source: int, displacement: Tensor, steps: int) -> None:
         """Correct, then a step with momentum."""
-        told = self.options
+        options = self.options
         parts = (unflatten(flat, self.trainable) for flat in (displacement, self.momentum, self.phi))
         for d, m, phi in zip(*parts, strict=True):
-            corrected = _corrected(d, m, told.confidence)
-            m.mul_(told.outer_momentum).add_(corrected, alpha=1 - told.outer_momentum)
-            phi.sub_(corrected + told.outer_momentum * m, alpha=told.outer_lr)
+            corrected = _corrected(d, m, options.confidence)
+            m.mul_(options.outer_momentum).add_(corrected, alpha=1 - options.outer_momentum)
+            phi.sub_(corrected + options.outer_momentum * m, alpha=options.outer_lr)
 
 
 def _corrected(d: Tensor, m: Tensor, confidence: float) -> Tensor:

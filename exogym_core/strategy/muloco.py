@@ -7,22 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exogym_core.strategy.chain import Chain
-from exogym_core.strategy.coded_rounds import CodedRounds
+from exogym_core.strategy.chain import Composition, Module
 from exogym_core.strategy.diloco import DiLoCoCommunicator
-from exogym_core.strategy.options.arguments import (
+from exogym_core.strategy.optimizers import OptimSpec
+from exogym_core.strategy.options import (
     Options,
-    checked_options,
     number,
     one_of,
     option,
     positive_int,
-    refuse_unknown,
     share,
 )
-from exogym_core.strategy.options.optim import OptimSpec
 from exogym_core.strategy.parts.few_bits import LinearCodec, StatisticalCodec
 from exogym_core.strategy.parts.muon import MuLoCoMuon, TorchMuon, split_by_shape
+from exogym_core.strategy.parts.rounds import CodedRounds
 from exogym_core.strategy.parts.tensor_codecs import EachTensorCodec
 
 if TYPE_CHECKING:
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from exogym_core.strategy.options.optim import OptimizerLike
     from exogym_core.strategy.parts.codecs import Codec
 
 __all__ = ["MuLoCoCommunicator", "MuLoCoOptions", "MuLoCoStrategy"]
@@ -41,7 +38,7 @@ _MUONS = {"paper": MuLoCoMuon, "torch": TorchMuon}
 
 @dataclass(frozen=True)
 class MuLoCoOptions(Options):
-    """What MuLoCo takes.
+    """Options of MuLoCo.
 
     Args:
         H: local steps a round.
@@ -65,7 +62,7 @@ class MuLoCoOptions(Options):
         return OptimSpec(torch.optim.SGD, lr=self.outer_lr, momentum=self.outer_momentum, nesterov=nesterov)
 
 
-class MuLoCoCommunicator(CodedRounds):
+class MuLoCoCommunicator(CodedRounds, name="MuLoCo"):
     """Rounds whose errors go quantised, tensor by tensor, and whose mean is quantised again.
 
     Args:
@@ -74,19 +71,27 @@ class MuLoCoCommunicator(CodedRounds):
 
     Options = MuLoCoOptions
 
-    def __init__(self, **options: Any) -> None:
-        self.options, unknown = checked_options(type(self), MuLoCoOptions, {"bits": 2, **options})
-        refuse_unknown(type(self), unknown)
-        told = self.options
-        super().__init__(told.H, told.outer_optim(), told.error_decay, told.outer_lr, encoded_mean=True)
+    def __init__(self, **given: Any) -> None:
+        Module.__init__(self, **{"bits": 2, **given})
+        options = self.options
+        super().__init__(
+            options.H, options.outer_optim(), options.error_decay, options.outer_lr, encoded_mean=True
+        )
 
     def codec(self, tensors: Sequence[Tensor]) -> Codec:
-        """Every tensor in levels of its own."""
+        """Quantise every tensor by itself."""
         quantizer = _QUANTIZERS[self.options.quantizer](self.options.bits)
         return EachTensorCodec([tensor.numel() for tensor in tensors], quantizer)
 
 
-class MuLoCoStrategy(Chain):
+@dataclass(frozen=True)
+class _StrategyOptions(MuLoCoOptions):
+    """`muon` besides: "paper" or "torch"."""
+
+    muon: str = option("paper", one_of(*_MUONS))
+
+
+class MuLoCoStrategy(Composition, name="MuLoCo"):
     """DiLoCo with Muon as the inner optimizer of matrices, quantised if asked.
 
     Inside, of hidden matrices (embeddings, heads, vectors: AdamW)::
@@ -114,19 +119,12 @@ class MuLoCoStrategy(Chain):
         Therien et al., MuLoCo, arXiv 2505.23725; rules as in the authors' code (facebookresearch/MuLoCo).
     """
 
-    Options = MuLoCoOptions
+    Options = _StrategyOptions
+    positional = ("optim_spec", "H", "muon")
 
-    def __init__(
-        self,
-        optim_spec: OptimizerLike | None = None,
-        H: int | None = None,  # noqa: N803
-        muon: str = "paper",
-        **options: Any,
-    ) -> None:
-        muloco, others = checked_options(type(self), MuLoCoOptions, {"H": H, **options})
-        self.H = muloco.H
-        kind = _MUONS[one_of(*_MUONS)(type(self).__name__, "muon", muon)]
-        self.optim_spec = OptimSpec(kind, params=split_by_shape)  # what Strategy takes if no other is said
-        plain = DiLoCoCommunicator(H=muloco.H, outer_optim_spec=muloco.outer_optim())
-        rounds = MuLoCoCommunicator(**vars(muloco)) if muloco.bits else plain
-        super().__init__([rounds], optim_spec, **others)
+    def compose(self, options: _StrategyOptions) -> list[Module]:
+        """Rounds, quantised if asked."""
+        self.optim_spec = OptimSpec(_MUONS[options.muon], params=split_by_shape)  # unless another is given
+        if not options.bits:
+            return [DiLoCoCommunicator(H=options.H, outer_optim_spec=options.outer_optim())]
+        return [MuLoCoCommunicator(**{name: vars(options)[name] for name in MuLoCoOptions.names()})]

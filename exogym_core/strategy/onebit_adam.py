@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Chain
-from exogym_core.strategy.exchange import GradientExchange, plain_sgd
-from exogym_core.strategy.options.arguments import (
+from exogym_core.strategy.chain import Chain, Composition
+from exogym_core.strategy.optimizers import OptimSpec
+from exogym_core.strategy.options import (
     Options,
-    checked_options,
     number,
     option,
     positive_int,
-    refuse_unknown,
     share,
 )
-from exogym_core.strategy.options.optim import OptimSpec
+from exogym_core.strategy.parts.average import served_mean
+from exogym_core.strategy.parts.exchange import GradientExchange
 from exogym_core.strategy.parts.few_bits import SignCodec
 from exogym_core.strategy.parts.flat import flatten, unflatten
-from exogym_core.strategy.parts.gathered import served_mean
+from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,14 +28,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.strategy.chain import Scope
-    from exogym_core.strategy.options.optim import OptimizerLike
 
 __all__ = ["OneBitAdamOptions", "OneBitAdamStrategy", "OneBitMomenta"]
 
 
 @dataclass(frozen=True)
 class OneBitAdamOptions(Options):
-    """What 1-bit Adam takes.
+    """Options of 1-bit Adam.
 
     Args:
         freeze_step: steps of plain Adam before the variance stands still; 15 % of the run if it is not given.
@@ -51,7 +49,7 @@ class OneBitAdamOptions(Options):
     eps: float = option(1e-8, number)
 
 
-class OneBitMomenta(GradientExchange):
+class OneBitMomenta(GradientExchange, name="OneBitAdam"):
     """Adam's update, from mean gradients while it warms up, then from the mean of momenta sent as signs.
 
     Args:
@@ -60,14 +58,10 @@ class OneBitMomenta(GradientExchange):
 
     Options = OneBitAdamOptions
     work = "sign"
-    kept = ("momentum", "variance", "error", "server_error")
-
-    def __init__(self, **options: Any) -> None:
-        self.options, unknown = checked_options(type(self), OneBitAdamOptions, options)
-        refuse_unknown(type(self), unknown)
+    state = State("momentum", "variance", "error", "server_error")
 
     def enter(self, strategy: Chain, scope: Scope) -> Scope:
-        """Without moments and errors yet."""
+        """Begin without moments and errors."""
         scope = super().enter(strategy, scope)
         given = self.options.freeze_step
         self.freeze_step = max(1, int(0.15 * strategy.max_steps)) if given is None else given
@@ -92,7 +86,7 @@ class OneBitMomenta(GradientExchange):
         return unflatten(update.where(self.variance > 0, 0.0), gradients)
 
 
-class OneBitAdamStrategy(Chain):
+class OneBitAdamStrategy(Composition, name="OneBitAdam"):
     """Adam whose momenta travel as signs once its variance is frozen.
 
     For `freeze_step` steps Adam on the mean gradient, without bias correction. Then, of this rank's gradient g and of
@@ -121,12 +115,7 @@ class OneBitAdamStrategy(Chain):
         code (DeepSpeed's OnebitAdam), read second-hand.
     """
 
-    Options = OneBitAdamOptions
     default_optim = OptimSpec(torch.optim.SGD, lr=1e-3)
-
-    def __init__(
-        self, optim_spec: OptimizerLike | None = None, freeze_step: int | None = None, **options: Any
-    ) -> None:
-        adam, others = checked_options(type(self), OneBitAdamOptions, {"freeze_step": freeze_step, **options})
-        super().__init__([OneBitMomenta(**vars(adam))], optim_spec, **others)
-        plain_sgd(self, "Adam's updates")
+    module = OneBitMomenta
+    positional = ("optim_spec", "freeze_step")
+    applied = "Adam's updates"

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Chain
-from exogym_core.strategy.exchange import GradientExchange
-from exogym_core.strategy.options.arguments import (
+from exogym_core.strategy.chain import Chain, Composition
+from exogym_core.strategy.options import (
     Options,
-    checked_options,
     option,
     positive_int,
-    refuse_unknown,
     whole_number,
 )
+from exogym_core.strategy.parts.exchange import (
+    GradientExchange,
+    as_matrix,
+    interleaved,
+    orthonormal,
+    power_step,
+    split,
+)
 from exogym_core.strategy.parts.generators import shared_generator
-from exogym_core.strategy.parts.low_rank import as_matrix, orthonormal, power_step
+from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,14 +32,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.strategy.chain import Scope
-    from exogym_core.strategy.options.optim import OptimizerLike
 
 __all__ = ["LowRankGradients", "PowerSGDOptions", "PowerSGDStrategy"]
 
 
 @dataclass(frozen=True)
 class PowerSGDOptions(Options):
-    """What PowerSGD takes.
+    """Options of PowerSGD.
 
     Args:
         approximation_rank: r, columns of a factor; a matrix with fewer rows or columns has as many as these. Also
@@ -46,8 +50,8 @@ class PowerSGDOptions(Options):
     start_step: int = option(0, whole_number)
 
 
-class LowRankGradients(GradientExchange):
-    """Every matrix's mean gradient, projected on r columns; what that leaves out is kept for the next step.
+class LowRankGradients(GradientExchange, name="PowerSGD"):
+    """Mean gradient of every matrix, projected on r columns; the rest is added in the next step.
 
     Args:
         options: of `PowerSGDOptions`.
@@ -55,11 +59,7 @@ class LowRankGradients(GradientExchange):
 
     Options = PowerSGDOptions
     work = "low-rank"
-    kept = ("right", "errors")
-
-    def __init__(self, **options: Any) -> None:
-        self.options, unknown = checked_options(type(self), PowerSGDOptions, options)
-        refuse_unknown(type(self), unknown)
+    state = State("right", "errors")
 
     def enter(self, strategy: Chain, scope: Scope) -> Scope:
         """Draw each Q, alike on all ranks, and begin without errors."""
@@ -81,10 +81,8 @@ class LowRankGradients(GradientExchange):
         if self.strategy.local_step < self.options.start_step:
             self.average(gradients)
             return gradients
-        dense = [g for g, is_low_rank in zip(gradients, self.is_low_rank, strict=True) if not is_low_rank]
-        matrices = [
-            as_matrix(g) + e for g, e in zip(compress(gradients, self.is_low_rank), self.errors, strict=True)
-        ]
+        thick, dense = split(gradients, self.is_low_rank)
+        matrices = [as_matrix(g) + e for g, e in zip(thick, self.errors, strict=True)]
         num_values = sum(matrix.numel() for matrix in matrices)
         self.spend("encode", num_values)
         left, back = power_step(self.average, matrices, self.right, dense)
@@ -92,14 +90,11 @@ class LowRankGradients(GradientExchange):
         means = [columns @ rows.T for columns, rows in zip(left, back, strict=True)]
         self.errors = [matrix - mean for matrix, mean in zip(matrices, means, strict=True)]
         self.right = [orthonormal(rows) for rows in back]
-        these, others = iter(means), iter(dense)
-        return [
-            next(these).view_as(gradient) if is_low_rank else next(others)
-            for gradient, is_low_rank in zip(gradients, self.is_low_rank, strict=True)
-        ]
+        shaped = [mean.view_as(g) for mean, g in zip(means, thick, strict=True)]
+        return interleaved(shaped, dense, self.is_low_rank)
 
 
-class PowerSGDStrategy(Chain):
+class PowerSGDStrategy(Composition, name="PowerSGD"):
     """Low-rank mean gradients with error feedback.
 
     Of every parameter with two dimensions or more, as a matrix M of its first one against the rest::
@@ -125,12 +120,5 @@ class PowerSGDStrategy(Chain):
         Vogels et al., PowerSGD, arXiv 1905.13727, algorithms 1 and 2; torch's powerSGD_hook.
     """
 
-    Options = PowerSGDOptions
-
-    def __init__(
-        self, optim_spec: OptimizerLike | None = None, approximation_rank: int | None = None, **options: Any
-    ) -> None:
-        power, others = checked_options(
-            type(self), PowerSGDOptions, {"approximation_rank": approximation_rank, **options}
-        )
-        super().__init__([LowRankGradients(**vars(power))], optim_spec, **others)
+    module = LowRankGradients
+    positional = ("optim_spec", "approximation_rank")

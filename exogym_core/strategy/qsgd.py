@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Chain
-from exogym_core.strategy.exchange import GradientExchange
-from exogym_core.strategy.options.arguments import (
+from exogym_core.strategy.chain import Composition
+from exogym_core.strategy.options import (
     Options,
-    checked_options,
     one_of,
     option,
     positive_int,
-    refuse_unknown,
 )
+from exogym_core.strategy.parts.exchange import GradientExchange
 from exogym_core.strategy.parts.few_bits import QSGDCodec
 from exogym_core.strategy.parts.flat import flatten, unflatten
-from exogym_core.strategy.parts.flight import run
-from exogym_core.strategy.parts.gathered import decoded, gathering
 from exogym_core.strategy.parts.generators import shared_generator
 
 if TYPE_CHECKING:
@@ -28,14 +24,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from exogym_core.strategy.options.optim import OptimizerLike
 
 __all__ = ["QSGDOptions", "QSGDStrategy", "StochasticGradients"]
 
 
 @dataclass(frozen=True)
 class QSGDOptions(Options):
-    """What QSGD takes.
+    """Options of QSGD.
 
     Args:
         bits: of a value, 2 to 8: a sign and one of `2 ** (bits - 1)` levels.
@@ -48,7 +43,7 @@ class QSGDOptions(Options):
     norm: str = option("l2", one_of("l2", "max"))
 
 
-class StochasticGradients(GradientExchange):
+class StochasticGradients(GradientExchange, name="QSGD"):
     """The mean of all ranks' quantised gradients.
 
     Args:
@@ -58,22 +53,18 @@ class StochasticGradients(GradientExchange):
     Options = QSGDOptions
     work = "qsgd"
 
-    def __init__(self, **options: Any) -> None:
-        self.options, unknown = checked_options(type(self), QSGDOptions, options)
-        refuse_unknown(type(self), unknown)
-
     def exchange(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """Algorithm 1: everyone's message to all."""
         flat, options = flatten(gradients), self.options
         generator = shared_generator(self.seed, "qsgd", self.strategy.local_step, self.comm.rank)
         codec = self.charged(QSGDCodec(options.bits, options.bucket, options.norm, generator))
         total = torch.zeros_like(flat)
-        for values in decoded(codec, run(gathering(self.comm, codec.encode(flat))), flat):
+        for values in self.gathered(codec, flat):
             total += values
         return unflatten(total / self.comm.world_size, gradients)
 
 
-class QSGDStrategy(Chain):
+class QSGDStrategy(Composition, name="QSGD"):
     """The mean of gradients that are rounded at random to a few levels.
 
     Each rank cuts its gradient v, all parameters in a row, into buckets, and sends of each its norm and::
@@ -95,10 +86,5 @@ class QSGDStrategy(Chain):
         Alistarh et al., QSGD, arXiv 1610.02132, algorithm 1; buckets of 512, and the norm "max", from section 5.
     """
 
-    Options = QSGDOptions
-
-    def __init__(
-        self, optim_spec: OptimizerLike | None = None, bits: int | None = None, **options: Any
-    ) -> None:
-        qsgd, others = checked_options(type(self), QSGDOptions, {"bits": bits, **options})
-        super().__init__([StochasticGradients(**vars(qsgd))], optim_spec, **others)
+    module = StochasticGradients
+    positional = ("optim_spec", "bits")

@@ -7,29 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exogym_core.strategy.chain import Chain
-from exogym_core.strategy.coded_rounds import CodedRounds
-from exogym_core.strategy.options.arguments import (
+from exogym_core.strategy.chain import Composition, Module
+from exogym_core.strategy.optimizers import OptimSpec
+from exogym_core.strategy.options import (
     Options,
-    checked_options,
     fraction,
     one_of,
     option,
     positive_int,
-    refuse_unknown,
 )
-from exogym_core.strategy.options.optim import OptimSpec
-from exogym_core.strategy.parts.blocks import matrix_shape
 from exogym_core.strategy.parts.few_bits import QSGDCodec, SignCodec
 from exogym_core.strategy.parts.generators import shared_generator
-from exogym_core.strategy.parts.tensor_codecs import LargestCodec
+from exogym_core.strategy.parts.rounds import CodedRounds
+from exogym_core.strategy.parts.tensor_codecs import LargestCodec, matrix_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from exogym_core.strategy.options.optim import OptimizerLike
     from exogym_core.strategy.parts.codecs import Codec
 
 __all__ = ["QsparseCommunicator", "QsparseLocalSGDStrategy", "QsparseOptions"]
@@ -37,7 +33,7 @@ __all__ = ["QsparseCommunicator", "QsparseLocalSGDStrategy", "QsparseOptions"]
 
 @dataclass(frozen=True)
 class QsparseOptions(Options):
-    """What Qsparse-local-SGD takes.
+    """Options of Qsparse-local-SGD.
 
     Args:
         H: local steps a round.
@@ -52,7 +48,7 @@ class QsparseOptions(Options):
     bits: int = option(4, one_of(*range(2, 9)))
 
 
-class QsparseCommunicator(CodedRounds):
+class QsparseCommunicator(CodedRounds, name="QsparseLocalSGD"):
     """Rounds that send the largest values of each tensor of the error.
 
     Args:
@@ -62,8 +58,7 @@ class QsparseCommunicator(CodedRounds):
     Options = QsparseOptions
 
     def __init__(self, **options: Any) -> None:
-        self.options, unknown = checked_options(type(self), QsparseOptions, options)
-        refuse_unknown(type(self), unknown)
+        Module.__init__(self, **options)
         super().__init__(self.options.H, OptimSpec(torch.optim.SGD, lr=1.0), beta=1.0)
 
     def codec(self, tensors: Sequence[Tensor]) -> Codec:
@@ -82,7 +77,7 @@ class QsparseCommunicator(CodedRounds):
         return QSGDCodec(self.options.bits, bucket=most, norm="l2", generator=generator)
 
 
-class QsparseLocalSGDStrategy(Chain):
+class QsparseLocalSGDStrategy(Composition, name="QsparseLocalSGD"):
     """Local steps, then the quantised largest values of their sum and former errors.
 
     With x the parameters after the last round and x_i this rank's after `H` local steps (algorithm 1)::
@@ -95,7 +90,7 @@ class QsparseLocalSGDStrategy(Chain):
 
     Bytes: the payload is, of each tensor, 32 bits a place and, a value, 1 bit ("sign"), `bits` ("qsgd") or 32
     ("exact"), with 4 bytes for the scale; all-gathered: n - 1 times that leaves a rank every `H` steps. The paper's
-    master, who would send one mean, is every rank.
+    master, which would send one mean, is every rank.
 
     Args:
         optim_spec: the local optimizer (AdamW by default; the paper's is SGD).
@@ -106,14 +101,5 @@ class QsparseLocalSGDStrategy(Chain):
         Basu et al., Qsparse-local-SGD, arXiv 1906.02367, algorithm 1 (synchronous).
     """
 
-    Options = QsparseOptions
-
-    def __init__(
-        self,
-        optim_spec: OptimizerLike | None = None,
-        H: int | None = None,  # noqa: N803
-        **options: Any,
-    ) -> None:
-        qsparse, others = checked_options(type(self), QsparseOptions, {"H": H, **options})
-        self.H = qsparse.H
-        super().__init__([QsparseCommunicator(**vars(qsparse))], optim_spec, **others)
+    module = QsparseCommunicator
+    positional = ("optim_spec", "H")

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exogym_core.strategy.chain import Chain
-from exogym_core.strategy.gossip import Gossip, GossipOptions
-from exogym_core.strategy.options.arguments import checked_options, option, refuse_unknown
+from exogym_core.strategy.chain import Composition
+from exogym_core.strategy.options import option
 from exogym_core.strategy.parts.flat import write_back
 from exogym_core.strategy.parts.flight import Flight
-from exogym_core.strategy.parts.mixing import Graph, graph_told
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from exogym_core.strategy.options.optim import OptimizerLike
+from exogym_core.strategy.parts.gossip import Gossip, GossipOptions, Graph, graph_told
+from exogym_core.strategy.parts.state import State
 
 __all__ = ["SGPCommunicator", "SGPOptions", "SGPStrategy"]
 
 
 @dataclass(frozen=True)
 class SGPOptions(GossipOptions):
-    """What SGP takes.
+    """Options of SGP.
 
     Args:
         graph: as of `GossipOptions`; any directed graph on which news of every rank reaches every other.
@@ -33,7 +27,7 @@ class SGPOptions(GossipOptions):
     graph: Graph = option(Graph("exponential"), graph_told)
 
 
-class SGPCommunicator(Gossip):
+class SGPCommunicator(Gossip, name="SGP"):
     """Push parameters and a weight to neighbours after every update.
 
     Args:
@@ -45,11 +39,9 @@ class SGPCommunicator(Gossip):
 
     Options = SGPOptions
 
-    def __init__(self, **options: Any) -> None:
-        self.options, unknown = checked_options(type(self), SGPOptions, options)
-        refuse_unknown(type(self), unknown)
-        super().__init__(self.options.graph, balanced=False)
-        self.weight = 1.0
+    balanced = False
+    state = State("weight")
+    weight: float = 1.0
 
     @torch.no_grad()
     def before_update(self) -> None:
@@ -69,16 +61,8 @@ class SGPCommunicator(Gossip):
         for flight, bucket in zip(flights, self.buckets, strict=True):
             write_back(flight.wait() / self.weight, bucket)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The weight."""
-        return {"weight": self.weight}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
-        self.weight = state["weight"]
-
-
-class SGPStrategy(Chain):
+class SGPStrategy(Composition, name="SGP"):
     """Stochastic gradient push: after its update a worker pushes parts of its parameters along directed edges.
 
     With p_ij = 1 / (1 + number of those that j sends to), for j = i and all j that send to i (algorithm 1):
@@ -86,7 +70,7 @@ class SGPStrategy(Chain):
         x_i <- x_i - lr grad f_i(z_i)
         x_i <- sum_j p_ij x_j,  w_i <- sum_j p_ij w_j,  z_i <- x_i / w_i
 
-    Columns of P sum to 1, its rows need not: w_i, 1 at first, tells how much of everybody's has gathered at i, and
+    Columns of P sum to 1, its rows need not: w_i, 1 at first, is the weight that has gathered at i, and
     z_i is the de-biased model, which the replica holds between steps and which is judged. On graphs of equal degrees
     w stays 1 and this is D-PSGD that mixes after the update.
 
@@ -106,8 +90,4 @@ class SGPStrategy(Chain):
         authors' code, facebookresearch/stochastic_gradient_push.
     """
 
-    Options = SGPOptions
-
-    def __init__(self, optim_spec: OptimizerLike | None = None, **options: Any) -> None:
-        sgp, others = checked_options(type(self), SGPOptions, options)
-        super().__init__([SGPCommunicator(**vars(sgp))], optim_spec, **others)
+    module = SGPCommunicator

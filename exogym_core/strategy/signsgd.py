@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Chain
-from exogym_core.strategy.exchange import GradientExchange, plain_sgd
-from exogym_core.strategy.options.arguments import (
+from exogym_core.strategy.chain import Chain, Composition
+from exogym_core.strategy.optimizers import OptimSpec
+from exogym_core.strategy.options import (
     Options,
-    checked_options,
     one_of,
     option,
-    refuse_unknown,
     share,
 )
-from exogym_core.strategy.options.optim import OptimSpec
+from exogym_core.strategy.parts.average import served_mean
+from exogym_core.strategy.parts.exchange import GradientExchange
 from exogym_core.strategy.parts.few_bits import SignCodec
 from exogym_core.strategy.parts.flat import flatten, unflatten
-from exogym_core.strategy.parts.flight import run
-from exogym_core.strategy.parts.gathered import decoded, gathering, served_mean
+from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,25 +27,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.strategy.chain import Scope
-    from exogym_core.strategy.options.optim import OptimizerLike
 
 __all__ = ["MajorityOfSigns", "SignSGDOptions", "SignSGDStrategy"]
 
 
 @dataclass(frozen=True)
 class SignSGDOptions(Options):
-    """What SignSGD takes.
+    """Options of SignSGD.
 
     Args:
         momentum: beta, of the momentum whose sign is sent; 0 sends the gradient's.
-        vote: who counts: "servers", each rank for its part of the values, or "all", everyone everything.
+        vote: ranks that count: "servers", each rank for its part of the values, or "all", each rank all values.
     """
 
     momentum: float = option(0.9, share)
     vote: str = option("servers", one_of("servers", "all"))
 
 
-class MajorityOfSigns(GradientExchange):
+class MajorityOfSigns(GradientExchange, name="SignSGD"):
     """The sign that most ranks' momenta have, value by value; a tie is plus.
 
     Args:
@@ -56,14 +53,10 @@ class MajorityOfSigns(GradientExchange):
 
     Options = SignSGDOptions
     work = "sign"
-    kept = ("momenta",)
-
-    def __init__(self, **options: Any) -> None:
-        self.options, unknown = checked_options(type(self), SignSGDOptions, options)
-        refuse_unknown(type(self), unknown)
+    state = State("momenta")
 
     def enter(self, strategy: Chain, scope: Scope) -> Scope:
-        """Without momentum yet."""
+        """Begin without momentum."""
         scope = super().enter(strategy, scope)
         self.momenta = self.zeros_like_gradients()
         return scope
@@ -77,12 +70,12 @@ class MajorityOfSigns(GradientExchange):
         if self.options.vote == "servers":
             return unflatten(served_mean(self.comm, flat, codec), gradients)
         total = torch.zeros_like(flat)
-        for signs in decoded(codec, run(gathering(self.comm, codec.encode(flat))), flat):
+        for signs in self.gathered(codec, flat):
             total += signs
         return unflatten((total >= 0).to(total.dtype) * 2 - 1, gradients)
 
 
-class SignSGDStrategy(Chain):
+class SignSGDStrategy(Composition, name="SignSGD"):
     """Steps along the sign that most ranks vote for.
 
     Of this rank's gradient g::
@@ -93,7 +86,7 @@ class SignSGDStrategy(Chain):
     A sign is one bit on the wire, 1 for what is not negative, so there is no zero: a tie, and a value whose gradient
     was always zero, count as plus. Both ways of counting give the same bits.
 
-    Bytes: the payload is a bit a value. Servers send `2 (n - 1) / n` of it a rank and step, as signs go to who counts
+    Bytes: the payload is a bit a value. Servers send `2 (n - 1) / n` of it a rank and step, as signs go to a server
     and the majority's come back; "all" gathers, `n - 1` times it.
 
     Args:
@@ -106,12 +99,7 @@ class SignSGDStrategy(Chain):
         Bernstein et al., signSGD with Majority Vote is Communication Efficient and Fault Tolerant, arXiv 1810.05291.
     """
 
-    Options = SignSGDOptions
     default_optim = OptimSpec(torch.optim.SGD, lr=1e-4)
-
-    def __init__(
-        self, optim_spec: OptimizerLike | None = None, momentum: float | None = None, **options: Any
-    ) -> None:
-        signs, others = checked_options(type(self), SignSGDOptions, {"momentum": momentum, **options})
-        super().__init__([MajorityOfSigns(**vars(signs))], optim_spec, **others)
-        plain_sgd(self, "signs")
+    module = MajorityOfSigns
+    positional = ("optim_spec", "momentum")
+    applied = "signs"

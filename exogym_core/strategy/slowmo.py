@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Chain
-from exogym_core.strategy.communicate_optimize import CommunicationModule
+from exogym_core.strategy.chain import Composition
 from exogym_core.strategy.desloc import MOMENTS, MomentCommunicator
-from exogym_core.strategy.options.arguments import (
-    checked_options,
+from exogym_core.strategy.optimizers import OptimSpec
+from exogym_core.strategy.options import (
     number,
     option,
     positive_int,
-    refuse_unknown,
 )
-from exogym_core.strategy.options.optim import OptimSpec
-from exogym_core.strategy.outer_rounds import OuterRounds
 from exogym_core.strategy.parts.average import AveragingOptions
-from exogym_core.strategy.parts.outer import OuterStep
-from netsim.files.errors import unknown_name
+from exogym_core.strategy.parts.rounds import OuterRounds
+from netsim.errors import unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import nn
-
-    from exogym_core.strategy.chain import Module, Scope
-    from exogym_core.strategy.options.optim import OptimizerLike
+    from exogym_core.strategy.chain import Module
 
 __all__ = ["SlowMoCommunicator", "SlowMoOptions", "SlowMoStrategy"]
 
@@ -38,7 +31,7 @@ _BUFFERS = ("maintain", "reset", "average")
 
 @dataclass(frozen=True)
 class SlowMoOptions(AveragingOptions):
-    """What SlowMo takes.
+    """Options of SlowMo.
 
     Args:
         H: local steps a round, tau.
@@ -59,32 +52,22 @@ class SlowMoOptions(AveragingOptions):
             raise unknown_name(f"buffers of {where}", str(self.buffers), _BUFFERS)
 
 
-class SlowMoCommunicator(OuterRounds, CommunicationModule):
+class SlowMoCommunicator(OuterRounds, name="SlowMo"):
     """A slow momentum step every `H` steps, with `SlowMoOptions`. Modules before it are its base algorithm."""
 
     Options = SlowMoOptions
-
-    def __init__(self, **options: Any) -> None:
-        self.options, unknown = checked_options(type(self), SlowMoOptions, options)
-        refuse_unknown(type(self), unknown)
 
     def parts(self) -> Sequence[Module]:
         """This module, and those that average the local optimizer's moments, if that is asked for."""
         averages = [MomentCommunicator(moment=moment, H=self.options.H) for moment in MOMENTS]
         return [self, *averages] if self.options.buffers == "average" else [self]
 
-    def enter(self, strategy: Chain, scope: Scope) -> Scope:
-        """u is 0."""
-        super().enter(strategy, scope)
-        averaging = self.options.averaging().charged(strategy.coding, strategy.comm)
-        momentum = OptimSpec(torch.optim.SGD, lr=self.options.outer_lr, momentum=self.options.outer_momentum)
-        self.outer, self.num_rounds = OuterStep(scope.parameters, momentum, averaging), 0
-        return scope
+    def outer_spec(self) -> OptimSpec:
+        """SGD with heavy-ball momentum."""
+        return OptimSpec(torch.optim.SGD, lr=self.options.outer_lr, momentum=self.options.outer_momentum)
 
-    def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
+    def end_round(self, number: int) -> None:
         """Lines 6 to 8: u <- beta u + (x_0 - mean x) / gamma, x_0 <- x_0 - alpha gamma u, gamma the local rate."""
-        if (local_step + 1) % self.options.H:
-            return
         gamma = self.strategy.learning_rate
         displacements = self.outer.begin(self.scope.site).wait()
         self.outer.optim.param_groups[0]["lr"] = self.options.outer_lr * gamma
@@ -95,7 +78,7 @@ class SlowMoCommunicator(OuterRounds, CommunicationModule):
             self.strategy.optim.state.clear()
 
 
-class SlowMoStrategy(Chain):
+class SlowMoStrategy(Composition, name="SlowMo"):
     """`H` local steps, then a step of slow momentum along the mean displacement in units of the local learning rate.
 
     With x_0 where the round began, gamma the local learning rate, alpha `outer_lr` and beta `outer_momentum`
@@ -118,8 +101,4 @@ class SlowMoStrategy(Chain):
         algorithm 1; facebookresearch/fairscale, `SlowMoDistributedDataParallel`.
     """
 
-    Options = SlowMoOptions
-
-    def __init__(self, optim_spec: OptimizerLike | None = None, **options: Any) -> None:
-        slowmo, others = checked_options(type(self), SlowMoOptions, options)
-        super().__init__([SlowMoCommunicator(**vars(slowmo))], optim_spec, **others)
+    module = SlowMoCommunicator

@@ -7,30 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exogym_core.strategy.chain import Chain
-from exogym_core.strategy.coded_rounds import CodedRounds
-from exogym_core.strategy.options.arguments import (
+from exogym_core.strategy.chain import Composition, Module
+from exogym_core.strategy.optimizers import OptimSpec
+from exogym_core.strategy.options import (
     Options,
-    checked_options,
     number,
     one_of,
     option,
     positive_int,
-    refuse_unknown,
     share,
 )
-from exogym_core.strategy.options.optim import OptimSpec
-from exogym_core.strategy.parts.blocks import block_shape
 from exogym_core.strategy.parts.few_bits import StatisticalCodec
-from exogym_core.strategy.parts.tensor_codecs import LargestCodec
-from netsim.files.errors import InputError
+from exogym_core.strategy.parts.rounds import CodedRounds
+from exogym_core.strategy.parts.tensor_codecs import LargestCodec, block_shape
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from exogym_core.strategy.options.optim import OptimizerLike
     from exogym_core.strategy.parts.codecs import Codec
 
 __all__ = ["SparseLoCoCommunicator", "SparseLoCoOptions", "SparseLoCoStrategy"]
@@ -40,7 +36,7 @@ _INDEX_BITS = 12
 
 @dataclass(frozen=True)
 class SparseLoCoOptions(Options):
-    """What SparseLoCo takes.
+    """Options of SparseLoCo.
 
     Args:
         H: local steps a round.
@@ -49,7 +45,7 @@ class SparseLoCoOptions(Options):
         bits: of a value, 1 to 8; 0 sends values as they are.
         error_decay: beta, what is left of an error a round later, 0 to 1.
         outer_lr: alpha, the outer learning rate.
-        mean_over: "senders": of each value the mean over those who sent it, as the authors' code has it; "all", as
+        mean_over: "senders": of each value the mean over the ranks that sent it, as the authors' code has it; "all", as
             the paper.
     """
 
@@ -72,7 +68,7 @@ class SparseLoCoOptions(Options):
             raise InputError(f"{where}: bits={self.bits!r} must be 0 (values as they are) to 8")
 
 
-class SparseLoCoCommunicator(CodedRounds):
+class SparseLoCoCommunicator(CodedRounds, name="SparseLoCo"):
     """Rounds that send the largest values of each block of the error.
 
     Args:
@@ -82,8 +78,7 @@ class SparseLoCoCommunicator(CodedRounds):
     Options = SparseLoCoOptions
 
     def __init__(self, **options: Any) -> None:
-        self.options, unknown = checked_options(type(self), SparseLoCoOptions, options)
-        refuse_unknown(type(self), unknown)
+        Module.__init__(self, **options)
         optim = OptimSpec(torch.optim.SGD, lr=self.options.outer_lr)
         among = self.options.mean_over == "senders"
         super().__init__(self.options.H, optim, self.options.error_decay, among_senders=among)
@@ -97,7 +92,7 @@ class SparseLoCoCommunicator(CodedRounds):
         return LargestCodec(shapes, blocks, counts, _INDEX_BITS, values, tensors[0].dtype)
 
 
-class SparseLoCoStrategy(Chain):
+class SparseLoCoStrategy(Composition, name="SparseLoCo"):
     """DiLoCo with sparse outer gradients of two bits and error feedback.
 
     With d = phi - theta_i after `H` local steps::
@@ -107,7 +102,7 @@ class SparseLoCoStrategy(Chain):
 
     Matrices are cut into blocks whose sides are the largest divisors up to `chunk`, vectors likewise; tensors of more
     dimensions are matrices of their first against the rest. The values that a tensor sends are quantised together: 4
-    levels (2 bits) of 6/4 standard deviations each around their mean, each told by the mean of its values.
+    levels (2 bits) of 6/4 standard deviations each around their mean, each decoded as the mean of its values.
 
     With a `k` of whole blocks, `bits=0`, `error_decay=0` and `mean_over="all"` it is DiLoCo without outer momentum.
 
@@ -125,14 +120,5 @@ class SparseLoCoStrategy(Chain):
         levels, wire format and the mean over senders from the authors' code (tplr-ai/templar, tplr-ai/CCLoco).
     """
 
-    Options = SparseLoCoOptions
-
-    def __init__(
-        self,
-        optim_spec: OptimizerLike | None = None,
-        H: int | None = None,  # noqa: N803
-        **options: Any,
-    ) -> None:
-        sparse, others = checked_options(type(self), SparseLoCoOptions, {"H": H, **options})
-        self.H = sparse.H
-        super().__init__([SparseLoCoCommunicator(**vars(sparse))], optim_spec, **others)
+    module = SparseLoCoCommunicator
+    positional = ("optim_spec", "H")

@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exogym_core.strategy.chain import Chain
-from exogym_core.strategy.communicate_optimize import CommunicationModule
-from exogym_core.strategy.options.arguments import checked_options, refuse_unknown
-from exogym_core.strategy.options.sparta import SpartaOptions
-from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
+from exogym_core.strategy.chain import Chain, Composition, Module
+from exogym_core.strategy.diloco import DiLoCoCommunicator, DiLoCoOptions
+from exogym_core.strategy.options import fraction, option, positive_int
+from exogym_core.strategy.parts.average import AveragingOptions
+from exogym_core.strategy.parts.flat import buckets, flatten, write_back
+from exogym_core.strategy.parts.selectors import IndexSelector, selector_named
+from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import nn
-
     from exogym_core.strategy.chain import Scope
-    from exogym_core.strategy.parts.selectors import IndexSelector
 
-__all__ = ["SPARTAStrategy", "SparseCommunicator", "SpartaOptions"]
+__all__ = ["SPARTADiLoCoStrategy", "SPARTAStrategy", "SparseCommunicator", "SpartaOptions"]
 
 
-class SparseCommunicator(CommunicationModule):
+@dataclass(frozen=True)
+class SpartaOptions(AveragingOptions):
+    """Options of SPARTA.
+
+    Args:
+        p_sparta: the share averaged each time, above 0 and at most 1.
+        index_selector: "random", "shuffled_sequential", "partitioned", or an IndexSelector or its class.
+        interval: communicate every so many steps; also `sparta_interval`.
+    """
+
+    p_sparta: float = option(0.005, fraction)
+    index_selector: str | type[IndexSelector] | IndexSelector = option("random")
+    interval: int = option(1, positive_int)
+
+    def check(self, where: str) -> None:
+        """Refuse a selector that does not exist."""
+        super().check(where)
+        self.selector()
+
+    def selector(self) -> IndexSelector:
+        """Chooses what is averaged."""
+        return selector_named(self.index_selector, self.p_sparta)
+
+
+class SparseCommunicator(Module, name="SPARTA"):
     """Average the values that a selector chooses, every `interval` steps.
 
     All parameters of a dtype form one flat tensor, and one all-reduce carries what is chosen from it. The
@@ -36,17 +58,12 @@ class SparseCommunicator(CommunicationModule):
     """
 
     Options = SpartaOptions
+    positional = ("index_selector", "interval")
     judged = "own"
+    state = State("iteration", residuals="_residuals")
 
-    def __init__(
-        self,
-        index_selector: str | type[IndexSelector] | IndexSelector | None = None,
-        interval: int | None = None,
-        **options: Any,
-    ) -> None:
-        given = {"index_selector": index_selector, "interval": interval, **options}
-        self.options, unknown = checked_options(type(self), SpartaOptions, given)
-        refuse_unknown(type(self), unknown)
+    def __init__(self, *positional: Any, **options: Any) -> None:
+        super().__init__(*positional, **options)
         self.index_selector, self.interval = self.options.selector(), self.options.interval
         self.iteration = 0
 
@@ -55,14 +72,13 @@ class SparseCommunicator(CommunicationModule):
         super().enter(strategy, scope)
         self.index_selector.seed = strategy.seed
         self._averaging = self.options.averaging().charged(strategy.coding, strategy.comm)
-        plan = plan_buckets(scope.parameters)
-        self._buckets = [[scope.parameters[index] for index in bucket] for bucket in plan]
+        self._buckets = buckets(scope.parameters)
         self._residuals = [self._averaging.residual(flatten(bucket)) for bucket in self._buckets]
         return scope
 
-    def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
-        """Average if this step is due."""
-        if (local_step + 1) % self.interval:
+    def after_update(self) -> None:
+        """Average the chosen values, if this step is due."""
+        if (self.strategy.local_step + 1) % self.interval:
             return
         if self.scope.site.between.world_size > 1:
             for number in range(len(self._buckets)):
@@ -83,22 +99,8 @@ class SparseCommunicator(CommunicationModule):
             residual[chosen] = lost
         write_back(flat, bucket)
 
-    def state_dict(self) -> dict[str, Any]:
-        """How many times it has communicated, and what encoding has rounded off."""
-        return {
-            "iteration": self.iteration,
-            "residuals": [r.clone() for r in self._residuals if r is not None],
-        }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
-        self.iteration = state["iteration"]
-        for residual, saved in zip(self._residuals, state["residuals"], strict=False):
-            if residual is not None:
-                residual.copy_(saved)
-
-
-class SPARTAStrategy(Chain):
+class SPARTAStrategy(Composition, name="SPARTA"):
     """Update locally, then average a share `p_sparta` of the parameters over all ranks.
 
     Bytes: a ring sends `2 (n - 1) / n` times `p_sparta` of the parameters' bytes per worker every
@@ -115,9 +117,47 @@ class SPARTAStrategy(Chain):
     """
 
     Options = SpartaOptions
+    positional = ("optim_spec", "p_sparta")
 
-    def __init__(self, optim_spec: Any = None, p_sparta: float | None = None, **options: Any) -> None:
-        sparta, others = checked_options(type(self), SpartaOptions, {"p_sparta": p_sparta, **options})
-        sparse = SparseCommunicator(**vars(sparta))
+    def compose(self, options: SpartaOptions) -> list[Module]:
+        """The average, with the selector at hand."""
+        sparse = SparseCommunicator(**vars(options))
         self.index_selector = sparse.index_selector
-        super().__init__([sparse], optim_spec, **others)
+        return [sparse]
+
+
+@dataclass(frozen=True)
+class _BothOptions(SpartaOptions, DiLoCoOptions):
+    """`p_sparta`, `index_selector` and `interval` (also `sparta_interval`) besides DiLoCo's."""
+
+
+class SPARTADiLoCoStrategy(Composition, name="SPARTA+DiLoCo"):
+    """Local updates, a sparse average every `interval` steps, an outer step every `H` steps.
+
+    Bytes: the sum of SPARTA's and DiLoCo's. `codec`, `error_feedback` and `aggregate` are of the pseudo-gradients;
+    what SPARTA averages travels as it is.
+
+    Args:
+        optim_spec: the local optimizer (AdamW by default).
+        outer_optim_spec: the outer one (SGD, 0.7, Nesterov momentum 0.9 by default).
+        p_sparta: the share averaged each time, above 0 and at most 1.
+        interval: average every so many steps.
+        H: local steps a DiLoCo round.
+        options: of `SpartaOptions` and `DiLoCoOptions`, and of every Strategy: `lr`, `max_norm`, `lr_scheduler`, ...
+
+    References:
+        SPARTAStrategy's, openreview stFPf3gzq1, and DiLoCoStrategy's, arXiv 2311.08105.
+    """
+
+    Options = _BothOptions
+    positional = ("optim_spec", "outer_optim_spec", "p_sparta", "interval", "H")
+
+    def compose(self, options: _BothOptions) -> list[Module]:
+        """SPARTA's average, then DiLoCo's round."""
+        self.sparta_interval = options.interval
+        self.sparse_comm = SparseCommunicator(
+            options.index_selector, options.interval, p_sparta=options.p_sparta
+        )
+        self.diloco_comm = DiLoCoCommunicator(**{name: vars(options)[name] for name in DiLoCoOptions.names()})
+        self.index_selector = self.sparse_comm.index_selector
+        return [self.sparse_comm, self.diloco_comm]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.fragment_rounds import Fragments
-from exogym_core.strategy.options.arguments import checked_options, refuse_unknown
-from exogym_core.strategy.options.streaming import StreamingOptions
-from exogym_core.strategy.outer_rounds import OuterStrategy
+from exogym_core.strategy.chain import Composition
+from exogym_core.strategy.options import number, option
+from exogym_core.strategy.parts.rounds import FragmentOptions, Fragments
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from exogym_core.strategy.parts.outer import Round
@@ -17,7 +18,24 @@ if TYPE_CHECKING:
 __all__ = ["StreamingDiLoCoCommunicator", "StreamingDiLoCoStrategy", "StreamingOptions"]
 
 
-class StreamingDiLoCoCommunicator(Fragments):
+@dataclass(frozen=True)
+class StreamingOptions(FragmentOptions):
+    """Options of Streaming DiLoCo besides.
+
+    Args:
+        alpha: weight of what a worker has trained meanwhile; also `fragment_update_alpha`.
+    """
+
+    alpha: float = option(0.5, number)
+
+    def check(self, where: str) -> None:
+        """Refuse what is no share."""
+        super().check(where)
+        if self.alpha > 1:
+            raise InputError(f"{where}: alpha={self.alpha!r} must be a share, 0 to 1")
+
+
+class StreamingDiLoCoCommunicator(Fragments, name="StreamingDiLoCo"):
     """A round of fragment p of P begins after step `floor((p + 1) H / P)` of every H, and ends tau steps later.
 
     Args:
@@ -28,12 +46,10 @@ class StreamingDiLoCoCommunicator(Fragments):
     Options = StreamingOptions
     options: StreamingOptions
 
-    def __init__(self, H: int | None = None, **options: Any) -> None:  # noqa: N803
-        self.options, unknown = checked_options(type(self), StreamingOptions, {"H": H, **options})
-        refuse_unknown(type(self), unknown)
+    positional = ("H",)
 
     def leaves(self, p: int, step: int) -> bool:
-        """As torchft's fragments do, the first and shorter round included."""
+        """True if a fragment leaves, at torchft's steps: the first round is shorter."""
         H = self.options.H  # noqa: N806
         return (step - (p + 1) * H // len(self.outers)) % H == 0
 
@@ -44,7 +60,7 @@ class StreamingDiLoCoCommunicator(Fragments):
         self.outers[p].mix(self.options.alpha)
 
 
-class StreamingDiLoCoStrategy(OuterStrategy):
+class StreamingDiLoCoStrategy(Composition, name="StreamingDiLoCo"):
     """DiLoCo fragment by fragment, overlapped: phi_p and its momentum are equal on all ranks.
 
     Bytes: each of P fragments sends `2 (n - 1) / n` times its encoded bytes per worker every `H` steps: in all as
@@ -64,5 +80,5 @@ class StreamingDiLoCoStrategy(OuterStrategy):
         Departures follow torchft's local_sgd.py.
     """
 
-    Options = StreamingOptions
     module = StreamingDiLoCoCommunicator
+    positional = ("optim_spec", "outer_optim_spec", "H")

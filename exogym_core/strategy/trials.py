@@ -11,10 +11,10 @@ import torch
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.chain import Module
 from exogym_core.strategy.parts.codecs import CODECS, Codec, codec_name
+from exogym_core.strategy.parts.exchange import low_rank_of
 from exogym_core.strategy.parts.few_bits import LinearCodec, QSGDCodec, SignCodec, StatisticalCodec
 from exogym_core.strategy.parts.frequencies import transform_of
 from exogym_core.strategy.parts.generators import shared_generator
-from exogym_core.strategy.parts.low_rank import low_rank_of
 from exogym_core.strategy.parts.tensor_codecs import LargestCodec
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _LARGEST_SIDE = 2048
 def coding_trials(
     num_values: int, num_ranks: int
 ) -> Iterator[tuple[str, int, tuple[Callable[[], Any], Callable[[], Any]]]]:
-    """Of every codec its name, how many values are tried, and how it encodes and decodes them.
+    """Trials of every codec: its name, the number of values, and the calls that encode and decode them.
 
     About as many values as in a run (4,096 at least, four million at most): speeds hang on what fits into caches.
     Those of CODECS see one part a rank, the others all. DeMo decodes what `num_ranks` have sent, at once.

@@ -1,4 +1,4 @@
-"""Tasks and models by name, or one's own as `module:callable`; everything runs offline.
+"""Tasks and models by name, or by `module:callable`; everything runs offline.
 
 >>> build_model("mlp", hidden=[32]).logits(torch.zeros(2, 64)).shape
 torch.Size([2, 10])
@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from exogym_core.tasks.classifiers import CNN, MLP, Classifier, classification_accuracy
-from exogym_core.tasks.digits import digits
-from exogym_core.tasks.gpt import GPT, GPT_PRESETS
-from exogym_core.tasks.llama import LLAMA_PRESETS, Llama
-from exogym_core.tasks.mnist import mnist
+from exogym_core.tasks.decoders import GPT, GPT_PRESETS, LLAMA_PRESETS, Llama
+from exogym_core.tasks.images import CNN, MLP, Classifier, classification_accuracy, digits, mnist
 from exogym_core.tasks.task import Task
 from exogym_core.tasks.text import TokenFile, TokenWindows, text
-from netsim.files.errors import InputError, unknown_name, unknown_names
+from netsim.errors import InputError, unknown_name, unknown_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -55,7 +52,7 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {"cnn": CNN, "gpt": GPT, "llama
 
 
 def load_callable(reference: str, what: str) -> Callable[..., Any]:
-    """The callable that `module:name` refers to; `what` says in errors what it was meant to be.
+    """Import the callable of a `module:name`; `what` is its kind in errors.
 
     Raises:
         InputError: the module cannot be imported, or has no such callable.
@@ -96,7 +93,7 @@ def _check_options(what: str, maker: Callable[..., Any], options: Mapping[str, A
 
 
 def _made(what: str, maker: Callable[..., Any], options: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-    """`maker(**options)`; what our own makers cannot take is told with what the user has given."""
+    """Call `maker(**options)`; errors of shipped makers name the options that the user has given."""
     try:
         return maker(**options)
     except InputError:
@@ -104,16 +101,16 @@ def _made(what: str, maker: Callable[..., Any], options: Mapping[str, Any], give
     except (RuntimeError, TypeError, ValueError) as error:
         if maker not in [*TASKS.values(), *MODELS.values()]:
             raise
-        told = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        raise InputError(f"{what} cannot be made with {told or 'no options'}: {error}") from error
+        listed = ", ".join(f"{name}={value!r}" for name, value in given.items()) or "no options"
+        raise InputError(f"{what} cannot be made with {listed}: {error}") from error
 
 
 def build_task(name: str | Callable[..., Task], **options: Any) -> Task:
-    """The task of this name, or the `Task` that one's own `module:callable`, or callable, returns.
+    """Make the task of this name, or of a `module:callable` or callable that returns a `Task`.
 
     Raises:
         UnknownNameError: no such task or option.
-        InputError: the task cannot be had as asked.
+        InputError: the task cannot be made with these options.
     """
     maker = _maker("task", name, TASKS) if isinstance(name, str) else name
     name = name if isinstance(name, str) else getattr(name, "__name__", "task")
@@ -130,10 +127,10 @@ def build_model(
     seed: int | None = None,
     **options: Any,
 ) -> nn.Module:
-    """The model of this name, made to fit `task`; the task's default model where no name is given.
+    """Make the model of this name to fit `task`; without a name, the task's default model.
 
     Args:
-        name: a name in `MODELS`, one's own `module:callable`, or a callable.
+        name: a name in `MODELS`, a `module:callable`, or a callable.
         task: gives defaults for sizes such as the number of classes; `options` override them.
         seed: of the initial parameters; leaves the global random state as it was. None draws from that state.
         options: arguments of the model.

@@ -1,11 +1,11 @@
-"""What a task is: data to train on, data to judge by, and a model that fits them."""
+"""`Task`: data to train on, data to evaluate on, and a model that fits them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from netsim.files.errors import InputError
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ __all__ = ["MissingDataError", "Task"]
 
 
 class MissingDataError(InputError):
-    """Data that a task is to read are not on this machine; what else it says may be right."""
+    """Data of a task are missing on this machine; its other settings may be right."""
 
 
 @dataclass(frozen=True)

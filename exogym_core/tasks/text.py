@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from exogym_core.tasks.task import MissingDataError, Task
-from netsim.files.errors import InputError
+from netsim.errors import InputError
+from netsim.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +45,7 @@ class TokenFile:
 
     @classmethod
     def open(cls, path: Path, dtype: str = "uint16") -> TokenFile:
-        """The whole of a file: `.npy` by its header, `.bin` as `dtype` (nanoGPT's uint16), others as bytes.
+        """Open a whole file: `.npy` by its header, `.bin` as `dtype` (nanoGPT's uint16), others as bytes.
 
         Raises:
             InputError: no such file, or a `.npy` that is not one row of integers.
@@ -80,7 +81,7 @@ class TokenFile:
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """The tokens, mapped."""
+        """Memory map of the tokens."""
         return np.memmap(self.path, self.dtype, "r", self.offset, (self.num_tokens,))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -196,7 +197,7 @@ def text(
     for side, windows in sides.items():
         if not len(windows):
             raise InputError(
-                f"task text: the {side} side has no window of {block_size} tokens; "
+                f"task text: the {side} side has no window of {format_count(block_size, 'token')}; "
                 "give longer files, a smaller block_size or another validation_fraction"
             )
     tokenised = any(file.dtype != np.dtype("uint8").str for file in files)

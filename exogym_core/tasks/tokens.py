@@ -1,7 +1,7 @@
-"""Tokens made of text: a corpus, streamed through a tokenizer into one file that the task `text` maps.
+"""Tokens of a corpus, streamed through a tokenizer into one file that the task `text` maps.
 
-It needs the extra `text` (`tokenizers` and `datasets`). Nothing is held but a batch of documents, so a corpus may be
-larger than memory and disk; what has been written is there under its name only when it is whole.
+It needs the extra `text` (`tokenizers` and `datasets`). Only a batch of documents is in memory, so a corpus may be
+larger than memory and disk; the file gets its name when it is whole.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from netsim.files.errors import InputError
-from netsim.files.plain_files import output_file
+from netsim import output_file
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,25 +23,19 @@ if TYPE_CHECKING:
 __all__ = ["WrittenTokens", "write_tokens"]
 
 _BATCH = 500  # documents
-_ENDS = (
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "</s>",
-    "<eos>",
-    "[SEP]",
-)  # what tokenizers call a document's end
-# What files of a suffix are, in the words of `datasets`.
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")  # end of a document, by tokenizer
+# Loaders of `datasets` by suffix.
 _KINDS = {".txt": "text", ".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 _PACKED = (".gz", ".zst", ".xz", ".bz2")
 
 
 @dataclass(frozen=True)
 class WrittenTokens:
-    """What `write_tokens` has written.
+    """Result of `write_tokens`: counts, type and vocabulary of the file.
 
     Attributes:
-        num_documents, num_tokens: so many.
-        dtype: of a token in the file: uint16, or uint32 where a tokenizer has more of them.
+        num_documents, num_tokens: numbers written.
+        dtype: of a token in the file: uint16, or uint32 for larger vocabularies.
         vocab_size: of the tokenizer.
         end: the token after each document; None where the tokenizer has none.
     """
@@ -76,7 +70,7 @@ def write_tokens(
         column: the documents' text.
         end: the token after each document; by default the first that the tokenizer has of the usual ones.
         most_tokens: stop when there are so many.
-        progress: told of documents and tokens so far, now and then.
+        progress: called with documents and tokens so far.
 
     Raises:
         InputError: the extra is missing, a file cannot be read, there is no such column, or no document at all.
@@ -102,11 +96,11 @@ def write_tokens(
             if num_tokens == most_tokens:
                 break
         if not num_tokens:
-            raise InputError(f"tokens: {_told(corpus)} has no text in {column!r} of {split!r}")
+            raise InputError(f"tokens: {_name_of(corpus)} has no text in {column!r} of {split!r}")
     return WrittenTokens(num_documents, num_tokens, dtype, size, found)
 
 
-def _told(corpus: str | Sequence[str]) -> str:
+def _name_of(corpus: str | Sequence[str]) -> str:
     return corpus if isinstance(corpus, str) else ", ".join(corpus)
 
 
@@ -131,9 +125,9 @@ def _tokenizer(name: str) -> Any:
     try:
         return make(name)
     except Exception as error:  # whatever the hub or the parser says
-        told = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         raise InputError(
-            f"tokens: {name} is no tokenizer.json, nor a model of the hub that can be read: {told}"
+            f"tokens: {name} is no tokenizer.json, nor a model of the hub that can be read: {reason}"
         ) from None
 
 
@@ -145,26 +139,25 @@ def _documents(corpus: str | Sequence[str], config: str | None, split: str, colu
         if files:
             kinds = {_kind(name) for name in files}
             if len(kinds) != 1 or None in kinds or len(files) != len(names):
-                raise InputError(
-                    f"tokens: {_told(corpus)}: give files of one kind ({', '.join(_KINDS)}), or one data set of the hub"
-                )
+                remedy = f"give files of one kind ({', '.join(_KINDS)}), or one data set of the hub"
+                raise InputError(f"tokens: {_name_of(corpus)}: {remedy}")
             data = module.load_dataset(kinds.pop(), data_files={split: files}, split=split, streaming=True)
         elif len(names) == 1:
             data = module.load_dataset(names[0], config, split=split, streaming=True)
         else:
             raise InputError(
-                f"tokens: {_told(corpus)}: give one data set of the hub, or files that are there"
+                f"tokens: {_name_of(corpus)}: give one data set of the hub, or files that are there"
             )
         rows = iter(data)
         first = next(rows, None)
     except InputError:
         raise
     except Exception as error:  # whatever the hub, a file or its parser says
-        told = str(error).partition("\n")[0]
-        raise InputError(f"tokens: {_told(corpus)} cannot be read: {told}") from None
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"tokens: {_name_of(corpus)} cannot be read: {reason}") from None
     if first is not None and column not in first:
         raise InputError(
-            f"tokens: {_told(corpus)} has no column {column!r}; there are {', '.join(sorted(first))}"
+            f"tokens: {_name_of(corpus)} has no column {column!r}; there are {', '.join(sorted(first))}"
         )
     for row in itertools.chain([] if first is None else [first], rows):
         if row[column]:

@@ -1,7 +1,7 @@
 """CUDA devices that a script names, on a machine that has none: the CPU stands in for them.
 
 Tensors stay on the CPU whatever device the script asks for, and `torch.cuda` answers as on a machine with so many
-devices, as far as training scripts ask: devices, streams, memory, generators, autocast and gradient scaling.
+devices for training scripts: devices, streams, memory, generators, autocast and gradient scaling.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh, fsdp
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
@@ -26,11 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["stand_in_for_cuda"]
 
 _NAME = "CPU, standing in for CUDA"
-_BYTES = 80 * 10**9  # that a device seems to have
+_BYTES = 80 * 10**9  # reported memory of a device
 
 
 def stand_in_for_cuda(num_devices: int) -> None:
-    """Have the CPU stand in for so many CUDA devices, in this process and thread."""
+    """Let the CPU stand in for so many CUDA devices, in this process and thread."""
     _CpuForCuda().__enter__()  # type: ignore[no-untyped-call]
     _patch_cuda(num_devices)
     _patch_accelerator(num_devices)
@@ -50,6 +52,12 @@ def stand_in_for_cuda(num_devices: int) -> None:
     _without_devices(DistributedDataParallel)
     dist.is_nccl_available = lambda: True
     torch.Generator = _Generator  # type: ignore[misc]
+    # The method itself: a data loader pins in a thread of its own, where the mode does not hold.
+    torch.Tensor.pin_memory = _pinned  # type: ignore[method-assign, assignment]
+
+
+def _pinned(tensor: Any, device: Any = None) -> Any:
+    return tensor
 
 
 def _on_cpu(value: Any) -> Any:
@@ -68,12 +76,20 @@ class _CpuForCuda(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
+        if func is torch.Tensor.cuda:
             return args[0]
         if func is torch.Tensor.record_stream:
             return None
         if "device" in kwargs:
             kwargs["device"] = _number_on_cpu(_on_cpu(kwargs["device"]))
+        if "pin_memory" in kwargs:
+            kwargs["pin_memory"] = False
+        if func is scaled_dot_product_attention and isinstance(args[0], DTensor):
+            query, *others = (
+                args  # DTensor has no rule for the CPU's kernel: heads and batches are independent
+            )
+            local = func(query.to_local(), *(each.to_local() for each in others), **kwargs)
+            return DTensor.from_local(local, query.device_mesh, query.placements, run_check=False)
         at = 0 if func is PARSE_TO else 1  # Module.to's arguments, or a tensor and Tensor.to's
         if (func is torch.Tensor.to or at == 0) and len(args) > at:
             args = (*args[:at], _number_on_cpu(_on_cpu(args[at])), *args[at + 1 :])
@@ -97,6 +113,8 @@ def _have_on_cpu(owner: Any, name: str) -> None:
             given["device_id"] = torch.device("cpu")
         elif name == "init_process_group":
             given.pop("device_id", None)
+        elif name == "FullyShardedDataParallel":  # which without it looks for an accelerator
+            given["device_id"] = torch.device("cpu")
         return called(*map(_on_cpu, arguments), **given)
 
     if is_class:
@@ -126,7 +144,7 @@ class _Generator(torch.Generator):
 
 
 class _Stream:
-    """Work in order, as on the CPU all is."""
+    """A stream, whose work on the CPU is always in order."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.device, self.cuda_stream = torch.device("cuda"), 0
@@ -164,7 +182,7 @@ class _Event:
         self._seconds = time.perf_counter()
 
     def elapsed_time(self, end: _Event) -> float:
-        """Milliseconds."""
+        """Milliseconds between two events."""
         return (end._seconds - self._seconds) * 1e3
 
     def query(self) -> bool:
@@ -220,7 +238,7 @@ def _patch_cuda(num_devices: int) -> None:
 
 
 def _always(answer: Any) -> Callable[..., Any]:
-    """A function of its own for each name: torch.compile keeps rules by function."""
+    """A new function that returns `answer`: torch.compile keeps rules by function."""
     return lambda *arguments, **options: answer
 
 

@@ -1,22 +1,23 @@
 """A c10d process group on a simulated network: c10d's calls on our communicator's collectives.
 
 The values are those of `exogym_core.communicator`, combined once in rank order; the times are those of its kernel.
-What this file adds is c10d's way of asking: outputs given as tensors and lists of tensors, coalesced calls, complex
-and boolean dtypes, bitwise and pre-multiplied sums.
+This file adds c10d's conventions: outputs given as tensors and lists of tensors, coalesced calls, complex and boolean
+dtypes, bitwise and pre-multiplied sums, gloo's monitored barrier.
 """
 
 from __future__ import annotations
 
+import datetime
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from exogym_core.torch_backend.face import GroupFace
-from exogym_core.torch_backend.monitored import monitored_barrier
+from exogym_core.communicator.collectives import CollectiveCall
 from exogym_core.torch_backend.private import DEFAULT_SECONDS, Profile
-from exogym_core.torch_backend.sparse import add_up_sparse
 from exogym_core.torch_backend.tensors import (
+    add_up_sparse,
     even_splits,
     fill,
     nothing,
@@ -26,36 +27,157 @@ from exogym_core.torch_backend.tensors import (
     write,
     write_all,
 )
-from exogym_core.torch_backend.work import NetsimWork, WorkHandle
-from netsim.files.errors import InputError
+from netsim.errors import BrokenCallError, InputError
 
 if TYPE_CHECKING:
-    import datetime
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
+    from exogym_core.communicator.simulated.calls import SimulatedHandle
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
     from exogym_core.torch_backend.session import RankSession
     from exogym_core.torch_backend.tensors import Deliver
 
-__all__ = ["NetsimGroup"]
+__all__ = ["NetsimGroup", "NetsimWork", "monitored_barrier"]
 
 
-class NetsimGroup(GroupFace):
-    """One rank's side of a process group; its arguments are those of `GroupFace`.
+_COMES, _GOES = 1 << 30, (1 << 30) + 1  # tags; a program's own are small
+
+
+def monitored_barrier(comm: SimulatedCommunicator, seconds: float, wait_all_ranks: bool) -> None:
+    """Barrier that rank 0 releases once all others have reported to it.
+
+    Args:
+        comm: of the group.
+        seconds: of virtual time that rank 0 gives the others; the group is broken after them.
+        wait_all_ranks: name all missing ranks, not only the first.
+
+    Raises:
+        RuntimeError: on rank 0 with the missing ranks; on the others, that ranks are missing.
+    """
+    if comm.rank == 0:
+        _hear(comm, seconds, wait_all_ranks)
+        return
+    try:
+        comm.isend(torch.zeros(8, dtype=torch.uint8), 0, _COMES).wait(seconds)
+        comm.irecv(torch.zeros(8, dtype=torch.uint8), 0, _GOES).wait(seconds)
+    except BrokenCallError as error:
+        raise RuntimeError(
+            f"Rank {comm.rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
+            f"from rank 0. Please check rank 0 logs for faulty rank.\n{error}"
+        ) from None
+
+
+def _hear(comm: SimulatedCommunicator, seconds: float, wait_all_ranks: bool) -> None:
+    if seconds <= 0:
+        raise RuntimeError(f"Rank 0 timed out in monitoredBarrier after {seconds * 1e3:.10g} ms.")
+    others = range(1, comm.world_size)
+    coming: list[Any] = [comm.irecv(torch.zeros(8, dtype=torch.uint8), rank, _COMES) for rank in others]
+    end, missing = comm.now() + seconds, list[int]()
+    for rank, handle in zip(others, coming, strict=True):
+        try:
+            handle.wait(max(end - comm.now(), 0.0))
+        except BrokenCallError:
+            missing.append(rank)
+    if missing:
+        shown = missing if wait_all_ranks else missing[:1]
+        names = f"Rank{'s' if len(shown) > 1 else ''} {', '.join(map(str, shown))}"
+        raise RuntimeError(f"{names} failed to pass monitoredBarrier in {seconds * 1e3:.10g} ms")
+    for handle in [comm.isend(torch.zeros(8, dtype=torch.uint8), rank, _GOES) for rank in others]:
+        handle.wait()
+
+
+def _line(tensor: Tensor) -> Tensor:
+    """A message's elements: as on gloo, its two ends need not agree on more of the shape than how many there are."""
+    return tensor.view(-1) if tensor.is_contiguous() else tensor
+
+
+class NetsimGroup(dist.ProcessGroup):
+    """A process group, at one rank.
+
+    Args:
+        session: the rank's.
+        comm: the group's communicator.
+        store: the group's part of c10d's store.
+        name: c10d's name of the group.
 
     Raises (calls that wait):
         MismatchError: members disagree about a call.
-        DeadlockError: what a rank waits for can never come.
+        DeadlockError: a rank waits for a call that can never complete.
     """
 
     def __init__(
         self, session: RankSession, comm: SimulatedCommunicator, store: dist.Store, name: str = ""
     ) -> None:
-        super().__init__(session, comm, store, name)
+        super().__init__(comm.rank, comm.world_size)
+        self._session, self._comm, self._store, self._given_name = session, comm, store, name
+        self.shown_name = "netsim"  # in profiles
         self._coalesced: list[NetsimWork] | None = None
         self._profile = Profile()
+
+    # --- the group itself ----------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:  # noqa: N802 (c10d's, whose C++ looks for gloo itself under gloo's name)
+        return "netsim"
+
+    def name(self) -> str:
+        return "netsim"
+
+    @property
+    def group_name(self) -> str:
+        return self._given_name
+
+    def _set_group_name(self, name: str) -> None:
+        self._given_name = name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    @property
+    def group_desc(self) -> str:
+        return getattr(self, "_desc", "")
+
+    @property
+    def supports_splitting(self) -> bool:
+        return False
+
+    @property
+    def bound_device_id(self) -> torch.device | None:
+        return None
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> NetsimGroup:
+        return self
+
+    def get_group_store(self) -> dist.Store:
+        return self._store
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _wait_for_pending_works(self) -> None:
+        self._session.settle()
+
+    def shutdown(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        self._comm.call_seconds = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def _get_sequence_number_for_group(self) -> int:
+        return 0
 
     # --- several calls as one ------------------------------------------------------------------------------
 
@@ -64,7 +186,7 @@ class NetsimGroup(GroupFace):
 
     def _end_coalescing(self, device: torch.device) -> NetsimWork:
         works, self._coalesced = self._coalesced or [], None
-        self._comm.flush()  # what was posted in the belief that it is waited for at once
+        self._comm.flush()  # calls posted as if waited for at once
         return _together(self._session, works)
 
     # --- collectives ---------------------------------------------------------------------------------------
@@ -235,7 +357,7 @@ class NetsimGroup(GroupFace):
     def monitored_barrier(
         self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """As gloo's: rank 0 hears from each of the others in turn, then lets them go on; it names who has not come."""
+        """gloo's barrier that names missing ranks: rank 0 hears from each of the others, then releases them."""
         with self._session.call():
             self._session.at("monitored_barrier")
             monitored_barrier(
@@ -254,19 +376,19 @@ class NetsimGroup(GroupFace):
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0) -> NetsimWork:
         with self._session.call():
             self._session.at("send")
-            handle = self._comm.isend(plain_form(tensors[0]), dst, tag)
+            handle = self._comm.isend(_line(plain_form(tensors[0])), dst, tag)
         return self._work("send", [handle], tensors)
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int = 0) -> NetsimWork:
         with self._session.call():
             self._session.at("recv")
-            handle = self._comm.irecv(tensors[0].detach(), src, tag)
+            handle = self._comm.irecv(_line(tensors[0].detach()), src, tag)
         return self._work("recv", [handle], tensors, source=src)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> NetsimWork:
         with self._session.call():
             self._session.at("recv")
-            source = self._comm.recv(tensors[0].detach(), None, tag)
+            source = self._comm.recv(_line(tensors[0].detach()), None, tag)
         return self._work("recvAnySource", [], tensors, source=source)
 
     # --- groups --------------------------------------------------------------------------------------------
@@ -302,9 +424,8 @@ class NetsimGroup(GroupFace):
         # Without async_op c10d waits for what it gets at once; torch before 2.9 does not say so.
         waits = self._coalesced is not None or not getattr(opts, "asyncOp", True)
         self._session.at(name)
-        return self._comm._collective(
-            name, tensors, deliver, True, reduce_op=reduce_op, root=root, like=like, waits=waits
-        )
+        call = CollectiveCall(name, tensors, reduce_op, root, like)
+        return self._comm._collective(call, deliver, True, waits=waits)
 
     def _work(
         self,
@@ -325,11 +446,132 @@ class NetsimGroup(GroupFace):
     def _then(
         self, work: NetsimWork, op: str, finish: Callable[[], None], outputs: Sequence[Tensor]
     ) -> NetsimWork:
-        return NetsimWork(self._session, op, [WorkHandle(work)], finish, outputs)  # type: ignore[list-item]
+        return NetsimWork(self._session, op, [work], finish, outputs)
 
 
 def _together(session: RankSession, works: Sequence[NetsimWork]) -> NetsimWork:
     if len(works) == 1:
         return works[0]
     outputs = [tensor for work in works for tensor in work.outputs]
-    return NetsimWork(session, "coalesced", [WorkHandle(work) for work in works], outputs=outputs)
+    return NetsimWork(session, "coalesced", works, outputs=outputs)
+
+
+_SHOWN = {"_all_gather_base": "all_gather"}  # c10d's names of calls that it has two of
+
+
+class NetsimWork(dist.Work):
+    """Calls of one rank in flight.
+
+    `wait` waits for values in host time and for the calls' end on the clock. A future has the values at once, for
+    code that waits for it in C++ or chains callbacks to it, and its time is charged when the backward pass ends that
+    is under way, at its own `wait`, or before the program's next wait for anything.
+
+    Args:
+        session: the rank's.
+        op: c10d's name of the call.
+        handles: of the calls, or works that this one waits for.
+        finish: called when all values are delivered.
+        outputs: what `result` and futures give.
+        source: the sender of a received message.
+    """
+
+    def __init__(
+        self,
+        session: RankSession,
+        op: str,
+        handles: Sequence[SimulatedHandle[Any] | NetsimWork],
+        finish: Callable[[], None] = lambda: None,
+        outputs: Sequence[Tensor] = (),
+        source: int = -1,
+    ) -> None:
+        super().__init__()
+        self._session, self._op, self._handles = session, op, list(handles)
+        self._finish, self._outputs, self._source = finish, list(outputs), source
+        self._is_delivered = self._is_charged = False
+        self._seconds = math.inf
+
+    def wait(self, timeout: datetime.timedelta | float | None = None) -> bool:
+        """Wait until it is done, or for `timeout`, which may be in seconds.
+
+        Raises:
+            RuntimeError: it is not, after the group's time-out or this one, or the group was broken before.
+        """
+        limit = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
+        seconds = limit if limit and limit < math.inf else self._seconds
+        with self._session.call():
+            self._session.settle_others(self)
+            if not self._is_charged:
+                self._is_charged = True
+                if self._handles and not isinstance(self._handles[0], NetsimWork):  # which marks its own call
+                    self._session.at(_SHOWN.get(self._op, self._op))
+                for handle in self._handles:
+                    handle.wait(seconds)
+            self.deliver()
+        return True
+
+    def give(self, timeout: datetime.timedelta | None) -> None:
+        """Have its waits take no longer than this; c10d means nothing by a time that is not positive."""
+        if timeout is not None and timeout.total_seconds() > 0:
+            self._seconds = timeout.total_seconds()
+
+    def deliver(self) -> None:
+        """Deliver values, as soon as they are available."""
+        if not self._is_delivered:
+            self._is_delivered = True
+            for handle in self._handles:
+                handle.deliver()
+            self._finish()
+
+    def is_completed(self) -> bool:
+        """True if `wait` would return at once, at the rank's virtual time."""
+        with self._session.call():
+            return self._is_charged or all(handle.is_completed() for handle in self._handles)
+
+    def is_success(self) -> bool:
+        """Failures are raised where they are met."""
+        return self.is_completed()
+
+    def exception(self) -> None:
+        """Failures are raised where they are met."""
+
+    def synchronize(self) -> None:
+        """`wait`."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """The sender of a received message."""
+        return self._source
+
+    _source_rank = source_rank
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """Tensors that it writes."""
+        return self._outputs
+
+    def result(self) -> list[Tensor]:
+        """The tensors that it has written."""
+        self.wait()
+        return self._outputs
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """The tensors as a future, which has its values already."""
+        with self._session.call():
+            self.deliver()
+            if not self._is_charged:
+                self._session.charge_later(self)
+        future = _ChargedFuture(self)
+        future.set_result(self._outputs)
+        return future
+
+
+class _ChargedFuture(torch.futures.Future):  # type: ignore[type-arg]
+    """A future whose wait, from Python, takes its work's time."""
+
+    def __init__(self, work: NetsimWork) -> None:
+        super().__init__()
+        self._work = work
+
+    def wait(self) -> Any:
+        self._work.wait()
+        return super().wait()

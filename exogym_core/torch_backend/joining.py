@@ -1,8 +1,8 @@
-"""Joining the simulation of ranks that somebody else has started: a process of its own, found through c10d's store.
+"""Joining a simulation from ranks started by torchrun or a test: its process is found through c10d's store.
 
 Rank 0 starts it, with a unix socket in a private folder whose path it leaves in the store; each rank connects, and is
-let in if it is the same user's. What travels there is as between a parent and its children. Ranks import nothing of
-what the simulation is made of.
+accepted if it runs as the same user. Messages are those between a parent and its children. Ranks do not import
+the simulation.
 """
 
 from __future__ import annotations
@@ -14,29 +14,30 @@ import subprocess
 import sys
 import tempfile
 import threading
-import warnings
 from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.communicator.simulated.port import RankState
-from exogym_core.ranks.failures import told
-from exogym_core.ranks.processes.arena import Arena
-from exogym_core.ranks.processes.channel import ChannelClosed, Pipe
-from exogym_core.ranks.processes.rank_block import RankBlock
-from exogym_core.ranks.processes.records import Ended, Failed
-from exogym_core.ranks.turns import Aborted
-from exogym_core.torch_backend.guests import listen
-from exogym_core.torch_backend.launched import Launched
+from exogym_core.communicator.simulated.calls import RankState
+from exogym_core.torch_backend.launched import Launched, listen
 from exogym_core.torch_backend.session import ComputeClock, RankSession, attach
-from netsim.files.errors import InputError, NetsimError, RankError
+from exogym_core.workers.failures import reported_error
+from exogym_core.workers.processes.children import ChannelClosed, Pipe, fork
+from exogym_core.workers.processes.protocol import Ended, Failed
+from exogym_core.workers.processes.rank_group import RankGroup
+from exogym_core.workers.processes.shared_memory import Arena
+from exogym_core.workers.turns import Aborted
+from netsim.errors import InputError, NetsimError, RankError
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 __all__ = ["connect"]
 
+
 _PATH = "netgym simulation"
+
+
 _SERVER = "exogym_core.torch_backend.server"
 
 
@@ -44,7 +45,7 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
     """Join the simulation of this run, starting it on rank 0.
 
     The variables NETGYM_TOPOLOGY (default `lan`), NETGYM_PROTOCOL, NETGYM_COMPUTE, NETGYM_COLLECTIVES and NETGYM_OUT
-    of rank 0 say what is simulated, and where a run folder is written.
+    of rank 0 describe the simulation and its run folder.
 
     In a program that `netgym launch` has started once, and that starts its ranks itself, the launcher simulates.
 
@@ -79,9 +80,9 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
         channel.reads_ahead = True
     except ChannelClosed:
         raise RankError(f"rank {rank}: the simulation has ended before all ranks were there", rank) from None
-    # The launcher says itself what has ended the run.
+    # The launcher reports itself why the run has ended.
     unwind = _ended_run if launched is None else lambda reason: SystemExit(1)
-    block = RankBlock.alone(num_ranks, rank, channel, arena, unwind)
+    block = RankGroup.alone(num_ranks, rank, channel, arena, unwind)
     comm = block.communicator(rank, RankState())
     return attach(comm, compute, functools.partial(_leave, block, channel, rank))
 
@@ -93,10 +94,10 @@ def _connected(path: str, launched: Launched | None) -> socket.socket:
     except OSError:
         if launched is None:
             raise
-        told = (
+        reason = (
             "ranks have come, and the launcher simulates one set of them: launch the script once for each set"
         )
-        raise launched.refused(told) from None
+        raise launched.refused(reason) from None
     return connection
 
 
@@ -106,8 +107,8 @@ def _ended_run(reason: str) -> BaseException:
     )
 
 
-def _leave(block: RankBlock, channel: Pipe, rank: int, session: RankSession) -> None:
-    """At the end of the rank's process or thread: say whether its program has come to its own end."""
+def _leave(block: RankGroup, channel: Pipe, rank: int, session: RankSession) -> None:
+    """Report at the end of the rank's process or thread whether its program ended by itself."""
     failure = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if isinstance(failure, SystemExit):
         # torch.multiprocessing ends a rank that has raised with exit code 1.
@@ -116,14 +117,14 @@ def _leave(block: RankBlock, channel: Pipe, rank: int, session: RankSession) -> 
         if block.reason:  # the run has failed before
             return
         if failure is not None:
-            block.tell(Failed(rank, told(rank, failure)))
+            block.queue(Failed(rank, reported_error(rank, failure)))
         else:
             session.settle()
             session.end()
             session.comm.finish()
-            block.tell(Ended(rank, b"\x80\x04N.", RankState()))
+            block.queue(Ended(rank, b"\x80\x04N.", RankState()))
         block.flush()
-    except (ChannelClosed, NetsimError, Aborted):  # told by the simulation itself
+    except (ChannelClosed, NetsimError, Aborted):  # reported by the simulation itself
         pass
     finally:
         channel.close()
@@ -135,22 +136,20 @@ def _start(store: Store, num_ranks: int) -> None:
     with listen(path, num_ranks) as listener:
         if threading.active_count() == 1 and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _fork(listener, num_ranks, path)
-        else:  # what other threads hold would be held for ever in a fork
+        else:  # a fork would keep locks of other threads for ever
             simulation = subprocess.Popen(
                 [sys.executable, "-m", _SERVER, str(listener.fileno()), str(num_ranks), path, *sys.argv],
                 pass_fds=[listener.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is the ranks' own; without them it ends by itself
             )
-            simulation.returncode = 0  # nobody waits for it
+            simulation.returncode = 0  # never reaped here
     store.set(_PATH, path)
 
 
 def _fork(listener: socket.socket, num_ranks: int, path: str) -> None:
-    """The same by fork, which saves importing torch once more; nobody has to wait for the new process."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own threads are not missed there
-        child = os.fork()
+    """Start the simulation by a double fork, which saves importing torch once more."""
+    child = fork()
     if child:
         os.waitpid(child, 0)
         return

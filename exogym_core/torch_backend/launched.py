@@ -1,27 +1,28 @@
-"""A launch as the processes of its program see it."""
+"""A launch in the processes of its program: a variable of the environment, and a private folder."""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from netsim.files.errors import InputError
+from netsim.errors import InputError
 
-__all__ = ["Launched"]
+__all__ = ["Launched", "listen"]
 
 _VARIABLE = "NETGYM_LAUNCH"
 
 
 @dataclass(frozen=True)
 class Launched:
-    """A launch, as its processes see it.
+    """A launch, in the processes of its program.
 
     Attributes:
         folder: private to the run; holds the store of c10d, the socket that ranks come to, and refusals.
         num_ranks: processes that the launcher has started; 0: the program starts its ranks itself.
-        compute: what computing costs, as text.
+        compute: cost of computing, as text.
         num_devices: that stand in for CUDA devices; 0: none do.
     """
 
@@ -47,25 +48,33 @@ class Launched:
         return os.path.join(self.folder, "store")
 
     def refused(self, reason: str) -> InputError:
-        """The error to raise; the launcher gets to know the reason even where the program hides the error."""
+        """Error of a refusal, whose reason the launcher reads from the folder even where the program hides it."""
         with open(os.path.join(self.folder, "refused"), "a", encoding="utf-8") as file:
             file.write(f"{reason}\n")
         return InputError(reason)
 
     @property
     def refusal(self) -> str:
-        """The first reason for which a process of the program was refused; "" where none was."""
+        """First reason for refusing a process of the program; "" where none was refused."""
         path = Path(self.folder, "refused")
         return path.read_text(encoding="utf-8").partition("\n")[0] if path.is_file() else ""
 
     def refused_rank(self, rank: int, num_ranks: int) -> InputError:
-        """The error to raise for a rank that is none of those that the launcher has started."""
+        """Error of a rank that the launcher has not started."""
         return self.refused(
             f"a process calls init_process_group as rank {rank} of {num_ranks}, and is not one of the {self.num_ranks} "
             "that -n has started: a script that starts its ranks itself (mp.spawn, multiprocessing) runs without -n"
         )
 
     def to_environment(self) -> None:
-        """Have this process, and those that it starts, belong to the launch."""
+        """Add this process, and those that it starts, to the launch."""
         os.environ[_VARIABLE] = json.dumps(asdict(self))
-        os.environ["PYTHONUNBUFFERED"] = "1"  # what processes print that are ended is not lost
+        os.environ["PYTHONUNBUFFERED"] = "1"  # output of killed processes is not lost
+
+
+def listen(path: str, backlog: int = 128) -> socket.socket:
+    """A listening socket at `path`, whose folder must be private."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(backlog)
+    return listener

@@ -1,4 +1,4 @@
-"""Every name of torch that is not public and that the backend uses, in one place for when torch changes them."""
+"""Private names of torch that the backend uses, in one place for when torch changes them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PARSE_TO = torch._C._nn._parse_to
 
 
 def is_in_backward() -> bool:
-    """Whether the calling thread is inside a backward pass."""
+    """True inside a backward pass of the calling thread."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
@@ -44,7 +44,7 @@ def at_end_of_backward(function: Callable[[], None]) -> None:
 
 
 def is_registered(name: str) -> bool:
-    """Whether c10d knows a backend of this name."""
+    """True if c10d knows a backend of this name."""
     return name.upper() in dist.Backend._plugins
 
 
@@ -54,17 +54,17 @@ def rendezvous_by(handler: Callable[..., Iterator[tuple[dist.Store, int, int]]])
 
 
 def wrap_group_maker(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put `around(original)` in the place of what makes every group, whose fourth argument is the backend."""
+    """Wrap c10d's function that makes every group; its fourth argument is the backend."""
     core._new_process_group_helper = around(core._new_process_group_helper)
 
 
 def wrap_split_group(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put `around(original)` in the place of `torch.distributed.split_group`, under both its names."""
+    """Wrap `torch.distributed.split_group`, under both its names."""
     core.split_group = dist.split_group = around(core.split_group)
 
 
 def name_group(group: Any, backend: str) -> None:
-    """Have `get_backend(group)` tell this name."""
+    """Have `get_backend(group)` return this name."""
     _, store = core._world.pg_map[group]
     core._world.pg_map[group] = (dist.Backend(backend), store)
 
@@ -72,14 +72,14 @@ def name_group(group: Any, backend: str) -> None:
 class Profile:
     """Calls as torch's profiler shows them: asynchronous events, with the shapes of their tensors.
 
-    They are left open until nobody profiles any more: how long a call has taken in host time says nothing.
+    They stay open until profiling ends: host time of a call has no meaning.
     """
 
     def __init__(self) -> None:
         self._open: list[Any] = []
 
     def show(self, backend: str, op: str, tensors: Sequence[torch.Tensor]) -> None:
-        """Show a call, if somebody profiles."""
+        """Show a call while a profiler is active."""
         if torch._C._autograd._profiler_enabled():
             event = torch._C._profiler._RecordFunctionFast(f"{backend}:{op}", list(tensors), {})
             event.__enter__()

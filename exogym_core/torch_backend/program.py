@@ -1,57 +1,62 @@
-"""Somebody's program on a simulated network: its processes, the simulation, and its report."""
+"""A launched program: its processes started and ended, its simulation served."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import glob
 import math
 import os
 import signal
+import sys
 import tempfile
+import time
 import warnings
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed.rpc
 
-from exogym_core.ranks.processes.arena import Arena
-from exogym_core.ranks.processes.children import Children
-from exogym_core.ranks.processes.rank_block import RankBlock
-from exogym_core.torch_backend.guests import Guests, listen
-from exogym_core.torch_backend.hooks import become_launched
-from exogym_core.torch_backend.launched import Launched
-from exogym_core.torch_backend.run import LaunchedRun, nothing_simulated
-from exogym_core.torch_backend.script import run_rank, run_script
-from netsim.files.errors import InputError, NetsimError, RankError
+from exogym_core.torch_backend.launched import Launched, listen
+from exogym_core.torch_backend.run import JoinedRanks, Launch, LaunchedRun, Script, nothing_simulated
+from exogym_core.torch_backend.script import become_launched, run_rank, run_script
+from exogym_core.workers.processes.children import Children
+from exogym_core.workers.processes.rank_group import RankGroup
+from exogym_core.workers.processes.shared_memory import Arena
+from netsim.errors import InputError, NetsimError, RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import socket
+    from collections.abc import Callable, Iterator
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
     from exogym_core.communicator.simulated.simulation import World
-    from exogym_core.ranks.processes.channel import Pipe
-    from exogym_core.torch_backend.launch import Launch, Script
     from exogym_core.torch_backend.report import LaunchReport
+    from exogym_core.workers.processes.children import Pipe
 
 __all__ = ["run_program"]
 
 
 def run_program(launch: Launch, warn: Callable[[str], None]) -> tuple[LaunchReport, NetsimError | None]:
-    """Run a program to its end, or as far as it gets.
+    """Run a program to its end, to `until`, or to its failure.
 
     Args:
-        launch: what runs where.
-        warn: called with a line about what else is to be known.
+        launch: program, network and options.
+        warn: called with lines of warning.
 
     Returns:
-        What it came to, however it ended, and why it failed.
+        The report, however it ended, and the error that ended it.
 
     Raises:
-        NetsimError: it never got to the simulation.
+        NetsimError: it never reached the simulation.
         InputError: an argument is wrong, or the program makes no call that could be simulated.
-        KeyboardInterrupt: before any rank had come.
+        KeyboardInterrupt: before any rank had joined.
     """
-    # Programs of others may well compute for long between two calls.
+    # Users' programs may compute for long between two calls.
     warnings.filterwarnings("ignore", message=".* sends nothing: ")
-    with tempfile.TemporaryDirectory(prefix="netgym-") as folder:
+    with tempfile.TemporaryDirectory(prefix="netgym-") as folder, _ending_descendants():
         devices = (launch.num_ranks or len(launch.topology.hosts)) if launch.cuda_as_cpu else 0
         launched = Launched(folder, launch.num_ranks or 0, launch.compute, devices)
         run = _start_ranks if launch.num_ranks else _let_ranks_start
@@ -60,8 +65,40 @@ def run_program(launch: Launch, warn: Callable[[str], None]) -> tuple[LaunchRepo
         return ran.report(launch.about()), ran.error
 
 
+_PR_SET_CHILD_SUBREAPER = 36
+_GRACE_SECONDS = 1.0  # trackers of shared memory clean up once the program has ended
+
+
+@contextlib.contextmanager
+def _ending_descendants() -> Iterator[None]:
+    """Adopt the processes that the program leaves behind, and end them with it, where the system can."""
+    if sys.platform != "linux":
+        yield
+        return
+    libc, before = ctypes.CDLL(None), _own_children()
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while left := _own_children() - before:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    if time.monotonic() > deadline:
+                        os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.01)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _own_children() -> set[int]:
+    """Processes whose parent is this one."""
+    paths = glob.glob("/proc/self/task/*/children")
+    return {int(pid) for path in paths for pid in Path(path).read_text().split()}
+
+
 def _start_ranks(launch: Launch, launched: Launched, warn: Callable[[str], None]) -> LaunchedRun:
-    """A process a rank, as torchrun starts them."""
+    """Start a process a rank, as torchrun does."""
     world = launch.world(launched.num_ranks)
     body = partial(run_rank, script=launch.script, launched=launched)
     arena = Arena(num_regions=world.num_ranks + 1)
@@ -82,14 +119,14 @@ def _be_rank(num_ranks: int, body: Callable[[SimulatedCommunicator], Any], index
     arena = Arena(channel.recv_fds(1)[0], num_regions=num_ranks + 1, region=index + 1)
     channel.reads_ahead = True
     torch.set_num_threads(1)
-    RankBlock.alone(num_ranks, index, channel, arena).run(body)
+    RankGroup.alone(num_ranks, index, channel, arena).run(body)
 
 
 def _let_ranks_start(launch: Launch, launched: Launched, warn: Callable[[str], None]) -> LaunchedRun:
-    """One process, whose own children come as ranks."""
+    """Start one process whose own children join as ranks."""
     with (
         listen(launched.socket) as listener,
-        Children(partial(_be_script, launch.script, launched), 1) as children,
+        Children(partial(_be_script, launch.script, launched, listener), 1) as children,
     ):
 
         def ended() -> str:
@@ -97,39 +134,42 @@ def _let_ranks_start(launch: Launch, launched: Launched, warn: Callable[[str], N
             return "" if how is None else f"{launch.script.name} has ended ({how})"
 
         try:
-            guests = Guests.let_in(listener, math.inf, ended)
+            joined = JoinedRanks.let_in(listener, math.inf, ended)
         except TimeoutError as error:
             raise InputError(launched.refusal or nothing_simulated(str(error))) from None
         listener.close()  # later connections are refused
-        with guests:
-            run = _serve_guests(launch, guests, warn)
-            if run.ending != "finished":  # all at once: it would tell of its dead children
+        with joined:
+            run = _serve_joined(launch, joined, warn)
+            if run.ending != "finished":  # first: it would report its killed children
                 os.kill(children.pids[0], signal.SIGKILL)
-                guests.end()
+                joined.end()
         if run.ending == "finished":
             _finish_script(run, launch.script.name, children)
     return run
 
 
-def _be_script(script: Script, launched: Launched, index: int, channel: Pipe) -> None:
+def _be_script(
+    script: Script, launched: Launched, listener: socket.socket, index: int, channel: Pipe
+) -> None:
+    listener.close()  # left open here, it would accept ranks that are not served
     torch.set_num_threads(1)
     launched.to_environment()
     become_launched()
     run_script(script)
 
 
-def _serve_guests(launch: Launch, guests: Guests, warn: Callable[[str], None]) -> LaunchedRun:
-    num_ranks = len(guests.channels)
+def _serve_joined(launch: Launch, joined: JoinedRanks, warn: Callable[[str], None]) -> LaunchedRun:
+    num_ranks = len(joined.channels)
     try:
         world = launch.world(num_ranks)
     except InputError as error:
-        guests.refuse(str(error))
+        joined.refuse(str(error))
         raise
     arena = Arena(num_regions=num_ranks + 1)
     try:
         run = _run_in(world, arena, launch)
-        guests.welcome(arena.fd)
-        run.serve(guests)
+        joined.welcome(arena.fd)
+        run.serve(joined)
     finally:
         arena.close()
     run.write_traces(launch.trace, launch.chakra, warn)

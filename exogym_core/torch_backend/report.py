@@ -1,20 +1,49 @@
-"""Report of a program's run on the simulated network, as `launch.json` holds it."""
+"""Report of a launched run, as `launch.json` holds it, as text, and as a page."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import click
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from rich.table import Table
+from rich.text import Text
+
+from exogym_core.cli.run_commands import stdout
+from exogym_core.names import visible
+from exogym_core.results.disk import write_whole
+from exogym_core.results.report.network import draw_network, network_matrix
+from exogym_core.results.report.page import Listing, Page, TextTable, render_page, trace_of
+from netsim.errors import InputError
+from netsim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from exogym_core.communicator.simulated.simulation import Simulation, World
-    from exogym_core.ranks.call_sites import CallSites, Instant
-    from netsim.topology.protocol import Protocol
+    from rich.console import Console
 
-__all__ = ["CallTimes", "Ending", "LaunchReport", "RankTimes", "SteadyState", "report_of"]
+    from exogym_core.communicator.simulated.simulation import Simulation, World
+    from exogym_core.results.run_folder import RunFolder
+    from exogym_core.torch_backend.call_sites import CallSites, Instant
+    from netsim import Protocol
+
+__all__ = [
+    "CallTimes",
+    "Ending",
+    "HostDecision",
+    "LaunchReport",
+    "RankTimes",
+    "SteadyState",
+    "launch_schema",
+    "page_of_launch",
+    "read_launch",
+    "report_launch",
+    "report_of",
+    "show_summary",
+    "write_launch",
+]
 
 Ending = Literal["finished", "until", "interrupted", "failed"]
 
@@ -60,6 +89,15 @@ class SteadyState(_Part):
     network_seconds: float
 
 
+class HostDecision(_Part):
+    """Host time decided: the clock went on without ranks that slept, as calls of others had time-outs."""
+
+    virtual_seconds: float = Field(description="the first time")
+    times: int
+    without_ranks: list[int] = Field(description="asleep for a second of host time, outside of calls")
+    calls: list[str] = Field(description="in flight then, which wait for members")
+
+
 class LaunchReport(_Part):
     """A launched program's run. All seconds are virtual, from init_process_group on, unless a field says otherwise."""
 
@@ -84,28 +122,42 @@ class LaunchReport(_Part):
     compute_utilisation: float = Field(description="computing / virtual seconds, mean over ranks")
     slowest_rank: int = Field(description="the one that ended last")
     ranks: list[RankTimes]
-    steady_state: SteadyState | None = Field(description="null where fewer than two steps were told")
+    steady_state: SteadyState | None = Field(description="null where fewer than two steps were marked")
     calls: list[CallTimes] = Field(description="the longest waiting first")
     wan_bytes: int = Field(description="payload of all ranks to other regions")
     link_bytes: dict[str, float] = Field(description="as the network counts them")
-    uncharged: list[str] = Field(description="what the program used beside the simulated network")
+    uncharged: list[str] = Field(description="backends used alongside the simulated network, not charged")
+    host_decisions: list[HostDecision] = Field(
+        default=[], description="where host time decided, so that times may differ from run to run"
+    )
 
     def mean_seconds(self, name: str) -> float:
         """A field of `RankTimes`, as mean over ranks."""
         return float(sum(getattr(rank, name) for rank in self.ranks) / max(len(self.ranks), 1))
 
 
+def launch_schema() -> dict[str, Any]:
+    """JSON Schema of `launch.json`, and of the document of `netgym launch --json`."""
+    return LaunchReport.model_json_schema()
+
+
 def report_of(
-    simulation: Simulation, sites: CallSites, about: dict[str, Any], ending: Ending, error: str | None
+    simulation: Simulation,
+    sites: CallSites,
+    about: dict[str, Any],
+    ending: Ending,
+    error: str | None,
+    host_decisions: Sequence[HostDecision] = (),
 ) -> LaunchReport:
-    """Report of a run, at its end or as far as it got.
+    """Report of a run, at its end or when it was stopped.
 
     Args:
         simulation: that ended, or was left.
-        sites: what it told.
+        sites: its calls by place.
         about: fields of the report that do not depend on the run.
         ending: how it ended.
         error: why it failed.
+        host_decisions: made on the way.
     """
     kernel, network, world = simulation.kernel, simulation.network, simulation.world
     assert network is not None
@@ -151,6 +203,7 @@ def report_of(
             if count
         },
         uncharged=list(sites.uncharged),
+        host_decisions=list(host_decisions),
     )
 
 
@@ -209,3 +262,227 @@ def _steady_state(first: Sequence[Instant], last: Sequence[Instant]) -> SteadySt
         waiting_seconds=mean("exposed_seconds") - network,
         network_seconds=network,
     )
+
+
+_FILE = "launch.json"
+_MOST_ROWS = 12  # of a table on a console; the file and the page have all
+_CALL_HEADINGS = ("at", "call", "calls", "bytes each", "waiting for others", "network")
+_SOURCES = {"option": "--protocol", "topology": "the topology's", "default": "by default"}
+_ENDINGS = {
+    "finished": "",
+    "until": "cut at --until",
+    "interrupted": "interrupted: the answer so far",
+    "failed": "failed: the answer so far",
+}
+
+
+def write_launch(folder: RunFolder, report: LaunchReport) -> LaunchReport:
+    """Write a launched run's report and page into its folder; returns the report with the folder's name."""
+    report = report.model_copy(update={"run_folder": str(folder.path)})
+    folder.write_text(_FILE, report.model_dump_json(indent=2) + "\n")
+    folder.write_text("report.html", page_of_launch(folder.path, report))
+    return report
+
+
+def report_launch(path: Path, out: Path | None, *, as_json: bool) -> None:
+    """Write the page of a launched run again, and print its summary: `netgym report` of its folder."""
+    launched = read_launch(path)
+    write_whole(out or path / "report.html", page_of_launch(path, launched))
+    if as_json:
+        click.echo(launched.model_dump_json())
+        return
+    show_summary(launched, stdout())
+    click.echo(str(path))
+
+
+def read_launch(path: Path) -> LaunchReport:
+    """Read the report of a run folder.
+
+    Raises:
+        InputError: it is damaged, or of another version.
+    """
+    file = path / _FILE
+    try:
+        return LaunchReport.model_validate_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValidationError, UnicodeDecodeError) as error:
+        first = str(error).splitlines()[0]
+        raise InputError(f"{visible(file)}: is no report of a launched run: {visible(first, 300)}") from None
+
+
+def _facts(report: LaunchReport) -> list[tuple[str, str]]:
+    """Basis of the figures: network, protocol, algorithms, placement, compute."""
+    algorithms = "; ".join(f"{op}: {', '.join(names)}" for op, names in report.algorithms.items()) or "none"
+    by = "the fastest of each call" if report.algorithms_from == "auto" else report.algorithms_from
+    startup = max((rank.startup_seconds for rank in report.ranks), default=0.0)
+    facts = [
+        ("script", visible(" ".join([report.script, *report.arguments]), 200)),
+        ("ranks", str(report.num_ranks)),
+        ("network", visible(str(report.topology.get("name", "")), 80)),
+        ("protocol", f"{report.protocol} ({_SOURCES[report.protocol_from]})"),
+        ("algorithms", f"{algorithms} ({by})"),
+        ("placement", _placement(report.placement)),
+        (
+            "compute",
+            report.compute + (", CUDA devices stood in for by the CPU" if report.cuda_as_cpu else ""),
+        ),
+        ("start-up", f"{format_seconds(startup)} before init_process_group, not counted"),
+    ]
+    if report.uncharged:
+        facts.append(("not charged", ", ".join(map(visible, report.uncharged))))
+    facts += [("host time", _decided(each)) for each in report.host_decisions]
+    return facts
+
+
+def _decided(each: HostDecision) -> str:
+    ranks = f"rank{'s' if len(each.without_ranks) > 1 else ''} {', '.join(map(str, each.without_ranks))}"
+    times = "once" if each.times == 1 else f"{each.times} times, first"
+    calls = f" (in flight: {visible('; '.join(each.calls), 300)})" if each.calls else ""
+    return (
+        f"decided {times} at {format_seconds(each.virtual_seconds)}: others waited for the clock{calls}, and it went "
+        f"on without {ranks}, asleep; times may differ from run to run"
+    )
+
+
+def _placement(hosts: Sequence[str], most: int = 8) -> str:
+    shown = ", ".join(f"{rank} on {visible(host, 40)}" for rank, host in enumerate(hosts[:most]))
+    return shown + (f" and {len(hosts) - most} more" if len(hosts) > most else "")
+
+
+def _verdict(report: LaunchReport) -> str:
+    """Shares of the time, in a sentence."""
+    whole = report.virtual_seconds
+    shares = {
+        "compute": report.mean_seconds("computing_seconds"),
+        "wait for others": report.mean_seconds("waiting_seconds"),
+        "wait for the network": report.mean_seconds("network_seconds"),
+    }
+    fewer = {
+        "are down": report.mean_seconds("down_seconds"),
+        "have ended": whole - report.mean_seconds("virtual_seconds"),
+    }
+    shares |= {name: seconds for name, seconds in fewer.items() if seconds > whole / 2000}
+    parts = [f"{name} {seconds / whole if whole else 0.0:.1%}" for name, seconds in shares.items()]
+    ending = f" ({_ENDINGS[report.ending]})" if _ENDINGS[report.ending] else ""
+    last = f"; rank {report.slowest_rank} ended last" if report.ending == "finished" else ""
+    return f"{format_seconds(whole)} of virtual time{ending}: ranks {', '.join(parts)} of it{last}."
+
+
+def _steady(report: LaunchReport) -> str:
+    steady = report.steady_state
+    if steady is None:
+        return ""
+    return (
+        f"A step takes {format_seconds(steady.seconds)} after the first one: computing "
+        f"{format_seconds(steady.computing_seconds)}, waiting for others {format_seconds(steady.waiting_seconds)}, "
+        f"network {format_seconds(steady.network_seconds)} (means over {format_count(steady.steps, 'step')}, "
+        f"marked by {steady.told_by})."
+    )
+
+
+def _calls(report: LaunchReport) -> list[tuple[str, ...]]:
+    return [
+        (
+            visible(each.place, 80),
+            each.op,
+            f"{each.calls:.2f}".removesuffix("0").removesuffix(".0"),
+            format_bytes(round(each.bytes_per_call)) if each.calls else "-",
+            format_seconds(each.waiting_seconds),
+            format_seconds(each.network_seconds),
+        )
+        for each in report.calls
+    ]
+
+
+def _links(report: LaunchReport) -> list[tuple[str, ...]]:
+    links = sorted(report.link_bytes.items(), key=lambda item: -item[1])
+    return [(visible(name, 80), format_bytes(count)) for name, count in links]
+
+
+def show_summary(report: LaunchReport, console: Console) -> None:
+    """Print the summary of a run; nothing where nothing was simulated."""
+    if not report.calls:
+        return
+    console.print()
+    for name, value in _facts(report):
+        console.print(Text(f"{name:<12}{value}"), soft_wrap=True)
+    console.print()
+    for line in filter(None, (_verdict(report), _steady(report))):
+        console.print(Text(line), soft_wrap=True)
+    _show_table(console, _CALL_HEADINGS, _calls(report), "Seconds and calls are means over ranks.")
+    _show_table(console, ("link", "bytes"), _links(report))
+
+
+def _show_table(
+    console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]], note: str = ""
+) -> None:
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if index == 0 or heading == "call" else "right")
+    for row in rows[:_MOST_ROWS]:
+        table.add_row(*map(Text, row))
+    console.print()
+    console.print(table)
+    more = f"and {len(rows) - _MOST_ROWS} more" if len(rows) > _MOST_ROWS else ""
+    for line in filter(None, (more, note)):
+        console.print(Text(line))
+
+
+def page_of_launch(path: Path, report: LaunchReport) -> str:
+    """The HTML page of the launched run whose folder is `path`."""
+    return render_page(_page(path, report))
+
+
+def _page(path: Path, report: LaunchReport) -> Page:
+    name = Path(report.script).name
+    return Page(
+        title=f"{visible(name, 60)} on {visible(str(report.topology.get('name', '')), 60)}",
+        facts=_facts(report),
+        verdict=" ".join(filter(None, (_verdict(report), _steady(report), _error(report)))),
+        headings=list(_CALL_HEADINGS),
+        rows=[(False, cells) for cells in _calls(report)],
+        note=(
+            "Where the script called, and waited: seconds and calls are means over ranks. Waiting for others ends when "
+            "the last member has come; the rest is the network's."
+        ),
+        status="" if report.ending == "finished" else "This run was stopped before its end.",
+        tables=[_ranks_table(report), _links_table(report)],
+        network=network_matrix(report.topology),
+        drawings=draw_network(report.topology),
+        trace=trace_of(path),
+        experiments=[Listing(_FILE, report.model_dump_json(indent=2))],
+    )
+
+
+def _error(report: LaunchReport) -> str:
+    return f"It ended with: {visible(report.error, 500)}" if report.error else ""
+
+
+def _ranks_table(report: LaunchReport) -> TextTable:
+    fields = ("virtual", "computing", "waiting", "network", "startup")
+    return TextTable(
+        "Ranks",
+        [
+            *("rank", "host", "ended", "computing", "waiting for others"),
+            *("network", "start-up", "bytes sent", "steps"),
+        ],
+        [
+            (
+                str(rank.rank),
+                [
+                    visible(rank.host, 40),
+                    *(format_seconds(getattr(rank, f"{field}_seconds")) for field in fields),
+                    format_bytes(rank.bytes_sent),
+                    str(rank.steps),
+                ],
+            )
+            for rank in report.ranks
+        ],
+        "Seconds of virtual time from init_process_group on; start-up before it is not counted.",
+    )
+
+
+def _links_table(report: LaunchReport) -> TextTable:
+    rows = [(name, [count]) for name, count in _links(report)]
+    return TextTable("Links", ["link", "bytes"], rows, f"To other regions: {format_bytes(report.wan_bytes)}.")

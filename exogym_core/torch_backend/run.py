@@ -1,54 +1,245 @@
-"""The simulation of a launched program: its ranks' reports are kept, and it ends in one of four ways."""
+"""A launch and its simulation: connections of ranks, reports, traces, and the four endings."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import signal
+import socket
+import struct
+import time
 from bisect import bisect_right
 from collections import defaultdict
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from exogym_core.communicator.simulated.simulation import World
 from exogym_core.communicator.values import combine
-from exogym_core.ranks.call_sites import CallSites
-from exogym_core.ranks.carrier import Sinks
-from exogym_core.ranks.journal import Journal
-from exogym_core.ranks.processes.carrying import ProcessRun, blocks_of
-from exogym_core.ranks.processes.records import Failed
-from exogym_core.torch_backend.report import Ending, report_of
-from netsim.files.errors import InputError, NetsimError, RankError
-from netsim.network.recorder import Recorder
-from netsim.tools.chakra import ExecutionTraces
-from netsim.tools.trace import write_trace
+from exogym_core.torch_backend.call_sites import CallSites
+from exogym_core.torch_backend.chakra import ExecutionTraces
+from exogym_core.torch_backend.report import Ending, HostDecision, report_of
+from exogym_core.workers.host import Sinks
+from exogym_core.workers.journal import Journal
+from exogym_core.workers.processes.children import ChannelClosed, Pipe, Poller
+from exogym_core.workers.processes.process_runner import ProcessRunner, blocks_of
+from exogym_core.workers.processes.protocol import Failed
+from netsim import Protocol, Recorder, write_trace
+from netsim.errors import InputError, NetsimError, RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
+    from types import TracebackType
 
-    from exogym_core.communicator.simulated.simulation import World
-    from exogym_core.ranks.processes.arena import Arena
-    from exogym_core.ranks.processes.homes import Homes
     from exogym_core.torch_backend.report import LaunchReport
-    from netsim.network.recorder import Span
-    from netsim.ranks.requests import Request
+    from exogym_core.workers.processes.process_runner import WorkerProcesses
+    from exogym_core.workers.processes.shared_memory import Arena
+    from netsim import Span, Topology
+    from netsim.ranks import Request
 
-__all__ = ["LaunchedRun", "nothing_simulated"]
+
+__all__ = ["JoinedRanks", "Launch", "LaunchedRun", "Script", "nothing_simulated"]
 
 
-class LaunchedRun(ProcessRun):
-    """A process a rank, each somebody's program.
+@dataclass(frozen=True)
+class Script:
+    """A script or module, with its command line.
+
+    Attributes:
+        name: the script's path, or the module's name.
+        arguments: of its command line.
+        is_module: run `name` as `python -m` does.
+        prints_to_stderr: its output goes to stderr.
+    """
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+    prints_to_stderr: bool = False
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A script and where it runs.
+
+    Attributes:
+        script: to run.
+        num_ranks: processes that run it, a rank each; None: one, which starts its ranks itself.
+        topology: the network.
+        compute: cost of computing, as text.
+        placement: host names, one a rank.
+        protocol: of transfers; None: the topology's, else `gloo`.
+        collectives: algorithms of collectives.
+        until_seconds: of virtual time, at which the run is cut.
+        cuda_as_cpu: CUDA devices that the script names are the CPU.
+        trace: a file for Perfetto.
+        chakra: a folder for execution traces, one a rank.
+    """
+
+    script: Script
+    num_ranks: int | None
+    topology: Topology
+    compute: str = "live"
+    placement: Sequence[str] | None = None
+    protocol: str | None = None
+    collectives: str | None = None
+    until_seconds: float = math.inf
+    cuda_as_cpu: bool = False
+    trace: Path | None = None
+    chakra: Path | None = None
+
+    def world(self, num_ranks: int) -> World:
+        """Hosts of so many ranks.
+
+        Raises:
+            InputError: placement, protocol or algorithms are wrong.
+        """
+        protocol = Protocol.resolve(self.protocol, self.topology.protocol, "gloo")
+        return World.build(num_ranks, self.topology, self.placement, protocol, self.collectives)
+
+    def about(self) -> dict[str, Any]:
+        """Fields of a report that describe it."""
+        source: Literal["option", "topology", "default"] = "option" if self.protocol else "default"
+        return {
+            "script": self.script.name,
+            "arguments": list(self.script.arguments),
+            "is_module": self.script.is_module,
+            "protocol_from": "topology" if self.topology.protocol and not self.protocol else source,
+            "compute": self.compute,
+            "cuda_as_cpu": self.cuda_as_cpu,
+            "until_seconds": None if math.isinf(self.until_seconds) else self.until_seconds,
+        }
+
+
+_SECONDS_BETWEEN_CHECKS = 0.1
+
+
+class JoinedRanks:
+    """Connections of ranks that have joined; see `WorkerProcesses`.
+
+    Context manager: connections are closed on leaving, and after an exception the processes are ended.
+
+    Attributes:
+        channels, pids: of each rank.
+    """
+
+    def __init__(self, joined: Mapping[int, tuple[Pipe, int]]) -> None:
+        self.channels = [joined[rank][0] for rank in range(len(joined))]
+        self.pids = [joined[rank][1] for rank in range(len(joined))]
+        self._poller = Poller(lambda index: [self.channels[index].fileno()])
+
+    @classmethod
+    def let_in(
+        cls, listener: socket.socket, deadline: float, stop: Callable[[], str] = lambda: ""
+    ) -> JoinedRanks:
+        """Connections of all ranks, as many as the first one names; other users are refused.
+
+        Args:
+            listener: that they connect to.
+            deadline: on `time.monotonic`, for all to be there.
+            stop: returns the reason why no more will come, or "".
+
+        Raises:
+            InputError: they disagree on the world size, or a rank joined twice.
+            TimeoutError: some are missing.
+        """
+        joined: dict[int, tuple[Pipe, int]] = {}
+        size = 0
+        listener.settimeout(_SECONDS_BETWEEN_CHECKS)
+        while not size or len(joined) < size:
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                reason = stop()
+                if reason or time.monotonic() > deadline:
+                    count = f"{len(joined)} of {size} ranks" if size else "no rank"
+                    raise TimeoutError(f"{reason or 'time is up'}: {count} had joined") from None
+                continue
+            connection.setblocking(True)
+            if not _is_ours(connection):
+                connection.close()
+                continue
+            channel = Pipe(connection)
+            rank, pid, claimed = channel.recv()
+            size = size or claimed
+            if claimed != size or rank in joined or not 0 <= rank < size:
+                line = (
+                    f"a process has come as rank {rank} of {claimed}, and {len(joined)} of {size} were there"
+                )
+                for each, _ in [*joined.values(), (channel, pid)]:
+                    each.send(line)
+                raise InputError(f"{line}: one launch simulates one set of ranks")
+            joined[rank] = channel, pid
+        return cls(joined)
+
+    def __enter__(self) -> JoinedRanks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.end()
+        for channel in self.channels:
+            channel.close()
+
+    def welcome(self, arena_fd: int) -> None:
+        """Let every rank begin."""
+        for channel in self.channels:
+            channel.send(None)
+            channel.send_fds([arena_fd])
+            channel.reads_ahead = True
+
+    def refuse(self, reason: str) -> None:
+        """Raise an error in every rank."""
+        for channel in self.channels:
+            with contextlib.suppress(ChannelClosed):
+                channel.send(reason)
+
+    def end(self) -> None:
+        """Kill the processes that are still there."""
+        for index, channel in enumerate(self.channels):
+            with contextlib.suppress(ProcessLookupError, ChannelClosed):
+                channel.send(None)  # a process that has closed its end has ended, and its id may be another's
+                os.kill(self.pids[index], signal.SIGKILL)
+
+    def ready(self, indices: Iterable[int], timeout_seconds: float | None = None) -> list[int]:
+        """Wait for processes that have sent something or ended, and return them."""
+        return list(self._poller.ready(indices, timeout_seconds))
+
+    def describe_exit(self, index: int, timeout_seconds: float = 0.0) -> str:
+        """Exit of a process that is no child of this one, where the system shows it."""
+        return f"process {self.pids[index]} has gone"
+
+    def is_stopped(self, index: int) -> bool:
+        """False: a stop of another's child cannot be seen."""
+        return False
+
+
+def _is_ours(connection: socket.socket) -> bool:
+    """True if the other end is a process of this user."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return bool(struct.unpack("3i", raw)[1] == os.getuid())
+
+
+class LaunchedRun(ProcessRunner):
+    """A process a rank, each running the user's program.
 
     A rank's failure ends the run when the clock needs that rank: of several failures the one that is first in virtual
     time is raised, however the processes hurry.
 
     Args:
-        world: where it runs.
-        arena: where values lie.
+        world: hosts and network.
+        arena: shared memory of values.
         until_seconds: of virtual time, at which it is cut.
-        traced: keep what traces need.
+        traced: keep the data of traces.
 
     Attributes:
-        ending: how it has ended.
-        error: why it failed.
+        ending: of the run.
+        error: that ended it.
     """
 
     def __init__(
@@ -60,6 +251,7 @@ class LaunchedRun(ProcessRun):
         self._recorder = Recorder() if traced else None
         self._traces = ExecutionTraces(world.num_ranks, self._now) if traced else None
         self._failed: dict[int, NetsimError] = {}
+        self._host_decisions: dict[tuple[tuple[int, ...], tuple[str, ...]], HostDecision] = {}
         sinks = Sinks(
             self._sites.take_row, journal=Journal(on_request=self._requested), recorder=self._recorder
         )
@@ -77,10 +269,10 @@ class LaunchedRun(ProcessRun):
     def _now(self) -> float:
         return float(self.simulation.kernel.clock.now)
 
-    def serve(self, homes: Homes) -> None:
-        """Bring the run to its end, whatever that is."""
+    def serve(self, processes: WorkerProcesses) -> None:
+        """Serve the run to its end."""
         try:
-            self.run(homes)
+            self.run(processes)
         except KeyboardInterrupt:
             self.ending = "interrupted"
             return
@@ -90,11 +282,11 @@ class LaunchedRun(ProcessRun):
             self.ending = "until"
 
     def fail(self, error: NetsimError) -> None:
-        """The run has failed."""
+        """Mark the run as failed."""
         self.ending, self.error = "failed", error
 
     def _with_ended_ranks(self, error: NetsimError) -> NetsimError:
-        """The ranks first whose end has closed the connections that the error tells of."""
+        """Error that first names the ranks whose end closed the connections."""
         ended = sorted(set(range(len(self.states))) - self.simulation.kernel.running)
         if not (isinstance(error, RankError) and error.is_consequence and ended):
             return error
@@ -102,10 +294,10 @@ class LaunchedRun(ProcessRun):
         return RankError(f"{names} ended before the others: {error}", ended[0])
 
     def refuse(self, refusal: str) -> None:
-        """Fail, where a process was refused or where nothing was simulated: its figures would be wrong.
+        """Fail the run where a process was refused or nothing was simulated, as its figures would be wrong.
 
         Args:
-            refusal: why a process was refused; "" where none was.
+            refusal: reason for refusing a process; "" where none was.
         """
         if refusal:
             self.fail(InputError(refusal))
@@ -121,8 +313,18 @@ class LaunchedRun(ProcessRun):
 
     def report(self, about: dict[str, Any]) -> LaunchReport:
         """Report of the run."""
-        told = None if self.error is None else str(self.error).partition("\n")[0]
-        return report_of(self.simulation, self._sites, about, self.ending, told)
+        error = None if self.error is None else str(self.error).partition("\n")[0]
+        decisions = list(self._host_decisions.values())
+        return report_of(self.simulation, self._sites, about, self.ending, error, decisions)
+
+    def _goes_on_without(self, ranks: AbstractSet[int]) -> None:
+        key = (tuple(sorted(ranks)), tuple(sorted(self.simulation.exchange.calls_in_flight())))
+        if key not in self._host_decisions:
+            self._host_decisions[key] = HostDecision(
+                virtual_seconds=self._now(), times=0, without_ranks=list(key[0]), calls=list(key[1])
+            )
+        self._host_decisions[key].times += 1
+        super()._goes_on_without(ranks)
 
     # --- failures in the order of virtual time -------------------------------------------------------------
 
@@ -140,14 +342,14 @@ class LaunchedRun(ProcessRun):
         if failed and (rank in failed or nobody_else):
             first = failed.pop(rank) if rank in failed else failed.pop(next(iter(failed)))
             self.failure.add(first)
-            for error in failed.values():  # one of them may be what lies behind it
+            for error in failed.values():  # one of them may be its cause
                 self.failure.add(error)
         return super()._let_run(rank)
 
     # --- traces --------------------------------------------------------------------------------------------
 
     def write_traces(self, trace: Path | None, chakra: Path | None, warn: Callable[[str], None]) -> None:
-        """Write what was asked for, as far as the run got.
+        """Write the requested traces, up to the end of the run.
 
         Args:
             trace: a file for Perfetto.
@@ -180,7 +382,7 @@ class LaunchedRun(ProcessRun):
 
 
 def nothing_simulated(why: str) -> str:
-    """The line for a program none of whose calls came to the simulated network."""
+    """The line for a program whose calls never reached the simulated network."""
     return (
         f"no call crossed the simulated network: {why}: use collectives, send or recv on a backend of torch's own; "
         "with -n N each of N processes is a rank, without it the script starts its ranks"

@@ -1,9 +1,10 @@
-"""Somebody's script in this process, as torchrun or `python` would run it."""
+"""A process of a launched program: hooks for torch.distributed, and the script as torchrun or `python` would run it."""
 
 from __future__ import annotations
 
 import atexit
 import logging
+import multiprocessing.spawn
 import multiprocessing.util
 import os
 import runpy
@@ -12,24 +13,65 @@ import weakref
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
+import torch
 import torch.distributed as dist
+import torch.distributed.rpc
 
-from exogym_core.torch_backend.hooks import become_launched
+from exogym_core.torch_backend.cuda_as_cpu import stand_in_for_cuda
+from exogym_core.torch_backend.launched import Launched
 from exogym_core.torch_backend.private import rendezvous_by
+from exogym_core.torch_backend.registration import register, replace_backends
 from exogym_core.torch_backend.session import ComputeClock, attach
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
-    from exogym_core.torch_backend.launch import Script
-    from exogym_core.torch_backend.launched import Launched
+    from exogym_core.torch_backend.run import Script
 
-__all__ = ["run_rank", "run_script"]
+__all__ = ["become_launched", "run_rank", "run_script"]
+
+
+def become_launched() -> None:
+    """Configure torch.distributed in this process by the launch that its variables name."""
+    launched = Launched.current()
+    if launched is None:
+        return
+    register()
+    replace_backends()
+    torch.distributed.rpc.init_rpc = _refuse_rpc
+    _prepare_spawned()
+    if launched.num_devices:
+        stand_in_for_cuda(launched.num_devices)
+
+
+def _refuse_rpc(*arguments: Any, **options: Any) -> None:
+    launched = Launched.current()
+    assert launched is not None
+    raise launched.refused(
+        "torch.distributed.rpc is not simulated, so its time would be missing: use collectives or send and recv"
+    )
+
+
+class _Hook:
+    """Adds a process to the launch where it is unpickled, before the process's own main module is imported."""
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return become_launched, ()
+
+
+def _prepare_spawned() -> None:
+    """Send a hook to processes that multiprocessing spawns, with their first message; forked ones need none."""
+    original = multiprocessing.spawn.get_preparation_data
+
+    def prepared(name: str) -> dict[str, Any]:
+        return original(name) | {"netgym": _Hook()}
+
+    multiprocessing.spawn.get_preparation_data = prepared
 
 
 def run_script(script: Script) -> None:
-    """Be what `python` would be, to the end of the script and of its exit handlers.
+    """Run a script as `python` would, to the end of its exit handlers.
 
     Raises:
         SystemExit: the script ended with another exit code than 0.
@@ -54,7 +96,7 @@ def run_script(script: Script) -> None:
 
 
 def run_rank(comm: SimulatedCommunicator, script: Script, launched: Launched) -> None:
-    """Be what torchrun's child would be; a rank of the simulation."""
+    """Run a script as a child of torchrun would, as a rank of the simulation."""
     rank, size = comm.rank, comm.world_size
     os.environ |= {
         "RANK": str(rank),
@@ -90,7 +132,7 @@ def run_rank(comm: SimulatedCommunicator, script: Script, launched: Launched) ->
 
 
 def _forget_exit_handlers() -> None:
-    """Keep of what a fork has inherited only what a fresh interpreter would have: the rest is the launcher's own."""
+    """Drop the launcher's exit handlers, which a fork inherits."""
     atexit._clear()
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]

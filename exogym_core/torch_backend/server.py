@@ -1,4 +1,4 @@
-"""The process of the simulation for ranks that somebody else has started; see `exogym_core.torch_backend.joining`."""
+"""The simulation's process for ranks that others start; see `exogym_core.torch_backend.joining`."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from exogym_core.ranks.processes.arena import Arena
-from exogym_core.ranks.processes.channel import ChannelClosed
-from exogym_core.torch_backend.guests import Guests
-from exogym_core.torch_backend.launch import Launch, Script
-from exogym_core.torch_backend.run import LaunchedRun
-from exogym_core.torch_backend.summary import show_summary, write_launch
-from netsim.files.errors import InputError
+from exogym_core.torch_backend.report import show_summary, write_launch
+from exogym_core.torch_backend.run import JoinedRanks, Launch, LaunchedRun, Script
+from exogym_core.workers.processes.children import ChannelClosed
+from exogym_core.workers.processes.shared_memory import Arena
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from exogym_core.torch_backend.report import LaunchReport
 
-__all__ = ["main"]
+__all__ = ["JoinedRanks", "main"]
+
 
 _SECONDS_TO_START = 300.0
-_PLAIN_WIDTH = 120  # of what goes to a file or a pipe
+_PLAIN_WIDTH = 120  # of output to a file or a pipe
 
 
 def _launch() -> Launch:
-    """Launch that the variables of rank 0 describe."""
-    from netsim.topology import Topology
+    """Launch of rank 0's environment."""
+    from netsim import Topology
 
     return Launch(
         Script(sys.argv[0], tuple(sys.argv[1:])),
@@ -45,7 +44,7 @@ def _launch() -> Launch:
 def _serve(fd: int, num_ranks: int, path: str) -> int:
     listener = socket.socket(fileno=fd)
     try:
-        guests = Guests.let_in(listener, time.monotonic() + _SECONDS_TO_START)
+        joined = JoinedRanks.let_in(listener, time.monotonic() + _SECONDS_TO_START)
     finally:
         listener.close()
         os.unlink(path)
@@ -53,13 +52,13 @@ def _serve(fd: int, num_ranks: int, path: str) -> int:
     try:
         launch = _launch()
         world = launch.world(num_ranks)
-    except InputError as error:  # told by the ranks, whose variables they are
-        guests.refuse(str(error))
+    except InputError as error:  # reported by the ranks, whose variables they are
+        joined.refuse(str(error))
         return 1
     arena = Arena(num_regions=num_ranks + 1)
     run = LaunchedRun(world, arena)
-    guests.welcome(arena.fd)
-    run.serve(guests)
+    joined.welcome(arena.fd)
+    run.serve(joined)
     _record(run.report(launch.about()))
     if run.error is not None:
         print(f"error: {run.error}", file=sys.stderr, flush=True)
@@ -70,11 +69,10 @@ def _serve(fd: int, num_ranks: int, path: str) -> int:
 def _record(report: LaunchReport) -> None:
     out = os.environ.get("NETGYM_OUT")
     if out:
-        from exogym_core.results.record import RunFolder
+        from exogym_core.results.run_folder import RunFolder
 
         folder = RunFolder.create(out, Path(out).name)
-        report = report.model_copy(update={"run_folder": str(folder.path)})
-        write_launch(folder, report)
+        report = write_launch(folder, report)
     console = Console(stderr=True, highlight=False)
     show_summary(report, console if console.is_terminal else Console(stderr=True, width=_PLAIN_WIDTH))
 
@@ -89,5 +87,5 @@ def main(fd: int, num_ranks: int, path: str) -> int:
 
 
 if __name__ == "__main__":
-    _, _fd, _num_ranks, _path, *sys.argv = sys.argv  # what is left is the script's
+    _, _fd, _num_ranks, _path, *sys.argv = sys.argv  # the rest is the script's
     sys.exit(main(int(_fd), int(_num_ranks), _path))

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 from exogym_core.names import visible
-from exogym_core.ranks.failures import is_own
 from exogym_core.torch_backend.private import at_end_of_backward, is_in_backward
-from netsim.files.errors import InputError
+from exogym_core.workers.watch import is_own
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ComputeClock", "RankSession", "advance", "attach", "current_session", "now"]
 
-# Code that is never a program's place, even where all of it is installed.
+# Folders of code that is never a program's place.
 _BELOW = (
     os.path.dirname(torch.__file__),
     os.path.dirname(os.path.dirname(__file__)),
@@ -42,11 +42,11 @@ _BELOW = (
 
 @dataclass
 class ComputeClock:
-    """What a program's computing between two calls costs in virtual time.
+    """Virtual time of a program's computing between two calls.
 
     Attributes:
-        kind: `live` (CPU seconds of its main thread, measured as it runs), `flops` (on a device), or `marks`: only what
-            it says itself by `exogym_core.advance`.
+        kind: `live` (CPU seconds of its main thread, measured as it runs), `flops` (on a device), or `marks` (only
+            calls of `exogym_core.advance`).
         factor: virtual seconds for each measured one; for `flops`, seconds an operation.
     """
 
@@ -58,7 +58,7 @@ class ComputeClock:
 
     @classmethod
     def parse(cls, text: str) -> ComputeClock:
-        """From `live`, `live FACTOR`, `flops DEVICE [UTILISATION]` or `marks`.
+        """Parse `live`, `live FACTOR`, `flops DEVICE [UTILISATION]` or `marks`.
 
         Raises:
             InputError: it is none of these.
@@ -91,7 +91,7 @@ class ComputeClock:
     def start(self, is_process: bool = True) -> None:
         """Measure from now on: the main thread of a process that is a rank, else this thread.
 
-        CPU seconds of all threads would add up what runs side by side.
+        CPU seconds of all threads would add up parallel work.
         """
         if is_process:
             main = threading.main_thread().ident
@@ -104,7 +104,7 @@ class ComputeClock:
             self._flops.__enter__()  # type: ignore[no-untyped-call]
 
     def take_seconds(self) -> float:
-        """Virtual seconds of what has been computed since the last call of `go_on`, or since the thread began."""
+        """Virtual seconds of computing since the last call of `go_on`, or since the thread began."""
         if self.kind == "live":
             return (self._spent() - self._last) * self.factor
         if self._flops is not None:
@@ -114,13 +114,13 @@ class ComputeClock:
         return 0.0
 
     def go_on(self) -> None:
-        """What follows is the program's own again."""
+        """Resume measuring, before the program's own code runs."""
         if self.kind == "live":
             self._last = self._spent()
 
 
 class RankSession:
-    """One rank: calls go through here, so that computing is charged before, and places are marked.
+    """A rank's session: its calls charge the computing before them, and mark their places.
 
     The rank's clock starts when `init_process_group` makes its first group.
     """
@@ -133,6 +133,7 @@ class RankSession:
         self._startup_seconds = 0.0
         self._steps, self._optimizer = 0, 0  # of the first optimizer that steps, by its id
         self.has_begun = False
+        self._pid = os.getpid()
 
     def begin(self) -> bool:
         """Start the rank's clock, at the first group; True if this was the first."""
@@ -145,10 +146,15 @@ class RankSession:
         return True
 
     def call(self) -> RankSession:
-        """Inside is a call of ours: what the program has computed until now is charged."""
+        """Context of a call to the simulation, which first charges the computing before it."""
         return self
 
     def __enter__(self) -> SimulatedCommunicator:
+        if os.getpid() != self._pid:
+            raise InputError(
+                f"rank {self.comm.rank}: a process that this rank has forked calls torch.distributed: only the rank "
+                "itself is simulated; communicate in the parent, or start ranks with torch.multiprocessing.spawn"
+            )
         if self._depth == 0 and self.has_begun:
             seconds = self._compute.take_seconds()
             if seconds:
@@ -164,7 +170,7 @@ class RankSession:
             self._compute.go_on()
 
     def advance(self, seconds: float) -> None:
-        """Compute for so many virtual seconds; before the clock has started they are part of the start-up."""
+        """Compute for a number of virtual seconds; before the clock has started they are part of the start-up."""
         if self.has_begun:
             with self.call() as comm:
                 comm.advance(seconds)
@@ -179,79 +185,79 @@ class RankSession:
             return comm.now()
 
     def end(self) -> None:
-        """The program is through: what it has computed since its last call counts too."""
+        """Charge the computing since the last call, at the end of the program."""
         with self.call():
             pass
 
     def at(self, op: str) -> None:
-        """Mark the program's place and the operation it calls there: both hold for what is requested from here on."""
+        """Mark the program's place and the operation called there, which hold for the next requests."""
         site = (program_place(), op)
         if site != self._site:
             self._site = site
             self.comm.mark({"place": site[0], "op": op})
 
     def stepped(self, optimizer: object) -> None:
-        """An optimizer has stepped; the first that does so counts the program's steps."""
+        """Count a step of the program, for the first optimizer that steps."""
         self._optimizer = self._optimizer or id(optimizer)
         if self.has_begun and id(optimizer) == self._optimizer:
             self._steps += 1
             with self.call() as comm:
                 comm.mark({"step": self._steps})
 
-    # --- values that are there before their time -----------------------------------------------------------
+    # --- values delivered before their virtual time --------------------------------------------------------
 
     def charge_later(self, work: dist.Work) -> None:
-        """C++ has the values of `work` already: its time is waited for when the backward pass ends."""
+        """Charge the time of `work`, whose values are in C++ already, when the backward pass ends."""
         if not self._uncharged and is_in_backward():
             at_end_of_backward(self.settle)
         self._uncharged.append(work)
 
     def settle(self) -> None:
-        """Wait, on the clock, for everything whose values have been handed out."""
+        """Wait, on the clock, for all works whose values have been delivered."""
         works, self._uncharged = self._uncharged, []
         for work in works:
             work.wait()
 
     def settle_others(self, work: dist.Work) -> None:
-        """Before a wait for `work`: what was handed out earlier is over by then, too."""
+        """Charge the works delivered before `work`, before a wait for it."""
         if work not in self._uncharged:
             self.settle()
         else:
             self._uncharged.remove(work)
 
 
-class _Here:
-    """Where sessions are found: a process is a rank, or each of its threads that has come by itself is one."""
+class _Sessions:
+    """Sessions of this process: the process is a rank, or each of its threads that joined by itself."""
 
     def __init__(self) -> None:
         self.of_process: RankSession | None = None
         self.of_thread = threading.local()
 
 
-_here = _Here()
+_sessions = _Sessions()
 
 
 def attach(
     comm: SimulatedCommunicator, compute: ComputeClock, leave: Callable[[RankSession], None] | None = None
 ) -> RankSession:
-    """Make `comm` this process's way to the simulation; from another thread than the main one, that thread's.
+    """Connect this process to the simulation by `comm`; from another thread than the main one, that thread.
 
     `leave` is called with the session at the end of the process, or of the thread.
     """
     is_process = threading.current_thread() is threading.main_thread()
     compute.start(is_process)
-    comm.compare_places(False)  # libraries meet from wherever they like
+    comm.compare_places(False)  # libraries call from different places
     session = RankSession(comm, compute)
     if is_process:
-        _here.of_process = session
+        _sessions.of_process = session
         if leave is not None:
             once = functools.cache(functools.partial(_leave, os.getpid(), leave, session))
             atexit.register(once)
             multiprocessing.util.Finalize(None, once, exitpriority=0)  # its children skip atexit
     else:
-        _here.of_thread.session = session
+        _sessions.of_thread.session = session
         if leave is not None:  # a thread's locals go with it
-            _here.of_thread.guard = _Guard(functools.partial(leave, session))
+            _sessions.of_thread.guard = _Guard(functools.partial(leave, session))
     return session
 
 
@@ -261,15 +267,15 @@ def _leave(pid: int, leave: Callable[[RankSession], None], session: RankSession)
 
 
 def _forget() -> None:
-    """In a process forked from a rank, which is none: it must not speak on the rank's connection."""
-    _here.of_process, _here.of_thread = None, threading.local()
+    """Drop sessions in a process forked from a rank, which must not use the rank's connection."""
+    _sessions.of_process, _sessions.of_thread = None, threading.local()
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
 class _Guard:
-    """Calls something when it is dropped."""
+    """Calls a function when it is dropped."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
@@ -279,13 +285,13 @@ class _Guard:
 
 
 def current_session() -> RankSession | None:
-    """This thread's session, else this process's, if it takes part in a simulated run."""
-    own: RankSession | None = getattr(_here.of_thread, "session", None)
-    return own if own is not None else _here.of_process
+    """This thread's session, else this process's; None outside of a simulated run."""
+    own: RankSession | None = getattr(_sessions.of_thread, "session", None)
+    return own if own is not None else _sessions.of_process
 
 
 def advance(seconds: float) -> None:
-    """Compute for `seconds` of virtual time, in a program that runs under `netgym launch`; else nothing happens.
+    """Compute for `seconds` of virtual time under `netgym launch`; does nothing elsewhere.
 
     Raises:
         InputError: negative or infinite seconds.
@@ -305,10 +311,10 @@ def now() -> float:
 
 
 def program_place() -> str:
-    """`file:line` of the program's own code that is running.
+    """`file:line` of the program's own running code.
 
-    It is the innermost frame outside of what is installed; where all is, the innermost outside of torch, of Python's
-    library and of ours.
+    It is the innermost frame outside of installed packages, else the innermost outside of torch, Python's library and
+    NetGym.
     """
     frame, otherwise = sys._getframe(1), "?"
     while frame is not None:
@@ -323,7 +329,7 @@ def program_place() -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _place_of(path: str) -> tuple[str, str]:
-    """Whose code a file is (`own`, `library` or `below` both), and its name: under the script's folder, else alone."""
+    """Owner of a file (`own`, `library`, or `below` both), and its name, relative to the script's folder."""
     if path.startswith(_BELOW):
         return "below", ""
     whole = os.path.abspath(path)

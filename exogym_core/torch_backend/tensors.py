@@ -1,21 +1,22 @@
-"""Tensors as c10d hands them over, and as our collectives take them: reductions, dtypes, lists and splits."""
+"""Tensors as c10d passes them, and as our collectives take them: reductions, dtypes, lists, splits, sparse sums."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from netsim.files.errors import InputError
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from exogym_core.communicator import Communicator
 
 __all__ = [
     "Deliver",
+    "add_up_sparse",
     "even_splits",
     "fill",
     "nothing",
@@ -26,7 +27,7 @@ __all__ = [
     "write_all",
 ]
 
-Deliver = Callable[[tuple[Tensor, ...]], None]
+Deliver = Callable[[Sequence[Tensor]], None]
 """Takes what has come for a member, which is there until it returns, to where c10d wants it."""
 
 _OPS = {
@@ -79,18 +80,18 @@ def reducible(tensor: Tensor, op: Any) -> tuple[Tensor, str, Callable[[Tensor], 
 
 
 def plain_form(tensor: Tensor) -> Tensor:
-    """What travels: the tensor's values without its sparse or conjugate form."""
+    """Values of a tensor in the form that is sent: contiguous, conjugation resolved."""
     return tensor.detach().resolve_conj().contiguous()
 
 
-def nothing(got: tuple[Tensor, ...]) -> None:
-    """For members that get nothing."""
+def nothing(got: Sequence[Tensor]) -> None:
+    """Deliver no tensors."""
 
 
 def write(into: Tensor, back: Callable[[Tensor], Tensor] | None = None) -> Deliver:
-    """Write the one tensor that has come, changed back to what it was, if this member gets one."""
+    """Write the one received tensor, converted by `back`, if this member gets one."""
 
-    def deliver(got: tuple[Tensor, ...]) -> None:
+    def deliver(got: Sequence[Tensor]) -> None:
         if got:
             value = got[0] if back is None else back(got[0])
             into.detach().copy_(value.view_as(into) if value.shape != into.shape else value)
@@ -99,9 +100,9 @@ def write(into: Tensor, back: Callable[[Tensor], Tensor] | None = None) -> Deliv
 
 
 def write_all(into: Sequence[Tensor]) -> Deliver:
-    """Write what has come into tensors of the same sizes, one for each."""
+    """Write received tensors into tensors of the same sizes."""
 
-    def deliver(got: tuple[Tensor, ...]) -> None:
+    def deliver(got: Sequence[Tensor]) -> None:
         for tensor, part in zip(into, got, strict=True):
             tensor.detach().copy_(part.view(tensor.dtype).view_as(tensor))
 
@@ -111,7 +112,7 @@ def write_all(into: Sequence[Tensor]) -> Deliver:
 def fill(output: Tensor) -> Deliver:
     """Write parts one after the other into one tensor."""
 
-    def deliver(got: tuple[Tensor, ...]) -> None:
+    def deliver(got: Sequence[Tensor]) -> None:
         flat = output.detach()
         if not flat.is_contiguous():
             flat.copy_(torch.cat([part.reshape(-1) for part in got]).view_as(flat))
@@ -131,3 +132,24 @@ def even_splits(tensor: Tensor, size: int, which: str) -> list[int]:
             f"of the world size {size}"
         )
     return [tensor.shape[0] // size] * size
+
+
+def add_up_sparse(comm: Communicator, tensor: Tensor) -> Tensor:
+    """The sum over ranks of sparse tensors of one shape, with any numbers of elements.
+
+    Each rank sends as many elements as the fullest one has.
+    """
+    own = tensor.detach().coalesce()
+    indices, values = own.indices(), own.values()
+    counts = [int(count) for count in comm.all_gather(torch.tensor([values.shape[0]]))]
+    most = max(counts)
+    all_indices = comm.all_gather(_padded(indices.t(), most))
+    all_values = comm.all_gather(_padded(values, most))
+    parts = zip(all_indices, all_values, counts, strict=True)
+    kept = [(index[:count], value[:count]) for index, value, count in parts]
+    index = torch.cat([index for index, _ in kept]).t()
+    return torch.sparse_coo_tensor(index, torch.cat([value for _, value in kept]), own.shape).coalesce()
+
+
+def _padded(rows: Tensor, count: int) -> Tensor:
+    return torch.cat([rows, rows.new_zeros((count - rows.shape[0], *rows.shape[1:]))]).contiguous()

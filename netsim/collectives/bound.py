@@ -1,4 +1,4 @@
-"""What no algorithm can beat on a network: the least time an operation takes, by what must cross its cuts."""
+"""Lower bound of a collective's seconds on a network, whatever the algorithm, by the bytes that must cross its cuts."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class _Side(NamedTuple):
 
 
 def lower_bound_seconds(schedule: Schedule, hosts: Sequence[int], topology: Topology) -> float:
-    """The least seconds from a common start until the last member is through, whatever the algorithm.
+    """Least seconds from a common start until the last member finishes, whatever the algorithm.
 
-    Only what is asked for counts (operation, bytes, members), not how `schedule` does it. The largest of three
+    Only the request counts (operation, bytes, members), not how `schedule` does it. The largest of three
     bounds: the latency between members that must hear of each other; the bytes that must leave or enter a
-    host or a region over all links across that cut, and the latency of the way; and the bytes that must
+    host or a region over all links across that cut, and the latency of the route; and the bytes that must
     pass between all hosts or all regions together, over what they can send together (an all-reduce among g
     parties takes 2 (g - 1) tensors in all: Patarasuk and Yuan 2009, theorem 1). Links have their nominal
     capacity, all of it payload.
@@ -52,7 +52,7 @@ def lower_bound_seconds(schedule: Schedule, hosts: Sequence[int], topology: Topo
 class _Latencies:
     """Least one-way seconds from member to member, over other members where that is sooner.
 
-    Of more than `_MOST_MEMBERS` members only some are looked up; then bounds do without the ways of the others.
+    Of more than `_MOST_MEMBERS` members only some are looked up; then bounds do without the routes of the others.
     """
 
     def __init__(self, hosts: Sequence[int], topology: Topology) -> None:
@@ -105,7 +105,7 @@ def _latency_bound(schedule: Schedule, latency: _Latencies) -> float:
 def _partitions(hosts: Sequence[int], topology: Topology) -> Iterator[list[_Side]]:
     """Members by host, and by region where there are any, each with the links across.
 
-    One host of each region is the same partition of members, but cut where the region's lines begin.
+    One host of each region is the same partition of members, but cut at the region's links.
     """
     by_host: dict[str, set[int]] = {}
     by_region: dict[str, set[int]] = {}
@@ -137,7 +137,7 @@ def _sides(groups: dict[str, set[int]], party: dict[str, str], topology: Topolog
 
 
 def _cut_bound(schedule: Schedule, side: _Side, latency: _Latencies) -> float:
-    """What crosses last has the way to its destination before it; to the farthest one, if all need it."""
+    """The last byte to cross still has the route to its destination ahead; to the farthest one, if all need it."""
     leaving, entering = _crossing_bytes(schedule, side.members)
     out = into = 0.0
     if leaving:

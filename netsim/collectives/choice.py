@@ -6,16 +6,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from netsim.collectives.closed_form import (
-    QuietNetwork,
-    contention_free_seconds,
-    undisturbed_seconds,
-)
+from netsim.collectives.closed_form import QuietNetwork, undisturbed_seconds
+from netsim.collectives.estimate import Estimator, is_crowd
 from netsim.collectives.schedules import algorithms
 from netsim.collectives.schedules.algorithms import (
     ALGORITHMS,
@@ -23,8 +20,7 @@ from netsim.collectives.schedules.algorithms import (
     algorithm_names,
     default_algorithm,
 )
-from netsim.collectives.timing import time_collective
-from netsim.files.errors import InputError, unknown_name
+from netsim.errors import InputError, unknown_name
 from netsim.topology.protocol import Protocol
 from netsim.topology.weather import Weather
 
@@ -39,26 +35,21 @@ __all__ = ["Choices", "parse_collectives", "schedule"]
 
 T = TypeVar("T")
 
-# What sends more messages than this is not simulated to choose: it would take longer than the run. Rings are judged
-# by a formula then; a crowd of direct messages is left out.
-_MOST_MESSAGES = 20_000
+# A crowd of direct messages is left out: to simulate it would take longer than the run. So many are not even listed.
 _MOST_LISTED_MESSAGES = 500_000
 
-# The second time shows what a training step meets: connections that are warm.
+# The second repetition has warm connections, as a training step does.
 _REPETITIONS = 2
 
 # Times that differ by less are equal, and the table's earlier algorithm is taken.
 _SAME = 1 + 1e-9
-
-# Where packets are lost, every loss is an event. Beyond so many of them time grows with the bytes.
-_MOST_LOSSES = 100
 
 _MOST_REMEMBERED = 4096
 _LARGEST_ALIKE = 8
 
 
 def parse_collectives(spec: str | Mapping[str, str] | None) -> dict[str, str]:
-    """The algorithms that a user has fixed by `spec`: op -> name, without those left to `auto`.
+    """Parse the algorithms that `spec` fixes: op -> name, without those left to `auto`.
 
     `auto` or None fixes nothing; a name alone holds for every operation that has an algorithm of that name.
 
@@ -90,7 +81,7 @@ def parse_collectives(spec: str | Mapping[str, str] | None) -> dict[str, str]:
 
 
 class Choices:
-    """Which algorithm each collective goes by: what is fixed, else the fastest on this network.
+    """Algorithm of each collective: the fixed one, else the fastest on this network.
 
     The fastest is found by the network model on a quiet copy: nominal capacities and nobody else's traffic, warm
     connections, all members entering at once. It is found once for each operation, group and size (by powers of
@@ -114,11 +105,11 @@ class Choices:
         self._fastest: _Memory[str] = _Memory()
 
     def algorithm(self, op: str, hosts: Sequence[int], num_bytes: int, root: int = 0) -> str:
-        """The algorithm of one collective.
+        """Name the algorithm of one collective.
 
         Args:
             op: the operation.
-            hosts: the host of each member; not looked at where there is no network.
+            hosts: the host of each member; unused without a network.
             num_bytes: as `schedule` takes it.
             root: position of the root among the members.
         """
@@ -134,13 +125,13 @@ class Choices:
 
 
 class _Memory(Generic[T]):
-    """What was found of each collective, and holds for those that are like it. What was not used lately goes."""
+    """Cache of results by collective, shared by collectives that are alike; the least recently used leave it."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, T] = OrderedDict()
 
     def of(self, trial: _Trial, find: Callable[[], T]) -> T:
-        """What is known of this collective or of one like it, else what `find` finds."""
+        """Cached result for this collective or one like it, else the result of `find`."""
         if trial.name in self._known:
             self._known.move_to_end(trial.name)
             return self._known[trial.name]
@@ -155,7 +146,7 @@ class _Memory(Generic[T]):
 
 
 def _fastest(trial: _Trial, names: Sequence[str]) -> str:
-    """The one whose last member is through first; those that cannot win are not simulated."""
+    """Algorithm whose last member finishes first; those that cannot win are not simulated."""
     bounds = {name: trial.bound_seconds(name) for name in names}
     best, best_seconds = names[0], math.inf
     for name in sorted(names, key=lambda name: bounds[name]):
@@ -195,7 +186,7 @@ class _Trial:
     @cached_property
     def _rate(self) -> np.ndarray:
         """Payload bytes per second of each link."""
-        return self._topology.bits_per_second / 8 * self._protocol.payload_share
+        return self._protocol.payload_bytes_per_second(self._topology)
 
     def _is_too_large(self, name: str) -> bool:
         """Whether only to list its messages would take too long."""
@@ -213,7 +204,7 @@ class _Trial:
         )
 
     def bound_seconds(self, name: str) -> float:
-        """What it takes at least; infinite for a crowd of messages that would take too long to look at."""
+        """Lower bound of seconds; infinite for more messages than are worth listing."""
         if self._is_too_large(name):
             return math.inf
         made = self._made(name, self._num_bytes)
@@ -221,7 +212,7 @@ class _Trial:
         return max(float(alone.max()) if alone is not None else 0.0, self._busiest_link_seconds(made))
 
     def _busiest_link_seconds(self, made: Schedule) -> float:
-        """What the link takes that has most to carry."""
+        """Seconds of the link with most to carry."""
         load = np.zeros(len(self._rate))
         for src, dst, num_bytes in made.pair_bytes:
             for link in self._topology.route(self._hosts[src], self._hosts[dst]):
@@ -229,60 +220,11 @@ class _Trial:
         return float((load / self._rate).max(initial=0.0))
 
     def seconds(self, name: str) -> float:
-        """Until the last member is through; infinite for a crowd of messages that would take too long."""
-        if self._is_too_large(name):
+        """Estimated seconds until the last member finishes; infinite for a crowd of messages."""
+        if self._is_too_large(name) or is_crowd(self._made(name, self._num_bytes)):
             return math.inf
-        made = self._made(name, self._num_bytes)
-        most = min(self._most_timed_bytes(), self._num_bytes)
-        timed = made if most == self._num_bytes else self._made(name, most)
-        if timed.num_messages > _MOST_MESSAGES and not self._has_closed_form(timed):
-            # Where messages are pieces of bounded size, fewer bytes are fewer of them: half of what may be has room.
-            most = max(most * _MOST_MESSAGES // (2 * timed.num_messages), min(most, 1 << 20))
-            timed = self._made(name, most)
-            if timed.num_messages > _MOST_MESSAGES:
-                return self._ring_seconds(made)
-        if most == self._num_bytes:
-            return self._timed(timed)
-        half, whole = (self._timed(self._made(name, size)) for size in (most // 2, most))
-        return whole + (whole - half) * (self._num_bytes - most) / (most - most // 2)
-
-    def _timed(self, made: Schedule) -> float:
-        timing = time_collective(self._topology, self._protocol, made, self._hosts, repeat=_REPETITIONS)
-        return timing.seconds[-1]
-
-    def _has_closed_form(self, made: Schedule) -> bool:
-        """Whether it takes an array operation a step, however many members there are."""
-        if made.regular_pairs is None or not self._protocol.is_plain:
-            return False
-        quiet = QuietNetwork.of(self._topology, self._protocol)
-        return contention_free_seconds(made, self._hosts, np.zeros(made.num_ranks), quiet) is not None
-
-    def _most_timed_bytes(self) -> int:
-        loss = float(self._topology.loss.max(initial=0.0))
-        if not loss or not self._protocol.has_windows:
-            return self._num_bytes
-        segment = self._protocol.segment_bytes * self._protocol.streams
-        return max(int(_MOST_LOSSES * segment / loss), 1 << 20)
-
-    def _ring_seconds(self, made: Schedule) -> float:
-        """Of a ring: what its slowest pair takes for a message, every step; of anything else: never."""
-        if made.regular_pairs is None:
-            return math.inf
-        protocol, topology, hosts = self._protocol, self._topology, self._hosts
-        longest = [0.0] * len(made.phases)
-        for src, dst in made.regular_pairs:
-            route = topology.route(hosts[src], hosts[dst])
-            if not route:
-                continue
-            there = topology.route_latency_seconds(hosts[src], hosts[dst]) + protocol.software_seconds
-            round_trip = there + topology.route_latency_seconds(hosts[dst], hosts[src])
-            rate = min(float(self._rate[link]) for link in route)
-            if round_trip:
-                rate = min(rate, protocol.window_bytes * protocol.streams / round_trip)
-            for index, phase in enumerate(made.phases):
-                largest = int(phase.num_bytes(0).max(initial=0))
-                longest[index] = max(longest[index], there / phase.window + largest / rate)
-        return sum(phase.num_steps * seconds for phase, seconds in zip(made.phases, longest, strict=True))
+        estimator = Estimator(self._topology, self._protocol)
+        return estimator.seconds(partial(self._made, name), self._num_bytes, self._hosts, _REPETITIONS)
 
 
 def schedule(
@@ -298,11 +240,26 @@ def schedule(
     parts: Parts | None = None,
     protocol: Protocol | None = None,
 ) -> Schedule:
-    """As `netsim.collectives.schedules.algorithms.schedule`, on a network.
+    """Build the schedule of one collective, on a network where one is given.
 
-    `hosts` (one a member) and `topology` tell algorithms the regions; without them all members are in one.
-    `algorithm` "auto" takes what is fastest there on its own under `protocol` (None: the topology's), for just
-    this size; without a network, the default.
+    Args:
+        op: operation, such as "all_reduce".
+        num_ranks: members.
+        num_bytes: the whole tensor for all_reduce, broadcast and reduce; the sum over ranks for all_gather, gather,
+            scatter, reduce_scatter and all_to_all; the message for sendrecv.
+        algorithm: its name, None for the operation's default; "auto" takes the fastest for this size on an idle
+            network, and the default without a network.
+        root: member that sends to all or receives from all, where the operation has one.
+        element_bytes: size of an element; parts hold whole elements.
+        hosts: index of each member's host; with `topology` it gives algorithms the regions, else all are in one.
+        topology: the network.
+        parts: uneven shares in bytes: one a rank, or from i to j as n rows of n for all_to_all; `num_bytes` is then
+            their sum and need not be given.
+        protocol: under which "auto" compares; None: the topology's, else `linux-tcp`.
+
+    Raises:
+        UnknownNameError: the operation or the algorithm does not exist.
+        InputError: a number or size is wrong.
     """
     regions: list[str] = []
     if topology is not None and hosts is not None:
@@ -311,7 +268,7 @@ def schedule(
         names = _different(op)
         algorithm = names[0]
         if topology is not None and hosts is not None and len(set(hosts)) > 1:
-            chosen = Protocol.parse(topology.protocol) if protocol is None else protocol
+            chosen = Protocol.resolve(protocol, topology.protocol)
             quiet = replace(topology, weather=Weather())
             total = _total(num_bytes, parts)
             trial = _Trial(op, tuple(hosts), total, root, quiet, chosen)
@@ -344,7 +301,7 @@ def _total(num_bytes: int, parts: Parts | None) -> int:
 
 
 def _nearest_power(num_bytes: int) -> int:
-    """The power of two that is nearest, by ratio; 0 stays.
+    """Nearest power of two by ratio; 0 stays.
 
     >>> [_nearest_power(size) for size in (0, 1, 5, 6, 1000, 25_000_000)]
     [0, 1, 4, 8, 1024, 33554432]
@@ -367,6 +324,7 @@ def _likeness(hosts: tuple[int, ...], topology: Topology) -> Hashable:
             topology.links[link].bits_per_second,
             topology.links[link].latency_seconds,
             topology.links[link].loss,
+            topology.links[link].measured_streams,
         )
         for link in numbers
     )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from netsim.topology.protocol import Protocol
     from netsim.topology.topology import Topology
 
-__all__ = ["Lines", "QuietNetwork", "contention_free_seconds", "undisturbed_seconds"]
+__all__ = ["PairRoutes", "QuietNetwork", "contention_free_seconds", "undisturbed_seconds"]
 
 Seconds = npt.NDArray[np.float64]
 
@@ -39,7 +39,7 @@ _MOST_INTERVALS = 1_000_000
 
 # Of phases with more steps than this, those are left out that go on as others did. Shorter ones take no time.
 _LONG = 10_000
-_LOOKS = 16  # times the window: steps from one look to the next
+_COMPARED = 16  # times the window: steps from one comparison to the next
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class QuietNetwork:
     @classmethod
     def of(cls, topology: Topology, protocol: Protocol) -> QuietNetwork:
         """A topology as its file states it, without its weather."""
-        rate = topology.bits_per_second / 8 * protocol.payload_share
+        rate = protocol.payload_bytes_per_second(topology)
         return cls(topology.route, topology.latency_seconds, rate, protocol.software_seconds)
 
 
-class Lines:
+class PairRoutes:
     """Latency and rate of every pair of members that exchanges messages, found when first asked for."""
 
     def __init__(self, network: QuietNetwork, hosts: Sequence[int]) -> None:
@@ -77,7 +77,7 @@ class Lines:
         self._rate: list[float] = []
 
     def of(self, src: Ranks, dst: Ranks) -> tuple[Ranks, Seconds, Seconds]:
-        """Of each pair: its number, its latency in seconds and its bytes per second."""
+        """Number, latency in seconds and bytes per second of each pair."""
         number = np.fromiter(map(self._find, src.tolist(), dst.tolist()), np.int64, len(src))
         return number, np.array(self._latency)[number], np.array(self._rate)[number]
 
@@ -104,7 +104,7 @@ class Lines:
 def contention_free_seconds(
     schedule: Schedule, hosts: Sequence[int], arrivals: Seconds, network: QuietNetwork
 ) -> Seconds | None:
-    """When each member is through, or None where messages would meet on a link.
+    """Instant at which each member finishes, or None where messages would meet on a link.
 
     Args:
         schedule: what is sent.
@@ -114,36 +114,38 @@ def contention_free_seconds(
     """
     if not network.bytes_per_second.all():
         return None  # a link is dead
-    lines = Lines(network, hosts)
+    routes = PairRoutes(network, hosts)
     pairs = [phase.fixed_pairs() for phase in schedule.phases]
     for regular in pairs:
         if regular is not None:
-            lines.of(*regular)
-    fits = lines.fit_at_once(network.bytes_per_second)
+            routes.of(*regular)
+    fits = routes.fit_at_once(network.bytes_per_second)
     if all(regular is not None for regular in pairs):
-        return _seconds(schedule, arrivals, lines, None) if fits else None
-    layout = _Layout(lines)
-    done = _seconds(schedule, arrivals, lines, layout) if fits else None
+        return _seconds(schedule, arrivals, routes, None) if fits else None
+    layout = _Layout(routes)
+    done = _seconds(schedule, arrivals, routes, layout) if fits else None
     return done if done is not None and layout.fits(network.bytes_per_second) else None
 
 
 def undisturbed_seconds(schedule: Schedule, hosts: Sequence[int], network: QuietNetwork) -> Seconds | None:
-    """When each member would be through at the earliest, did messages not slow each other down.
+    """Earliest instant at which each member finishes, if messages did not slow each other down.
 
     All members enter at 0. None for the rare schedule that is too irregular to say.
     """
-    return _seconds(schedule, np.zeros(schedule.num_ranks), Lines(network, hosts), None)
+    return _seconds(schedule, np.zeros(schedule.num_ranks), PairRoutes(network, hosts), None)
 
 
-def _seconds(schedule: Schedule, arrivals: Seconds, lines: Lines, layout: _Layout | None) -> Seconds | None:
+def _seconds(
+    schedule: Schedule, arrivals: Seconds, routes: PairRoutes, layout: _Layout | None
+) -> Seconds | None:
     done = arrivals
     for phase in schedule.phases:
         pairs = phase.fixed_pairs()
         everyone = pairs is not None and len(pairs[0]) == schedule.num_ranks and not phase.has_gaps
         if pairs is not None and everyone:
-            done = _ring_seconds(phase, pairs, done, lines, layout)
+            done = _ring_seconds(phase, pairs, done, routes, layout)
         elif phase.window == 1:
-            done = _rounds_seconds(phase, done, lines, layout)
+            done = _rounds_seconds(phase, done, routes, layout)
         else:
             return None
         if layout is not None and layout.too_many:
@@ -154,11 +156,11 @@ def _seconds(schedule: Schedule, arrivals: Seconds, lines: Lines, layout: _Layou
 
 
 def _ring_seconds(
-    phase: Phase, pairs: tuple[Ranks, Ranks], start: Seconds, lines: Lines, layout: _Layout | None
+    phase: Phase, pairs: tuple[Ranks, Ranks], start: Seconds, routes: PairRoutes, layout: _Layout | None
 ) -> Seconds:
     """Every member sends one message a step, always to the same neighbour."""
     src, dst = pairs
-    number, latency, rate = lines.of(src, dst)
+    number, latency, rate = routes.of(src, dst)
     sender_of = np.empty_like(src)  # position of the pair that ends at each member
     sender_of[dst] = np.arange(len(src))
     position_of = np.empty_like(src)
@@ -167,7 +169,7 @@ def _ring_seconds(
     start = start[src]  # by position from here on
     done = [start] * phase.window
     delivered = np.full(len(src), -np.inf)
-    index, lookout = 0, _Lookout(phase)
+    index, detector = 0, _PaceDetector(phase)
     while index < phase.num_steps:
         num_bytes = phase.num_bytes(index)
         free = done[index % phase.window] + latency
@@ -182,16 +184,16 @@ def _ring_seconds(
             both if phase.window == 1 else np.maximum(both, done[index % phase.window - 1])
         )
         index += 1
-        if layout is None and lookout.is_due(index):
-            num_steps, later = lookout.ahead(index, [*done, delivered])
+        if layout is None and detector.is_due(index):
+            num_steps, later = detector.ahead(index, [*done, delivered])
             index += num_steps
             done, delivered = [each + later for each in done], delivered + later
     result: Seconds = np.maximum.reduce(done)[position_of]
     return result
 
 
-class _Lookout:
-    """Looks out, in long phases, for the step from which on all members go on at one pace.
+class _PaceDetector:
+    """Detects, in long phases, the step from which all members proceed at one pace.
 
     A recurrence in maxima and sums whose steps are alike and have put off everybody by the same time goes on so: what
     follows of these steps is one multiplication.
@@ -200,16 +202,16 @@ class _Lookout:
     def __init__(self, phase: Phase) -> None:
         self._phase = phase
         self._is_long = phase.num_steps > _LONG
-        self._every = _LOOKS * phase.window
+        self._every = _COMPARED * phase.window
         self._before: list[Seconds] = []
         self._alike_until = 0
 
     def is_due(self, index: int) -> bool:
-        """Whether to look after so many steps."""
+        """True if the pace is compared after so many steps."""
         return self._is_long and index % self._every == 0 and index < self._phase.num_steps
 
     def ahead(self, index: int, state: list[Seconds]) -> tuple[int, float]:
-        """Steps that can be left out after so many, and how much later they leave everybody."""
+        """Steps that can be skipped after so many, and the seconds that they take."""
         before, self._before = self._before, [each.copy() for each in state]
         until, self._alike_until = self._alike_until, index + self._phase.num_alike(index)
         if not before or until < index:
@@ -223,12 +225,12 @@ class _Lookout:
         return times * self._every, times * delay
 
 
-def _rounds_seconds(phase: Phase, start: Seconds, lines: Lines, layout: _Layout | None) -> Seconds:
+def _rounds_seconds(phase: Phase, start: Seconds, routes: PairRoutes, layout: _Layout | None) -> Seconds:
     """Plain rounds of any messages."""
     done = start.copy()
     for index in range(phase.num_steps):
         step = phase.step(index)
-        number, latency, rate = lines.of(step.src, step.dst)
+        number, latency, rate = routes.of(step.src, step.dst)
         free = done[step.src] + latency
         delivered = free + step.num_bytes / rate
         if layout is not None:
@@ -239,10 +241,10 @@ def _rounds_seconds(phase: Phase, start: Seconds, lines: Lines, layout: _Layout 
 
 
 class _Layout:
-    """When each message drains, to be laid out on the links."""
+    """Intervals in which messages drain, to be checked against the capacity of links."""
 
-    def __init__(self, lines: Lines) -> None:
-        self._lines = lines
+    def __init__(self, routes: PairRoutes) -> None:
+        self._routes = routes
         self._rows: list[tuple[Ranks, Seconds, Seconds]] = []
         self._count = 0
 
@@ -252,7 +254,7 @@ class _Layout:
         return self._count > _MOST_INTERVALS
 
     def add(self, number: Ranks, begins: Seconds, ends: Seconds) -> None:
-        """Messages on these lines (by number) drain from `begins` to `ends`."""
+        """Messages on these routes (by number) drain from `begins` to `ends`."""
         self._count += len(number)
         if not self.too_many:
             self._rows.append((number, begins, ends))
@@ -262,7 +264,7 @@ class _Layout:
         if not self._count:
             return True
         number, begins, ends = (np.concatenate(column) for column in zip(*self._rows, strict=True))
-        routes = self._lines.links
+        routes = self._routes.links
         hops = np.array([len(route) for route in routes], np.int64)
         rate = np.array([min((float(capacity[link]) for link in route), default=0.0) for route in routes])
         first = np.concatenate(([0], np.cumsum(hops)))

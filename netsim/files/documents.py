@@ -1,7 +1,7 @@
-"""Files that users write: YAML read safely, checked against a schema, mistakes told by file, line and key.
+"""Files that users write: YAML read safely, mistakes reported by file, line and key.
 
     document = load_document("experiment.yaml")
-    experiment = validate(Experiment, document)              # Experiment derives from `Schema`
+    experiment = validate_document(Experiment, document)              # of `netsim.files.schemas`
     raise document.error(("workers", "count"), "more ranks than hosts")   # what a schema cannot know
 
 The reader takes a small, unsurprising part of YAML: mappings, lists and scalars. Plain scalars are read as
@@ -14,38 +14,64 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
 
-from netsim.files.errors import InputError, UnknownNameError
+from netsim.errors import InputError, UnknownNameError, printable
 from netsim.files.plain_files import input_file
-from netsim.files.problems import MAX_PROBLEMS, KeyPath, Mistake, key_text, printable, problems_of
-from netsim.files.units import shown
+from netsim.units import shown
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 __all__ = [
     "MAX_DEPTH",
     "MAX_FILE_BYTES",
+    "MAX_PROBLEMS",
     "MAX_VALUES",
+    "ConfigError",
     "Document",
-    "Schema",
+    "KeyPath",
+    "key_text",
     "load_document",
     "parse_document",
-    "validate",
 ]
+
+MAX_PROBLEMS = 20  # listed in one error; the rest is counted
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+"""Keys and list indices from the top of a document to a value: `("links", 0, "latency")`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigError:
+    """A mistake in a document.
+
+    Attributes:
+        path: key path at which it is.
+        message: what is wrong, and what to do.
+        is_unknown_name: the value is a name that does not exist.
+    """
+
+    path: KeyPath
+    message: str
+    is_unknown_name: bool = False
+
+
+def key_text(path: KeyPath) -> str:
+    """A key path as people write it: `links[0].latency`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{printable(part)}"
+    return text.removeprefix(".")
+
 
 MAX_FILE_BYTES = 1_000_000
 MAX_DEPTH = 50
 MAX_VALUES = 250_000
-
-_Model = TypeVar("_Model", bound=BaseModel)
 
 # libyaml where PyYAML was built with it: 30 times as fast, the same events.
 _Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -77,8 +103,11 @@ _UNREADABLE = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U000100
 class Document:
     """Plain data (dict, list, str, int, float, bool, None) and where each of its keys was written.
 
-    `where` names the file, or for data that come from Python says so; then there are no lines. `inside` is the key
-    under which it all stands, for a part of a file.
+    Attributes:
+        where: name of the file, or a note that the data come from Python.
+        data: content of the file.
+        lines: line (from 1) by key path; empty for data that come from Python.
+        inside: key path of the data within the file; empty for a whole file.
     """
 
     where: str
@@ -95,7 +124,7 @@ class Document:
         return None
 
     def part(self, path: KeyPath) -> Document:
-        """What stands under one key, as a document of its own whose mistakes are told by file, line and whole key."""
+        """Part of the document below the key `path`; its errors still name file, line and whole key."""
         data: Any = self.data
         for key in path:
             data = data[key]
@@ -103,11 +132,16 @@ class Document:
         return replace(self, data=data, lines=lines, inside=(*self.inside, *path))
 
     def error(self, path: Sequence[str | int], message: str | InputError) -> InputError:
-        """An error about one key, to be raised: `FILE:LINE: KEY: message`; an UnknownNameError stays one."""
-        is_unknown = isinstance(message, UnknownNameError)
-        return self.errors([Mistake(tuple(path), str(message), is_unknown)])
+        """Error about one key, to be raised: `FILE:LINE: KEY: message`.
 
-    def errors(self, problems: Iterable[Mistake]) -> InputError:
+        Args:
+            path: key path at which it is.
+            message: what is wrong, and what to do; an UnknownNameError stays one.
+        """
+        is_unknown = isinstance(message, UnknownNameError)
+        return self.errors([ConfigError(tuple(path), str(message), is_unknown)])
+
+    def errors(self, problems: Iterable[ConfigError]) -> InputError:
         """One error, to be raised, that tells all problems in the order of the file, a complete line each."""
         ordered = sorted(problems, key=lambda problem: self.line_of(problem.path) or 0)
         lines = [self._told(problem) for problem in ordered[:MAX_PROBLEMS]]
@@ -116,7 +150,7 @@ class Document:
         kind = UnknownNameError if ordered[0].is_unknown_name else InputError
         return kind("\n".join(lines))
 
-    def _told(self, problem: Mistake) -> str:
+    def _told(self, problem: ConfigError) -> str:
         line = self.line_of(problem.path)
         place = self.where if line is None else f"{self.where}:{line}"
         key = key_text(problem.path)
@@ -125,26 +159,8 @@ class Document:
         return f"{place}: {key}: {problem.message}" if key else f"{place}: {problem.message}"
 
 
-class Schema(BaseModel):
-    """Base of all file schemas: exact types, unknown keys refused with the likeliest right one, immutable."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown_keys(cls, data: object) -> object:
-        if isinstance(data, Mapping) and cls.model_config.get("extra") == "forbid":
-            known = [info.alias or name for name, info in cls.model_fields.items()]
-            unknown = [str(key) for key in data if key not in known]
-            if unknown:
-                raise PydanticCustomError(
-                    "unknown_keys", "unknown keys", {"unknown": unknown, "known": known}
-                )
-        return data
-
-
 def load_document(path: str | Path) -> Document:
-    """Read a YAML file of at most 1 MB; raises InputError `FILE:LINE: ...` for what cannot be accepted."""
+    """Read the YAML file `path`, at most 1 MB long; raises InputError `FILE:LINE: ...` for what cannot be accepted."""
     where = printable(str(path))
     try:
         with input_file(path) as file:
@@ -165,7 +181,7 @@ def load_document(path: str | Path) -> Document:
 
 
 def parse_document(text: str, where: str = "<text>") -> Document:
-    """Read YAML from a string; `where` names it in errors.
+    """Read YAML from the string `text`; `where` names it in errors.
 
     >>> document = parse_document("links:\\n  - {latency: 1e9, up: no}", "wan.yaml")
     >>> document.data
@@ -195,14 +211,6 @@ def parse_document(text: str, where: str = "<text>") -> Document:
             raise InputError(f"{where}:{line}: {told}") from None
         raise InputError(f"{where}: not valid YAML: {str(error).splitlines()[0]}") from None
     return Document(where, reader.root, reader.lines)
-
-
-def validate(model: type[_Model], document: Document) -> _Model:
-    """The document as a `model`; raises InputError that tells every mistake, each by file, line and key."""
-    try:
-        return model.model_validate(document.data)
-    except ValidationError as error:
-        raise document.errors(problems_of(error, document.data)) from None
 
 
 def _events(text: str) -> Iterator[Any]:

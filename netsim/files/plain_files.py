@@ -17,8 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from netsim.files.errors import InputError
-from netsim.files.problems import printable
+from netsim.errors import InputError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +35,7 @@ _KINDS = {
 
 
 def input_file(path: str | Path) -> BinaryIO:
-    """Open a regular file to be read in binary.
+    """Open the regular file `path` to be read in binary.
 
     Raises:
         InputError: it is a pipe, a device or a socket.
@@ -54,7 +53,7 @@ def input_file(path: str | Path) -> BinaryIO:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """All of a regular file; raises as `input_file` does."""
+    """Read all of the regular file `path`; raises as `input_file` does."""
     with input_file(path) as file:
         return file.read()
 
@@ -69,7 +68,7 @@ def _refuse_others(path: str | Path, mode: int) -> None:
 
 @contextmanager
 def output_file(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to be written in binary: there as a whole or not at all, with the rights that the user's umask leaves.
+    """Open `path` to be written in binary: there as a whole or not at all, with the rights the umask leaves.
 
     A link is followed and stays. Pipes, devices and standard output are written to and never replaced; what they have
     been given when an exception comes they keep.

@@ -1,9 +1,12 @@
-"""Messages between processes that know one secret: nobody else is heard, and nothing can be changed on the way.
+"""Signed messages between processes that share a secret: strangers are refused, changed messages detected.
 
-Who connects speaks first, and both ends show that they know the secret before anything else is read, with numbers that
-are new each time (HMAC-SHA256; who connects shows it first, and learns no more than that it is refused). Every
+The connecting end speaks first, and both ends prove that they know the secret before anything else is read, with fresh
+numbers (HMAC-SHA256; the connecting end proves it first, and learns no more than that it is refused). Every
 message afterwards is JSON, signed with a key of its connection and direction, and counted: none can be forged,
 altered, left out, sent twice or sent back. Messages are not encrypted, and nothing is unpickled.
+
+The secret is what launchers share: the variable NETGYM_SECRET, a file that NETGYM_SECRET_FILE names, or the user's own
+file, which is made when it is first needed. Plain sockets, those of torch's stores and gloo included, accept anyone.
 """
 
 from __future__ import annotations
@@ -12,20 +15,102 @@ import contextlib
 import hmac
 import json
 import math
+import os
 import secrets
 import select
 import socket
+import stat
 import struct
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from netsim.files.errors import NetsimError
+from netsim.errors import InputError, NetsimError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["PeerError", "Place", "SignedChannel", "StrangerError", "answer", "connect"]
+__all__ = [
+    "PeerAddress",
+    "PeerError",
+    "SignedChannel",
+    "StrangerError",
+    "answer_peer",
+    "connect_peer",
+    "shared_secret",
+    "user_secret",
+]
+
+_NUM_BYTES = 32
+_LEAST_LENGTH = 16
+
+
+def shared_secret() -> bytes:
+    """The secret of this process's run: from the environment, else the user's own.
+
+    Raises:
+        InputError: it is too short, or its file cannot be read or can be read by others.
+    """
+    given = os.environ.get("NETGYM_SECRET")
+    if given is not None:
+        if len(given) < _LEAST_LENGTH:
+            raise InputError(
+                f"environment: NETGYM_SECRET has {len(given)} characters; give {_LEAST_LENGTH} or more that nobody "
+                "can guess, such as `openssl rand -hex 32` prints"
+            )
+        return given.encode()
+    path = os.environ.get("NETGYM_SECRET_FILE")
+    return _read_secret(Path(path)) if path is not None else user_secret()
+
+
+def user_secret() -> bytes:
+    """Secret of this user's processes on this machine (or home), created at the first call.
+
+    Raises:
+        InputError: its file can be neither made nor read, or can be read by others.
+    """
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    path = Path(home) / "netgym" / "secret"
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Whole or not there, whoever comes first: ranks that start together read the same one.
+            temporary = path.with_name(f".secret-{secrets.token_hex(8)}")
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_hex(_NUM_BYTES) + "\n")
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                pass
+            finally:
+                temporary.unlink()
+    except OSError as error:
+        raise InputError(
+            f"{printable(path)}: cannot be made ({error.strerror}): set NETGYM_SECRET_FILE to a file of yours with "
+            "mode 0600, or NETGYM_SECRET"
+        ) from error
+    return _read_secret(path)
+
+
+def _read_secret(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            content = file.read(4096).strip()
+    except OSError as error:
+        raise InputError(f"{printable(path)}: the secret cannot be read: {error.strerror}") from error
+    if status.st_uid not in (os.getuid(), 0) or stat.S_IMODE(status.st_mode) & 0o077:
+        raise InputError(
+            f"{printable(path)}: the secret can be read by others: make it yours alone (chmod 600)"
+        )
+    if len(content) < _LEAST_LENGTH:
+        raise InputError(
+            f"{printable(path)}: the secret is shorter than {_LEAST_LENGTH} bytes: write a longer one"
+        )
+    return content
+
 
 _VERSION = 2
 _NONCE_BYTES = _SEAL_BYTES = 32
@@ -34,7 +119,7 @@ _MOST_BYTES = 4 << 20  # of one message
 _GREETING_SECONDS = 10.0
 _MOST_READ = 1 << 20
 
-Place = tuple[str, int]
+PeerAddress = tuple[str, int]
 """Address and port."""
 
 
@@ -43,7 +128,7 @@ class PeerError(NetsimError, RuntimeError):
 
 
 class StrangerError(PeerError):
-    """Who is at the other end does not know the secret, or is something else altogether."""
+    """The other end does not know the secret, or is another service."""
 
 
 class SignedChannel:
@@ -57,7 +142,7 @@ class SignedChannel:
         keys: of what this end sends, and of what it receives.
 
     Attributes:
-        socket: the connection, for those who go on without messages.
+        socket: the connection, for use without messages.
         name: of the other end.
     """
 
@@ -73,7 +158,7 @@ class SignedChannel:
         return str(self.socket.getsockname()[0])
 
     def give_up_sending_after(self, seconds: float) -> None:
-        """Hold up nobody for an end that does not read: sending ends the connection after so long."""
+        """Have `send` close the connection where the other end holds it up for `seconds` by not reading."""
         whole = int(seconds)
         limit = struct.pack("ll", whole, int((seconds - whole) * 1e6))
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -95,7 +180,7 @@ class SignedChannel:
                 raise PeerError(f"{self.name}: the connection was lost ({_reason(error)})") from None
 
     def receive(self, seconds: float = math.inf) -> dict[str, Any]:
-        """The next message, all of it waited for at most that long.
+        """Receive the next message, all of it within `seconds`.
 
         Raises:
             PeerError: the connection is no more, or nothing has come.
@@ -121,15 +206,22 @@ class SignedChannel:
         return message
 
     def close(self) -> None:
-        """End the connection; who receives on it hears so, at both ends."""
+        """End the connection; pending `receive` calls fail, at both ends."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
             self.socket.close()
 
 
-def connect(place: Place, secret: bytes, service: str, where: str, seconds: float) -> SignedChannel:
-    """A channel to who listens at a place.
+def connect_peer(
+    place: PeerAddress,
+    secret: bytes,
+    service: str,
+    where: str,
+    seconds: float,
+    greeting_seconds: float = _GREETING_SECONDS,
+) -> SignedChannel:
+    """Open a channel to the listener at a place.
 
     Args:
         place: address and port.
@@ -137,6 +229,7 @@ def connect(place: Place, secret: bytes, service: str, where: str, seconds: floa
         service: what must listen there, such as "netsim probe".
         where: what errors call it.
         seconds: to be reached in.
+        greeting_seconds: for both ends to prove that they know the secret.
 
     Raises:
         PeerError: nobody is there, or not ready.
@@ -146,13 +239,15 @@ def connect(place: Place, secret: bytes, service: str, where: str, seconds: floa
         opened = socket.create_connection(place, timeout=seconds)
     except OSError as error:
         raise PeerError(f"{where}: cannot be reached: {_reason(error)}") from None
-    return greet(opened, secret, service, where)
+    return greet(opened, secret, service, where, greeting_seconds)
 
 
-def greet(opened: socket.socket, secret: bytes, service: str, where: str) -> SignedChannel:
-    """A channel over a connection that this end has made; raises as `connect` does."""
+def greet(
+    opened: socket.socket, secret: bytes, service: str, where: str, seconds: float = _GREETING_SECONDS
+) -> SignedChannel:
+    """Open a channel over a connection that this end has made; raises as `connect_peer` does."""
     with _or_closed(opened, f"{where}: is no {service}, or not ready"):
-        deadline = _prepared(opened)
+        deadline = _prepared(opened, seconds)
         greeting, mine = _greeting(service), secrets.token_bytes(_NONCE_BYTES)
         opened.sendall(greeting + mine)
         if _read(opened, len(greeting), deadline) != greeting:
@@ -169,8 +264,13 @@ def greet(opened: socket.socket, secret: bytes, service: str, where: str) -> Sig
     return SignedChannel(opened, where, (to, fro))
 
 
-def answer(opened: socket.socket, secret: bytes, service: str) -> SignedChannel:
-    """A channel to who has connected; the connection is closed where there can be none.
+def answer_peer(opened: socket.socket, secret: bytes, service: str) -> SignedChannel:
+    """Open a channel to the process that has connected; the connection is closed where that fails.
+
+    Args:
+        opened: the accepted connection.
+        secret: known to both.
+        service: what listens here, such as "netsim probe".
 
     Raises:
         PeerError: it left before showing that it knows the secret, or took too long.
@@ -195,7 +295,7 @@ def answer(opened: socket.socket, secret: bytes, service: str) -> SignedChannel:
 
 @contextlib.contextmanager
 def _or_closed(opened: socket.socket, failure: str) -> Iterator[None]:
-    """Greet within: else the connection is closed, and what went wrong with it is told as `failure`."""
+    """Close the connection where the greeting within fails; `failure` begins the error of a lost one."""
     try:
         yield
     except OSError as error:
@@ -206,12 +306,12 @@ def _or_closed(opened: socket.socket, failure: str) -> Iterator[None]:
         raise
 
 
-def _prepared(opened: socket.socket) -> float:
-    """Have a connection send at once and never time out by itself; the instant at which the greeting must be over."""
+def _prepared(opened: socket.socket, seconds: float = _GREETING_SECONDS) -> float:
+    """Prepare a connection to send at once and never time out by itself; return the deadline of the greeting."""
     opened.settimeout(None)
     with contextlib.suppress(OSError):  # no TCP, as in tests
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return time.monotonic() + _GREETING_SECONDS
+    return time.monotonic() + seconds
 
 
 def _greeting(service: str) -> bytes:
@@ -231,7 +331,7 @@ def _proof(secret: bytes, side: bytes, both: bytes) -> bytes:
 
 
 def _keys(secret: bytes, both: bytes) -> tuple[bytes, bytes]:
-    """Of what goes to who listens, and of what comes from there."""
+    """Keys of messages to the listening end, and from it."""
     return hmac.digest(secret, b"to " + both, "sha256"), hmac.digest(secret, b"fro " + both, "sha256")
 
 
@@ -240,7 +340,7 @@ def _seal(key: bytes, number: int, content: bytes) -> bytes:
 
 
 def _read(opened: socket.socket, num_bytes: int, deadline: float) -> bytes:
-    """So many bytes, all by a deadline, however few come at a time; others may send meanwhile, with no limit."""
+    """Read `num_bytes` by a deadline, in however many parts; sending is not limited meanwhile."""
     content = bytearray()
     while len(content) < num_bytes:
         if deadline < math.inf:

@@ -1,4 +1,4 @@
-"""Which of the engine's modules are compiled, and whether they are up to date.
+"""State of the engine's compiled modules: present, up to date, loaded.
 
 mypyc compiles the files as they are when the package is built and a C compiler is there. The sources' hash is
 written beside the result. Where it does not fit (an edited checkout), the sources run interpreted: to the same

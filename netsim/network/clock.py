@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from enum import IntEnum
-from heapq import heapify, heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 import simpy
+from simpy.core import StopSimulation
 from simpy.events import NORMAL, URGENT, EventPriority
 
-from netsim.files.errors import InputError
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +38,8 @@ class Order(IntEnum):
     NETWORK = 10
     MEETINGS = 1 << 20
 
+
+_NETWORK = int(Order.NETWORK)  # comparing with a member of the enumeration takes longer
 
 BY_RANKS = frozenset((int(URGENT), int(NORMAL)))
 """Priorities of SimPy's own events, by which ranks go on."""
@@ -80,29 +83,44 @@ class Clock(simpy.Environment):
         self._engines.append(engine)
 
     def show(self, instant: float) -> None:
-        """Take over the `instant` of a network, for code that it calls."""
+        """Set the time to the `instant` of a network, for code that it calls."""
         self._now = instant
 
     def step(self) -> None:
         """Let the network live until the next event of SimPy, or until it has called code above it; else that event.
 
-        The event has a step of its own: whoever steps the clock may look, before it, whether anything can still happen.
+        The event has a step of its own: the caller can test, before it, whether anything can still happen.
         """
-        queue = self._queue
-        until, is_included = (queue[0][0], queue[0][1] > Order.NETWORK) if queue else (math.inf, False)
-        due = min([engine.next_due() for engine in self._engines], default=math.inf)
+        queue, engines = self._queue, self._engines
+        until, is_included = (queue[0][0], queue[0][1] > _NETWORK) if queue else (math.inf, False)
+        if len(engines) == 1:
+            due = engines[0].next_due()
+        else:
+            due = min([engine.next_due() for engine in engines], default=math.inf)
         if due < until or (due == until and is_included):
-            if len(self._engines) == 1:
-                self._engines[0].advance(until, is_included)
+            if len(engines) == 1:
+                engines[0].advance(until, is_included)
             else:
                 self._advance_all(until, is_included)
-            for engine in self._engines:
+            for engine in engines:
                 engine.now = self._now
             return
-        if queue:
-            for engine in self._engines:
-                engine.now = until
-        super().step()  # raises where nothing is left
+        if not queue:
+            super().step()  # raises: nothing is left
+        for engine in engines:
+            engine.now = until
+        # SimPy's own step, without its overhead for every event.
+        self._now, _, _, event = heappop(queue)
+        callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
+        try:
+            for callback in callbacks:
+                callback(event)
+        except StopSimulation:
+            event.callbacks = callbacks[callbacks.index(callback) + 1 :]
+            self.schedule(event, EventPriority(Order.WEATHER))
+            raise
+        if not event._ok and not hasattr(event, "_defused"):
+            raise type(event._value)(*event._value.args) from event._value
 
     def _advance_all(self, until: float, is_included: bool) -> None:
         """Let several networks live until `until`, or until one has called code above it."""
@@ -132,6 +150,12 @@ class Clock(simpy.Environment):
             event.callbacks = [call]
         heappush(self._queue, (max(instant, self.now), EventPriority(order), next(self._eid), event))
         return event
+
+    def wake(self, event: simpy.Event, instant: float) -> None:
+        """Have an `event` of this clock, which was waited for without a time, happen at `instant` (not before now)."""
+        event._ok = True
+        event._value = None
+        heappush(self._queue, (max(instant, self._now), EventPriority(NORMAL), next(self._eid), event))
 
     def cancel(self, event: simpy.Event) -> None:
         """Make an event of `at` do nothing.

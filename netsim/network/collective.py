@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, final
 
-from netsim.network.engine import Connection, Engine, Group, Owner, Transfer
+from netsim.network.engine import Connection, ConnectionGroup, Engine, Owner, Transfer
 
 # Posting one send and one receive (locks and system calls) before the next pair.
 POST_SECONDS: Final = 1e-4
@@ -86,7 +86,7 @@ class StepMessages:
 
 
 @final
-class Plan:
+class StepSequence:
     """A schedule as a collective walks through it.
 
     Args:
@@ -140,27 +140,38 @@ class OpenStep:
 class Collective(Owner):
     """One collective under way. Members enter when they like; `on_done(member)` is called as each is through.
 
+    It owns its transfers: the engine calls `delivered`, `sent` and `dropped` with a transfer as it proceeds.
+
     Args:
         engine: network on which messages are sent.
-        plan: what is sent.
+        sequence: what is sent.
         hosts: host of each member; members may share one.
         group: connections that it uses; collectives of one group share them and their state.
         on_done: called with a member's position at the instant it is through, which may be within `arrive`.
+
+    Attributes:
+        is_cancelled: nothing more is sent.
+        has_arrived: by member, True once it has entered.
     """
 
     def __init__(
-        self, engine: Engine, plan: Plan, hosts: list[int], group: Group, on_done: Callable[[int], None]
+        self,
+        engine: Engine,
+        sequence: StepSequence,
+        hosts: list[int],
+        group: ConnectionGroup,
+        on_done: Callable[[int], None],
     ) -> None:
         self.engine = engine
-        self.plan = plan
+        self.sequence = sequence
         self.hosts = hosts
         self.group = group
         self.on_done = on_done
         self.is_cancelled = False
-        self.has_arrived = [False] * plan.num_members
-        self._gates = plan.gates
-        self._num_posted = [0] * plan.num_members
-        self._num_done = [0] * plan.num_members  # in a row
+        self.has_arrived = [False] * sequence.num_members
+        self._gates = sequence.gates
+        self._num_posted = [0] * sequence.num_members
+        self._num_done = [0] * sequence.num_members  # in a row
         self._open: dict[int, OpenStep] = {}
         self._waits_for_receive = False  # the send of a single message, which is delivered
 
@@ -186,7 +197,7 @@ class Collective(Owner):
             return
         step = transfer.step
         self._part_done(step, transfer.dst)
-        if self.plan.is_message and not self.has_arrived[transfer.dst]:
+        if self.sequence.is_message and not self.has_arrived[transfer.dst]:
             self._waits_for_receive = True  # a send is done with its receive, and that is not posted yet
         else:
             self._part_done(step, transfer.src)
@@ -215,7 +226,7 @@ class Collective(Owner):
     def _step(self, index: int) -> OpenStep:
         step = self._open.get(index)
         if step is None:
-            step = self._open[index] = OpenStep(self.plan.step(index), self.plan.num_members)
+            step = self._open[index] = OpenStep(self.sequence.step(index), self.sequence.num_members)
         return step
 
     def _count_done(self, member: int) -> None:
@@ -261,7 +272,7 @@ class GlooCollective(Collective):
 
     def _enter(self, member: int) -> None:
         """gloo's thread wakes a little later; single messages have none."""
-        wakes = 0 if self.plan.is_message else member % WAKES_APART
+        wakes = 0 if self.sequence.is_message else member % WAKES_APART
         if wakes:
             self.engine.alarm(wakes * WAKE_SECONDS, self, 0, member, WAKE)
         else:
@@ -310,7 +321,7 @@ class GlooCollective(Collective):
         if send < messages.first[member + 1]:
             dst = messages.targets[send]
             self._send(member, dst, 0.0, index, NOTE, False)
-            rendezvous = member * self.plan.num_members + dst
+            rendezvous = member * self.sequence.num_members + dst
             if rendezvous in step.halves:
                 del step.halves[rendezvous]
                 self._send(member, dst, messages.sizes[send], index, DATA, True)
@@ -320,7 +331,7 @@ class GlooCollective(Collective):
     def _meet(self, index: int, src: int, dst: int) -> None:
         """The receiver's note has come: data leave when the send is posted as well."""
         step = self._step(index)
-        rendezvous = src * self.plan.num_members + dst
+        rendezvous = src * self.sequence.num_members + dst
         send = step.halves.get(rendezvous, -1)
         if send >= 0:
             del step.halves[rendezvous]

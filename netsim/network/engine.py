@@ -100,7 +100,7 @@ class Connection:
 
     def __init__(
         self,
-        group: Group,
+        group: ConnectionGroup,
         path: Path,
         gross: Claim | None,
         net: Claim | None,
@@ -122,7 +122,7 @@ class Connection:
 
 
 @final
-class Group:
+class ConnectionGroup:
     """Connections that share a name, by path."""
 
     def __init__(self, name: Hashable, is_background: bool) -> None:
@@ -228,7 +228,7 @@ class Engine:
         self.num_events = 0
         self.dropped_bytes = 0.0
         self.paths: list[Path] = []
-        self.groups: dict[Hashable, Group] = {}
+        self.groups: dict[Hashable, ConnectionGroup] = {}
         self.dead: set[int] = set()
         self.singles: dict[int, Transfer] = {}
         self._gross = FairShares(payload)
@@ -246,7 +246,7 @@ class Engine:
         self._acking: list[dict[Connection, None]] = [{} for _ in payload]
         self._stale: list[int] = []
         self._is_stale = [False] * len(payload)
-        self._nowhere = Group(None, False)
+        self._nowhere = ConnectionGroup(None, False)
         self._no_path = Path(-1, -1, -1, [], [])
 
     # -- connections -----------------------------------------------------------------------------------------
@@ -260,12 +260,12 @@ class Engine:
             self.paths.append(path)
         return path
 
-    def group(self, name: Hashable, is_background: bool = False) -> Group:
+    def group(self, name: Hashable, is_background: bool = False) -> ConnectionGroup:
         """The group of this name; a new one is kept when it has a connection."""
         group = self.groups.get(name)
-        return Group(name, is_background) if group is None else group
+        return ConnectionGroup(name, is_background) if group is None else group
 
-    def connect(self, group: Group, source: int, target: int, most: float = inf) -> Connection:
+    def connect(self, group: ConnectionGroup, source: int, target: int, most: float = inf) -> Connection:
         """The connection of a group between two hosts, or one that lasts for a single transfer."""
         path = self.path(source, target)
         if not self.is_per_transfer:
@@ -292,7 +292,7 @@ class Engine:
             self._num_connections += 1
         return connection
 
-    def _shares_kept(self, group: Group) -> bool:
+    def _shares_kept(self, group: ConnectionGroup) -> bool:
         """Keep a group that is to have a connection; returns whether it now shares those of another of its name."""
         kept = self.groups.get(group.name)
         if kept is None:

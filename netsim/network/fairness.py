@@ -20,7 +20,7 @@ OVERFULL: Final = 1.0 + 1e-11
 
 
 @final
-class Link:
+class SharedLink:
     """Capacity in bytes per second, and the claims on it in the order in which they joined."""
 
     def __init__(self, index: int, capacity: float) -> None:
@@ -46,7 +46,7 @@ class Link:
 class Claim:
     """Demand of one transfer on the links of its route; `rate` is what it gets."""
 
-    def __init__(self, links: list[Link], weight: float) -> None:
+    def __init__(self, links: list[SharedLink], weight: float) -> None:
         self.links = links
         self.number = 0  # grows with each claim that joins
         self.weight = weight
@@ -68,11 +68,11 @@ class FairShares:
     """
 
     def __init__(self, capacities: list[float]) -> None:
-        self.links = [Link(index, capacities[index]) for index in range(len(capacities))]
+        self.links = [SharedLink(index, capacities[index]) for index in range(len(capacities))]
         self._num_joined = 0
         self._new: list[Claim] = []
-        self._changed: list[Link] = []
-        self._resized: list[Link] = []
+        self._changed: list[SharedLink] = []
+        self._resized: list[SharedLink] = []
         self._least = inf  # level below which nothing changes
         self._visit = 0
 
@@ -117,7 +117,7 @@ class FairShares:
             claim.is_new = True
             self._new.append(claim)
 
-    def resize(self, link: Link, capacity: float) -> None:
+    def resize(self, link: SharedLink, capacity: float) -> None:
         """Give a link another capacity, in bytes per second."""
         link.spare += min(capacity - link.capacity, 0.0)
         link.capacity = capacity
@@ -152,7 +152,7 @@ class FairShares:
         self._least = inf
         return changed
 
-    def _note(self, link: Link) -> None:
+    def _note(self, link: SharedLink) -> None:
         if not link.has_changed:
             link.has_changed = True
             self._changed.append(link)
@@ -163,7 +163,7 @@ class FairShares:
         for claim in self._new:
             is_alone = True
             level = inf
-            tightest: Link | None = None
+            tightest: SharedLink | None = None
             for link in claim.links:
                 if len(link.claims) > 1:
                     is_alone = False
@@ -192,7 +192,7 @@ class FairShares:
         least = min(least, self._least_of_new()) * BELOW
         while True:
             self._visit += 1
-            links: list[Link] = []
+            links: list[SharedLink] = []
             claims: list[Claim] = []
             self._gather(links, claims, least)
             self._fill(links, claims)
@@ -235,7 +235,7 @@ class FairShares:
         least = inf
         for claim in self._new:
             lowest = inf
-            tightest: Link | None = None
+            tightest: SharedLink | None = None
             for link in claim.links:
                 if link.spare >= min(lowest * link.new_load, link.new_caps):
                     continue  # it is full later, if at all
@@ -249,7 +249,7 @@ class FairShares:
                 tightest.is_full = True
         return least
 
-    def _gather(self, links: list[Link], claims: list[Claim], least: float) -> None:
+    def _gather(self, links: list[SharedLink], claims: list[Claim], least: float) -> None:
         """Collect the links to fill, with what is left of them, and the claims that share them."""
         visit = self._visit
         for link in self._changed:
@@ -273,7 +273,7 @@ class FairShares:
             link.left = left
             link.load = load
 
-    def _open(self, claim: Claim, links: list[Link], claims: list[Claim]) -> None:
+    def _open(self, claim: Claim, links: list[SharedLink], claims: list[Claim]) -> None:
         claim.visit = self._visit
         claim.next_rate = -1.0
         claims.append(claim)
@@ -282,10 +282,10 @@ class FairShares:
                 link.visit = self._visit
                 links.append(link)
 
-    def _fill(self, links: list[Link], claims: list[Claim]) -> None:
+    def _fill(self, links: list[SharedLink], claims: list[Claim]) -> None:
         """Progressive filling, the tightest link first; levels of the others only rise, so stale ones are put back."""
         visit = self._visit
-        heap: list[Link] = []
+        heap: list[SharedLink] = []
         for link in links:
             if link.load > 0.0:
                 link.level = max(link.left, 0.0) / link.load
@@ -363,7 +363,7 @@ def fix(claim: Claim, rate: float, visit: int) -> None:
             link.load -= claim.weight
 
 
-def level_when_full(link: Link) -> float:
+def level_when_full(link: SharedLink) -> float:
     """Level at which a link is full if new claims take all they may and the others what they have."""
     level = 0.0
     while True:  # Newton's method from below on a concave function: it never overshoots
@@ -390,11 +390,11 @@ def cap_level(claim: Claim) -> float:
 # A binary heap of links by level; of equal ones, by index.
 
 
-def is_before(one: Link, other: Link) -> bool:
+def is_before(one: SharedLink, other: SharedLink) -> bool:
     return one.level < other.level or (one.level == other.level and one.index < other.index)
 
 
-def push(heap: list[Link], link: Link) -> None:
+def push(heap: list[SharedLink], link: SharedLink) -> None:
     heap.append(link)
     i = len(heap) - 1
     while i > 0 and is_before(link, heap[(i - 1) >> 1]):
@@ -403,14 +403,14 @@ def push(heap: list[Link], link: Link) -> None:
     heap[i] = link
 
 
-def pop(heap: list[Link]) -> None:
+def pop(heap: list[SharedLink]) -> None:
     last = heap.pop()
     if heap:
         heap[0] = last
         sift_down(heap, 0)
 
 
-def sift_down(heap: list[Link], i: int) -> None:
+def sift_down(heap: list[SharedLink], i: int) -> None:
     link = heap[i]
     while 2 * i + 1 < len(heap):
         child = 2 * i + 1

@@ -1,6 +1,6 @@
-"""A topology in use: transfers under way, what has crossed each link, links that change and hosts that crash.
+"""A topology in use: transfers under way, bytes by link, links that change and hosts that crash.
 
-What happens in between is `netsim.network.engine`'s; here it meets topologies, protocols and whoever calls it.
+`netsim.network.engine` simulates; this module connects it with topologies, protocols and callers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
-from netsim.files.errors import DeadlockError, InputError
+from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import Clock
 from netsim.network.engine import Engine, Outside, Path
 from netsim.network.tcp import Window, share_weight
@@ -49,7 +49,7 @@ class BackgroundConnection:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A transfer no byte of which can move.
+    """A transfer that a dead link stops.
 
     Attributes:
         number: its id.
@@ -84,7 +84,7 @@ class NetworkObserver(Protocol):
 
 
 class Network:
-    """A topology in use: transfers under way, their rates, and what has crossed each link.
+    """A topology in use: transfers under way, their rates, and bytes by link.
 
         clock = netsim.Clock()
         network = netsim.Network(clock, netsim.Topology.load("lan"))
@@ -100,7 +100,7 @@ class Network:
     Args:
         env: the clock that it lives on.
         topology: hosts, links and routes.
-        protocol: how transfers use links, as `Protocol.parse` takes it; None: the topology's.
+        protocol: how transfers use links, as `Protocol.parse` takes it; None: the topology's, else `linux-tcp`.
 
     Attributes:
         env, topology: as given.
@@ -123,19 +123,22 @@ class Network:
             raise InputError(f"Network: its clock is a {type(env).__name__}; give a netsim.Clock()")
         self.env = env
         self.topology = topology
-        self.protocol = TransferProtocol.parse(topology.protocol if protocol is None else protocol)
+        self.protocol = TransferProtocol.resolve(protocol, topology.protocol)
         self.downtime = Downtime(env)
         self.on_give_up: Callable[[Waiting], None] = not_given_up
         self._latency_seconds: list[float] = [link.latency_seconds for link in topology.links]
-        self._loss: list[float] = [link.loss for link in topology.links]
+        # The loss of a measured link is in its rate and its windows; what weather adds is not.
+        self._measured_loss = [link.loss if link.measured_streams else 0.0 for link in topology.links]
+        self._loss: list[float] = [0.0 if link.measured_streams else link.loss for link in topology.links]
         self._stated = [float(rate) / 8 for rate in topology.bits_per_second]
         self._nominal = self._stated.copy()  # what a link carried last, if it carries nothing
         self._is_up = [True] * len(self._stated)
         self._credited: FloatArray | float = 0.0  # bytes by link that were not sent here
         self._remembered: dict[Hashable, Any] = {}
         share = self.protocol.payload_share
+        self._share = [1.0 if link.measured_streams else share for link in topology.links]
         self.engine = Engine(
-            [rate * share for rate in self._stated],
+            self.protocol.payload_bytes_per_second(topology).tolist(),
             self.protocol.ack_share * share,
             self.protocol.give_up_seconds,
             self.protocol.connections == "per-transfer",
@@ -233,7 +236,7 @@ class Network:
             raise InputError(f"{call}: no transfer {transfer} is in flight")
         return found
 
-    # -- looking ---------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------
 
     def observe(self, observer: NetworkObserver) -> None:
         """Call `observer` for what happens from now on."""
@@ -246,7 +249,7 @@ class Network:
 
     @property
     def background_link_bytes(self) -> FloatArray:
-        """Of `link_bytes`, background traffic's; shape (links,)."""
+        """Background traffic's part of `link_bytes`; shape (links,)."""
         return self._by_link(is_background=True)
 
     def _by_link(self, *, is_background: bool) -> FloatArray:
@@ -313,7 +316,7 @@ class Network:
         return path
 
     def _measure(self, path: Path) -> None:
-        """Take over what the links of a path are like at present."""
+        """Set a path's latency, weight and loss from its links at present."""
         path.latency = float(sum(self._latency_seconds[link] for link in path.links))
         path.round_trip = path.latency + float(sum(self._latency_seconds[link] for link in path.back))
         path.weight = share_weight(self.protocol.streams, self.protocol.rtt_bias, path.round_trip)
@@ -326,10 +329,15 @@ class Network:
     def _open_window(self, path: Path) -> Window | None:
         if not self.protocol.has_windows:
             return None
-        link = min(path.links, key=self._nominal.__getitem__)
-        rate = self._nominal[link] * self.protocol.payload_share
-        queue = self.topology.links[link].queue_packets or self.protocol.queue_packets
-        return Window(self.protocol, path.round_trip, path.loss, rate, queue)
+        links = [self.topology.links[link] for link in path.links]
+        rates = [self._nominal[link.index] * self._share[link.index] for link in links]
+        rate = min(rates)
+        narrowest = links[rates.index(rate)]
+        # Drops at the queue of a measured link, of whatever length, are in its rate.
+        by_default = None if narrowest.measured_streams else self.protocol.queue_packets
+        queue = narrowest.queue_packets or by_default
+        limit = self.protocol.transfer_window(links, path.round_trip)
+        return Window(self.protocol, limit, path.round_trip, path.loss, rate, queue)
 
     # -- links that change -----------------------------------------------------------------------------------
 
@@ -354,7 +362,7 @@ class Network:
 
     def _resize(self, link: int) -> None:
         rate = self._stated[link] if self._is_up[link] else 0.0
-        self.engine.resize(link, rate * self.protocol.payload_share)
+        self.engine.resize(link, rate * self._share[link])
         for observer in self.engine.observers:
             observer.capacity_changed(link, rate * 8)
 
@@ -375,7 +383,8 @@ class Network:
         """
         if not 0 <= share < 1:
             raise InputError(f"set_loss of link {link}: must be at least 0 and less than 1, got {share}")
-        self._loss[link] = share
+        measured = self._measured_loss[link]
+        self._loss[link] = max(1.0 - (1.0 - share) / (1.0 - measured), 0.0) if measured else share
         self._follow(link)
 
     def _follow(self, link: int) -> None:
@@ -439,7 +448,7 @@ _MOST_REMEMBERED = 512
 
 
 def not_given_up(waiting: Waiting) -> NoReturn:
-    """Raise DeadlockError for a transfer that nobody gives up."""
+    """Raise DeadlockError for a transfer whose connection is given up."""
     raise DeadlockError(
         f"transfer {waiting.number} from host {waiting.source} to host {waiting.target} cannot cross "
         f"links {list(waiting.links)}, which are dead for longer than its protocol waits: bring them back in time"
@@ -455,7 +464,7 @@ class Outage(NamedTuple):
 
 
 class Downtime:
-    """The hosts of a network that are down, and the processes that wait for them.
+    """Hosts of a network that are down, and processes that wait for them.
 
     Args:
         env: its clock.

@@ -195,6 +195,7 @@ class Window:
 
     Args:
         protocol: a `netsim.Protocol`; sizes and limits.
+        window_bytes: most payload in flight.
         round_trip_seconds: of the connection's route.
         loss: share of packets that the route loses.
         bytes_per_second: payload that the narrowest link of the route carries.
@@ -210,6 +211,7 @@ class Window:
     def __init__(
         self,
         protocol: Any,
+        window_bytes: float,
         round_trip_seconds: float,
         loss: float,
         bytes_per_second: float,
@@ -218,7 +220,7 @@ class Window:
         self._round_trip = round_trip_seconds
         self._least_timeout = float(protocol.minimum_timeout_seconds)
         self._timeout = self._least_timeout + round_trip_seconds
-        self._limit = float(protocol.window_bytes * protocol.streams)
+        self._limit = window_bytes
         self._initial = min(float(protocol.initial_window_bytes * protocol.streams), self._limit)
         self._segment = float(protocol.segment_bytes * protocol.streams)  # one of each stream
         self._fresh_window = self._initial if protocol.slow_start else self._limit

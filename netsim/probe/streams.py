@@ -1,4 +1,4 @@
-"""Bytes from one host to another, and what the receiver and the kernel saw of them."""
+"""Bytes from one host to another, as counted by the receiver and the kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from netsim.files.signed import PeerError, Place, SignedChannel, connect
+from netsim.files.signed import PeerAddress, PeerError, SignedChannel, connect_peer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["SERVICE", "Arrivals", "KernelFacts", "call", "drain", "echo", "goodput", "ping", "send"]
 
 SERVICE = "netsim probe"
-"""What hosts of a probe expect to find at each other."""
+"""Name of the service at which hosts of a probe reach each other."""
 
 _BLOCK = os.urandom(1 << 18)  # nothing on the way can compress it
 _UNSENT_BYTES = 1 << 17  # kept in the sending kernel beyond what is on its way
@@ -33,7 +33,7 @@ _LARGEST_SEGMENT = 9000
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """What Linux knows of a connection (TCP_INFO); zeros elsewhere.
+    """Figures of a connection from Linux (TCP_INFO); zeros elsewhere.
 
     Attributes:
         rtt_seconds: smoothed.
@@ -53,7 +53,7 @@ class KernelFacts:
 
     @classmethod
     def of(cls, opened: socket.socket) -> KernelFacts:
-        """Of an open connection."""
+        """Read those of an open connection."""
         option = getattr(socket, "TCP_INFO", None)
         if option is None or not hasattr(os, "sched_getaffinity"):  # the layout below is Linux's
             return cls()
@@ -73,7 +73,7 @@ class KernelFacts:
 
 @dataclass
 class Arrivals:
-    """What came of one measurement: for each stream (instant, bytes so far)."""
+    """Bytes received in one measurement: for each stream (instant, bytes so far)."""
 
     streams: list[list[tuple[float, int]]] = field(default_factory=list)
     num_open: int = 0
@@ -162,13 +162,13 @@ def drain(channel: SignedChannel, arrivals: Arrivals, seconds: float) -> None:
         arrivals.changed.notify_all()
 
 
-def call(place: Place, secret: bytes, name: str, seconds: float) -> SignedChannel:
-    """A channel to a host of the probe; raises as `netsim.files.signed.connect` does."""
-    return connect(place, secret, SERVICE, f"{name} ({place[0]}:{place[1]})", seconds)
+def call(place: PeerAddress, secret: bytes, name: str, seconds: float) -> SignedChannel:
+    """A channel to a host of the probe; raises as `netsim.files.signed.connect_peer` does."""
+    return connect_peer(place, secret, SERVICE, f"{name} ({place[0]}:{place[1]})", seconds)
 
 
 def send(
-    targets: Sequence[tuple[str, Place, str, int]], secret: bytes, seconds: float, most_bytes: int
+    targets: Sequence[tuple[str, PeerAddress, str, int]], secret: bytes, seconds: float, most_bytes: int
 ) -> dict[str, Any]:
     """Send to all targets at once, for so long or until so many bytes in all are sent.
 
@@ -244,7 +244,7 @@ def _push(
         opened.shutdown(socket.SHUT_WR)
 
 
-def ping(place: Place, secret: bytes, name: str) -> float:
+def ping(place: PeerAddress, secret: bytes, name: str) -> float:
     """The least round trip in seconds: of some connections' handshakes (Linux), and of single bytes there and back."""
     trips = []
     for _ in range(_NUM_CONNECTIONS):

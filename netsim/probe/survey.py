@@ -8,13 +8,19 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from netsim.files.signed import PeerError, Place, SignedChannel
+from netsim.files.signed import PeerAddress, PeerError, SignedChannel
+from netsim.formats.builder import LinkLine, TopologyBuilder, rate, region_entry
 from netsim.probe.streams import call
+from netsim.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Asked", "Found", "Limit", "WayFound", "survey"]
+__all__ = ["Asked", "Found", "Limit", "RouteResult", "survey", "written"]
+
+_BUSY = 0.85
+_UNSURE = 0.1
+_AS_MUCH = 0.98
 
 _MOST_CLOCK_SECONDS = 5.0
 _MOST_CLOCK_DRIFT = 0.01
@@ -26,7 +32,7 @@ _LEAST_TRIPS, _WARM_TRIPS = (
 
 @dataclass(frozen=True)
 class Asked:
-    """How to measure.
+    """Settings of a survey.
 
     Attributes:
         seconds: of each throughput.
@@ -43,7 +49,7 @@ class Asked:
     gloo: bool = False
 
     def num_steps(self, num_hosts: int) -> int:
-        """Of the whole survey."""
+        """Number of measurements of the whole survey."""
         pairs = num_hosts * (num_hosts - 1)
         return (
             pairs // 2
@@ -53,15 +59,15 @@ class Asked:
         )
 
     def likely_seconds(self, num_hosts: int) -> float:
-        """That the whole takes."""
+        """Expected duration of the whole survey."""
         pairs = num_hosts * (num_hosts - 1)
         sent = 2 * pairs + (2 * num_hosts if num_hosts > 2 else 0)
         return sent * (self.seconds + 0.7) + pairs * 0.5 + (pairs // 2 * 15.0 if self.gloo else 0.0)
 
 
 @dataclass
-class WayFound:
-    """One way from a host to another.
+class RouteResult:
+    """Figures of the route from one host to another.
 
     Attributes:
         single: bits a second of one stream, goodput; `several` of several.
@@ -88,7 +94,7 @@ class WayFound:
 
 @dataclass(frozen=True)
 class Limit:
-    """What a host could send to all others at once, or receive from them, beside the sum of its ways alone; goodput."""
+    """Goodput of a host to or from all others at once, and the sum of its routes measured alone."""
 
     together: float
     alone: float
@@ -96,19 +102,19 @@ class Limit:
 
     @property
     def is_own(self) -> bool:
-        """Whether the host (or what all its ways share) is the limit, and not the ways."""
+        """Whether the host (or what all its routes share) is the limit, and not the routes."""
         return self.together < 0.9 * self.alone
 
 
 @dataclass
 class Found:
-    """All that was measured; ways by (from, to)."""
+    """Measurements of a survey; routes by (from, to)."""
 
     hosts: list[str]
     asked: Asked
     when: str
     rtt_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
-    ways: dict[tuple[str, str], WayFound] = field(default_factory=dict)
+    ways: dict[tuple[str, str], RouteResult] = field(default_factory=dict)
     sends: dict[str, Limit] = field(default_factory=dict)
     receives: dict[str, Limit] = field(default_factory=dict)
     gloo: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
@@ -116,7 +122,7 @@ class Found:
 
 
 def survey(
-    places: Mapping[str, Place], secret: bytes, asked: Asked, tell: Callable[[str], None]
+    places: Mapping[str, PeerAddress], secret: bytes, asked: Asked, tell: Callable[[str], None]
 ) -> tuple[Found, list[SignedChannel]]:
     """Measure between all hosts, the first of which this one is; all of them must have been started.
 
@@ -139,7 +145,7 @@ def survey(
 
 class _Lead:
     def __init__(
-        self, places: Mapping[str, Place], secret: bytes, asked: Asked, tell: Callable[[str], None]
+        self, places: Mapping[str, PeerAddress], secret: bytes, asked: Asked, tell: Callable[[str], None]
     ) -> None:
         self._places, self._secret, self._asked, self._tell_here = places, secret, asked, tell
         self.channels: dict[str, SignedChannel] = {}
@@ -213,7 +219,7 @@ class _Lead:
     # --- measuring -----------------------------------------------------------------------------------------
 
     def measure(self) -> None:
-        """All measurements, the quick ones first: who cannot reach whom is known before anything is sent."""
+        """Measure everything, the quick ones first: hosts that cannot reach each other fail before anything is sent."""
         names = list(self._places)
         for one, other in itertools.combinations(names, 2):
             there = self._ask(one, 60.0, do="ping", to=other, place=self._places[other])
@@ -232,13 +238,15 @@ class _Lead:
         self._compare_clocks()
 
     def _measure_way(self, one: str, other: str) -> None:
-        way = self.found.ways.setdefault((one, other), WayFound())
+        way = self.found.ways.setdefault((one, other), RouteResult())
         way.single, _, sender = self._send([(one, other)], 1)[0]
         self._done(f"{one} to {other}: {_rate(way.single)} with one stream")
         way.several, way.spread, sender = self._send([(one, other)], self._asked.streams)[0]
         way.again = sender["again"] / sender["sent"] if sender["sent"] else 0.0
         way.loaded_rtt_seconds, way.busy, way.machine = sender["rtt"], sender["busy"], sender["machine"]
-        self._done(f"{one} to {other}: {_rate(way.several)} with {self._asked.streams} streams")
+        self._done(
+            f"{one} to {other}: {_rate(way.several)} with {format_count(self._asked.streams, 'stream')}"
+        )
 
     def _measure_host(self, name: str) -> None:
         others = [other for other in self._places if other != name]
@@ -314,3 +322,104 @@ class _Lead:
 
 def _rate(bits_per_second: float) -> str:
     return f"{bits_per_second / 1e6:.4g} Mbit/s"
+
+
+def written(found: Found, name: str) -> str:
+    """The topology as YAML: each host a region of one, its own line the region's `nic`, each pair a link.
+
+    Rates are goodput, `measured` with the streams that reached it. Where a host's own line is what limits its ways,
+    their rates are "at least".
+    """
+    builder = TopologyBuilder(name, _sources(found), protocol="linux-tcp", are_ends_measured=True)
+    builder.regions = {host: _region(found, host) for host in found.hosts}
+    for one, other in itertools.combinations(found.hosts, 2):
+        builder.links.append(_link(found, one, other))
+    return builder.to_yaml()
+
+
+def _sources(found: Found) -> list[str]:
+    asked = found.asked
+    sources = [
+        f"netsim probe of {len(found.hosts)} hosts, {found.when}: each way alone for {asked.seconds:g} s with one"
+        f" stream and with {asked.streams}{', each host with all others at once' if len(found.hosts) > 2 else ''}.",
+        "Rates are the best goodput, of as many streams together as `measured` says.",
+        "Latencies are half the least round trip.",
+    ]
+    if len(found.hosts) == 2:
+        sources.append("Of two hosts the path's limit and the hosts' own cannot be told apart.")
+    return [*sources, *(f"Note: {remark}." for remark in found.remarks)]
+
+
+def _region(found: Found, host: str) -> str:
+    sends = _line(
+        found, host, found.sends.get(host), [way for pair, way in found.ways.items() if pair[0] == host]
+    )
+    receives = _line(
+        found, host, found.receives.get(host), [way for pair, way in found.ways.items() if pair[1] == host]
+    )
+    told = f"sends {sends[1]}; receives {receives[1]}"
+    entry = region_entry(1, _rounded(sends[0]), _rounded(receives[0]), "0 ms", found.asked.streams)
+    return f"{entry}  # {told}"
+
+
+def _line(found: Found, host: str, limit: Limit | None, ways: Sequence[RouteResult]) -> tuple[float, str]:
+    """Goodput of a host's own link, and its evidence."""
+    if limit is None:
+        return max(way.best for way in ways), "at least this, its one way"
+    if limit.is_own:
+        share = limit.together / limit.alone
+        return (
+            limit.together,
+            f"this at most, +-{limit.spread / 2:.1%} ({share:.0%} of the sum of its ways alone)",
+        )
+    return limit.alone, "at least this, the sum of its ways"
+
+
+def _link(found: Found, one: str, other: str) -> LinkLine:
+    there, back = found.ways[one, other], found.ways[other, one]
+    notes = [f"round trip {found.rtt_seconds[one, other] * 1e3:.4g} ms"]
+    for source, target, way in ((one, other, there), (other, one, back)):
+        notes.append(f"{source} to {target} {_told(found, source, target, way)}")
+    timed = found.gloo.get((one, other))
+    if timed:
+        notes.append(
+            f"gloo: {timed['small'] * 1e3:.4g} ms for 4 bytes, {rate(_rounded(timed['there']))} there,"
+            f" {rate(_rounded(timed['back']))} back (payload)"
+        )
+    latency = found.rtt_seconds[one, other] / 2
+    # A stream that reaches what all of them together do needs no others.
+    is_one_enough = all(way.single >= _AS_MUCH * way.best for way in (there, back))
+    return LinkLine(
+        one,
+        other,
+        _rounded(there.best),
+        _rounded(back.best),
+        round(latency, 7),
+        comment="; ".join(notes),
+        measured_streams=1 if is_one_enough else found.asked.streams,
+    )
+
+
+def _told(found: Found, source: str, target: str, way: RouteResult) -> str:
+    words = [
+        f"{rate(_rounded(way.single))} with one stream,"
+        f" {rate(_rounded(way.several))} +-{way.spread / 2:.1%} with {found.asked.streams}"
+    ]
+    ends = (found.sends.get(source), found.receives.get(target))
+    if any(limit is not None and limit.is_own and way.best > 0.93 * limit.together for limit in ends):
+        words.append("at least this: a host's own line was the limit")
+    if way.again > 0:
+        words.append(f"{way.again:.2%} of segments sent again")
+    if way.loaded_rtt_seconds > 0:
+        words.append(f"round trip {way.loaded_rtt_seconds * 1e3:.3g} ms under load")
+    if way.busy > _BUSY:
+        words.append(f"UNSURE: the sender's processor was busy ({way.busy:.0%} of a core)")
+    if way.machine > _BUSY:
+        words.append(f"the sender's processors were {way.machine:.0%} busy")
+    if way.spread > 2 * _UNSURE:
+        words.append("UNSURE: it changed while it was measured")
+    return ", ".join(words)
+
+
+def _rounded(bits_per_second: float) -> float:
+    return float(f"{bits_per_second:.4g}")

@@ -1,4 +1,4 @@
-"""Calls under way: who has posted what, in order, and when each member is through."""
+"""Calls in flight: the posts of their members, in order, and when each member has finished."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from netsim.network.clock import Clock, Order, call_at, on_grid
-from netsim.network.recorder import Span
-from netsim.ranks.lanes import group_of
-from netsim.ranks.needs import FROM_ROOT, needs_nobody
+from netsim.network.trace import Span
 from netsim.ranks.requests import Call, CallEnding, Key, Lane, Post
 
 if TYPE_CHECKING:
@@ -19,9 +17,15 @@ if TYPE_CHECKING:
 
     import simpy
 
-__all__ = ["Calls", "Cancel", "Enter", "StartCall", "start_at_once"]
+__all__ = ["FROM_ROOT", "Calls", "Cancel", "Enter", "StartCall", "group_of", "needs_nobody", "start_at_once"]
 
 _MOST_TOLD = 16  # ranks in a line
+
+#: Operations whose root has what all others get.
+FROM_ROOT = ("broadcast", "scatter")
+_TO_ROOT = ("reduce", "gather")
+# All others carry messages even without elements: the receiver learns that (and of what shape) there is nothing.
+_NOTHING_IF_EMPTY = (*FROM_ROOT, *_TO_ROOT, "all_reduce", "all_gather", "reduce_scatter")
 
 Enter = Callable[[int, Call], None]
 Cancel = Callable[[], None]
@@ -30,14 +34,14 @@ StartCall = Callable[[Call, Hashable, Callable[[int], None]], tuple[Enter, Cance
 
 @dataclass(slots=True, eq=False)
 class _InFlight:
-    """A call that is not over for all members: when each is through, and who sleeps until then."""
+    """A call that is not over for all members: the instants at which members finish, and their waiting processes."""
 
     call: Call
     num_bytes: int  # of all members that have posted, where each knows its own part
     enter: Enter
     cancel: Cancel
     done_at: dict[int, float] = field(default_factory=dict)  # rank -> grid instant
-    posted_at: dict[int, float] = field(default_factory=dict)  # rank -> instant, if anybody wants to know
+    posted_at: dict[int, float] = field(default_factory=dict)  # rank -> instant, where spans are made
     last_posted_at: float = 0.0
     sleepers: dict[int, simpy.Event] = field(default_factory=dict)
     is_off: bool = False  # ended undone
@@ -46,7 +50,7 @@ class _InFlight:
     late: set[int] = field(default_factory=set)  # ranks whose time was up
 
     def told(self) -> str:
-        """What it is; behind a colon among whom, and who has not come."""
+        """Describe the call; after a colon its ranks, and those that have not come."""
         ranks, op = self.call.ranks, self.call.op
         missing = [rank for member, rank in enumerate(ranks) if member not in self.members]
         way = f"rank {ranks[0]} to rank {ranks[1]}" if op == "sendrecv" else _listed(ranks)
@@ -58,8 +62,26 @@ class _InFlight:
         return f"in {op}: {way}; {come}"
 
 
+def group_of(group: Hashable) -> Hashable:
+    """Group of the ranks whose collectives (`group` itself) or messages (a `Lane`) have this name."""
+    return group.group if isinstance(group, Lane) else group
+
+
+def needs_nobody(op: str, is_root: bool, is_empty: bool) -> bool:
+    """True if a member has its value as soon as it has posted, without any other member's.
+
+    Args:
+        op: the operation.
+        is_root: the member is the call's root.
+        is_empty: the call has no elements.
+    """
+    if is_empty and op in _NOTHING_IF_EMPTY:
+        return True
+    return (op in FROM_ROOT and is_root) or (op in _TO_ROOT and not is_root)
+
+
 def start_at_once(call: Call, group: Hashable, on_done: Callable[[int], None]) -> tuple[Enter, Cancel]:
-    """Communication that takes no time: everyone is through when those whom it needs have come."""
+    """Start communication that takes no time: a member finishes when the members that it needs have come."""
     arrived: list[int] = []
     waiting: list[int] = []
 
@@ -84,15 +106,15 @@ def _box_of(key: Key) -> Hashable:
 
 
 class Calls:
-    """The calls that ranks have posted, until they are over for all members; nobody need wait for them.
+    """Calls that ranks have posted, until they are over for all members, awaited or not.
 
     Args:
-        clock: whose time it is.
+        clock: virtual time.
         start: starts a call on the network.
         collectives_in_flight: how many collectives of one group a rank has under way at once, in order.
-        on_span: told of what ranks communicate, as it ends; None: nobody wants to know.
-        on_broken: told of a group whose calls have ended undone.
-        on_withdrawn: told of a message of which the only post has been taken back.
+        on_span: called with each span of communication as it ends; None: spans are not made.
+        on_broken: called with a group whose calls have ended undone.
+        on_withdrawn: called with a message whose only post was withdrawn.
     """
 
     def __init__(
@@ -121,7 +143,7 @@ class Calls:
         self._gone: set[int] = set()  # ranks that have ended
 
     def post(self, rank: int, post: Post) -> None:
-        """Let the rank into the call, behind its earlier collectives of the same group."""
+        """Enter the rank into the call, behind its earlier collectives of the same group."""
         if post.key.group in self._dissolved:
             return
         if self._broken and group_of(post.key.group) in self._broken:
@@ -160,7 +182,7 @@ class Calls:
                 self._wanted.pop(box).succeed()
 
     def _is_received(self, key: Key) -> None:
-        """Somebody has begun to receive a message, or it has been taken back."""
+        """Remove a message that is being received, or was withdrawn, from its queue."""
         box = _box_of(key)
         sent = self._sent.get(box, OrderedDict())
         sent.pop(key, None)
@@ -168,7 +190,7 @@ class Calls:
             self._sent.pop(box, None)
 
     def first_sent(self, box: Hashable) -> Generator[simpy.Event, None, Key]:
-        """Which message that nobody has begun to receive was sent to a box first; waits until there is one."""
+        """Key of the first message to a queue that is not being received; wait until there is one."""
         while box not in self._sent:
             self._wanted[box] = self._clock.event()
             yield self._wanted[box]
@@ -194,7 +216,7 @@ class Calls:
         return flight
 
     def assemble(self, group: Hashable) -> None:
-        """Those of this group begin, perhaps again; or they are through, and it is forgotten."""
+        """Let calls of this group begin, perhaps again."""
         self._dissolved.discard(group)
 
     def dissolve(self, group: Hashable) -> None:
@@ -213,7 +235,7 @@ class Calls:
                 sleeper.succeed()
             flight.sleepers.clear()
 
-    # --- calls that are given a time ------------------------------------------------------------------------
+    # --- calls with a time-out ------------------------------------------------------------------------
 
     def _give(self, seconds: float, key: Key, flight: _InFlight, rank: int) -> None:
         """Break the group when the call is not over for the rank after so many seconds; the last word holds."""
@@ -235,7 +257,7 @@ class Calls:
         return min(instants, default=math.inf) - self._clock.now
 
     def _break(self, group: Hashable) -> None:
-        """A member will not go on: all that is under way in this group ends undone at this instant."""
+        """End all calls under way of a group undone, at this instant: a member will not continue."""
         self._broken.add(group)
         flights = [(key, each) for key, each in self._in_flight.items() if group_of(key.group) == group]
         for key, flight in flights:
@@ -259,7 +281,7 @@ class Calls:
             flight.sleepers.clear()
 
     def lose(self, group: Hashable) -> bool:
-        """A connection of this group is given up: it breaks, if a member has given its calls a time."""
+        """Break a group whose connection is given up, if a member has given its calls a time-out."""
         whole = group_of(group)
         if not any(flight.alarms for key, flight in self._in_flight.items() if group_of(key.group) == whole):
             return False
@@ -267,7 +289,7 @@ class Calls:
         return True
 
     def gone(self, rank: int) -> None:
-        """The rank has ended: calls that wait for it and have been given a time break."""
+        """Break groups whose calls have a time-out and wait for a rank that has ended."""
         self._gone.add(rank)
         left = [
             group_of(key.group)
@@ -278,27 +300,27 @@ class Calls:
             self._break(group)
 
     def ending(self, rank: int, key: Key) -> CallEnding:
-        """How a call that the rank has waited for has ended for it."""
+        """End of a call that the rank has waited for."""
         flight = self._undone.get(key)
         if key not in self._undone or (flight is not None and rank in flight.done_at):
             return CallEnding.DONE
         return CallEnding.LATE if flight is not None and rank in flight.late else CallEnding.CLOSED
 
     def _done(self, key: Key, flight: _InFlight, member: int) -> None:
-        """The call is over for this member at this instant: wake it, let its next collective in."""
+        """Finish the call for this member at this instant: wake it, enter its next collective."""
         if flight.is_off:
             return
         rank = flight.call.ranks[member]
-        flight.done_at[rank] = on_grid(self._clock.now)
+        flight.done_at[rank] = done_at = on_grid(self._clock.now)
         if self._on_span is not None:
-            times = (flight.posted_at[rank], flight.done_at[rank])
+            times = (flight.posted_at[rank], done_at)
             self._on_span(Span(rank, "communication", flight.call.op, *times, flight.num_bytes))
         alarm = flight.alarms.pop(rank, None)
         if alarm is not None:
             self._clock.cancel(alarm[1])
         sleeper = flight.sleepers.pop(rank, None)
         if sleeper is not None:
-            sleeper.succeed()
+            self._clock.wake(sleeper, done_at)
         # The grid has no instant between now and `done_at`: whoever waits from here on waits no more.
         if len(flight.done_at) == len(set(flight.call.ranks)):
             self._in_flight.pop(key, None)
@@ -332,25 +354,24 @@ class Calls:
             sleeper = flight.sleepers[rank] = self._clock.event()
             yield sleeper
             del self._asleep[rank]
-        done_at = flight.done_at.get(rank, self._clock.now)  # none where it was broken
-        if done_at > self._clock.now:
-            yield self._clock.at(done_at)
+        elif flight.done_at[rank] > self._clock.now:
+            yield self._clock.at(flight.done_at[rank])
         has_come = len(flight.members) == len(flight.call.ranks)
         if key in self._undone and not has_come:
             return 0.0
         return float(self._clock.now - max(begin, flight.last_posted_at if has_come else begin))
 
     def network_seconds(self, rank: int, begin: float, instant: float) -> float:
-        """Of a wait from `begin` on that is not over at `instant`, what followed the last member's post."""
+        """Seconds since the last member's post, of a wait from `begin` that is not over at `instant`."""
         flight = self._asleep.get(rank)
         if flight is None or len(flight.members) < len(flight.call.ranks):
             return 0.0
         return max(instant - max(begin, flight.last_posted_at), 0.0)
 
-    # --- looking --------------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------
 
     def op(self, key: Key) -> str:
-        """What a call is that is not over for everybody; "" where it is."""
+        """Operation of an unfinished call; "" where it is over for all."""
         flight = self._in_flight.get(key)
         return flight.call.op if flight is not None else ""
 
@@ -360,16 +381,16 @@ class Calls:
         return flight is None or flight.done_at.get(rank, math.inf) <= self._clock.now
 
     def waiting(self) -> dict[int, str]:
-        """The ranks that wait for a call, and for which: what it is, then, behind a colon, more of it."""
+        """Ranks that wait for a call, with its operation and, after a colon, details."""
         return {rank: flight.told() for rank, flight in self._asleep.items()}
 
     def unfinished(self) -> dict[int, str]:
-        """The ranks that some call is not over for, and which."""
+        """Ranks with an unfinished call, with its description."""
         posted = ((flight, rank) for flight in self._in_flight.values() for rank in flight.call.ranks)
         return {rank: flight.told() for flight, rank in posted if rank not in flight.done_at}
 
     def unfinished_spans(self) -> list[Span]:
-        """What ranks have posted and are not through with, as far as it has come."""
+        """Spans of unfinished communication, until now."""
         return [
             Span(rank, "communication", flight.call.op, begin, self._clock.now, flight.num_bytes)
             for flight in self._in_flight.values()

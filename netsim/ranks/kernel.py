@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
-from netsim.files.errors import DeadlockError, InputError
+from simpy import Interrupt
+
+from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import BY_RANKS, Clock, on_grid
+from netsim.network.trace import Span
 from netsim.ranks.calls import Calls, StartCall, start_at_once
 from netsim.ranks.mailboxes import Mailboxes
 from netsim.ranks.meetings import Meetings
@@ -27,6 +30,7 @@ from netsim.ranks.requests import (
     Await,
     CallEnding,
     Confirm,
+    Exit,
     Fetch,
     FirstSent,
     Join,
@@ -42,8 +46,6 @@ from netsim.ranks.requests import (
     Wait,
     Withdraw,
 )
-from netsim.ranks.spans import Diary
-from netsim.ranks.uptime import Uptime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
@@ -51,16 +53,18 @@ if TYPE_CHECKING:
     import simpy
 
     from netsim.network.network import Downtime
-    from netsim.network.recorder import Span
 
-__all__ = ["Kernel", "StampedRow"]
-
+__all__ = ["Kernel", "RankSink", "RankSource", "StampedRow"]
 
 T = TypeVar("T")
 
+_MOST_TOLD = 8  # ranks in one line
+
+_TimedQuestion = Join | Confirm | Fetch | Take | FirstSent | Withdraw | Await
+
 
 class StampedRow(NamedTuple):
-    """A marked row: whose, when, and its rank's seconds of computing and of waiting until then.
+    """A marked row with its rank, its time, and the rank's seconds of computing and of waiting until then.
 
     `network_seconds` is the network's part of the waiting.
     """
@@ -73,77 +77,194 @@ class StampedRow(NamedTuple):
     network_seconds: float = 0.0
 
 
-_MOST_TOLD = 8  # ranks in one line
+class _SpanLog:
+    """Spans of computing and waiting, reported as they end."""
+
+    def __init__(self, clock: Clock, on_span: Callable[[Span], None]) -> None:
+        self._clock, self._on_span = clock, on_span
+        self._open: dict[int, Span] = {}
+
+    def begin(self, rank: int, kind: Literal["compute", "wait"], name: str) -> None:
+        self._open[rank] = Span(rank, kind, name, self._clock.now, self._clock.now)
+
+    def end(self, rank: int, as_kind: Literal["lost"] | None = None) -> None:
+        span = self._open.pop(rank)
+        if self._clock.now > span.begin_seconds:
+            self._on_span(span._replace(kind=as_kind or span.kind, end_seconds=self._clock.now))
+
+    def unfinished(self) -> list[Span]:
+        return [span._replace(end_seconds=self._clock.now) for _, span in sorted(self._open.items())]
+
+
+class _Uptime:
+    """Computing of ranks, interrupted by crashes of their hosts.
+
+    Attributes:
+        processes: the ranks' processes, which a crash interrupts.
+        standing: ranks whose hosts are down.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        downtime: Downtime | None,
+        hosts: Sequence[int],
+        lost: Collection[int],
+        spans: _SpanLog | None,
+    ) -> None:
+        self.processes: list[simpy.Process] = []
+        self.standing: set[int] = set()
+        self._clock, self._downtime, self._hosts = clock, downtime, hosts
+        self._lost, self._spans = lost, spans
+        self._busy: set[int] = set()
+        if downtime is not None:
+            downtime.on_crash = self._crashed
+
+    def compute(self, rank: int, seconds: float) -> Generator[simpy.Event, None, None]:
+        """Compute for `seconds` without a crash: a crash loses the work, which begins again when the host is up."""
+        spans = self._spans
+        while True:
+            if spans is not None:
+                spans.begin(rank, "compute", "compute")
+            self._busy.add(rank)
+            try:
+                yield self._clock.timeout(seconds)
+            except Interrupt:
+                if spans is not None:
+                    spans.end(rank, as_kind="lost")
+                yield from self.until_up(rank)
+            else:
+                self._busy.discard(rank)
+                if spans is not None:
+                    spans.end(rank)
+                return
+
+    def _crashed(self, host: int) -> None:
+        """Interrupt the ranks of a host that compute while it goes down."""
+        for rank in sorted(self._busy):
+            if self._hosts[rank] == host:
+                self._busy.discard(rank)
+                self.processes[rank].interrupt()
+
+    def is_down(self, rank: int) -> bool:
+        """True while the rank's host is down, unless the rank goes on without it."""
+        down = self._downtime
+        return down is not None and rank not in self._lost and down.since(self._hosts[rank]) is not None
+
+    def until_up(self, rank: int) -> Generator[simpy.Event, None, None]:
+        """Pause until the rank's host is up."""
+        assert self._downtime is not None
+        self.standing.add(rank)
+        try:
+            while self.is_down(rank):
+                yield from self._downtime.until_up(self._hosts[rank])
+                yield self._clock.at(on_grid(self._clock.now))
+        except Interrupt:  # it is lost
+            pass
+        self.standing.discard(rank)
+
+
+class RankSource:
+    """Port from which the kernel gets the ranks' requests, by default ranks that have made all of theirs."""
+
+    def refill(self, rank: int) -> None:
+        """Let `rank`, whose stream is empty, run until `Kernel.streams[rank]` has a request.
+
+        Returns without one if the rank can only go on after others for whom the clock must advance first: the kernel
+        holds it until `can_run(rank)`. Raises what ends the run, such as a deadlock or a rank's failure.
+        """
+        raise NotImplementedError
+
+    def can_run(self, rank: int) -> bool:
+        """True if a held rank can go on."""
+        return True
+
+    def settle(self) -> None:
+        """Let ranks run until none can do anything by itself; called before the clock advances while ranks are held.
+
+        So a held rank goes on at an instant that does not depend on host time.
+        """
+
+    def recall(self) -> bool:
+        """Block until a rank that waits for something outside can go on; False if there is none."""
+        return False
+
+
+class RankSink:
+    """Port to which the kernel reports; the defaults ignore the report.
+
+    Attributes:
+        on_span: called with every span of a rank as it ends; None: spans are not made.
+    """
+
+    on_span: Callable[[Span], None] | None = None
+
+    def answer(self, rank: int, value: Answer) -> None:
+        """Answer a `Question`."""
+
+    def row(self, row: StampedRow) -> None:
+        """Take a marked row, in order of virtual time."""
+
+    def served(self, rank: int, request: Request) -> None:
+        """Log a request as it is served, questions with `is_past` set.
+
+        Replayed by a new kernel from the start, these requests bring it to the same instant and state.
+        """
+
+    def taken(self, rank: int, take: Take, messages: tuple[Letter, ...]) -> None:
+        """Note which messages a rank takes from its mailbox, before it is answered."""
+
+    def withdrawn(self, key: Key) -> None:
+        """Note that a message is taken back, before its sender is answered."""
+
+    def broken(self, group: Hashable) -> None:
+        """Note that a group's calls have ended undone, after a member's time-out or end."""
+
+    def outdated(self, group: Hashable, numbers: Collection[int]) -> None:
+        """Keep only these numbers of a group's published state: the newest, and older ones in flight."""
 
 
 class Kernel:
     """Serves the ranks' request streams on one clock.
 
     Args:
-        num_ranks: how many ranks there are.
-        refill: called with a rank whose stream is empty; returns when `streams[rank]` has a request, having
-            let the rank run, or raises (deadlock, a rank's failure). If it returns without one, the rank can only
-            go on when others have, whom the clock must let on before: it stands still until `can_run(rank)`.
-        answer: called with (rank, value) for every `Question`.
-        start: starts a call on a network: `start(call, group, on_done)` returns the function that lets a member
-            (a position in `call.ranks`) in now, with the call as it posted it, and one that ends it undone;
-            `on_done(member)` is called at the instant it is through.
+        num_ranks: the number of ranks.
+        source: makes ranks request more.
+        sink: gets answers, rows and reports.
+        start: starts a call on a network: `start(call, group, on_done)` returns a function that enters a member
+            (a position in `call.ranks`) now, with the call as it posted it, and one that cancels the call;
+            `on_done(member)` is called at the instant that the member has finished.
         clock: shared with the network.
-        collectives_in_flight: how many collectives of one group a rank has under way at once, in order.
-        on_row: told of every marked row as it is stamped, in order of virtual time.
-        blame: tells what keeps the network from ever going on; "" where nothing is out of order.
-        is_hopeless: whether what is left on the clock cannot help anybody who waits, asked before it goes on;
-            None: while there is something, it can.
-        on_span: told of what ranks do, as it ends; None: nobody wants to know.
-        downtime: tells when the ranks' hosts are down: they stand still then, and what they were computing is
-            lost and begun again.
-        hosts: the host of each rank, where there is a downtime.
-        reach: tells who reaches whom, and brings what is fetched.
-        on_older: called with a group and the numbers of its published state that may be asked for yet, the
-            newest and older ones on their way; newer numbers have not been published at this time.
-        on_request: told of every rank and request as it is served, questions with nothing left open: replayed
-            from the start by a fresh kernel, they bring that kernel to the same instant and state. Nothing is
-            kept here.
-        can_run: whether a rank that stands still for `refill` can go on.
-        settle: called while ranks stand still, before the clock goes on; returns when no rank can do anything by
-            itself, so that who stands still is let on at an instant that does not depend on how far ranks have come.
-        on_broken: called with a group whose calls have ended undone, since a member's time was up or it has gone.
-        recall: blocks until one of those can go on who stand still by themselves; False where there are none.
-        on_taken: told of every rank that takes letters, what it asked, and which, before it is answered.
-        on_withdrawn: told of every message that has been taken back, before who did so is answered.
+        collectives_in_flight: the number of collectives of one group that a rank runs at once, in order.
+        blame: names the fault that stops the network for ever; "" if there is none.
+        is_hopeless: False while events on the clock can help a rank that waits, asked before each step;
+            None: any event can.
+        downtime: downtimes of hosts: their ranks pause, and the work that they were computing begins again.
+        hosts: the host of each rank, with `downtime`.
+        reach: reachability between ranks, and downloads; None: every rank reaches every other, in no time.
 
     Attributes:
-        streams: one queue of requests a rank; whoever carries the ranks appends to them.
+        streams: one queue of requests a rank; the source appends to them.
         compute_seconds, exposed_seconds, end_seconds: per rank.
-        network_seconds: per rank the part of `exposed_seconds` in which what it waited for was under way; in the
-            rest it waited for members who had not come yet.
-        until_seconds: `run` returns before the first event after this instant, whoever has not ended by then.
+        network_seconds: per rank the part of `exposed_seconds` in which the awaited call was in flight; in the
+            rest the rank waited for members that had not posted.
+        until_seconds: `run` returns before the first event after this instant.
     """
 
     def __init__(
         self,
         num_ranks: int,
-        refill: Callable[[int], None],
+        source: RankSource,
+        sink: RankSink,
         *,
-        answer: Callable[[int, Answer], None],
         start: StartCall = start_at_once,
         clock: Clock | None = None,
         collectives_in_flight: int = 1,
-        on_row: Callable[[StampedRow], None],
         blame: Callable[[], str] = lambda: "",
         is_hopeless: Callable[[], bool] | None = None,
-        on_span: Callable[[Span], None] | None = None,
         downtime: Downtime | None = None,
         hosts: Sequence[int] = (),
         reach: Reach | None = None,
-        on_older: Callable[[Hashable, Collection[int]], None] = lambda group, numbers: None,
-        on_request: Callable[[int, Request], None] = lambda rank, request: None,
-        can_run: Callable[[int], bool] = lambda rank: True,
-        settle: Callable[[], None] = lambda: None,
-        on_broken: Callable[[Hashable], None] = lambda group: None,
-        recall: Callable[[], bool] = lambda: False,
-        on_taken: Callable[[int, Take, tuple[Letter, ...]], None] = lambda rank, take, letters: None,
-        on_withdrawn: Callable[[Key], None] = lambda key: None,
     ) -> None:
         self.clock = clock if clock is not None else Clock()
         self.streams: list[deque[Request]] = [deque() for _ in range(num_ranks)]
@@ -152,27 +273,49 @@ class Kernel:
         self.end_seconds = [0.0] * num_ranks
         self.network_seconds = [0.0] * num_ranks
         self.until_seconds = math.inf
+        self._source, self._sink = source, sink
         self._waiting_since: dict[int, float] = {}  # ranks that wait at this instant
-        self._refill, self._can_run, self._recall = refill, can_run, recall
-        self._settle = settle
-        self._on_taken = on_taken
-        self._held: dict[int, simpy.Event] = {}  # ranks that stand still until others have gone on
-        self._answer = answer
-        self._on_row, self._keep = on_row, on_request
+        self._held: dict[int, simpy.Event] = {}  # ranks that pause until others have gone on
         self._blame = blame
         self._is_hopeless = is_hopeless or (lambda: math.isinf(self.clock.peek()))
-        self._diary = Diary(self.clock, on_span) if on_span is not None else None
+        self._spans = _SpanLog(self.clock, sink.on_span) if sink.on_span is not None else None
         self._lost: set[int] = set()  # ranks that others have gone on without, for ever
         self._down = downtime.hosts if downtime is not None else frozenset()
-        self._uptime = Uptime(self.clock, downtime, hosts, self._lost, self._diary)
-        self._calls = Calls(self.clock, start, collectives_in_flight, on_span, on_broken, on_withdrawn)
+        self._uptime = _Uptime(self.clock, downtime, hosts, self._lost, self._spans)
+        self._calls = Calls(
+            self.clock, start, collectives_in_flight, sink.on_span, sink.broken, sink.withdrawn
+        )
         self._mailboxes = Mailboxes(self.clock, start, start_at_once)
         reach = reach if reach is not None else Reach(None, hosts, lambda links: False)
-        self._meetings = Meetings(self.clock, reach, self._calls.assemble, self._calls.dissolve, on_older)
+        self._meetings = Meetings(
+            self.clock, reach, self._calls.assemble, self._calls.dissolve, sink.outdated
+        )
         self._asking: dict[int, str] = {}
-        self._has_ended = False  # one of the others has come to its end
+        self._has_ended = False  # a rank that is not lost has exited
         self._running = set(range(num_ranks))
         self._failure: BaseException | None = None
+        # Requests by class: those that are served at once, and those that may take virtual time.
+        self._at_once: dict[type[Any], Callable[[int, Any], object]] = {
+            Post: self._calls.post,
+            Mark: self._mark,
+            Ask: self._ask,
+            Publish: self._meetings.publish,
+            Put: lambda rank, request: self._mailboxes.put(request),
+        }
+        self._in_time: dict[type[Any], Callable[[int, Any], Generator[simpy.Event, None, None]]] = {
+            Wait: self._wait_for_call,
+            Advance: self._compute,
+            Stand: self._stand,
+        }
+        self._questions: dict[type[Any], Callable[[int, Any], Generator[simpy.Event, None, Answer]]] = {
+            Join: lambda rank, request: self._meetings.join(request),
+            Confirm: lambda rank, request: self._meetings.confirm(request),
+            Fetch: self._meetings.fetch,
+            Take: self._mailboxes.take,
+            FirstSent: lambda rank, request: self._calls.first_sent(request.box),
+            Withdraw: lambda rank, request: _immediate(self._calls.withdraw(request.key)),
+            Await: self._await,
+        }
 
     def run(self) -> None:
         """Serve every stream to its `Exit`, or all up to `until_seconds`.
@@ -185,28 +328,27 @@ class Kernel:
             self._uptime.processes.append(self.clock.process(self._rank(rank)))
         upcoming = self.clock.upcoming
         while self._running:
-            # A rank that goes on next is hope enough, as nearly always.
+            # A rank that continues next shows progress, as nearly always.
             goes_on = upcoming and upcoming[0][1] in BY_RANKS and upcoming[0][3].callbacks
             if not goes_on and self._is_hopeless():
-                if not (self._held and self._recall()):
+                if not (self._held and self._source.recall()):
                     self.give_up(self._blame())
             elif upcoming and upcoming[0][0] > self.until_seconds:
                 return
             else:
                 self.clock.step()
             if self._held and self._failure is None:
-                self._settle()
+                self._source.settle()
                 self._let_held_on()
             # SimPy fails a rank's process at the end of the instant; other ranks must not go on until then.
             if self._failure is not None:
                 raise self._failure
 
     def give_up(self, reason: str) -> None:
-        """Nothing will ever finish what ranks wait for.
+        """Resolve a state in which nothing can finish what ranks wait for.
 
-        Those who do something together have a time-out of their own. Where others have ended without all who are
-        left, these are lost: they go on alone, to their own end. Else this raises DeadlockError, which tells the
-        reason and who waits.
+        Joint work has a time-out of its own. Where other ranks have ended without all that are left, these are lost:
+        they continue alone. Else this raises DeadlockError with the reason and the ranks that wait.
         """
         if self._meetings.is_under_way or self._mailboxes.let_one_go():
             return
@@ -220,7 +362,7 @@ class Kernel:
         raise DeadlockError(self._told(reason))
 
     def _told(self, reason: str) -> str:
-        """Who waits for what that can never come: one line, and a table of all below it."""
+        """Describe the ranks that wait for events that can never happen: one line, and a table of all below it."""
         doing = self._calls.waiting()
         doing |= dict.fromkeys(self._uptime.standing, "on a crashed host")
         doing |= self._asking
@@ -243,20 +385,20 @@ class Kernel:
         return self._calls.seconds_to_alarm
 
     def connection_lost(self, group: Hashable) -> bool:
-        """A connection of this group is given up: it breaks where a member has given its calls a time; else False."""
+        """Break a group whose connection is given up, if a member has given its calls a time-out; else return False."""
         return self._calls.lose(group)
 
     def network_changed(self) -> None:
-        """Links are up, down or otherwise since this instant."""
+        """Retry what was out of reach: links have changed at this instant."""
         self._meetings.look_again()
 
     def _read(self, rank: int) -> Request | None:
         """The next request of a rank whose stream is empty, blocking in host time until it is there.
 
-        None: it has to stand still for now.
+        None: it is held for now.
         """
         try:
-            self._refill(rank)
+            self._source.refill(rank)
         except BaseException as failure:
             self._failure = failure
             raise
@@ -264,104 +406,83 @@ class Kernel:
         return stream.popleft() if stream else None
 
     def _let_held_on(self) -> None:
-        """Those go on, at this instant, for whom others have done by now what they waited for."""
-        for rank in [rank for rank in sorted(self._held) if self.streams[rank] or self._can_run(rank)]:
+        """Let held ranks continue, at this instant, whose condition is met by now."""
+        for rank in [rank for rank in sorted(self._held) if self.streams[rank] or self._source.can_run(rank)]:
             self._held.pop(rank).succeed()
 
     def _rank(self, rank: int) -> Generator[simpy.Event, None, None]:
-        keep, clock, stream, uptime = self._keep, self.clock, self.streams[rank], self._uptime
+        served, stream, uptime = self._sink.served, self.streams[rank], self._uptime
+        at_once, in_time = self._at_once, self._in_time
         while True:
             request = stream.popleft() if stream else self._read(rank)
             if request is None:
                 held = self._held[rank] = self.clock.event()
                 yield from self._wait(rank, "others", _until(held))
-                keep(rank, Stand(clock.now))
+                served(rank, Stand(self.clock.now))
                 continue
             if self._down and uptime.is_down(rank):
                 yield from uptime.until_up(rank)
-            if isinstance(request, Post):
-                keep(rank, request)
-                self._calls.post(rank, request)
-            elif isinstance(request, Wait):
-                keep(rank, request)
-                name = self._calls.op(request.key) if self._diary is not None else ""
-                waiting = self._calls.wait(rank, request.key)
-                self.network_seconds[rank] += yield from self._wait(rank, name, waiting)
-            elif isinstance(request, Advance):
-                keep(rank, request)
-                if not 0 <= request.seconds < math.inf:
-                    raise InputError(
-                        f"rank {rank}: advance: got {request.seconds} seconds; give a finite time"
-                    )
-                seconds = on_grid(request.seconds)
-                self.compute_seconds[rank] += seconds
-                if seconds:
-                    yield from uptime.compute(rank, seconds)
-            elif isinstance(request, Mark):
-                keep(rank, request)
-                times = (clock.now, self.compute_seconds[rank], self.exposed_seconds[rank])
-                self._on_row(StampedRow(rank, *times, request.row, self.network_seconds[rank]))
-            elif isinstance(request, Ask):
-                self._answer(rank, self._answer_to(rank, request.key))
-            elif isinstance(request, Join | Confirm | Fetch | Take | FirstSent | Withdraw | Await):
-                keep(rank, request._replace(is_past=True))
-                yield from self._question(rank, request)
-            elif isinstance(request, Publish):
-                keep(rank, request)
-                self._meetings.publish(rank, request)
-            elif isinstance(request, Put):
-                keep(rank, request)
-                self._mailboxes.put(request)
-            elif isinstance(request, Stand):
-                keep(rank, request)
-                yield from self._wait(rank, "others", _until(clock.at(request.until)))
-            else:
-                self.end_seconds[rank] = clock.now
+            kind = type(request)
+            if kind in self._questions:
+                yield from self._question(rank, cast("_TimedQuestion", request))
+                continue
+            if kind is Exit:
+                self.end_seconds[rank] = self.clock.now
                 self._running.discard(rank)
                 self._calls.gone(rank)
                 self._has_ended = self._has_ended or rank not in self._lost
                 return
+            if kind is not Ask:  # which changes nothing
+                served(rank, request)
+            if kind in at_once:
+                at_once[kind](rank, request)
+            else:
+                yield from in_time[kind](rank, request)
 
-    def _answer_to(self, rank: int, key: Key | None) -> float | bool:
-        return float(self.clock.now) if key is None else self._calls.is_done(rank, key)
+    def _mark(self, rank: int, mark: Mark) -> None:
+        times = (self.clock.now, self.compute_seconds[rank], self.exposed_seconds[rank])
+        self._sink.row(StampedRow(rank, *times, mark.row, self.network_seconds[rank]))
 
-    def _question(
-        self, rank: int, question: Join | Confirm | Fetch | Take | FirstSent | Withdraw | Await
-    ) -> Generator[simpy.Event, None, None]:
-        waiting: Generator[simpy.Event, None, Answer]
-        match question:
-            case Join():
-                waiting = self._meetings.join(question)
-            case Confirm():
-                waiting = self._meetings.confirm(question)
-            case Fetch():
-                waiting = self._meetings.fetch(rank, question)
-            case Take():
-                waiting = self._mailboxes.take(rank, question)
-            case FirstSent():
-                waiting = self._calls.first_sent(question.box)
-            case Withdraw():
-                waiting = _at_once(self._calls.withdraw(question.key))
-            case Await():
-                waiting = self._await(rank, question)
+    def _ask(self, rank: int, ask: Ask) -> None:
+        done_or_now = float(self.clock.now) if ask.key is None else self._calls.is_done(rank, ask.key)
+        self._sink.answer(rank, done_or_now)
+
+    def _compute(self, rank: int, advance: Advance) -> Generator[simpy.Event, None, None]:
+        if not 0 <= advance.seconds < math.inf:
+            raise InputError(f"rank {rank}: advance: got {advance.seconds} seconds; give a finite time")
+        seconds = on_grid(advance.seconds)
+        self.compute_seconds[rank] += seconds
+        if seconds:
+            yield from self._uptime.compute(rank, seconds)
+
+    def _wait_for_call(self, rank: int, wait: Wait) -> Generator[simpy.Event, None, None]:
+        name = self._calls.op(wait.key) if self._spans is not None else ""
+        self.network_seconds[rank] += yield from self._wait(rank, name, self._calls.wait(rank, wait.key))
+
+    def _stand(self, rank: int, stand: Stand) -> Generator[simpy.Event, None, None]:
+        yield from self._wait(rank, "others", _until(self.clock.at(stand.until)))
+
+    def _question(self, rank: int, question: _TimedQuestion) -> Generator[simpy.Event, None, None]:
+        self._sink.served(rank, question._replace(is_past=True))
         name = type(question).__name__.lower()
         if isinstance(question, Await):
             name = self._calls.op(question.key)
         self._asking[rank] = f"in {name}"
         begin, mail = self.clock.now, self._mailboxes.seconds_under_way(rank)
+        waiting = self._questions[type(question)](rank, question)
         answer = yield from self._wait(rank, name, waiting)
         if isinstance(question, Fetch):
             self.network_seconds[rank] += self.clock.now - begin
-        elif isinstance(question, Take):  # while its letter was under way, or one to it
+        elif isinstance(question, Take):  # while its message was in flight, or one to it
             self.network_seconds[rank] += self._mailboxes.seconds_under_way(rank) - mail
-            self._on_taken(rank, question, cast("tuple[Letter, ...]", answer))
+            self._sink.taken(rank, question, cast("tuple[Letter, ...]", answer))
         del self._asking[rank]
         if answer is None:  # of a Fetch
             self._lost.add(rank)
         if not question.is_past:
-            self._answer(rank, answer)
-        # All whom one event answers have their answers before the first of them is waited for again: it may
-        # need the others, off the clock.
+            self._sink.answer(rank, answer)
+        # All ranks that one event answers have their answers before the kernel reads the first of them again, which
+        # may need the others off the clock.
         yield self.clock.at(self.clock.now)
 
     def _await(self, rank: int, question: Await) -> Generator[simpy.Event, None, CallEnding]:
@@ -371,16 +492,16 @@ class Kernel:
     def _wait(
         self, rank: int, name: str, waiting: Generator[simpy.Event, None, T]
     ) -> Generator[simpy.Event, None, T]:
-        """What takes place while `waiting` is no computing."""
-        start, diary = self.clock.now, self._diary
-        if diary is not None:
-            diary.begin(rank, "wait", name)
+        """Run `waiting` as exposed time of the rank."""
+        start, spans = self.clock.now, self._spans
+        if spans is not None:
+            spans.begin(rank, "wait", name)
         self._waiting_since[rank] = start
         result = yield from waiting
         del self._waiting_since[rank]
         self.exposed_seconds[rank] += self.clock.now - start
-        if diary is not None:
-            diary.end(rank)
+        if spans is not None:
+            spans.end(rank)
         return result
 
     @property
@@ -397,12 +518,12 @@ class Kernel:
         return exposed + instant - since, network + self._calls.network_seconds(rank, since, instant)
 
     def unfinished_spans(self) -> list[Span]:
-        """What ranks are doing at this instant, as far as it has come: for a run that ends here."""
-        spans = self._diary.unfinished() if self._diary is not None else []
-        return spans + self._calls.unfinished_spans()
+        """Spans of ranks that are open at this instant, for a run that ends here."""
+        own = self._spans.unfinished() if self._spans is not None else []
+        return own + self._calls.unfinished_spans()
 
 
-def _at_once(answer: Answer) -> Generator[simpy.Event, None, Answer]:
+def _immediate(answer: Answer) -> Generator[simpy.Event, None, Answer]:
     """An answer that takes no time."""
     return answer
     yield  # makes this a generator

@@ -1,4 +1,4 @@
-"""Mailboxes of ranks: letters leave at once, arrive over the network, and wait until they are taken."""
+"""Mailboxes of ranks: messages leave at once, arrive over the network, and wait until they are taken."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Mailboxes"]
 
 @dataclass(slots=True, eq=False)
 class _Mail:
-    """Letters of one rank, or to it, that are under way, and for how long there have been any so far."""
+    """Messages from or to one rank that are under way, and the seconds in which there were any."""
 
     num: int = 0
     since: float = 0.0
@@ -31,32 +31,31 @@ class _Mail:
 
 @dataclass(slots=True, eq=False)
 class _Box:
-    """What has come to one rank's box and has not been taken, in order of arrival."""
+    """Messages that wait in one rank's mailbox, in order of arrival."""
 
-    letters: list[Letter] = field(default_factory=list)
+    messages: list[Letter] = field(default_factory=list)
     awaited: simpy.Event | None = None
 
 
 class Mailboxes:
     """Serves `Put` and `Take` on a clock.
 
-    A letter is a message whose receiver is always ready. Nobody waits for it to arrive, and a letter that
-    nobody takes is no error.
+    A mailbox is always ready to receive. No rank waits for the arrival, and a message that is never taken is no error.
 
     Args:
-        clock: whose time it is.
+        clock: virtual time.
         start: starts a message on the network, see `netsim.ranks.kernel.Kernel`.
     """
 
     def __init__(self, clock: Clock, start: StartCall, instant: StartCall) -> None:
         self._clock, self._start, self._instant = clock, start, instant
         self._boxes: dict[Hashable, _Box] = {}
-        self._waiting: dict[int, tuple[_Box, bool]] = {}  # rank -> its box, and whether its patience ends
+        self._waiting: dict[int, tuple[_Box, bool]] = {}  # rank -> its box, and whether its wait ends
         self._mail: dict[int, _Mail] = {}
-        self._told: set[int] = set()  # waited in vain, since a letter last came
+        self._told: set[int] = set()  # released without a message, since one last arrived
 
     def put(self, put: Put) -> None:
-        """Send a letter off."""
+        """Send a message to a mailbox."""
         call = put.call
         start = self._start if call.ranks[0] != call.ranks[1] else self._instant
 
@@ -79,21 +78,21 @@ class Mailboxes:
             mail.num, mail.since = mail.num + change, self._clock.now
 
     def seconds_under_way(self, rank: int) -> float:
-        """For how long, until now, letters of this rank or to it have been under way."""
+        """Seconds, until now, in which messages from or to this rank were under way."""
         mail = self._mail.get(rank, _Mail())
         return mail.seconds + (self._clock.now - mail.since if mail.num else 0.0)
 
     def _arrive(self, put: Put) -> None:
         box = self._boxes.setdefault(put.box, _Box())
-        box.letters.append(Letter(put.call.ranks[0], put.number))
+        box.messages.append(Letter(put.call.ranks[0], put.number))
         self._told.clear()
         if box.awaited is not None and not box.awaited.triggered:
             box.awaited.succeed()
 
     def take(self, rank: int, take: Take) -> Generator[simpy.Event, None, tuple[Letter, ...]]:
-        """What has come, after waiting for something where that is asked for."""
+        """Take the messages that have arrived, after waiting for one if the request says so."""
         box = self._boxes.setdefault(take.box, _Box())
-        if not box.letters and take.seconds > 0:
+        if not box.messages and take.seconds > 0:
             box.awaited = self._clock.event()
             self._waiting[rank] = (box, math.isfinite(take.seconds))
             if math.isfinite(take.seconds):
@@ -103,14 +102,14 @@ class Mailboxes:
             box.awaited = None
             del self._waiting[rank]
             yield self._clock.at(on_grid(self._clock.now))
-        letters, box.letters = tuple(box.letters), []
-        return letters
+        messages, box.messages = tuple(box.messages), []
+        return messages
 
     def let_one_go(self) -> bool:
-        """Nothing will ever come: have the first rank that waits for a letter go on without.
+        """Let the first rank that waits for a message continue without one, when none can ever arrive.
 
-        It may put letters itself, or end, and so each in turn has its chance; who has waited in vain comes again
-        only when a letter has come since. False if there is nobody left.
+        It may send messages itself, or end, so each waiting rank gets one chance until a message arrives again.
+        False if no rank is left.
         """
         for rank, (box, ends) in sorted(self._waiting.items()):
             if not ends and rank not in self._told and box.awaited is not None:

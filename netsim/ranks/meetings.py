@@ -1,4 +1,4 @@
-"""Ranks that meet, do something together and may lose each other on the way; and states that they publish."""
+"""Ranks that join a meeting, work together and may lose each other meanwhile; and states that they publish."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Meetings"]
 
 @dataclass(slots=True, eq=False)
 class _Meeting:
-    """Who has come to a `Join`; `settled` happens when it is known who is `present`."""
+    """Ranks at a `Join`; the event `settled` happens when `present` is final."""
 
     first: Join
     settled: simpy.Event
@@ -35,7 +35,7 @@ class _Meeting:
 
 @dataclass(slots=True, eq=False)
 class _Team:
-    """Those present, until all have said `Confirm` or their time is over; `left` is who then remains."""
+    """Ranks present, until all have sent `Confirm` or their time is over; `left` are those that then remain."""
 
     join: Join
     attempt: int
@@ -53,7 +53,7 @@ class _Team:
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """What a group has published: its newest number, who has that, and who waits for a newer one."""
+    """Published state of a group: its newest number, its holders, and events of ranks that wait for a newer one."""
 
     newest: int = -1
     num_bytes: int = 0
@@ -73,8 +73,8 @@ class Meetings:
     """Serves `Join`, `Confirm`, `Publish` and `Fetch` on a clock.
 
     Args:
-        clock: whose time it is.
-        reach: who reaches whom.
+        clock: virtual time.
+        reach: reachability between ranks.
         assemble: called when those who met begin to do something together in the time they have, with the name
             of their group: (the meetings' group, their ranks); and when all of them are through.
         dissolve: called with such a name when their time is over: their calls end undone.
@@ -83,7 +83,7 @@ class Meetings:
 
     Attributes:
         waiting: ranks that wait for a state.
-        have_met: whether anybody has come to a meeting.
+        have_met: whether any rank has joined a meeting.
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class Meetings:
         self._states: dict[Hashable, _State] = {}
         self._overdue: list[Callable[[], None]] = []  # what has to wait until somebody is up
 
-    # --- who is there ---------------------------------------------------------------------------------------
+    # --- presence ---------------------------------------------------------------------------------------
 
     def join(self, join: Join) -> Generator[simpy.Event, None, tuple[Arrival, ...]]:
-        """Come to a meeting; returns who is present."""
+        """Join a meeting; return the ranks present."""
         self.have_met = True
         meeting = self._meetings.get(join.key)
         if meeting is None:
@@ -125,7 +125,7 @@ class Meetings:
         return meeting.present
 
     def look_again(self) -> None:
-        """The network has changed: who or what was out of reach may be reached now."""
+        """Retry, after a change of the network, what was out of reach."""
         overdue, self._overdue = self._overdue, []
         for call in overdue:
             call()
@@ -134,7 +134,7 @@ class Meetings:
         self._reach.look_again()
 
     def _is_due(self, meeting: _Meeting) -> None:
-        """The time is over for all but those who come back."""
+        """End the time for all but ranks that return."""
         meeting.due = self._clock.now
         for _, later in self._back(meeting.first):
             self._at_end(later, lambda: self._settle_if_complete(meeting))
@@ -178,7 +178,7 @@ class Meetings:
         return {rank for rank in found if self._clock.now >= state.slow.get(rank, (0, 0.0))[1]}
 
     def _settle(self, meeting: _Meeting) -> None:
-        """Nobody who comes from now on is in time."""
+        """Close the meeting: later ranks are late."""
         if meeting.settled.triggered:
             return
         together = self._reach.together(_ranks(meeting.first, meeting.arrivals))
@@ -194,7 +194,7 @@ class Meetings:
             self._begin(meeting.first, 0, meeting.present)
 
     def _pass_over(self, join: Join) -> None:
-        """Who comes to a meeting comes to none before it any more."""
+        """Count a rank as having skipped all earlier meetings."""
         group, number = join.key
         assert isinstance(number, int)
         last = self._last.get((group, join.member), -1)
@@ -210,10 +210,10 @@ class Meetings:
         if meeting.settled.triggered and meeting.num_come == len(meeting.first.ranks):
             self._meetings.pop(meeting.first.key, None)
 
-    # --- what they do together ------------------------------------------------------------------------------
+    # --- joint work ------------------------------------------------------------------------------
 
     def confirm(self, confirm: Confirm) -> Generator[simpy.Event, None, tuple[Arrival, ...]]:
-        """Be through with what those present do together; returns who is left."""
+        """Finish the joint work; return the ranks that remain."""
         team = self._teams[confirm.key, confirm.attempt]
         team.num_asked += 1
         if not team.ended.triggered:
@@ -236,7 +236,7 @@ class Meetings:
         self._at_end(join.averaging_seconds, lambda: self._end(team))
 
     def _end(self, team: _Team) -> None:
-        """The time is over: who cannot be reached is left behind, else who is slowest; the others may go on."""
+        """End the time: unreachable ranks are dropped, else the slowest; the others may continue."""
         if team.ended.triggered:
             return
         left = self._reach.together(team.ranks)
@@ -254,7 +254,7 @@ class Meetings:
         team.ended.succeed()
 
     def _are_slow(self, join: Join, ranks: Collection[int]) -> None:
-        """Wait for no downloads of those for a while who were too slow twice: they would hold all others up."""
+        """Do not wait, for a while, for downloads of ranks that were too slow twice: they would delay all others."""
         state = self._states.setdefault(join.key.group, _State())
         for rank in ranks:
             num_slow, later = state.slow.get(rank, (0, 0.0))[0], state.fetched.get(rank, (0, 0.0))[1]
@@ -265,10 +265,10 @@ class Meetings:
     def _kept(join: Join, arrivals: Collection[Arrival], ranks: Collection[int]) -> tuple[Arrival, ...]:
         return tuple(sorted(arrival for arrival in arrivals if join.ranks[arrival.member] in ranks))
 
-    # --- what they publish ----------------------------------------------------------------------------------
+    # --- published states ----------------------------------------------------------------------------------
 
     def publish(self, rank: int, publish: Publish) -> None:
-        """`rank` has that state from now on."""
+        """Note that `rank` has a state from now on."""
         group, number = publish.key
         state = self._states.setdefault(group, _State())
         assert isinstance(number, int)
@@ -321,18 +321,18 @@ class Meetings:
             self._at_end(left, lambda: self._settle_if_complete(meeting))
 
     def _look_at(self, key: Key) -> None:
-        """A download that this meeting may have waited for has ended."""
+        """Reconsider a meeting after a download that it may have waited for."""
         meeting = self._meetings.get(key)
         if meeting is not None:
             self._settle_if_complete(meeting)
 
     @property
     def is_under_way(self) -> bool:
-        """Whether some are doing something together whose time will end."""
+        """Whether joint work is under way whose time will end."""
         return any(not team.ended.triggered and not team.is_overdue for team in self._teams.values())
 
     def give_up(self) -> None:
-        """Nothing more will happen: nobody who waits for a state gets it."""
+        """Answer all that wait for a state that it will never arrive."""
         for state in self._states.values():
             self._wake(state, False)
         for rank in sorted(self.waiting):
@@ -345,7 +345,7 @@ class Meetings:
         state.awaited.clear()
 
     def _at_end(self, seconds: float, call: Callable[[], None]) -> None:
-        """Have something called when so much time has passed and all else that happens then has; never at infinity."""
+        """Call `call` after `seconds`, last in its instant; never where they are infinite."""
         if seconds == math.inf:
             return
         call_at(self._clock, self._clock.now + on_grid(seconds), call, Order.MEETINGS)

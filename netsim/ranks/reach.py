@@ -1,4 +1,4 @@
-"""Which ranks reach each other at present, and downloads from one to another."""
+"""Reachability between ranks at present, and downloads from one to another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AGAIN", "SLOW_TIMES", "Reach", "largest_mesh"]
 
-#: Instead of a rank: begin the download anew.
+#: Instead of a rank: begin the download again.
 AGAIN = -1
 
 #: Who was too slow for averages, twice, is not waited for while it downloads, for this many times what that has cost.
@@ -22,7 +22,7 @@ SLOW_TIMES = 10
 
 
 class _Download(NamedTuple):
-    """What is on its way to a rank; `is_cut`: a dead link kept it from beginning."""
+    """A download under way to a rank; `is_cut`: a dead link kept it from beginning."""
 
     attempt: int
     transfer: int
@@ -32,10 +32,10 @@ class _Download(NamedTuple):
 
 
 class Reach:
-    """The ways between ranks, as the network is now.
+    """Routes between ranks, as the network is now.
 
     Args:
-        network: None: everybody reaches everybody, in no time.
+        network: None: every rank reaches every other, in no time.
         hosts: the host of each rank.
         may_come_back: whether one of these dead links may carry anything again.
     """
@@ -68,7 +68,7 @@ class Reach:
         return largest_mesh(up, broken)
 
     def without_slowest(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """`ranks` but for those whose widest way to and from another is the narrowest; () if all are alike."""
+        """`ranks` but for those whose widest route to and from another is the narrowest; () if all are alike."""
         widths = {
             rank: max(
                 min(self._width(rank, other), self._width(other, rank)) for other in ranks if other != rank
@@ -81,23 +81,23 @@ class Reach:
     def download(
         self, rank: int, sources: Sequence[int], num_bytes: int, on_done: Callable[[int | None], None]
     ) -> None:
-        """Bring so many bytes to `rank` from the source with the widest open way, of equals the nearest.
+        """Download `num_bytes` to `rank` from the source with the widest open route, of equals the nearest.
 
-        `on_done` is told the source when all are there, perhaps before this returns; None where no source can
-        ever be reached; AGAIN where it is to be begun anew: a host has crashed, a connection is given up, or
-        there was no way to begin with and now there may be one.
+        `on_done` is called with the source on arrival, perhaps before this returns; with None where no source can ever
+        be reached; with AGAIN to begin again: a host has crashed, a connection is given up, or the route was dead at
+        the start and may be open now.
         """
         network = self._network
         if network is None:
             on_done(sources[0])
             return
         dead = network.dead_links
-        cuts = {source: dead.intersection(self._both_ways(rank, source)) for source in sources}
-        hopeful = [source for source, cut in cuts.items() if not cut or self._may_come_back(cut)]
-        if not hopeful:
+        cuts = {source: dead.intersection(self._both_directions(rank, source)) for source in sources}
+        reachable = [source for source, cut in cuts.items() if not cut or self._may_come_back(cut)]
+        if not reachable:
             on_done(None)
             return
-        source = min(hopeful, key=lambda source: self._distance(source, rank, dead))
+        source = min(reachable, key=lambda source: self._distance(source, rank, dead))
         attempt = self._num_attempts = self._num_attempts + 1
         transfer = network.send(
             self._hosts[source],
@@ -118,13 +118,13 @@ class Reach:
         return is_up and self._is_open(rank, download.source, self._network.dead_links)
 
     def look_again(self) -> None:
-        """The network has changed: downloads that could not begin do so anew."""
+        """Begin downloads again that could not begin before the network changed."""
         for rank, download in list(self._downloads.items()):
             if download.is_cut:
                 self._stop(rank, AGAIN)
 
     def give_up(self, rank: int) -> None:
-        """`rank`'s download, if it has one, can never end: tell it so."""
+        """End the download of `rank`, if any, with None."""
         if rank in self._downloads:
             self._stop(rank, None)
 
@@ -142,7 +142,7 @@ class Reach:
             download.on_done(outcome)
 
     def _given_up(self, network: Network, others: Callable[[Waiting], None], waiting: Waiting) -> None:
-        """A connection is given up: a download begins anew, and has other ways to end."""
+        """Begin the download of a connection that is given up again; pass others on."""
         if any(waiting.number == download.transfer for download in self._downloads.values()):
             network.end_transfer(waiting.number)
         else:
@@ -152,14 +152,14 @@ class Reach:
         assert self._network is not None
         return self._network.topology.route(self._hosts[source], self._hosts[target])
 
-    def _both_ways(self, one: int, other: int) -> tuple[int, ...]:
+    def _both_directions(self, one: int, other: int) -> tuple[int, ...]:
         return (*self._route(one, other), *self._route(other, one))
 
     def _is_open(self, one: int, other: int, dead: frozenset[int]) -> bool:
-        return dead.isdisjoint(self._both_ways(one, other))
+        return dead.isdisjoint(self._both_directions(one, other))
 
     def _width(self, source: int, target: int) -> float:
-        """Payload bytes per second of the narrowest link on the way."""
+        """Payload bytes per second of the narrowest link on the route."""
         if self._network is None:
             return math.inf
         widths = self._network.payload_bytes_per_second
@@ -175,8 +175,8 @@ def largest_mesh(ranks: Collection[int], broken: Mapping[int, Collection[int]]) 
     """The largest set of ranks in which each reaches each other; of equal sets the one with the lower numbers.
 
     Args:
-        ranks: whom to choose from.
-        broken: the ranks that a rank does not reach, told of both.
+        ranks: candidates.
+        broken: the ranks that a rank does not reach, listed for both ends.
 
     >>> largest_mesh(range(4), {1: [2], 2: [1]})
     (0, 1, 3)

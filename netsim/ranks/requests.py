@@ -1,4 +1,4 @@
-"""What ranks ask of the kernel: the records that make up a rank's stream of requests."""
+"""Requests of ranks to the kernel: the records of a rank's stream."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ __all__ = [
 
 
 class CallEnding(StrEnum):
-    """How a call has ended for a rank: it is done; it took longer than the rank gave it; or its group was broken
-    by another rank's time-out or end, or by a lost connection."""
+    """End of a call for a rank: it is done; its time-out passed; or its group broke by another rank's time-out or end,
+    or by a lost connection."""
 
     DONE = "done"
     LATE = "late"
@@ -50,7 +50,7 @@ class CallEnding(StrEnum):
 
 
 class Call(NamedTuple):
-    """What a collective or message asks of the network, equal on all its members but for an all_to_all.
+    """Network load of a collective or message, equal on all its members but for an all_to_all.
 
     Attributes:
         op: as `netsim.collectives.schedule` takes it.
@@ -71,7 +71,7 @@ class Call(NamedTuple):
 
 
 class Advance(NamedTuple):
-    """I compute for `seconds`."""
+    """Compute for `seconds`."""
 
     seconds: float
 
@@ -99,7 +99,7 @@ class Lane(NamedTuple):
 
     @property
     def box(self) -> Hashable:
-        """Where messages lie that anybody may have sent; those to oneself lie by themselves."""
+        """Queue of messages from any sender; messages to oneself have their own."""
         return self if self.source == self.target else (self.group, self.target, self.tag)
 
 
@@ -110,8 +110,8 @@ class Post(NamedTuple):
         key: its name.
         member: who posts, by its position among the call's ranks.
         call: what it asks of the network.
-        seconds: when the call is not over for me after so long, its group breaks: all its calls under way end undone,
-            and those that are posted later never begin.
+        seconds: time-out: when it passes, the group breaks: its calls under way end undone, and later ones never
+            begin.
     """
 
     key: Key
@@ -121,29 +121,28 @@ class Post(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """I go on when the call known as `key` is done for me."""
+    """Wait until the call `key` is done for this rank."""
 
     key: Key
 
 
 class Mark(NamedTuple):
-    """Stamp this row with my virtual time."""
+    """Stamp this row with the rank's virtual time."""
 
     row: Mapping[str, Any]
 
 
 class Ask(NamedTuple):
-    """Tell me the time; or, with a key, whether that call is done for me by now."""
+    """Ask for the time; or, with a key, whether that call is done for this rank by now."""
 
     key: Key | None
 
 
 class Join(NamedTuple):
-    """Tell me who of `ranks` comes to `key` within `seconds` of the first, once that is settled.
+    """Ask which of `ranks` join `key` within `seconds` of the first, once that is settled.
 
-    It is settled when all who are waited for have come and those there reach each other, else at the deadline;
-    who comes at that very instant is included, who cannot be reached by the others then is not. Who comes later
-    is told at once.
+    It is settled when all awaited ranks have joined and reach each other, else at the deadline. Ranks that join at
+    that very instant are included; ranks out of reach of the others are not. Later ones are answered at once.
 
     Attributes:
         key: the name of the meeting.
@@ -174,7 +173,7 @@ class Arrival(NamedTuple):
 
 
 class Confirm(NamedTuple):
-    """I am through with what those who came to `key` do together; tell me whether everybody is.
+    """Finish the joint work of those who joined `key`; ask whether all have finished.
 
     The answer is who is left: all of them, or at the end of the time given those who still reach each other
     (without the slowest, where all do), who may begin again. Then calls among them end undone, at once.
@@ -191,7 +190,7 @@ class Confirm(NamedTuple):
 
 
 class Await(NamedTuple):
-    """I go on when the call known as `key` is done for me, or its group is broken; tell me which (an `CallEnding`).
+    """Wait until the call `key` is done for this rank or its group breaks; ask which (a `CallEnding`).
 
     Attributes:
         key: its name.
@@ -205,9 +204,9 @@ class Await(NamedTuple):
 
 
 class Publish(NamedTuple):
-    """From now on others may fetch what I have as `key`: its group's state, by number, of so many bytes.
+    """Publish this rank's state as `key` (group, number), of so many bytes, for others to fetch.
 
-    Who publishes under the same key has the same, and older numbers are of no use to anybody.
+    All that publish under one key have the same state, and older numbers are obsolete.
     """
 
     key: Key
@@ -215,7 +214,7 @@ class Publish(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Bring me the newest state of `group` from the nearest rank that has it; tell me which, when I have it.
+    """Download the newest state of `group` from the nearest rank that has it; ask which, on arrival.
 
     Attributes:
         group: whose state.
@@ -229,7 +228,7 @@ class Fetch(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """What a `Fetch` has brought: which number, from which rank, how many bytes."""
+    """Result of a `Fetch`: number of the state, rank that sent it, bytes."""
 
     number: int
     source: int
@@ -237,18 +236,18 @@ class Fetched(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """What lies in a box: who has put it there, and its number among that rank's letters to the box."""
+    """A message in a mailbox: its sender, and its number among that rank's messages to the mailbox."""
 
     source: int
     number: int
 
 
 class Put(NamedTuple):
-    """Bring this to a box; I go on at once, and so does whoever it is for.
+    """Send a message to a mailbox; neither sender nor receiver waits.
 
     Attributes:
         box: the box's name; one rank takes from it.
-        number: of my letters to that box.
+        number: of this rank's messages to that mailbox.
         call: a message, from me to that rank.
     """
 
@@ -258,7 +257,7 @@ class Put(NamedTuple):
 
 
 class Take(NamedTuple):
-    """Tell me what has come to my box and has not been taken.
+    """Take the messages that have arrived in this rank's mailbox.
 
     Attributes:
         box: the box's name.
@@ -273,7 +272,7 @@ class Take(NamedTuple):
 
 
 class FirstSent(NamedTuple):
-    """Tell me which message to a box that nobody has begun to receive was sent first, as soon as there is one.
+    """Ask which message to a queue, not yet being received, was sent first; wait until there is one.
 
     Attributes:
         box: see `Lane`.
@@ -285,7 +284,7 @@ class FirstSent(NamedTuple):
 
 
 class Withdraw(NamedTuple):
-    """Take my part of a message back, unless the other side has posted its own; tell me whether that was so.
+    """Withdraw this rank's side of a message unless the other side has posted; ask whether that succeeded.
 
     Attributes:
         key: the name of the message.
@@ -297,7 +296,7 @@ class Withdraw(NamedTuple):
 
 
 class Stand(NamedTuple):
-    """Off the clock I have waited for others, whom the clock had to let on, until this time."""
+    """Wait, off the clock, for other ranks until this time."""
 
     until: float
 
@@ -306,16 +305,16 @@ Question = Ask | Join | Confirm | Fetch | Take | FirstSent | Withdraw | Await
 """A request that is answered, at the rank's virtual time."""
 
 Answer = float | CallEnding | tuple[Arrival, ...] | tuple[Letter, ...] | Fetched | Key | None
-"""None: what was to be fetched can never be had."""
+"""None: the state to fetch can never arrive."""
 
 
 class Exit(NamedTuple):
-    """I am through."""
+    """End of the rank's stream."""
 
 
 Request = Advance | Post | Wait | Mark | Question | Publish | Put | Stand | Exit
 
 
 def gives_time(request: Request) -> bool:
-    """Whether a call is given a time by this."""
+    """True if a request gives a call a time-out."""
     return isinstance(request, Post | Await) and request.seconds < math.inf

@@ -1,6 +1,6 @@
 """Names of common devices, for `device:` in topologies, with their peak speeds, from `topologies/devices.csv`.
 
-A network needs no devices: what a topology says there is carried along for those who compute on its hosts.
+netsim does not use devices: training and plans compute on them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from netsim.files.errors import InputError, UnknownNameError, unknown_name
-from netsim.files.problems import Mistake
+from netsim.errors import InputError, UnknownNameError, unknown_name
+from netsim.files.documents import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ __all__ = ["device_name", "device_problems", "device_table"]
 
 @cache
 def device_table() -> Mapping[str, Mapping[str, str]]:
-    """The file's rows by name, with columns as written.
+    """Rows of the shipped device table by name, with columns as written.
 
     They are kind, teraflops by dtype ("" for none), gigabytes of memory of the largest model ("" where it is the
     machine's), and source.
@@ -51,8 +51,8 @@ def device_name(given: object, where: str = "") -> str:
     return plain
 
 
-def device_problems(data: Any) -> Iterator[Mistake]:
-    """What a topology file's plain data say of devices that nobody knows, by key."""
+def device_problems(data: Any) -> Iterator[ConfigError]:
+    """Mistakes in the device names of a topology file's plain data, by key."""
     for group in ("hosts", "regions"):
         entries = data.get(group) if isinstance(data, Mapping) else None
         for name, entry in entries.items() if isinstance(entries, Mapping) else ():
@@ -61,4 +61,6 @@ def device_problems(data: Any) -> Iterator[Mistake]:
                 if device is not None:
                     device_name(device)
             except InputError as error:
-                yield Mistake((group, str(name), "device"), str(error), isinstance(error, UnknownNameError))
+                yield ConfigError(
+                    (group, str(name), "device"), str(error), isinstance(error, UnknownNameError)
+                )

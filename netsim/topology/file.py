@@ -1,4 +1,4 @@
-"""From a topology file to its hosts, links and routes in their canonical order, with all names checked."""
+"""Reader of topology files: hosts, links and routes in canonical order, with all names checked."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from netsim.files.documents import Document, validate
-from netsim.files.errors import InputError, unknown_name
-from netsim.files.problems import KeyPath, Mistake
+from netsim.errors import InputError, unknown_name
+from netsim.files.documents import ConfigError, Document, KeyPath
+from netsim.files.schemas import validate_document
 from netsim.topology.graph import Host, Link, ShortestRoutes, natural_key
 from netsim.topology.protocol import Protocol
 from netsim.topology.schema import MAX_HOSTS, TopologyFile
-from netsim.topology.weather_file import read_weather
+from netsim.topology.weather import Places, read_weather
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ _MANY_PROBLEMS = 20
 
 @dataclass(frozen=True)
 class Parts:
-    """What a topology consists of, in canonical order: natural name order of hosts, routers, regions and links."""
+    """Parts of a topology in canonical order: natural name order of hosts, routers, regions and links."""
 
     file: TopologyFile
     hosts: tuple[Host, ...]
@@ -52,11 +52,12 @@ class _ReadPipe:
     down: float
     quality: tuple[float, float, int | None]  # latency in seconds, loss, packets that the queue holds
     dollars_per_byte: float = 0.0
+    measured_streams: int | None = None
 
 
 @dataclass
 class _Nodes:
-    """Everything with a name, and where in the file it got it."""
+    """Named hosts and routers, and where in the file each was named."""
 
     # -> region, device, devices
     hosts: dict[str, tuple[str | None, str | None, int | None]] = field(default_factory=dict)
@@ -67,20 +68,20 @@ class _Nodes:
 def read_parts(document: Document, folder: Path) -> Parts:
     """Check a document and put its parts in order; files it names are looked for in `folder`.
 
-    Raises InputError that tells every mistake by line and key.
+    Raises InputError with every mistake by line and key.
     """
     return _Builder(document).parts(folder)
 
 
 class _Builder:
-    """The checks in the order in which one can rely on the one before."""
+    """Checks and builds the parts of a topology, each check relying on those before."""
 
     def __init__(self, document: Document) -> None:
         if document.data is None:
             raise document.error((), "is empty: expected a topology with hosts or regions, and links")
         self.document = document
-        self.file = validate(TopologyFile, document)
-        self.problems: list[Mistake] = []
+        self.file = validate_document(TopologyFile, document)
+        self.problems: list[ConfigError] = []
 
     def parts(self, folder: Path) -> Parts:
         nodes = self._nodes()
@@ -99,7 +100,7 @@ class _Builder:
         self._check_reachable(graph, hosts, nodes, rank)
         routes = self._routes(graph, hosts, nodes, rank)
         self._check_protocol()
-        weather = read_weather(self.file, hosts, links, folder, self._problem)
+        weather = read_weather(self.file, Places(hosts, links, folder), self._problem)
         self._raise_problems()
         regions = {host.region for host in hosts if host.region is not None}
         return Parts(
@@ -113,7 +114,7 @@ class _Builder:
         )
 
     def _problem(self, path: KeyPath, message: str | InputError) -> None:
-        self.problems.append(Mistake(path, str(message), isinstance(message, TypeError)))
+        self.problems.append(ConfigError(path, str(message), isinstance(message, TypeError)))
 
     def _raise_problems(self) -> None:
         if self.problems:
@@ -157,7 +158,8 @@ class _Builder:
         seen: dict[tuple[str, str], KeyPath] = {}
         for region, area in self.file.regions.items():
             for number in range(area.hosts):
-                pipes.append(_ReadPipe(f"{region}.{number}", region, *area.rates, area.quality))
+                card = (*area.rates, area.quality, 0.0, area.measured_streams)
+                pipes.append(_ReadPipe(f"{region}.{number}", region, *card))
                 seen[f"{region}.{number}", region] = ("regions", region)
         for key, entries, known, what in (
             ("links", self.file.links, nodes.paths.keys(), "host or router"),
@@ -198,7 +200,7 @@ class _Builder:
             self._problem(ends_path, f"'{one}' and '{other}' are linked {place}: make it one link")
             return None
         seen[one, other] = path
-        return _ReadPipe(one, other, *entry.rates, entry.quality, entry.egress)
+        return _ReadPipe(one, other, *entry.rates, entry.quality, entry.egress, entry.measured_streams)
 
     def _are_known(self, what: str, given: Mapping[KeyPath, Sequence[str]], known: Collection[str]) -> bool:
         """Whether all names given (at their key paths) are known; the others become problems."""
@@ -312,14 +314,15 @@ def _links(pipes: Iterable[_ReadPipe], rank: Mapping[str, int]) -> tuple[Link, .
     ways: list[tuple[int, int, Any]] = []
     for pipe in pipes:
         one, other = rank[pipe.source], rank[pipe.target]
-        ways.append((one, other, (pipe.source, pipe.target, pipe.up, *pipe.quality, pipe.dollars_per_byte)))
-        ways.append((other, one, (pipe.target, pipe.source, pipe.down, *pipe.quality, pipe.dollars_per_byte)))
+        both_ways = (*pipe.quality, pipe.dollars_per_byte, pipe.measured_streams)
+        ways.append((one, other, (pipe.source, pipe.target, pipe.up, *both_ways)))
+        ways.append((other, one, (pipe.target, pipe.source, pipe.down, *both_ways)))
     ways.sort()  # no two have the same ends
     return tuple(Link(index, *values) for index, (_, _, values) in enumerate(ways))
 
 
 def likely_names(name: str, known: Collection[str]) -> Collection[str]:
-    """Those of the known names that an error about `name` should list: all, or of many the likeliest."""
+    """Known names that an error about `name` lists: all, or of many the likeliest."""
     if len(known) <= _MANY_NAMES:
         return known
     return difflib.get_close_matches(name, known, n=8) or sorted(known, key=natural_key)[:8]

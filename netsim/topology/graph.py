@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from netsim.files.errors import InputError
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ _Distance = tuple[int, int]  # picoseconds, links
 class Host:
     """A machine that ranks can be placed on; `index` is its position in natural name order.
 
-    `devices` is how many it has to compute on; None: as many as it has ranks.
+    `devices` is the number that it computes on; None: as many as it has ranks.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Host:
     devices: int | None = None
 
     def slowdown(self, num_ranks: int) -> float:
-        """How many times as long a step takes where so many ranks share the devices.
+        """Factor by which a step takes longer where so many ranks share the devices.
 
         >>> Host("a", 0, None, None, 2).slowdown(6), Host("a", 0, None, None).slowdown(6)
         (3.0, 1.0)
@@ -42,7 +42,18 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction of a connection between two hosts or routers; `index` is its position in the topology."""
+    """One direction of a connection between two hosts or routers.
+
+    Attributes:
+        index: position in the topology.
+        source, target: names of the nodes at its ends.
+        bits_per_second: bandwidth.
+        latency_seconds: one-way propagation delay.
+        loss: fraction of packets that are lost.
+        queue_packets: packets that the queue before it holds; None: as the protocol says.
+        dollars_per_byte: price of a byte, paid by the sender.
+        measured_streams: streams whose common goodput the bandwidth is; None: a rate on the wire.
+    """
 
     index: int
     source: str
@@ -50,8 +61,14 @@ class Link:
     bits_per_second: float
     latency_seconds: float
     loss: float
-    queue_packets: int | None = None  # None: as the protocol says
-    dollars_per_byte: float = 0.0  # what whoever sends over it pays
+    queue_packets: int | None = None
+    dollars_per_byte: float = 0.0
+    measured_streams: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its ends, as `a->b`."""
+        return f"{self.source}->{self.target}"
 
 
 def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:
@@ -136,7 +153,7 @@ class ShortestRoutes:
         return known
 
     def _towards(self, target: int) -> list[tuple[int, int]]:
-        """Where each node forwards to on its way to `target`: Dijkstra backwards, then least neighbours."""
+        """Next node and link of each node towards `target`: Dijkstra backwards, then least neighbours."""
         nowhere = (1 << 200, 0)
         distances: list[_Distance] = [nowhere] * len(self._out)
         distances[target] = (0, 0)

@@ -1,16 +1,24 @@
-"""How simulated transfers use links: named presets, and mappings that change single settings of one."""
+"""Protocols of simulated transfers: named presets, mappings that change settings of one, and limits by windows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from netsim.files.errors import InputError, unknown_name, unknown_names
-from netsim.files.units import parse_bytes, parse_seconds
+from netsim.errors import InputError, unknown_name, unknown_names
+from netsim.units import format_bits_per_second, format_seconds, parse_bytes, parse_seconds
 
-__all__ = ["PRESETS", "Protocol"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from netsim.topology.graph import Link
+    from netsim.topology.topology import FloatArray, Topology
+
+__all__ = ["PRESETS", "Protocol", "WindowLimit", "mean_window_segments", "window_limit"]
+
+_DEFAULT = "linux-tcp"
 
 _SEGMENT_BYTES = 1448  # payload of a full frame: 1500 bytes less IPv4 (20), TCP (20) and its time stamp (12)
 _FRAME_BYTES = 1514  # what such a frame counts on the wire, Ethernet header included
@@ -21,7 +29,7 @@ _ACK_BYTES = (
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """What a protocol takes from the ideal network, and what it asks of collectives.
+    """Limits that a protocol puts on transfers of the ideal network, and on collectives.
 
     Attributes:
         name: the preset it was made from.
@@ -68,9 +76,9 @@ class Protocol:
 
     @classmethod
     def parse(cls, spec: str | Mapping[str, Any] | Protocol | None) -> Protocol:
-        """The protocol that `spec` stands for: a name, a mapping or nothing (`ideal`).
+        """The protocol that `spec` stands for: a name, a mapping or nothing (`linux-tcp`).
 
-        A mapping names a `preset` (default `ideal`) and may set `streams`, `window` (bytes per stream),
+        A mapping names a `preset` (default `linux-tcp`) and may set `streams`, `window` (bytes per stream),
         `connections`, `queue` (packets; if not given, it grows with `window`) and `software` (seconds per message).
 
         Raises UnknownNameError for a preset, key or choice that does not exist and InputError for a bad
@@ -79,16 +87,14 @@ class Protocol:
         >>> Protocol.parse({"preset": "linux-tcp", "streams": 8, "window": "4 MiB"}).streams
         8
         """
-        if spec is None:
-            return PRESETS["ideal"]
         if isinstance(spec, Protocol):
             return spec
-        if isinstance(spec, str):
-            return _preset(spec)
+        if spec is None or isinstance(spec, str):
+            return _preset(spec or _DEFAULT)
         if not isinstance(spec, Mapping):
             raise InputError(f"protocol: expected a name or a mapping, got {spec!r}")
         settings = {str(key): value for key, value in spec.items()}
-        preset = settings.pop("preset", "ideal")
+        preset = settings.pop("preset", _DEFAULT)
         if not isinstance(preset, str):
             raise InputError(f"protocol: preset must be a name, got {preset!r}")
         base = _preset(preset)
@@ -108,9 +114,73 @@ class Protocol:
             changes["queue_packets"] = base.queue_packets * larger
         return replace(base, **changes)
 
+    @classmethod
+    def resolve(cls, *specs: str | Mapping[str, Any] | Protocol | None) -> Protocol:
+        """Parse the first of `specs` that is given, such as an option, the topology's protocol and a default.
+
+        Settings without a `preset` change the next of them.
+
+        >>> Protocol.resolve({"streams": 8}, None, "gloo") == Protocol.parse({"preset": "gloo", "streams": 8})
+        True
+        """
+        settings: dict[str, Any] = {}
+        for spec in specs:
+            if isinstance(spec, Mapping):
+                settings = {**spec, **settings}
+            elif spec is not None:
+                return cls.parse({"preset": spec, **settings} if settings else spec)
+            if "preset" in settings:
+                break
+        return cls.parse(settings or None)
+
+    def describe(self) -> str:
+        """Name and streams, such as `linux-tcp, 8 streams a transfer`; where nothing has windows, the name alone."""
+        streams = f"{self.streams} stream{'s' if self.streams > 1 else ''} a transfer"
+        return f"{self.name}, {streams}" if self.has_windows else self.name
+
     def to_mapping(self) -> dict[str, Any]:
         """Every setting by name, as plain values for records."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def payload_bytes_per_second(self, topology: Topology) -> FloatArray:
+        """Payload that each link carries: its share of the wire; of a measured link all, which is payload already.
+
+        Args:
+            topology: the network.
+
+        Returns:
+            Bytes per second, one a link.
+        """
+        import numpy as np
+
+        shares = np.where(topology.measured_streams > 0, 1.0, self.payload_share)
+        return topology.bits_per_second / 8 * shares
+
+    def transfer_window(self, links: Iterable[Link], round_trip_seconds: float) -> float:
+        """Most payload in flight of a transfer over `links`, all its streams together, in bytes.
+
+        Where N streams filled a measured link, the windows of N held what it carries in a round trip, whatever was lost
+        meanwhile. So a stream holds at least 1 / N of that, and what a window of the preset and the link's loss (by the
+        response function of RFC 9438) allow where that is more. A `window` of one's own is kept to.
+
+        Args:
+            links: of the route.
+            round_trip_seconds: of the route and back.
+        """
+        measured = [link for link in links if link.measured_streams]
+        if not measured or self.window_bytes == math.inf:
+            return float(self.window_bytes * self.streams)
+        elsewhere = round_trip_seconds - sum(2 * link.latency_seconds for link in measured)
+        shown = loss = 0.0
+        for link in measured:
+            assert link.measured_streams
+            own_round_trip = max(elsewhere + 2 * link.latency_seconds, 0.0)
+            shown = max(shown, link.bits_per_second / 8 * own_round_trip / link.measured_streams)
+            loss = 1.0 - (1.0 - loss) * (1.0 - link.loss)
+        is_preset = self.name in PRESETS and self.window_bytes == PRESETS[self.name].window_bytes
+        largest = max(self.window_bytes, shown) if is_preset else self.window_bytes
+        kept = mean_window_segments(loss, round_trip_seconds) * self.segment_bytes
+        return min(largest, max(shown, kept)) * self.streams
 
     @property
     def is_plain(self) -> bool:
@@ -122,6 +192,17 @@ class Protocol:
     def has_windows(self) -> bool:
         """Whether transfers have anything but latency and fair shares to wait for."""
         return self.slow_start or self.window_bytes < math.inf
+
+
+def mean_window_segments(loss: float, round_trip_seconds: float) -> float:
+    """Mean window of one stream that loses this share of its packets (RFC 9438, equations 3 and 6).
+
+    >>> round(mean_window_segments(1e-4, 0.1)), mean_window_segments(0.0, 0.1)
+    (187, inf)
+    """
+    if not loss:
+        return math.inf
+    return max(1.054 * math.pow(round_trip_seconds / loss, 0.75), math.sqrt(1.5 / loss))
 
 
 def _preset(name: str) -> Protocol:
@@ -185,3 +266,108 @@ PRESETS: dict[str, Protocol] = {
     "ideal": Protocol(),
     "linux-tcp": _LINUX_TCP,
 }
+"""Protocols by name."""
+
+
+_ALL = 1 - 1e-9  # of a link, rounding aside
+
+
+@dataclass(frozen=True)
+class WindowLimit:
+    """A route on which the window, or loss that keeps it small, lets less through than the narrowest link would.
+
+    Attributes:
+        source, target: names of hosts.
+        round_trip_seconds: of the route.
+        window_bits_per_second: payload that the windows of all streams let through.
+        link_bits_per_second: payload that the narrowest link carries.
+        streams: number of streams that would fill it, with windows as they are.
+        window_bytes: window that would fill it, with as many streams as there are.
+        loss: share of packets lost, where it and not the protocol's window is the limit; else 0.
+    """
+
+    source: str
+    target: str
+    round_trip_seconds: float
+    window_bits_per_second: float
+    link_bits_per_second: float
+    streams: int
+    window_bytes: int
+    loss: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Share of the links' payload that the window lets through."""
+        return self.window_bits_per_second / self.link_bits_per_second
+
+    def __str__(self) -> str:
+        cause = f"a loss of {100 * self.loss:.3g} %" if self.loss else "the window"
+        window = f" or window: {math.ceil(self.window_bytes / 2**20)} MiB" if not self.loss else ""
+        return (
+            f"limited by {cause} from {self.source} to {self.target}:"
+            f" {format_bits_per_second(self.window_bits_per_second)} at a round trip of"
+            f" {format_seconds(self.round_trip_seconds)}, of"
+            f" {format_bits_per_second(self.link_bits_per_second)} that the links carry;"
+            f" streams: {self.streams}{window} would fill them"
+        )
+
+
+def window_limit(
+    topology: Topology, protocol: Protocol, messages: Iterable[tuple[int, int, float]]
+) -> WindowLimit | None:
+    """The route on which a window limits most, of those whose messages are longer than it; None where none does.
+
+    Args:
+        topology: the network.
+        protocol: its `window_bytes` and `streams` hold.
+        messages: (from, to, bytes) with indices of hosts, the largest message of each route being enough.
+
+    >>> from netsim import Protocol, Topology
+    >>> topology = Topology.from_mapping({"hosts": ["a", "b"], "links": [
+    ...     {"between": ["a", "b"], "bandwidth": "10 Gbit/s", "rtt": "40 ms"}]})
+    >>> limit = window_limit(topology, Protocol.parse("linux-tcp"), [(0, 1, 1e9)])
+    >>> limit.streams, limit.window_bytes
+    (12, 47820344)
+    >>> window_limit(topology, Protocol.parse("ideal"), [(0, 1, 1e9)])
+    """
+    if not protocol.has_windows:
+        return None
+    payload = protocol.payload_bytes_per_second(topology)
+    worst: tuple[float, WindowLimit] | None = None
+    for src, dst, num_bytes in messages:
+        route = topology.route(src, dst)
+        if not route:
+            continue
+        round_trip = topology.route_latency_seconds(src, dst) + topology.route_latency_seconds(dst, src)
+        window, loss = _mean_window(protocol, [topology.links[index] for index in route], round_trip)
+        link = float(payload[list(route)].min()) * 8
+        untouched = max(window, protocol.segment_bytes * protocol.streams / loss if loss else 0.0)
+        if num_bytes <= untouched or not round_trip or window * 8 / round_trip >= link * _ALL:
+            continue
+        share = window * 8 / round_trip / link
+        if worst is not None and worst[0] <= share:
+            continue
+        needed = link / 8 * round_trip
+        worst = (
+            share,
+            WindowLimit(
+                topology.hosts[src].name,
+                topology.hosts[dst].name,
+                round_trip,
+                window * 8 / round_trip,
+                link,
+                math.ceil(needed * protocol.streams / window),
+                math.ceil(needed / protocol.streams),
+                loss,
+            ),
+        )
+    return worst[1] if worst is not None else None
+
+
+def _mean_window(protocol: Protocol, links: list[Link], round_trip_seconds: float) -> tuple[float, float]:
+    """(mean window of all streams in bytes, loss that keeps it below what the protocol allows; else 0)."""
+    window = protocol.transfer_window(links, round_trip_seconds)
+    loss = 1.0 - math.prod(1.0 - link.loss for link in links if not link.measured_streams)
+    segment = protocol.segment_bytes * protocol.streams
+    kept = mean_window_segments(loss, round_trip_seconds) * segment if loss else math.inf
+    return (kept, loss) if kept < window else (window, 0.0)

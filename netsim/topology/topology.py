@@ -14,30 +14,51 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
+from netsim.errors import InputError, unknown_name, visible
 from netsim.files.documents import Document, load_document
-from netsim.files.errors import InputError, unknown_name, visible
 from netsim.topology.file import likely_names, read_parts
 from netsim.topology.graph import Host, Link, ShortestRoutes, natural_key
 from netsim.topology.mapping import plain_form
-from netsim.topology.placement import spread
+from netsim.topology.shipped import shipped_topologies
 from netsim.topology.weather import Weather
 
-__all__ = ["FloatArray", "Host", "Link", "Topology", "shipped_topologies"]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+__all__ = ["FloatArray", "Host", "Link", "Topology"]
 
 
-def shipped_topologies() -> dict[str, Path]:
-    """The topologies that ship with NetGym: name -> file."""
-    folder = Path(str(resources.files("topologies")))
-    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+def _spread(num_ranks: int, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Place ranks evenly over groups of hosts (regions), contiguous within a group.
+
+    Every host gets a rank before any gets a second one. Where the number does not divide, earlier groups
+    get one more; a group that is full leaves its share to the others. Returns each rank's host.
+
+    >>> _spread(4, [[0, 1, 2], [3, 4, 5]])
+    (0, 1, 3, 4)
+    >>> _spread(5, [[0, 1, 2], [3]])
+    (0, 1, 2, 0, 3)
+    """
+    num_hosts = sum(len(group) for group in groups)
+    rounds, rest = divmod(num_ranks, num_hosts)
+    extra = [0] * len(groups)
+    while rest:
+        for position, group in enumerate(groups):
+            if rest and extra[position] < len(group):
+                extra[position] += 1
+                rest -= 1
+    return tuple(
+        group[slot % len(group)]
+        for group, more in zip(groups, extra, strict=True)
+        for slot in range(rounds * len(group) + more)
+    )
+
+
+FloatArray: TypeAlias = "npt.NDArray[np.float64]"
 
 
 @dataclass(frozen=True)
@@ -45,14 +66,14 @@ class Topology:
     """A network, immutable. Equal files give equal topologies, whatever the order of their keys and entries.
 
     Attributes:
-        name, source: what it is called, and where its figures come from.
+        name, source: its name, and the origin of its figures.
         hosts: in natural name order; `hosts[i].index == i`.
-        routers: names of what forwards and holds no rank, in natural order.
+        routers: names of nodes that only forward, in natural order.
         links: one direction each, by natural order of (source, target); `links[i].index == i`.
         regions: names, in natural order.
         protocol: as the file has it: a preset's name, a mapping, or None. `netsim.topology.protocol` judges it.
         explicit_routes: (host, host) -> links, for the routes that the file gives.
-        weather: what changes while it runs.
+        weather: changes while it runs.
     """
 
     name: str
@@ -69,7 +90,7 @@ class Topology:
     def load(cls, path_or_name: str | Path) -> Topology:
         """Read `path_or_name`: a YAML file, or the shipped topology of that name.
 
-        Raises InputError (a ValueError) that tells every mistake by file, line and key.
+        Raises InputError (a ValueError) with every mistake by file, line and key.
         """
         path = _find(path_or_name)
         return cls._from_document(load_document(path), path.stem, path.parent)
@@ -78,7 +99,7 @@ class Topology:
     def from_mapping(cls, mapping: Mapping[str, Any], where: str = "<mapping>") -> Topology:
         """A topology from a `mapping` of the same form as the file; `where` names it in errors.
 
-        Raises InputError (a ValueError) that tells every mistake by key.
+        Raises InputError (a ValueError) with every mistake by key.
         """
         data = copy.deepcopy(dict(mapping)) if isinstance(mapping, Mapping) else mapping
         return cls._from_document(Document(where, data), "topology", Path())
@@ -104,7 +125,7 @@ class Topology:
         )
 
     def host_index(self, name: str) -> int:
-        """The index of the host called `name`; raises UnknownNameError."""
+        """Index of a host by its name; raises UnknownNameError."""
         index = self._host_indices.get(name)
         if index is None:
             raise unknown_name("host", str(name), likely_names(str(name), self._host_indices))
@@ -141,8 +162,20 @@ class Topology:
         """Share of packets that each link loses; shape (links,), read-only."""
         return _frozen([link.loss for link in self.links])
 
+    @cached_property
+    def measured_streams(self) -> npt.NDArray[np.int64]:
+        """Streams with which the goodput of each link was measured, 0 where its rate is nominal; shape (links,)."""
+        import numpy as np
+
+        return np.array([link.measured_streams or 0 for link in self.links], dtype=np.int64)
+
+    def bytes_by_name(self, link_bytes: Sequence[float]) -> dict[str, int]:
+        """Whole bytes by name of the link (`a->b`), of `link_bytes` by link index, for links with any."""
+        rounded = zip(self.links, map(round, link_bytes), strict=True)
+        return {link.name: num_bytes for link, num_bytes in rounded if num_bytes}
+
     def egress_dollars(self, link_bytes: Sequence[float]) -> float:
-        """What it costs to have `link_bytes` cross each link, by link index (`egress` of the file's links).
+        """Dollars of `link_bytes`, by link index, at the `egress` price of each link.
 
         Raises InputError where they are not one number a link.
 
@@ -164,14 +197,14 @@ class Topology:
         return machine.region if machine.region is not None else machine.name
 
     def place(self, num_ranks: int, placement: Sequence[str] | None = None) -> tuple[int, ...]:
-        """The host of each of `num_ranks`: spread evenly over regions, or by `placement`, a host's name a rank.
+        """The host of each of `num_ranks`: _spread evenly over regions, or by `placement`, a host's name a rank.
 
         Raises InputError where the number of ranks is not positive or the names do not match it.
         """
         if num_ranks < 1:
             raise InputError(f"num_ranks={num_ranks}: expected at least 1")
         if placement is None:
-            return spread(num_ranks, self._groups)
+            return _spread(num_ranks, self._groups)
         if isinstance(placement, str) or not isinstance(placement, Sequence):
             raise InputError("placement: expected a list of host names, one a rank")
         if len(placement) != num_ranks:
@@ -211,7 +244,7 @@ class Topology:
 
 
 def _find(path_or_name: str | Path) -> Path:
-    """The file that is meant: a shipped topology's name, or a path."""
+    """File of a shipped topology's name, or of a path."""
     path = Path(path_or_name)
     shipped = shipped_topologies()
     is_name = path.name == str(path_or_name) and path.suffix not in (".yaml", ".yml")
@@ -230,6 +263,9 @@ def _find(path_or_name: str | Path) -> Path:
 
 
 def _frozen(values: Sequence[float]) -> FloatArray:
+    # Imported here: `netsim show` and `validate` do without it, and it takes a third of their start.
+    import numpy as np
+
     array = np.array(values, dtype=np.float64)
     array.setflags(write=False)
     return array

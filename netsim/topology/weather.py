@@ -1,4 +1,7 @@
-"""What changes on a network while a simulation runs, as plain data; `Topology.weather` holds it.
+"""Weather: what changes on a network while a simulation runs, as plain data; `Topology.weather` holds it.
+
+A kind of entry is one dataclass and one row of `_KINDS`. From the metadata of its fields follow the JSON Schema of its
+entries in topology files, their reader and their writer.
 
 Links are named by their indices in the topology, one direction each, hosts by theirs. All lists are in the order
 in which they apply, whatever order the file had.
@@ -6,126 +9,447 @@ in which they apply, whatever order the file had.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+import csv
+import io
+import itertools
+import math
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
+import pydantic
+
+from netsim.errors import InputError
+from netsim.files.plain_files import input_file
+from netsim.files.schemas import Schema
+from netsim.topology.values import (
+    Bytes,
+    Direction,
+    Duration,
+    Ends,
+    Interval,
+    Loss,
+    Name,
+    Rate,
+    RateOrZero,
+    Series,
+    Share,
+    written,
+)
+from netsim.units import parse_bits_per_second, parse_seconds, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["Background", "Drift", "HostEvent", "LinkEvent", "Trace", "Weather", "random_crashes"]
+    from netsim.files.documents import KeyPath
+    from netsim.topology.graph import Host, Link
+    from netsim.topology.schema import TopologyFile
+
+__all__ = [
+    "MAX_TRACE_BYTES",
+    "Background",
+    "Drift",
+    "Entries",
+    "Entry",
+    "HostEvent",
+    "LinkEvent",
+    "Places",
+    "Trace",
+    "Weather",
+    "check",
+    "random_crashes",
+    "read_weather",
+    "write_weather",
+]
+
+MAX_TRACE_BYTES = 10_000_000
+_MOST_SECONDS = 1e9
+_UP_FOR_GOOD = "a link or host that comes up stays up: remove '{}'"
+
+
+class Places:
+    """Hosts and links of a topology by name and index, and the folder of its file."""
+
+    def __init__(self, hosts: Sequence[Host], links: Sequence[Link], folder: Path | None = None) -> None:
+        self.hosts, self.links, self.folder = hosts, links, folder
+        self._host_indices = {host.name: host.index for host in hosts}
+        self._link_indices = {(link.source, link.target): link.index for link in links}
+
+    def host(self, name: str) -> int:
+        """Index of a host by its name; raises InputError."""
+        if name not in self._host_indices:
+            raise InputError(f"unknown host '{name}': name a host of this topology")
+        return self._host_indices[name]
+
+    def link_pair(self, one: str, other: str) -> tuple[int, int]:
+        """Indices of the links from `one` to `other` and back; raises InputError."""
+        there, back = self._link_indices.get((one, other)), self._link_indices.get((other, one))
+        if there is None or back is None:
+            raise InputError(f"no link between '{one}' and '{other}': name the two ends of one")
+        return there, back
+
+
+# --- keys of entries, as metadata of the fields of records ---------------------------------------------------
+
+
+class _RefusedError(Exception):
+    """A mistake at a key of an entry."""
+
+    def __init__(self, key: str, error: InputError) -> None:
+        super().__init__(key, error)
+        self.key, self.error = key, error
+
+
+class _Key:
+    """One key of an entry, which holds the value of one field."""
+
+    def __init__(self, name: str, type_: Any) -> None:
+        self.name, self._type = name, type_
+
+    def schema(self, default: Any) -> dict[str, Any]:
+        """pydantic's fields by key; `default` is the record's, MISSING where there is none."""
+        if default is MISSING:
+            return {self.name: (self._type, ...)}
+        return {self.name: (self._type | None if default is None else self._type, default)}
+
+    def read(self, entry: Any, field_name: str, places: Places) -> dict[str, Any]:
+        """Values of the record's fields from an entry of a file; raises _RefusedError."""
+        return {field_name: getattr(entry, self.name)}
+
+    def write(self, record: Any, field_name: str, places: Places) -> dict[str, Any]:
+        """Values of the entry's keys; those that are None are left out of the file."""
+        return {self.name: written(self._type, getattr(record, field_name))}
+
+
+class _Host(_Key):
+    """A host's name; in the record its index."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, Name)
+
+    def read(self, entry: Any, field_name: str, places: Places) -> dict[str, Any]:
+        try:
+            return {field_name: places.host(getattr(entry, self.name))}
+        except InputError as error:
+            raise _RefusedError(self.name, error) from None
+
+    def write(self, record: Any, field_name: str, places: Places) -> dict[str, Any]:
+        return {self.name: places.hosts[getattr(record, field_name)].name}
+
+
+class _Links(_Key):
+    """Two neighbours as `link`, and a `direction` between them; in the record the indices of one link or both."""
+
+    def schema(self, default: Any) -> dict[str, Any]:
+        return {"link": (Ends, ...), "direction": (Direction, "both")}
+
+    def read(self, entry: Any, field_name: str, places: Places) -> dict[str, Any]:
+        try:
+            there, back = places.link_pair(*entry.link)
+        except InputError as error:
+            raise _RefusedError("link", error) from None
+        links = {"both": tuple(sorted((there, back))), "up": (there,), "down": (back,)}
+        return {field_name: links[entry.direction]}
+
+    def write(self, record: Any, field_name: str, places: Places) -> dict[str, Any]:
+        link = places.links[record.links[0]]
+        return {
+            "link": [link.source, link.target],
+            "direction": "up" if len(record.links) == 1 else None,
+        }
+
+
+class _Flags(_Key):
+    """`NAME: true` for False and `up: true` for True."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name}, up", Literal[True])
+        self._off = name
+
+    def schema(self, default: Any) -> dict[str, Any]:
+        return dict.fromkeys((self._off, "up"), (Literal[True] | None, None))
+
+    def read(self, entry: Any, field_name: str, places: Places) -> dict[str, Any]:
+        is_off, is_up = getattr(entry, self._off), entry.up
+        if is_off and is_up:
+            raise _RefusedError("", InputError(f"give exactly one of {self._off} and up"))
+        return {field_name: is_up is not None if is_off or is_up else None}
+
+    def write(self, record: Any, field_name: str, places: Places) -> dict[str, Any]:
+        is_up = getattr(record, field_name)
+        return {} if is_up is None else {"up" if is_up else self._off: True}
+
+
+class _Levels(_Key):
+    """A list of shares."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, Annotated[list[Share], pydantic.Field(min_length=2, max_length=100)])
+
+    def read(self, entry: Any, field_name: str, places: Places) -> dict[str, Any]:
+        levels = getattr(entry, self.name)
+        return {field_name: None if levels is None else tuple(levels)}
+
+    def write(self, record: Any, field_name: str, places: Places) -> dict[str, Any]:
+        levels = getattr(record, field_name)
+        return {self.name: levels and [written(Share, level) for level in levels]}
+
+
+class _Rows(_Key):
+    """`bandwidth` or `latency` over time, as rows or as a CSV file; in the record quantity, times and values."""
+
+    _COLUMNS: ClassVar = {
+        "bandwidth": ("bits_per_second", "bits_per_second", parse_bits_per_second, Rate),
+        "latency": ("latency_seconds", "latency_s", parse_seconds, Duration),
+    }
+
+    def schema(self, default: Any) -> dict[str, Any]:
+        return dict.fromkeys(self._COLUMNS, (Series, None))
+
+    def read(self, entry: Any, field_name: str, places: Places) -> dict[str, Any]:
+        given = [key for key in self._COLUMNS if getattr(entry, key) is not None]
+        if len(given) != 1:
+            told = "give either bandwidth or latency: a CSV file, or a list of [time, value]"
+            raise _RefusedError("", InputError(told))
+        content = getattr(entry, given[0])
+        quantity, column, parse, _ = self._COLUMNS[given[0]]
+        try:
+            if isinstance(content, str):
+                assert places.folder is not None
+                rows = _read_csv(places.folder, content, column)
+            else:
+                rows = [(parse_seconds(time), parse(value)) for time, value in content]
+            _check_rows(rows)
+        except InputError as error:
+            raise _RefusedError(given[0], error) from None
+        times, values = zip(*rows, strict=True)
+        return {"quantity": quantity, "times_seconds": times, "values": values}
+
+    def write(self, record: Any, field_name: str, places: Places) -> dict[str, Any]:
+        key, type_ = next(
+            (key, type_) for key, (name, *_, type_) in self._COLUMNS.items() if name == record.quantity
+        )
+        rows = zip(record.times_seconds, record.values, strict=True)
+        return {key: [[written(Duration, time), written(type_, value)] for time, value in rows]}
+
+
+def _metadata(key: _Key) -> dict[str, _Key]:
+    return {"key": key}
+
+
+def _key(name: str, type_: Any) -> dict[str, _Key]:
+    return _metadata(_Key(name, type_))
+
+
+# --- kinds of entries ---------------------------------------------------------------------------------------
+
+
+class _Record:
+    """An entry of the weather.
+
+    Attributes:
+        subject: key that tells entries of one list apart, as it is written.
+        single: entries of which a link has one at most, for errors; "" where it may have several.
+    """
+
+    subject: ClassVar[str] = ""
+    single: ClassVar[str] = ""
+
+    def _problem(self, word: Callable[[str], str], hosts: Sequence[Host]) -> str:
+        """Return what is wrong with values together, "" if nothing is; `word` names a field."""
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
-class LinkEvent:
-    """At one instant, links go down or come up, or get another rate, latency or loss.
+class LinkEvent(_Record):
+    """Links go down or come up, or get another rate, latency or loss, at one instant.
 
     Attributes:
-        at_seconds: when.
+        at_seconds: virtual time of the event.
         links: link indices it holds for.
         is_up: False goes down, True comes up, None where the event is about something else.
         bits_per_second, latency_seconds, loss: the new value; None where the event is about something else.
-        for_seconds: how long, then what the file has holds again; None for good.
+        for_seconds: duration, after which the previous value returns; None for good.
     """
 
-    at_seconds: float
-    links: tuple[int, ...]
-    is_up: bool | None = None
-    bits_per_second: float | None = None
-    latency_seconds: float | None = None
-    loss: float | None = None
-    for_seconds: float | None = None
+    subject: ClassVar[str] = "link: [A, B]"
+
+    at_seconds: float = field(metadata=_key("at", Duration))
+    links: tuple[int, ...] = field(metadata=_metadata(_Links("link", Ends)))
+    is_up: bool | None = field(default=None, metadata=_metadata(_Flags("down")))
+    bits_per_second: float | None = field(default=None, metadata=_key("bandwidth", RateOrZero))
+    latency_seconds: float | None = field(default=None, metadata=_key("latency", Duration))
+    loss: float | None = field(default=None, metadata=_key("loss", Loss))
+    for_seconds: float | None = field(default=None, metadata=_key("for", Interval))
+
+    def _problem(self, word: Callable[[str], str], hosts: Sequence[Host]) -> str:
+        settings = {
+            name: getattr(self, name) for name in ("is_up", "bits_per_second", "latency_seconds", "loss")
+        }
+        if sum(value is not None for value in settings.values()) != 1:
+            *names, last = map(word, settings)
+            return f"give exactly one of {', '.join(names)} or {last}"
+        return _UP_FOR_GOOD.format(word("for_seconds")) if self.is_up and self.for_seconds is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
-class HostEvent:
-    """At one instant a host crashes (for some seconds, or for good) or returns."""
+class HostEvent(_Record):
+    """A host crashes or returns at one instant.
 
-    at_seconds: float
-    host: int
-    is_up: bool
-    for_seconds: float | None = None
+    Attributes:
+        at_seconds: virtual time of the event.
+        host: index of the host.
+        is_up: False crashes, True returns.
+        for_seconds: duration of a crash; None for good.
+    """
+
+    subject: ClassVar[str] = "host: NAME"
+
+    at_seconds: float = field(metadata=_key("at", Duration))
+    host: int = field(metadata=_metadata(_Host("host")))
+    is_up: bool = field(metadata=_metadata(_Flags("crash")))
+    for_seconds: float | None = field(default=None, metadata=_key("for", Interval))
+
+    def _problem(self, word: Callable[[str], str], hosts: Sequence[Host]) -> str:
+        if self.is_up is None:
+            return "give exactly one of crash or up"
+        return _UP_FOR_GOOD.format(word("for_seconds")) if self.is_up and self.for_seconds is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    """A link's rate or latency over time, constant between the given instants; before the first, as in the file.
+class Trace(_Record):
+    """A link's bandwidth or latency over time: a CSV file, or a list of [time, value] rows.
 
     Attributes:
         links: link indices it holds for.
-        quantity: what `values` are.
-        times_seconds: ascending instants at which a new value begins.
+        quantity: quantity of `values`.
+        times_seconds: ascending instants at which a new value begins; before the first, the file's value holds.
         values: bits per second (0: nothing moves) or seconds.
     """
 
-    links: tuple[int, ...]
-    quantity: Literal["bits_per_second", "latency_seconds"]
+    single: ClassVar[str] = "trace of the same quantity"
+
+    links: tuple[int, ...] = field(metadata=_metadata(_Links("link", Ends)))
+    quantity: Literal["bits_per_second", "latency_seconds"] = field(metadata=_metadata(_Rows("", Series)))
     times_seconds: tuple[float, ...]
     values: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Background:
-    """Traffic of others: steady at `bits_per_second` (its fair share at most), or a transfer every so often."""
+class Background(_Record):
+    """Traffic of others from one host to another: a steady rate, or some bytes every so often.
 
-    source: int
-    target: int
-    bits_per_second: float | None = None
-    num_bytes: int | None = None
-    every_seconds: float | None = None
-    start_seconds: float = 0.0
-    stop_seconds: float | None = None
+    Attributes:
+        source, target: host indices.
+        bits_per_second: steady rate, or the fair share where that is less.
+        num_bytes, every_seconds: size of a transfer, and time from one start to the next.
+        start_seconds, stop_seconds: when it begins and ends; None: never.
+    """
+
+    source: int = field(metadata=_metadata(_Host("from")))
+    target: int = field(metadata=_metadata(_Host("to")))
+    bits_per_second: float | None = field(default=None, metadata=_key("rate", Rate))
+    num_bytes: int | None = field(default=None, metadata=_key("bytes", Bytes))
+    every_seconds: float | None = field(default=None, metadata=_key("every", Interval))
+    start_seconds: float = field(default=0.0, metadata=_key("start", Duration))
+    stop_seconds: float | None = field(default=None, metadata=_key("stop", Duration))
+
+    def _problem(self, word: Callable[[str], str], hosts: Sequence[Host]) -> str:
+        rate, size, every = map(word, ("bits_per_second", "num_bytes", "every_seconds"))
+        if self.source == self.target:
+            return f"leads from '{hosts[self.source].name}' to itself: name two hosts"
+        if (self.num_bytes is None) != (self.every_seconds is None):
+            return f"{size} and {every} belong together: so many bytes, every so often"
+        if (self.bits_per_second is None) == (self.num_bytes is None):
+            return f"give either {rate}, or {size} and {every}"
+        if self.stop_seconds is not None and self.stop_seconds <= self.start_seconds:
+            return f"{word('stop_seconds')} must be later than {word('start_seconds')}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
-    """Random change of links' rates, as factors of what else holds.
+class Drift(_Record):
+    """Random change of a link's bandwidth, drawn from a seed, around what the link has.
 
     Attributes:
-        links: link indices; each draws its own factors.
+        links: link indices; each draws its own factors, by which its rate is multiplied.
         kind: lognormal draws a factor exp(sigma x - sigma^2 / 2), x standard normal, of mean 1, at every interval;
             regime stays at one of `levels` for an exponential time of mean `every_seconds`, then takes another.
         every_seconds, sigma, levels, seed: as the kind needs them.
     """
 
-    links: tuple[int, ...]
-    kind: Literal["lognormal", "regime"]
-    every_seconds: float
-    sigma: float | None = None
-    levels: tuple[float, ...] | None = None
-    seed: int = 0
+    single: ClassVar[str] = "drift"
+
+    links: tuple[int, ...] = field(metadata=_metadata(_Links("link", Ends)))
+    kind: Literal["lognormal", "regime"] = field(metadata=_key("kind", Literal["lognormal", "regime"]))
+    every_seconds: float = field(metadata=_key("every", Interval))
+    sigma: float | None = field(
+        default=None, metadata=_key("sigma", Annotated[float, pydantic.Field(gt=0, le=5)])
+    )
+    levels: tuple[float, ...] | None = field(default=None, metadata=_metadata(_Levels("levels")))
+    seed: int = field(default=0, metadata=_key("seed", Annotated[int, pydantic.Field(ge=0)]))
+
+    def _problem(self, word: Callable[[str], str], hosts: Sequence[Host]) -> str:
+        if not self.every_seconds > 0:
+            return f"{word('every_seconds')} must be above zero"
+        if self.kind == "lognormal" and (self.sigma is None or self.levels is not None):
+            return "kind lognormal takes sigma (of the bandwidth's logarithm) and no levels"
+        if self.kind == "regime" and (self.levels is None or self.sigma is not None):
+            return "kind regime takes levels such as [100 %, 30 %] and no sigma"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """All that changes on a network while it runs; false where nothing does."""
+    """Changes of a network while it runs; false where there are none.
 
-    link_events: tuple[LinkEvent, ...] = ()
-    host_events: tuple[HostEvent, ...] = ()
-    traces: tuple[Trace, ...] = ()
-    background: tuple[Background, ...] = ()
-    drift: tuple[Drift, ...] = ()
+    Attributes:
+        link_events: links that go down, come up or change at an instant.
+        host_events: crashes and returns of hosts.
+        traces: rates and latencies over time.
+        background: traffic of others.
+        drift: random change of rates.
+    """
+
+    # Key of the topology file -> kind of its entries.
+    link_events: tuple[LinkEvent, ...] = field(default=(), metadata={"events": LinkEvent})
+    host_events: tuple[HostEvent, ...] = field(default=(), metadata={"events": HostEvent})
+    traces: tuple[Trace, ...] = field(default=(), metadata={"traces": Trace})
+    background: tuple[Background, ...] = field(default=(), metadata={"background": Background})
+    drift: tuple[Drift, ...] = field(default=(), metadata={"drift": Drift})
 
     def with_seed(self, seed: int) -> Weather:
-        """The same with other draws: `seed` is added to what each drift has."""
+        """Return the same weather with other draws: `seed` is added to the seed of each drift."""
         drift = tuple(replace(each, seed=each.seed + seed) for each in self.drift)
         return replace(self, drift=drift) if seed and drift else self
 
     def __bool__(self) -> bool:
-        return bool(self.link_events or self.host_events or self.traces or self.background or self.drift)
+        return any(getattr(self, each.name) for each in fields(self))
 
 
 def random_crashes(
     hosts: Sequence[int], mean_seconds: float, repair_seconds: float, until_seconds: float, seed: int
 ) -> list[HostEvent]:
-    """Crashes of each host until `until_seconds`: exponential times of mean `mean_seconds` between them.
+    """Draw crashes of each host, with exponential times between them.
 
     A host's draws depend on (seed, place among `hosts`) alone, and it cannot crash while it is being repaired.
+
+    Args:
+        hosts: indices of hosts that crash.
+        mean_seconds: mean time from a return to the next crash.
+        repair_seconds: time from a crash to the return.
+        until_seconds: virtual time from which no crash begins.
+        seed: of the draws.
+
+    Returns:
+        The crashes, in the order of time, then host.
 
     >>> [round(event.at_seconds) for event in random_crashes([0], 100.0, 10.0, 300.0, seed=1)]
     [107, 148]
     """
+    import numpy as np
+
     events = []
     for place, host in enumerate(hosts):
         generator = np.random.default_rng([seed, place])
@@ -134,3 +458,207 @@ def random_crashes(
             events.append(HostEvent(at, host, False, repair_seconds))
             at += repair_seconds + float(generator.exponential(mean_seconds))
     return sorted(events, key=lambda event: (event.at_seconds, event.host))
+
+
+Entry = LinkEvent | HostEvent | Trace | Background | Drift
+
+
+def check(entry: Entry, hosts: Sequence[Host], num_links: int) -> None:
+    """Refuse an entry that a topology file could not hold; raises InputError."""
+    links = getattr(entry, "links", ())
+    named = [getattr(entry, name) for name in ("host", "source", "target") if hasattr(entry, name)]
+    if wrong := [link for link in links if not 0 <= link < num_links]:
+        problem = f"there is no link {wrong[0]}"
+    elif wrong := [host for host in named if not 0 <= host < len(hosts)]:
+        problem = f"there is no host {wrong[0]}"
+    elif not 0 <= getattr(entry, "at_seconds", 0.0) < math.inf:
+        problem = "at_seconds must be finite and not negative"
+    else:
+        problem = entry._problem(str, hosts)
+    if problem:
+        raise InputError(f"{entry}: {problem}")
+
+
+# --- the file -----------------------------------------------------------------------------------------------
+
+
+class _EntryKind(NamedTuple):
+    """A kind of entry: its class, the list of `Weather` that it goes to, and its fields with keys."""
+
+    record: type[Any]
+    goes_to: str
+    keyed: tuple[tuple[Field[Any], _Key], ...]
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        parts = (key.schema(each.default) for each, key in self.keyed)
+        return {name: value for part in parts for name, value in part.items()}
+
+    def word(self, field_name: str) -> str:
+        """Name of a field in a file."""
+        return next(key.name for each, key in self.keyed if each.name == field_name)
+
+
+@cache
+def _kinds() -> dict[str, list[_EntryKind]]:
+    """Kinds of entries by key of the topology file."""
+    kinds: dict[str, list[_EntryKind]] = {}
+    for each in fields(Weather):
+        for name, record in each.metadata.items():
+            keyed = tuple((part, part.metadata["key"]) for part in fields(record) if part.metadata)
+            kinds.setdefault(name, []).append(_EntryKind(record, each.name, keyed))
+    return kinds
+
+
+class Entries:
+    """Metadata of a key of a topology file: its list holds weather entries of this key's kinds."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        kinds = _kinds()[self._key]
+        schemas = [kind.schema for kind in kinds]
+        keys = {name: value for schema in schemas for name, value in schema.items()}
+        for name, (type_, default) in keys.items():
+            if default is ... and any(name not in schema for schema in schemas):
+                keys[name] = (type_ | None, None)
+        told = " ".join((kind.record.__doc__ or "").partition("\n")[0] for kind in kinds)
+        title = f"{self._key.removesuffix('s').title()}Entry"
+        model: Any = pydantic.create_model(title, __base__=Schema, __doc__=told, **keys)
+        return handler(list[model])
+
+
+def read_weather(
+    file: TopologyFile, places: Places, report: Callable[[KeyPath, str | InputError], None]
+) -> Weather:
+    """Read the weather of a file; CSV files are looked for in the folder of `places`.
+
+    Mistakes go to `report`, as key path and message; entries with one are left out.
+    """
+    lists: dict[str, list[Any]] = {}
+    for key, kinds in _kinds().items():
+        taken: set[tuple[object, ...]] = set()
+        for position, entry in enumerate(getattr(file, key)):
+            path = (key, position)
+            kind = _kind_of(entry, kinds, lambda message, path=path: report(path, message))  # type: ignore[misc]
+            record = None if kind is None else _read_entry(kind, entry, places, path, report)
+            if kind is None or record is None:
+                continue
+            if kind.record.single:
+                claims = {(getattr(record, "quantity", ""), link) for link in record.links}
+                if not taken.isdisjoint(claims):
+                    report(path, f"a second {kind.record.single} on this link: remove one")
+                taken |= claims
+            lists.setdefault(kind.goes_to, []).append(record)
+    return Weather(**{name: _ordered(records) for name, records in lists.items()})
+
+
+def _kind_of(entry: Any, kinds: Sequence[_EntryKind], report: Callable[[str], None]) -> _EntryKind | None:
+    """Kind of an entry, by its subject; None after a report."""
+    if len(kinds) == 1:
+        return kinds[0]
+    subjects = {kind.record.subject.partition(":")[0]: kind for kind in kinds}
+    given = [kind for name, kind in subjects.items() if getattr(entry, name) is not None]
+    if len(given) != 1:
+        report(f"give either {' or '.join(kind.record.subject for kind in kinds)}")
+        return None
+    others = {name for kind in kinds for name, (_, default) in kind.schema.items() if default is None}
+    foreign = sorted(name for name in others - given[0].schema.keys() if getattr(entry, name) is not None)
+    if foreign:
+        subject = given[0].record.subject.partition(":")[0]
+        report(f"{foreign[0]} does not belong to an event with '{subject}': remove it")
+        return None
+    return given[0]
+
+
+def _read_entry(
+    kind: _EntryKind,
+    entry: Any,
+    places: Places,
+    path: KeyPath,
+    report: Callable[[KeyPath, str | InputError], None],
+) -> Any:
+    """Record of an entry; None after reports."""
+    values: dict[str, Any] = {}
+    is_refused = False
+    for each, key in kind.keyed:
+        try:
+            values |= key.read(entry, each.name, places)
+        except _RefusedError as refusal:
+            report((*path, refusal.key) if refusal.key else path, refusal.error)
+            is_refused = True
+    if is_refused:
+        return None
+    record = kind.record(**values)
+    problem = record._problem(kind.word, places.hosts)
+    if problem:
+        report(path, problem)
+    return None if problem else record
+
+
+def write_weather(weather: Weather, places: Places) -> dict[str, list[dict[str, Any]]]:
+    """Entries of a topology file by key, as `read_weather` reads them back."""
+    return {
+        name: [
+            {
+                key: value
+                for each, part in kind.keyed
+                for key, value in part.write(record, each.name, places).items()
+                if value is not None
+            }
+            for kind in kinds
+            for record in getattr(weather, kind.goes_to)
+        ]
+        for name, kinds in _kinds().items()
+    }
+
+
+def _ordered(records: Iterable[Any]) -> tuple[Any, ...]:
+    """Sort by time where there is one, then in an order that does not depend on the file's."""
+    return tuple(sorted(records, key=lambda record: (getattr(record, "at_seconds", 0.0), repr(record))))
+
+
+def _read_csv(folder: Path, name: str, column: str) -> list[tuple[float, float]]:
+    """Rows of a CSV file with the columns start_s and `column`, plain numbers in SI units.
+
+    A topology may have come from somebody else: it reads files below its own folder alone, links followed, and no error
+    has any of their content.
+    """
+    path = folder / name
+    try:
+        if Path(name).is_absolute() or not path.resolve().is_relative_to(folder.resolve()):
+            raise InputError(
+                f"{shown(name)} is not below the folder of this file: put it there, and name it from there"
+            )
+        with io.TextIOWrapper(input_file(path), encoding="utf-8-sig", newline="") as file:
+            text = file.read(MAX_TRACE_BYTES + 1)
+    except InputError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not UTF-8 text"
+        raise InputError(f"{shown(name)} cannot be read: {reason}") from None
+    if len(text) > MAX_TRACE_BYTES:
+        raise InputError(f"{shown(name)} is larger than 10 MB: use fewer rows")
+    header, *lines = text.splitlines() or [""]
+    if [title.strip() for title in header.split(",")] != ["start_s", column]:
+        raise InputError(f"{shown(name)} line 1: expected the header 'start_s,{column}'")
+    rows = []
+    for number, cells in enumerate(csv.reader(lines), start=2):
+        try:
+            time, value = (float(cell) for cell in cells)
+        except ValueError:
+            raise InputError(f"{shown(name)} line {number}: expected two numbers") from None
+        rows.append((time, value))
+    return rows
+
+
+def _check_rows(rows: Sequence[tuple[float, float]]) -> None:
+    if not rows:
+        raise InputError("has no rows: give at least one")
+    for time, value in rows:
+        if not (0 <= time <= _MOST_SECONDS and 0 <= value < math.inf):
+            raise InputError(f"expected finite values of at least 0, got {time!r}, {value!r}")
+    for (time, _), (later, _) in itertools.pairwise(rows):
+        if later <= time:
+            raise InputError(f"times must ascend, but {later!r} s follows {time!r} s")

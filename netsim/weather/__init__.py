@@ -1,1 +1,1 @@
-"""What changes on a network while it runs: faults, traces, drift, the traffic of others."""
+"""Changes of a network while it runs: faults, traces, drift, background traffic."""

@@ -1,4 +1,4 @@
-"""What holds on each link when several causes act on it at once: events, traces, drift, crashes."""
+"""State of each link under several causes at once: events, traces, drift, crashes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Quantity = Literal["bits_per_second", "latency_seconds", "loss"]
 
 
 class _Condition:
-    """One link: what the topology says, and what stands above it."""
+    """One link: the values of the topology, and those that override them."""
 
     __slots__ = ("dead_since", "downs", "factor", "forced", "in_force", "is_up", "stated", "traced")
 
@@ -34,14 +34,14 @@ class _Condition:
         return not (self.is_up and self.in_force["bits_per_second"])
 
     def value(self, quantity: Quantity) -> float:
-        """An event's value stands above a trace's, and that above the topology's; drift multiplies rates."""
+        """An event's value overrides a trace's, which overrides the topology's; drift multiplies rates."""
         forced = self.forced.get(quantity)
         value = forced[1] if forced is not None else self.traced.get(quantity, self.stated[quantity])
         return value * self.factor if quantity == "bits_per_second" else value
 
 
 class Conditions:
-    """The links of a network, each with the causes that act on it; the network hears of what they come to.
+    """Links of a network, each with the causes that act on it; sets the resulting values on the network.
 
     A cause is named by any hashable. The last value forced stands, and goes when its own cause ends.
     """
@@ -60,25 +60,25 @@ class Conditions:
         ]
 
     def put_down(self, links: Iterable[int], cause: Hashable) -> None:
-        """Links carry nothing until this cause is lifted."""
+        """Take links down until this cause is lifted."""
         for link in links:
             self._links[link].downs[cause] = None
             self._apply(link)
 
     def lift(self, links: Iterable[int], cause: Hashable) -> None:
-        """This cause does not keep links down any more."""
+        """End a cause that keeps links down."""
         for link in links:
             self._links[link].downs.pop(cause, None)
             self._apply(link)
 
     def force(self, links: Iterable[int], quantity: Quantity, value: float, cause: Hashable) -> None:
-        """An event sets a quantity, whatever held before."""
+        """Set a quantity by an event."""
         for link in links:
             self._links[link].forced[quantity] = (cause, value)
             self._apply(link)
 
     def release(self, links: Iterable[int], quantity: Quantity, cause: Hashable) -> None:
-        """An event that set a quantity is over; if another has set it since, that one's value stays."""
+        """End an event that set a quantity; if another has set it since, that value stays."""
         for link in links:
             forced = self._links[link].forced
             if quantity in forced and forced[quantity][0] == cause:
@@ -86,18 +86,18 @@ class Conditions:
                 self._apply(link)
 
     def trace(self, links: Iterable[int], quantity: Quantity, value: float) -> None:
-        """A trace goes on to its next value."""
+        """Set a quantity by a trace."""
         for link in links:
             self._links[link].traced[quantity] = value
             self._apply(link)
 
     def drift(self, link: int, factor: float) -> None:
-        """Drift multiplies what a link carries."""
+        """Multiply a link's rate."""
         self._links[link].factor = factor
         self._apply(link)
 
     def causes(self, link: int) -> list[Hashable]:
-        """What keeps a link down, its rate aside."""
+        """Causes that keep a link down."""
         return list(self._links[link].downs)
 
     def dead_since(self, link: int) -> float:
@@ -105,7 +105,7 @@ class Conditions:
         return self._links[link].dead_since
 
     def is_adrift(self, link: int) -> bool:
-        """Whether a link carries nothing just because drift has come to zero, which passes."""
+        """Whether a link carries nothing only because drift is zero, which passes."""
         condition = self._links[link]
         return condition.is_up and not condition.factor
 

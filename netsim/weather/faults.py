@@ -1,7 +1,9 @@
-"""Faults and weather: what changes on a network while it runs.
+"""Faults and weather: changes of a network while it runs.
 
-    faults = Faults(network)                                       # what the topology's file says
-    faults.add(LinkEvent(at_seconds=3.0, links=(0,), is_up=False))   # and what one adds in Python
+    faults = Faults(network)                                       # those of the topology's file
+    faults.add(LinkEvent(at_seconds=3.0, links=(0,), is_up=False))   # and one added in Python
+    history = simulate_weather(topology, until_seconds=60.0)         # the same by itself, for pictures and reports
+    history.links[3]                                                 # [(0.0, 100e6), (10.0, 0.0), (15.0, 100e6)]
 
 Transfers in flight see a change at once. Over a dead link nothing moves: transfers wait, with what they have,
 until it is back; under TCP a connection that was cut for longer than its time-out then starts slowly. A host
@@ -9,43 +11,45 @@ that crashes loses what is in flight from and to it; what is sent to or from it 
 Routes do not change.
 
 Events and rows of traces come to an end, drift and background traffic do not. Where nothing else is left to
-happen, nobody moves, and no event or row to come can bring a dead link back, the run has no hope: it ends at
-once with an error that names the link or host, if it is one, and who waits.
+happen, no transfer moves, and no event or row to come can revive a dead link, progress is impossible: the run ends at
+once with an error that names the link or host, if it is one, and the waiting transfers or ranks.
 
-All happens first in its instant. Drift draws from a stream of its own for each link, made from the seed and
-the names of the link's ends: the same weather whatever else goes on.
+Weather comes first in its instant. Drift draws from a stream of its own for each link, made from the seed and
+the names of the link's ends: the weather does not depend on the run.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
-from netsim.files.errors import DeadlockError
-from netsim.network.clock import Order
-from netsim.network.network import BackgroundConnection
-from netsim.topology.weather import Background, Drift, HostEvent, LinkEvent, Trace, Weather
+from netsim.errors import DeadlockError
+from netsim.network.clock import Clock, Order
+from netsim.network.network import BackgroundConnection, Network
+from netsim.network.trace import Recorder
+from netsim.topology.weather import Background, Drift, Entry, HostEvent, LinkEvent, Trace, Weather, check
 from netsim.weather.conditions import Conditions, Quantity
-from netsim.weather.entries import Entry, check
 from netsim.weather.traffic import BackgroundTraffic, drift_factors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterator
+    from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
     import simpy
 
-    from netsim.network.network import Network, Waiting
+    from netsim.network.network import Outage, Waiting
+    from netsim.topology.topology import Topology
 
-__all__ = ["Entry", "Faults"]
+__all__ = ["Entry", "Faults", "WeatherHistory", "simulate_weather"]
 
 _MOST_NAMES = 8
+_MOST_CHANGES = 20_000
 
 
 class _Step(NamedTuple):
-    """What an entry of the weather does next, and which links it may bring back to life."""
+    """The next action of a weather entry, and the links that it may revive."""
 
     instant: float
     act: Callable[[], None]
@@ -54,7 +58,7 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Crash:
-    """What keeps the links of a host down."""
+    """Cause that keeps the links of a host down."""
 
     host: int
     number: int
@@ -65,12 +69,12 @@ class Faults:
 
     Args:
         network: on which it acts.
-        weather: what happens; None: what the network's topology says.
+        weather: None: that of the network's topology.
 
     Attributes:
-        on_stuck: called with a line that names the dead links or hosts when those who wait have no hope, or
+        on_stuck: called with a line that names the dead links or hosts when waiting transfers can make no progress, or
             their connection is given up; by default raises DeadlockError.
-        on_change: called at each instant at which something has happened.
+        on_change: called at each instant with a change.
     """
 
     def __init__(self, network: Network, weather: Weather | None = None) -> None:
@@ -91,11 +95,12 @@ class Faults:
         self._act()
 
     def add(self, entry: Entry) -> None:
-        """Have one more thing happen; what is due at this instant does so before this returns.
+        """Add an entry; its changes until this instant happen before this returns.
 
-        What an entry would have done before now, it does now. Raises InputError for what makes no sense.
+        Raises InputError for an entry that makes no sense.
         """
-        check(entry, len(self._network.topology.links), len(self._network.topology.hosts))
+        topology = self._network.topology
+        check(entry, topology.hosts, len(topology.links))
         self._plan(entry)
         self._act()
 
@@ -109,9 +114,9 @@ class Faults:
             env.step()
 
     def is_hopeless(self) -> bool:
-        """Whether nothing that is still to happen can help anybody who waits; asked before the clock goes on.
+        """Whether no event to come can help a waiting transfer or rank; to be called before the clock advances.
 
-        What is on the clock then, if anything, is weather and the traffic of others, which go on for ever.
+        Weather and background traffic, which never end, may still be on the clock.
         """
         env = self._network.env
         upcoming = env.peek()
@@ -125,14 +130,14 @@ class Faults:
         return not (dead and self.may_come_back(dead))
 
     def blame(self) -> str:
-        """A line on what keeps transfers from ever moving again; "" where no link and no host does."""
+        """Describe the links and hosts that keep transfers from ever moving again; "" where there are none."""
         network = self._network
         waiting = network.transfers_waiting(_is_background)
         dead = {link for each in waiting for link in each.links} or network.dead_links
         return self._told(dead)
 
     def _told(self, dead: Collection[int]) -> str:
-        """Which hosts and links keep transfers or ranks waiting, and for how long."""
+        """Describe the hosts and links that keep transfers or ranks waiting, and since when."""
         network, conditions = self._network, self._conditions
         causes = {cause for link in dead for cause in conditions.causes(link)}
         crashed = {cause.host for cause in causes if isinstance(cause, _Crash)}
@@ -141,23 +146,21 @@ class Faults:
         for host in sorted(crashed):
             at_host, since = self._links_at(host), network.downtime.since(host)
             at_crashed.update(at_host)
-            fate = f"crashed at {self._told_since(since, at_host)}"
+            fate = f"crashed at {self._fate(since, at_host)}"
             told[fate].append(f"host {network.topology.hosts[host].name}")
         for link in sorted(set(dead) - at_crashed):
             ends, since = network.topology.links[link], conditions.dead_since(link)
-            told[f"went dead at {self._told_since(since, (link,))}"].append(
-                f"link {ends.source}->{ends.target}"
-            )
+            told[f"went dead at {self._fate(since, (link,))}"].append(f"link {ends.name}")
         return ", ".join(f"{_listed(names)} {fate}" for fate, names in told.items())
 
-    def _told_since(self, since: float | None, dead: Collection[int]) -> str:
+    def _fate(self, since: float | None, dead: Collection[int]) -> str:
         if not self.may_come_back(dead):
             return f"{since:.10g} s and never comes back"
         protocol = self._network.protocol
         return f"{since:.10g} s and stayed so for longer than {protocol.name} waits ({protocol.give_up_seconds:g} s)"
 
     def _give_up_transfer(self, waiting: Waiting) -> None:
-        """A connection is given up: others' traffic is lost, and for everybody else the run ends."""
+        """Give up a connection: background traffic is lost, for other transfers the run ends."""
         if _is_background(waiting.connection):
             self._network.end_transfer(waiting.number)
         else:
@@ -190,7 +193,7 @@ class Faults:
             heappush(self._steps, (step.instant, number, step, steps))
 
     def _act(self) -> None:
-        """All that is due happens."""
+        """Carry out all that is due."""
         now = self._network.env.now
         has_acted = False
         while self._steps and self._steps[0][0] <= now:
@@ -215,13 +218,13 @@ class Faults:
             self.on_stuck(self.blame())
         self._act()
 
-    # -- hope ------------------------------------------------------------------------------------------------
+    # -- progress ------------------------------------------------------------------------------------------------
 
     def _is_stuck(self) -> bool:
-        """Whether somebody waits for the network and nothing that is to come can help."""
+        """Whether a transfer or rank waits for the network and no event to come can help."""
         network = self._network
         dead, stand_still = network.dead_links, bool(+network.downtime.awaited)
-        # What is cheap to find out goes first: this is asked at every turn of the weather.
+        # Cheap tests first: this runs at every turn of the weather.
         if not (dead or stand_still) or self.may_come_back(dead):
             return False
         if self._moves():
@@ -229,7 +232,7 @@ class Faults:
         return stand_still or bool(network.transfers_waiting(_is_background))
 
     def _moves(self) -> bool:
-        """Whether a transfer goes on, or anything is on the clock but weather and the traffic of others."""
+        """Whether a transfer moves, or anything is on the clock but weather and background traffic."""
         return self._network.can_go_on(_is_background) or self._network.env.has_others(_is_weather)
 
     def may_come_back(self, dead: Collection[int]) -> bool:
@@ -238,7 +241,7 @@ class Faults:
             return True
         return any(not step.revives.isdisjoint(dead) for _, _, step, _ in self._steps)
 
-    # -- what entries do -------------------------------------------------------------------------------------
+    # -- steps of entries -------------------------------------------------------------------------------------
 
     def _link_event(self, event: LinkEvent, number: int) -> Iterator[_Step]:
         conditions, links = self._conditions, event.links
@@ -265,7 +268,7 @@ class Faults:
             yield _Step(end, lambda: conditions.release(links, quantity, number), concerned)
 
     def _bring_up(self, links: tuple[int, ...]) -> None:
-        """End whatever events keep links down; crashed hosts stay where they are."""
+        """End events that keep links down; crashed hosts stay down."""
         for link in links:
             for cause in self._conditions.causes(link):
                 if not isinstance(cause, _Crash):
@@ -335,7 +338,7 @@ class Faults:
 
     def _drift(self, drift: Drift, link: int) -> Iterator[_Step]:
         ends = self._network.topology.links[link]
-        for instant, factor in drift_factors(drift, f"{ends.source}->{ends.target}"):
+        for instant, factor in drift_factors(drift, ends.name):
             yield _Step(instant, lambda factor=factor: self._conditions.drift(link, factor))  # type: ignore[misc]
 
 
@@ -345,7 +348,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Ignore the change."""
 
 
 def _give_up(reason: str) -> None:
@@ -359,5 +362,61 @@ def _is_background(connection: Hashable) -> bool:
 
 
 def _is_weather(event: simpy.Event) -> bool:
-    """Whether an event on the clock is a turn of the weather, which helps nobody by itself."""
+    """Whether an event on the clock is a turn of the weather, which is no progress by itself."""
     return all(isinstance(getattr(call, "__self__", None), Faults) for call in event.callbacks or ())
+
+
+# --- without traffic ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WeatherHistory:
+    """Changes of links and hosts.
+
+    Attributes:
+        links: link index -> (instant, bits per second that it carries from then on), from 0 s; only of links that
+            ever change.
+        outages: crashes of hosts; without an end where they last until the end.
+        until_seconds: to where it was simulated; sooner than asked for where too much happens to be shown.
+    """
+
+    links: Mapping[int, Sequence[tuple[float, float]]]
+    outages: Sequence[Outage]
+    until_seconds: float
+
+
+def simulate_weather(
+    topology: Topology, until_seconds: float, most_changes: int = _MOST_CHANGES
+) -> WeatherHistory:
+    """Simulate the weather of a topology, without the traffic of others.
+
+    Args:
+        topology: the network, whose weather is played.
+        until_seconds: virtual time at which it ends.
+        most_changes: number of changes at which it ends sooner.
+    """
+    clock = Clock()
+    network = Network(clock, replace(topology, weather=replace(topology.weather, background=())))
+    changes = _ChangeCounter()
+    changes.watch(network)
+    Faults(network)
+    while clock.peek() <= until_seconds and changes.num_changes < most_changes:
+        clock.step()
+    is_cut = changes.num_changes >= most_changes
+    downtime = network.downtime
+    return WeatherHistory(
+        dict(sorted(changes.link_capacity.items())),
+        [*downtime.outages, *downtime.under_way()],
+        min(float(clock.now), until_seconds) if is_cut else until_seconds,
+    )
+
+
+class _ChangeCounter(Recorder):
+    """Recorder that counts changes of links."""
+
+    num_changes = 0
+
+    def capacity_changed(self, link: int, bits_per_second: float) -> None:
+        """Record and count a change."""
+        super().capacity_changed(link, bits_per_second)
+        self.num_changes += 1

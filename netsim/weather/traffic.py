@@ -1,4 +1,4 @@
-"""Weather that goes on and on: the traffic of others, and capacities that drift."""
+"""Weather without an end: background traffic, and capacities that drift."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ __all__ = ["BackgroundTraffic", "drift_factors"]
 
 # A steady sender's transfer is as long as this at its own rate, and is followed by another.
 _STEADY_SECONDS = 1e6
-# So many transfers of one entry go at once. Offered more than a link carries they would grow without bound, and
-# everybody's share would come to nothing: then no run ends.
+# Most transfers of one entry at once. Offered more than a link carries they would grow without bound, and every
+# share would shrink to nothing: then no run ends.
 _MOST_AT_ONCE = 100
 
 
@@ -32,8 +32,8 @@ class BackgroundTraffic:
 
     Args:
         network: on which it is sent.
-        background: who sends how much to whom.
-        entry: tells it apart from others.
+        background: the entry.
+        entry: its number, for the names of connections.
     """
 
     def __init__(self, network: Network, background: Background, entry: int) -> None:
@@ -45,7 +45,7 @@ class BackgroundTraffic:
         self._num_connections = 0
 
     def send(self) -> None:
-        """Start to send steadily, or send what is sent at once if nothing is in its way."""
+        """Start the steady transfer, or send one of the periodic ones unless a link on its route is dead."""
         background = self._background
         if background.num_bytes is None:
             self._send_steadily()
@@ -70,7 +70,7 @@ class BackgroundTraffic:
         )
 
     def stop(self) -> None:
-        """End what is sent steadily."""
+        """End the steady transfer."""
         if self._steady is not None and self._network.is_in_flight(self._steady):
             self._network.abort(self._steady)
         self._steady = None
@@ -89,13 +89,13 @@ class BackgroundTraffic:
         )
 
     def _send_again(self) -> None:
-        """A crash has ended it: it waits for the host's return, unless it was to stop at this instant."""
+        """Send again after a crash, on the host's return, unless it stops at this instant."""
         if self._steady is not None:
             self._send_steadily()
 
 
 def drift_factors(drift: Drift, link: str) -> Iterator[tuple[float, float]]:
-    """Instants in seconds and the factors that hold from then on, without end.
+    """Endless instants in seconds and the factors that hold from then on.
 
     Lognormal: a factor of mean 1 at every interval, the first at 0. Regime: the first of the levels at 0; each
     holds for an exponential time, and then any other follows with equal chance (a Markov chain in continuous

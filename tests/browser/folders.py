@@ -6,12 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from exogym_core.results.record import RunFolder
-from netsim.face.flows import Flow, time_flows
-from netsim.network.recorder import Recorder
-from netsim.tools.trace import write_trace
-from netsim.topology.protocol import Protocol
-from netsim.topology.topology import Topology
+from exogym_core.results.run_folder import RunFolder
+from netsim import Flow, Protocol, Recorder, Topology, time_flows, write_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +22,7 @@ NETWORK: dict[str, Any] = {
         for home in ("ann", "bob", "cho")
     ],
     "events": [{"at": "10 s", "link": ["bob", "exchange"], "down": True, "for": "5 s"}],
+    "protocol": "ideal",
 }
 NAMES = ("AllReduce", "DiLoCo", "SPARTA+DiLoCo", "<img src=x onerror=alert(1)>")
 SEEDS = (0, 1, 2)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from exogym_core.app.cli import main
+from exogym_core.cli.main import main
 
 sys.path.insert(0, str(Path(__file__).parent))
 from folders import NAMES, write_run
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
     from playwright.sync_api import Page as Tab
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.pictures]
 
 WIDTHS = (390, 1400)
 # Of a chart: its curves that are switched on, and whether their colour is on the canvas.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import strategy_reference as reference
 import torch
-from strategy_reference import gradients, mean
+from strategy_reference import DTYPE_BYTES, SEED, adamw, every, gradients, local, mean, sgd
 
 from exogym_core.strategy import (
     DGCStrategy,
@@ -30,12 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor, nn
-
-SEED = 11
-DTYPE_BYTES = 8
-
-sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
-adamw = partial(torch.optim.AdamW, lr=0.01)
 
 
 def flat_matrix(tensor: Tensor) -> Tensor:
@@ -181,10 +175,6 @@ def scaled_signs(values: Tensor) -> Tensor:
     return torch.where(values >= 0, 1.0, -1.0).double() * values.float().double().abs().mean()
 
 
-def local(after: Callable[[nn.Module], Any], make_optim: Any = adamw) -> Any:
-    return lambda model, batches: reference.reference_local(model, batches, make_optim, after(model))
-
-
 def kept(model: nn.Module, count: int, chunk: int) -> list[int]:
     """Values that each parameter sends."""
     return [
@@ -195,10 +185,6 @@ def kept(model: nn.Module, count: int, chunk: int) -> list[int]:
 
 def in_bytes(bits: int) -> int:
     return -(-bits // 8)
-
-
-def every(period: int, num_bytes: Callable[[nn.Module], int]) -> Callable[[nn.Module, int, int], int]:
-    return lambda model, step, _: num_bytes(model) if step % period == 0 else 0
 
 
 # --- exchanges of gradients --------------------------------------------------------------------------------

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import copy
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import strategy_reference as reference
 import torch
+from strategy_reference import SEED, adam, local, sgd, whole
 from torch import Tensor, nn
 
 from exogym_core.strategy import (
@@ -227,24 +227,10 @@ def slowmo(
 
 # --- rows of the table ---------------------------------------------------------------------------------------
 
-SEED = 11
-adam = partial(torch.optim.Adam, lr=0.01)
-sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
-
-
-def model_bytes(model: nn.Module) -> int:
-    """Of fp64 parameters."""
-    return 8 * sum(p.numel() for p in model.parameters())
-
 
 def sum_of_periods(*periods: int, copies: int = 1) -> Callable[[nn.Module, int, int], int]:
     """A model's bytes (or so many times that) at each period's end."""
-    return lambda model, step, _: copies * model_bytes(model) * sum(step % period == 0 for period in periods)
-
-
-def local(after: Callable[[nn.Module], Any], make_optim: Any) -> Any:
-    """Replicas that train apart between exchanges."""
-    return lambda model, batches: reference.reference_local(model, batches, make_optim, after(model))
+    return lambda model, step, _: copies * whole(model) * sum(step % period == 0 for period in periods)
 
 
 def members_above_one(n: int) -> int:
@@ -279,7 +265,7 @@ ROWS: list[dict[str, Any]] = [
         "name": "SGP",
         "make": lambda: SGPStrategy(sgd),
         "algorithm": lambda model, batches: sgp(model, batches, sgd, exponential),
-        "payload": lambda model, step, n: model_bytes(model) + 8,
+        "payload": lambda model, step, n: whole(model) + 8,
         "sent_factor": lambda n: n if n > 1 else 0,
         "apart": True,
     },

@@ -14,6 +14,7 @@ import mixing_references as mixing
 import outer_references as outer_rounds
 import strategy_reference as reference
 import torch
+from strategy_reference import DTYPE_BYTES, SEED, adamw, every, local, named_codec, num_values, sgd, whole
 
 from exogym_core.strategy import (
     AllReduceStrategy,
@@ -34,18 +35,13 @@ from exogym_core.strategy import (
     Strategy,
     StreamingDiLoCoStrategy,
 )
-from exogym_core.strategy.parts.codecs import Codec, codec_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor, nn
 
-SEED = 11
-DTYPE_BYTES = 8  # the table trains in fp64, so that rounding hides nothing
-
-adamw = partial(torch.optim.AdamW, lr=0.01)
-sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+    from exogym_core.strategy.parts.codecs import Codec
 
 
 @dataclass(frozen=True)
@@ -66,26 +62,8 @@ class Row:
     apart: bool = field(default=False)
 
 
-def num_values(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
-def every(period: int, num_bytes: Callable[[nn.Module], int]) -> Callable[[nn.Module, int, int], int]:
-    return lambda model, step, _: num_bytes(model) if step % period == 0 else 0
-
-
-def whole(model: nn.Module) -> int:
-    return DTYPE_BYTES * num_values(model)
-
-
 def share(p: float) -> Callable[[nn.Module], int]:
     return lambda model: DTYPE_BYTES * max(1, round(p * num_values(model)))
-
-
-def local(after: Callable[[nn.Module], Any], make_optim: Any = adamw, max_norm: float | None = None) -> Any:
-    return lambda model, batches: reference.reference_local(
-        model, batches, make_optim, after(model), max_norm
-    )
 
 
 def over_steps(after: Callable[[nn.Module, int], Any], make_optim: Any = adamw) -> Any:
@@ -147,7 +125,7 @@ TABLE = [
     Row(
         "DiLoCo fp16",
         lambda: DiLoCoStrategy(adamw, H=2, codec="fp16", outer_lr=0.5, outer_momentum=0.8),
-        local(lambda model: reference.outer(model, 2, 0.5, 0.8, through(_codec("fp16")))),
+        local(lambda model: reference.outer(model, 2, 0.5, 0.8, through(named_codec("fp16")))),
         every(2, lambda model: 2 * num_values(model)),
         tolerance=1e-3,  # a value on the border between two codes may round either way
     ),
@@ -245,9 +223,3 @@ TABLE = [
     *(Row(**row) for row in compression.ROWS),
     *(Row(**row) for row in mixing.ROWS),
 ]
-
-
-def _codec(name: str) -> Codec:
-    codec = codec_named(name)
-    assert codec is not None
-    return codec

@@ -11,10 +11,15 @@ import torch
 from conformance_cases import OPERATIONS, TRANSPORTS, Case, carry_out, check, programs, run
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from netsim.files.errors import InputError
+from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.strategy import AveragingCommunicator
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from exogym_core.communicator import Communicator
 
 
@@ -192,3 +197,98 @@ def test_each_rank_is_named_once_where_all_fail_alike():
         run("gloo", _to_nobody, 2)
     for line in str(caught.value).splitlines():
         assert len(re.findall(r"rank \d", line)) <= 1
+
+
+@pytest.mark.parametrize("transport", ["netsim", "gloo"])
+def test_reuse_gives_one_group_for_the_same_ranks(transport: str) -> None:
+    def body(comm: Communicator) -> list[float]:
+        got = []
+        for round_number in range(4):
+            pair = [0, comm.rank or 1 + round_number % 2]
+            if comm.rank in (0, 1 + round_number % 2):
+                group = comm.group(pair, reuse=True)
+                handle = group.all_reduce(torch.tensor([float(comm.rank + round_number)]), async_op=True)
+                got.append(float(comm.group(pair, reuse=True).all_reduce(torch.tensor([1.0]))))
+                got.append(float(handle.wait()))
+                # Another order and a group of its own are others.
+                got.append(float(comm.group(pair[::-1], reuse=True).broadcast(torch.tensor([comm.rank]))))
+                got.append(float(comm.group(pair).all_reduce(torch.tensor([2.0]))))
+        return got
+
+    zero, one, two = run_ranks(body, 3, transport=transport).results  # type: ignore[arg-type]
+    assert one == [2.0, 1.0, 1.0, 4.0, 2.0, 5.0, 1.0, 4.0]
+    assert two == [2.0, 4.0, 2.0, 4.0, 2.0, 8.0, 2.0, 4.0]
+    assert zero == one[:4] + two[:4] + one[4:] + two[4:]
+
+
+def test_islands_over_sockets_connect_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import strategy_reference as reference
+
+    from exogym_core.communicator.gloo.rendezvous import Rendezvous
+    from exogym_core.strategy import FedAvgStrategy
+
+    model, batches = reference.make_problem(3, 8, 3, 3, seed=1)
+    made = Rendezvous.subgroup
+    asked: list[tuple[int, ...]] = []
+
+    def subgroup(self: Rendezvous, ranks: tuple[int, ...], where: tuple[str, int]) -> object:
+        asked.append(tuple(ranks))
+        assert len(asked) == len(set(asked)), "an island that comes again is connected already"
+        return made(self, ranks, where)
+
+    monkeypatch.setattr(Rendezvous, "subgroup", subgroup)  # ranks are forked: each has a list of its own
+    islands = AveragingCommunicator(2, H=1)
+    islands.seed = 0
+    drawn = [tuple(islands.island(0, 3, round_number)) for round_number in range(8)]
+    assert len(set(drawn)) < len(drawn)
+    strategy = FedAvgStrategy("sgd", lr=0.1, island_size=2)
+    real = reference.run_strategy(strategy, model, batches, transport="gloo")
+    simulated = reference.run_strategy(strategy, model, batches)
+    for ours, theirs in zip(simulated.results, real.results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+CALLS: dict[str, Callable[[Communicator, Tensor], object]] = {
+    "all_gather": lambda comm, x: comm.all_gather(x),
+    "all_reduce": lambda comm, x: comm.all_reduce(x).clone(),
+    "all_to_all": lambda comm, x: comm.all_to_all([x] * comm.world_size),
+    "broadcast": lambda comm, x: comm.broadcast(x, src=3).clone(),
+    "gather": lambda comm, x: comm.gather(x, dst=1),
+    "reduce": lambda comm, x: comm.reduce(x, dst=1).clone(),
+    "reduce_scatter": lambda comm, x: comm.reduce_scatter([x] * comm.world_size),
+    "scatter": lambda comm, x: comm.scatter(
+        torch.zeros(2), [x] * comm.world_size if comm.rank == 3 else None, src=3
+    ),
+}
+
+
+@pytest.mark.parametrize("transport", ["netsim", "gloo"])
+@pytest.mark.parametrize("call", CALLS)
+def test_changing_ones_tensor_after_a_call_changes_nobodys_result(call: str, transport: str) -> None:
+    def body(comm: Communicator) -> list[list[float]]:
+        results = []
+        for change in (False, True):
+            x = torch.tensor([float(comm.rank), 1.0])
+            got = CALLS[call](comm, x)
+            if change:
+                x.fill_(99.0)
+            comm.barrier()
+            tensors = got if isinstance(got, list) else [got]
+            results.append([float(value) for t in tensors if t is not None for value in t])
+        return results
+
+    for untouched, changed in run_ranks(body, 4, transport=transport).results:  # type: ignore[arg-type]
+        assert untouched == changed
+
+
+@pytest.mark.parametrize("transport", ["netsim", "gloo"])
+@pytest.mark.parametrize("call", ["all_reduce", "broadcast", "reduce", "scatter"])
+def test_a_call_that_writes_refuses_an_expanded_tensor(call: str, transport: str) -> None:
+    """It was torch's RuntimeError about memory, inside of a RankError."""
+
+    def body(comm: Communicator) -> None:
+        x = torch.zeros(1).expand(3)
+        comm.scatter(x, [x] * 2) if call == "scatter" else getattr(comm, call)(x)
+
+    with pytest.raises(InputError, match=rf"rank \d, {call}: writes into its tensor, and \[3\] is expanded"):
+        run_ranks(body, 2, transport=transport)

@@ -19,9 +19,9 @@ import torch
 from conformance_cases import run
 
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
-from exogym_core.ranks.gloo.ranks import launch_gloo
-from exogym_core.ranks.processes.children import Children, Pipe
-from netsim.files.errors import DeadlockError, RankError
+from exogym_core.workers.gloo.ranks import launch_gloo
+from exogym_core.workers.processes.children import Children, Pipe
+from netsim.errors import DeadlockError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -207,7 +207,7 @@ def test_ranks_listen_on_loopback_only() -> None:
 _SCRIPT = """
 import os, signal, sys
 import torch
-from exogym_core.ranks.gloo.ranks import launch_gloo
+from exogym_core.workers.gloo.ranks import launch_gloo
 
 def body(comm):
     comm.barrier()

@@ -20,11 +20,11 @@ from exogym_core.communicator.gloo import rendezvous as gloo_rendezvous
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous, choose_backend
 from exogym_core.plain import packed, unpacked
-from exogym_core.ranks.gloo.ranks import launch_gloo
-from exogym_core.ranks.processes.children import Children, Pipe
-from exogym_core.ranks.torchrun.side_channel import SideChannel
-from netsim.files.errors import DeadlockError, InputError, RankError
-from netsim.files.secret import shared_secret
+from exogym_core.workers.gloo.ranks import launch_gloo
+from exogym_core.workers.processes.children import Children, Pipe
+from exogym_core.workers.torchrun.side_channel import SideChannel
+from netsim import shared_secret
+from netsim.errors import DeadlockError, InputError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -255,12 +255,12 @@ def test_a_rank_that_works_long_waits_long(monkeypatch: pytest.MonkeyPatch) -> N
     found = []
     for given in (None, 60.0):
         rendezvous = Rendezvous(0, 1, timeout_seconds=given)
-        rendezvous.tell("", lambda: None)
+        rendezvous.guarded("", lambda: None)
         now[0] += 100.0
-        found.append(rendezvous.tell("", lambda made=rendezvous: made.timeout_seconds))
+        found.append(rendezvous.guarded("", lambda made=rendezvous: made.timeout_seconds))
         now[0] += 36_000.0
-        found.append(rendezvous.tell("", lambda made=rendezvous: made.timeout_seconds))
-        found.append(rendezvous.tell("", lambda made=rendezvous: made.timeout_seconds))
+        found.append(rendezvous.guarded("", lambda made=rendezvous: made.timeout_seconds))
+        found.append(rendezvous.guarded("", lambda made=rendezvous: made.timeout_seconds))
     assert found == [1800.0, 144_000.0, 144_000.0, 60.0, 60.0, 60.0]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exogym_core.communicator import Communicator, run_ranks
-from netsim.files.errors import DeadlockError, InputError, MismatchError
+from netsim.errors import DeadlockError, InputError, MismatchError
 
 TOPOLOGY = {
     "hosts": ["a", "b", "c", "d"],
@@ -21,6 +21,7 @@ TOPOLOGY = {
         {"between": [host, "r"], "bandwidth": "8 Mbit/s", "latency": f"{10 * place} ms"}
         for place, host in enumerate("abcd", start=1)
     ],
+    "protocol": "ideal",
 }
 
 

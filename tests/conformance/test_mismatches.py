@@ -8,7 +8,7 @@ import pytest
 import torch
 from conformance_cases import TRANSPORTS, run
 
-from netsim.files.errors import DeadlockError, MismatchError
+from netsim.errors import DeadlockError, MismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

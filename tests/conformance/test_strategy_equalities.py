@@ -12,6 +12,7 @@ import strategy_reference as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds import chain_form
 
 from exogym_core.strategy import (
     AllReduceStrategy,
@@ -23,20 +24,11 @@ from exogym_core.strategy import (
     Sites,
     StreamingDiLoCoStrategy,
 )
-from exogym_core.strategy.options.fragments import fragments_of, layers_of
-from netsim.files.errors import InputError
+from exogym_core.strategy.parts.fragments import fragments_of, layers_of
 
 adamw = partial(torch.optim.AdamW, lr=0.01)
 
-problems = st.fixed_dictionaries(
-    {
-        "num_ranks": st.integers(1, 4),
-        "steps": st.integers(1, 9),
-        "inputs": st.integers(1, 4),
-        "hidden": st.integers(1, 6),
-        "seed": st.integers(0, 1000),
-    }
-)
+problems = reference.problems(4, 9, 4, 6)
 
 
 def results(strategy: Any, problem: dict[str, int]) -> list[torch.Tensor]:
@@ -179,12 +171,7 @@ def test_what_overlaps_costs_no_time_that_training_covers() -> None:
     )
 
 
-LINE = {
-    "name": "line",
-    "source": "made up",
-    "hosts": {"a": {}, "b": {}},
-    "links": [{"between": ["a", "b"], "bandwidth": "100 kbit/s", "latency": "10 ms"}],
-}
+LINE = chain_form("ab", "100 kbit/s")
 
 
 def test_layers_and_fragments() -> None:
@@ -203,37 +190,6 @@ def test_layers_and_fragments() -> None:
     assert members() == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
     assert members(pattern="sequential") == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
     assert members(fragments=["1", ["0", "2"]]) == [[2, 3], [0, 1, 4, 5], [6, 7, 8, 9, 10, 11]]
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"tau": 100}, "StreamingDiLoCoStrategy: tau=100 must be below H=100"),
-        (
-            {"fragment_sync_delay": -1},
-            "StreamingDiLoCoStrategy: fragment_sync_delay=-1 must be a whole number of at",
-        ),
-        ({"alpha": 1.5}, "StreamingDiLoCoStrategy: alpha=1.5 must be a share, 0 to 1"),
-        ({"pattern": "zigzag"}, "unknown pattern of StreamingDiLoCoStrategy 'zigzag': Accepted: "),
-        (
-            {"H": 2, "num_fragments": 3, "tau": 0},
-            "StreamingDiLoCoStrategy: num_fragments=3 must be at most H=2",
-        ),
-        (
-            {"num_fragments": 3, "fragments": ["a"]},
-            "StreamingDiLoCoStrategy: num_fragments and fragments say the",
-        ),
-        ({"num_fragments": 9}, "StreamingDiLoCoStrategy: num_fragments=9, but the model has 4 layers"),
-        ({"fragments": ["nowhere"]}, "unknown fragment of StreamingDiLoCoStrategy 'nowhere': Accepted: "),
-        ({"should_quantize": True}, "unknown argument of StreamingDiLoCoStrategy 'should_quantize': "),
-    ],
-)
-def test_mistakes_are_told_in_one_line(options: dict[str, Any], line: str) -> None:
-    model, batches = reference.make_problem(1, 1, 2, 2, seed=0)
-    with pytest.raises(InputError) as caught:
-        reference.run_strategy(StreamingDiLoCoStrategy(**options), model, batches)
-    assert str(caught.value).startswith(line)
-    assert "\n" not in str(caught.value)
 
 
 def test_allreduce_is_a_chain_of_one_site() -> None:

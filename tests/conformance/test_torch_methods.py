@@ -6,6 +6,7 @@ it, beside gloo).
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,3 +31,11 @@ def test_methods_of_pytorchs_own_pass() -> None:
     told = [line for line in done.stdout.splitlines() if line.startswith("test_")]
     assert [line.split(":")[0] for line in told] == METHODS, done.stderr[-2000:]
     assert [line for line in told if ": passed" not in line] == []
+
+
+def test_torchs_own_multi_threaded_test_case_runs_on_netsim() -> None:
+    script = str(Path(__file__).with_name("threaded_program.py"))
+    environment = os.environ | {"NETGYM_COMPUTE": "marks", "NETGYM_TOPOLOGY": "two-datacenters"}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Ran 2 tests" in done.stderr

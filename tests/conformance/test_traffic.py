@@ -11,8 +11,8 @@ from conformance_cases import TRANSPORTS, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exogym_core.communicator.gloo.traffic_formulas import sent_bytes
-from netsim.collectives import default_algorithm, schedule
+from exogym_core.communicator.gloo.communicator import sent_bytes
+from netsim import default_algorithm, schedule
 
 if TYPE_CHECKING:
     from exogym_core.communicator import Communicator

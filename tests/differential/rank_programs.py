@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from exogym_core.communicator import Communicator, run_ranks
-from netsim.files.errors import BrokenCallError, InputError, NetsimError
+from netsim.errors import BrokenCallError, InputError, NetsimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,6 +78,7 @@ class Program:
             "routers": ["switch"],
             "links": links,
             "events": [dict(event) for event in self.events],
+            "protocol": "ideal",
         }
 
     def code(self) -> str:

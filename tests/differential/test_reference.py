@@ -10,11 +10,11 @@ from reference import Reference
 
 from exogym_core.communicator import run_ranks
 from exogym_core.communicator.simulated.simulation import Schedules, World
-from exogym_core.ranks.journal import Journal
-from netsim.topology import Topology
+from exogym_core.workers.journal import Journal
+from netsim import Topology
 
 if TYPE_CHECKING:
-    from netsim.ranks.requests import Request
+    from netsim.ranks import Request
 
 
 def compare(program: Program) -> None:

@@ -63,3 +63,17 @@ def results_of(program: str, world_size: int, folder: Path) -> Any:
         for process in started:
             process.kill()
     return torch.load(folder / "result.pt", weights_only=True)
+
+
+def train_ddp(
+    model: nn.parallel.DistributedDataParallel, rank: int, steps: int, sgd: dict[str, float], result: str
+) -> None:
+    """Train with torch's own DDP; rank 0 saves the model's state as `result`."""
+    optimizer = torch.optim.SGD(model.parameters(), **sgd)
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(batch_of(rank, step)).backward()
+        optimizer.step()
+    if rank == 0:
+        torch.save(model.module.state_dict(), result)
+    torch.distributed.destroy_process_group()

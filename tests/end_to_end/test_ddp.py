@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from small_training import batch_of, joined, make_model, results_of, train_with
+from small_training import joined, make_model, results_of, train_ddp, train_with
 from torch import nn
 
 from exogym_core.communicator import Communicator, run_ranks
@@ -23,15 +23,7 @@ OPTIMIZER = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
 
 def train_with_ddp(rank: int, rendezvous: str, result: str) -> None:
     joined(rank, WORLD_SIZE, rendezvous)
-    model = nn.parallel.DistributedDataParallel(make_model())
-    optimizer = torch.optim.SGD(model.parameters(), **OPTIMIZER)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        model(batch_of(rank, step)).backward()
-        optimizer.step()
-    if rank == 0:
-        torch.save(model.module.state_dict(), result)
-    torch.distributed.destroy_process_group()
+    train_ddp(nn.parallel.DistributedDataParallel(make_model()), rank, STEPS, OPTIMIZER, result)
 
 
 def train_with_all_reduce(comm: Communicator) -> dict[str, torch.Tensor]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from exogym_core.app.cli import main as netgym
-from exogym_core.app.experiment import Experiment
+from exogym_core.cli.experiment import Experiment
+from exogym_core.cli.main import main as netgym
 from exogym_core.strategy import STRATEGIES
 from exogym_core.tasks import LLAMA_PRESETS
 
@@ -225,3 +225,17 @@ def test_opendilocos_runs_under_torchrun_leave_a_folder_that_goes_on(tmp_path: P
     (entry,) = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (entry["steps"], len(entry["seeds"])) == (4, 2)
     assert "left as it is" in done.stdout
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_strategy.py"
+
+
+def test_output_is_the_recorded_one() -> None:
+    pytest.importorskip("sklearn")
+    done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, check=True)
+    recorded = EXAMPLE.with_suffix(".out").read_text()
+    loss = re.compile(r"loss (\d+\.\d+)")
+    # Losses differ between processors in their last digits; times and bytes do not.
+    assert loss.sub("", done.stdout) == loss.sub("", recorded)
+    for got, expected in zip(loss.findall(done.stdout), loss.findall(recorded), strict=True):
+        assert abs(float(got) - float(expected)) < 0.1

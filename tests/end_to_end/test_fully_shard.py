@@ -15,7 +15,7 @@ from torch import nn
 
 from exogym_core import DiLoCoOptimizer
 from exogym_core.communicator import run_ranks
-from netsim.files.errors import InputError
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from exogym_core.communicator import Communicator

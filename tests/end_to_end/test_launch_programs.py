@@ -20,10 +20,10 @@ import pytest
 import torch
 
 import exogym_core
-from exogym_core.app.cli import main
-from exogym_core.app.schema_command import schema_of
+from exogym_core.cli.inspect_commands import schema_of
+from exogym_core.cli.main import main
 from exogym_core.torch_backend.joining import connect
-from netsim.files.errors import InputError
+from netsim.errors import InputError
 
 PROGRAMS = Path(__file__).parent / "programs"
 FEATURES = re.compile(r"^([a-zA-Z]\w+) (-?[\d.]+)$", re.MULTILINE)
@@ -338,16 +338,14 @@ def test_what_goes_wrong_is_told_with_the_scripts_line(
     assert told in err.splitlines()[0]
 
 
-def test_mistakes_are_one_line(launch_here: Launch, tmp_path: Path) -> None:
-    assert launch_here("-n", "2", "no-such.py")[::2] == (
-        2,
-        "error: no-such.py: no such script; for a module add -m\n",
+def test_a_forked_process_that_communicates_gets_one_line(launch_here: Launch, tmp_path: Path) -> None:
+    text = (
+        "import os\npid = os.fork()\nif not pid:\n    try:\n        dist.all_reduce(torch.ones(2))\n"
+        "    except ValueError as error:\n        os._exit(7 if 'this rank has forked' in str(error) else 1)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7\ndist.barrier()"
     )
-    script = failing(tmp_path, "")
-    assert "write 'live', 'live 0.1'" in launch_here("-n", "2", "--compute", "fast", script)[2]
-    assert "add --out DIR" in launch_here("-n", "2", "--trace", script)[2]
-    assert "no such option: --replace-backend" in launch_here("--replace-backend", "gloo", script)[2]
-    assert "--until 0 s: give a time above 0 s" in launch_here("--until", "0 s", script)[2]
+    code, _, err = launch_here("-n", "2", "--compute", "marks", failing(tmp_path, text))
+    assert code == 0, err
 
 
 # --- never a confident wrong answer -----------------------------------------------------------------------
@@ -421,8 +419,16 @@ def test_a_run_is_cut_at_a_virtual_time(launch_here: Launch, line: str) -> None:
             "import torch.distributed.rpc as rpc\nrpc.init_rpc('worker')",
             "torch.distributed.rpc is not simulated, so its time would be missing",
         ),
+        (
+            "import os, torch, torch.distributed as dist\n"
+            "dist.init_process_group('gloo')\n"
+            "store = dist.distributed_c10d._get_default_store()\n"
+            "group = dist.ProcessGroupGloo(store, dist.get_rank(), 2)\n"
+            "group.allreduce([torch.ones(2)]).wait()",
+            "the program used backend gloo, by ProcessGroupGloo, which is not simulated",
+        ),
     ],
-    ids=["no-call", "other-backend", "rpc"],
+    ids=["no-call", "other-backend", "rpc", "own-group"],
 )
 def test_a_run_in_which_nothing_was_simulated_fails(
     launch_here: Launch, text: str, told: str, tmp_path: Path
@@ -495,6 +501,26 @@ def test_what_is_known_is_told_when_a_signal_ends_the_run(tmp_path: Path) -> Non
     assert "endless.py:4  all_reduce" in out
     files = sorted(file.name for file in (tmp_path / "run").glob("[!.]*"))
     assert files == ["launch.json", "report.html", "trace.json.gz"]
+
+
+def test_what_a_program_leaves_behind_ends_with_it(launch_here: Launch, tmp_path: Path) -> None:
+    """Children of ranks, also such as have left their session, and their children; nothing else of this process."""
+    script = tmp_path / "parents.py"
+    script.write_text(
+        "import os, subprocess, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+        "for command in (['sleep', '600'], ['setsid', 'sleep', '600'], ['sh', '-c', 'sleep 600; true']):\n"
+        "    print(subprocess.Popen(command, stdout=subprocess.DEVNULL).pid)\n"
+    )
+    with subprocess.Popen(["sleep", "600"]) as other:
+        code, out, err = launch_here("-n", "2", "--compute", "marks", str(script))
+        assert (code, err) == (0, "")
+        left = [
+            pid for pid in map(int, re.findall(r"^\d+$", out, re.MULTILINE)) if Path(f"/proc/{pid}").exists()
+        ]
+        assert (left, other.poll()) == ([], None)
+        other.kill()
 
 
 def test_a_script_for_gpus_runs_as_it_is(launch_here: Launch, line: str) -> None:

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from exogym_core import OptimSpec, Strategy, Trainer
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy
-from netsim.files.errors import InputError
+from netsim.errors import InputError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([^`]+)`(?:, from exogym[\w.]*)? \| `([^`]+)`", PAGE, re.MULTILINE)

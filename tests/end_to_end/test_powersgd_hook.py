@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from small_training import batch_of, joined, make_model, results_of, train_with
+from small_training import joined, make_model, results_of, train_ddp, train_with
 from torch import nn
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import PowerSGDStrategy
+from exogym_core.strategy.parts.exchange import orthonormal
 from exogym_core.strategy.parts.generators import shared_generator
-from exogym_core.strategy.parts.low_rank import orthonormal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,14 +53,7 @@ def train_with_the_hook(rank: int, rendezvous: str, result: str) -> None:
         return powerSGD_hook.powerSGD_hook(hooked, bucket)
 
     model.register_comm_hook(state, hook)
-    optimizer = torch.optim.SGD(model.parameters(), **OPTIMIZER)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        model(batch_of(rank, step)).backward()
-        optimizer.step()
-    if rank == 0:
-        torch.save(model.module.state_dict(), result)
-    torch.distributed.destroy_process_group()
+    train_ddp(model, rank, STEPS, OPTIMIZER, result)
 
 
 def train_with_ours(comm: Communicator) -> dict[str, torch.Tensor]:

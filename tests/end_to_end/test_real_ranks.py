@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from experiments import experiment
 from leaks import leaks
 
 if TYPE_CHECKING:
@@ -112,22 +113,16 @@ def test_a_killed_rank_is_named_and_the_restarted_run_loses_nothing(
         assert ranks == {"rank-0000", "rank-0001"}
 
 
-EXPERIMENT = """\
-name: real
-task: digits
-model: {name: mlp, hidden: [4]}
-workers: {count: 2, kind: threads}
-device: cpu
-topology: two-datacenters
-compute: 50 ms
-steps: 6
-batch_size: 4
-evaluate: {every: 3, samples: 32}
-checkpoint: {every: 2}
-strategies:
-  - AllReduce
-  - {name: DiLoCo, H: 3}
-"""
+EXPERIMENT = experiment(
+    name="real",
+    topology="two-datacenters",
+    compute="50 ms",
+    steps=6,
+    batch_size=4,
+    evaluate="{every: 3, samples: 32}",
+    checkpoint="{every: 2}",
+    strategies="[AllReduce, {name: DiLoCo, H: 3}]",
+)
 
 
 CANARY = "canary-b1946ac92492d2347c6235b4d2611184"
@@ -165,7 +160,7 @@ def test_an_experiment_under_torchrun_leaves_the_folder_that_a_simulated_one_doe
 
 
 def test_the_number_of_workers_must_be_torchruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from exogym_core.app.cli import main
+    from exogym_core.cli.main import main
 
     (tmp_path / "real.yaml").write_text(EXPERIMENT)
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "3"}.items():

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from exogym_core.app.cli import main as netgym
-from exogym_core.app.experiment import Experiment
+from exogym_core.cli.experiment import Experiment
+from exogym_core.cli.main import main as netgym
 from exogym_core.strategy.parts.codecs import Int8Codec
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sharded_sites.yaml"

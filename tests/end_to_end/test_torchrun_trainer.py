@@ -80,7 +80,7 @@ def test_num_nodes_must_be_torchruns(monkeypatch):
     from exogym_core import Trainer
     from exogym_core.strategy import AllReduceStrategy
     from exogym_core.tasks import MLP
-    from netsim.files.errors import InputError
+    from netsim.errors import InputError
 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

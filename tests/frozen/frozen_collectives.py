@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from frozen_networks import PROTOCOLS, digest, mapping_of, star, with_weather
 
 import netsim
-from netsim.collectives import ALGORITHMS, schedule, start_all_to_all, start_collective
-from netsim.weather.faults import Faults
+from netsim import ALGORITHMS, Faults, schedule, start_all_to_all, start_collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -20,7 +20,7 @@ from frozen_transfers import actions_of
 
 import netsim
 from exogym_core.communicator import run_ranks
-from netsim.network.recorder import Recorder
+from netsim import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from frozen_networks import PROTOCOLS, WEATHERS, digest, mapping_of, with_weather
 
 import netsim
-from netsim.weather.faults import Faults
+from netsim import Faults
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from frozen_networks import digest
 
 import netsim
 from exogym_core.communicator import run_ranks
-from netsim.weather.faults import Faults
+from netsim import Faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from simgrid_cases import wan4
 
-from netsim.face.flows import time_flows
-from netsim.topology import Topology
+from netsim import Topology, time_flows
 
 FOLDER = Path(__file__).parent / "ns3"
 

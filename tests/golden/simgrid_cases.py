@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from netsim.topology import Topology
+from netsim import Topology
 
 Row = tuple[float, str, str, float]  # start in seconds, from, to, bytes
 

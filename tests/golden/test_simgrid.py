@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 from simgrid_cases import Row, case, golden, star, wan4
 
-from netsim.collectives import schedule, start_collective
-from netsim.face.flows import time_flows
-from netsim.network.clock import Clock
-from netsim.network.network import Network
+from netsim import Clock, Network, schedule, start_collective, time_flows
 
 LARGEST_ERROR = 1e-6  # of a transfer's duration
 

@@ -33,3 +33,14 @@ def test_simulated_gloo_takes_as_long_as_gloo(benchmark: Any) -> None:
     assert count == 458
     assert median <= 0.02
     assert high <= 0.17
+
+
+def test_collectives_between_sites_are_as_far_from_gloo_as_the_pages_say(benchmark: Any) -> None:
+    """Shapes to which nothing was fitted; queues between sites are not part of the model."""
+    compared = [
+        each
+        for path in sorted((Path(__file__).parent / "sites").glob("*.json"))
+        for each in benchmark.compare(json.loads(path.read_text()))
+    ]
+    assert len(compared) == 96
+    assert sum(abs(each.error) for each in compared) / 96 <= 0.15

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from exogym_core import Trainer
 from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint
 from exogym_core.strategy import DiLoCoStrategy
-from netsim.files.errors import DeadlockError
+from netsim.errors import DeadlockError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -19,10 +19,7 @@ from torch.utils.data import TensorDataset
 from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
 from exogym_core.strategy import build_strategy
-from netsim.collectives import schedule, start_collective
-from netsim.network.clock import Clock
-from netsim.network.network import Network
-from netsim.topology import Topology
+from netsim import Clock, Network, Topology, schedule, start_collective
 
 if TYPE_CHECKING:
     from exogym_core.communicator import Communicator, RunResult
@@ -41,6 +38,7 @@ def topology(rate: float = 100.0, names: tuple[str, ...] = ("h0", "h1", "h2", "h
         "hosts": {name: {} for name in hosts},
         "routers": ["switch"],
         "links": links,
+        "protocol": "ideal",
     }
 
 

@@ -13,13 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from interpreted_engine import use_sources
 
-from netsim.collectives import schedule, start_collective
-from netsim.files.errors import DeadlockError
-from netsim.network.clock import Clock, Order
-from netsim.network.network import Network
-from netsim.topology import Topology
-from netsim.topology.weather import Background, HostEvent, LinkEvent, Weather
-from netsim.weather.faults import Faults
+from netsim import Clock, Faults, HostEvent, Network, Topology, Weather, schedule, start_collective
+from netsim.errors import DeadlockError
+from netsim.network.clock import Order
+from netsim.topology.weather import Background, LinkEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -38,6 +35,7 @@ TOPOLOGY = Topology.from_mapping(
             {"between": ["c", "right"], "bandwidth": "10 Mbit/s", "latency": "0 s"},
             {"between": ["d", "right"], "bandwidth": "100 Mbit/s", "latency": "10 ms"},
         ],
+        "protocol": "ideal",
     }
 )
 NUM_LINKS = len(TOPOLOGY.links)

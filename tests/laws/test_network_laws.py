@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interpreted_engine import use_sources
 
-from netsim.network.clock import Clock, Order
-from netsim.network.network import Network
-from netsim.topology import Topology
+from netsim import Clock, Network, Topology
+from netsim.network.clock import Order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -50,7 +49,9 @@ class Case:
         ]
         hosts = {name: {} for name in names if name.startswith("h")}
         routers = [name for name in names if name.startswith("r")]
-        return Topology.from_mapping({"hosts": hosts, "routers": routers, "links": links})
+        return Topology.from_mapping(
+            {"hosts": hosts, "routers": routers, "links": links, "protocol": "ideal"}
+        )
 
 
 @st.composite

@@ -11,10 +11,10 @@ from result_bits import outcome
 from test_resume_laws import PROCESSES, fit
 
 from exogym_core.checkpoints.checkpoint import find_checkpoint
-from exogym_core.ranks.crossing import CrossingLetters
 from exogym_core.strategy import Strategy, build_strategy
-from netsim.files.errors import InputError
-from netsim.ranks.requests import Call, Mark, Put
+from exogym_core.workers.journal import MessagesInFlight
+from netsim.errors import InputError
+from netsim.ranks import Call, Mark, Put
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,7 +99,7 @@ def test_a_run_at_ranks_own_pace_cannot_become_longer(tmp_path: Path) -> None:
 
 def test_which_letters_cross() -> None:
     """Put before the sender's mark and taken after the receiver's, whichever of them comes first."""
-    letters = CrossingLetters()
+    letters = MessagesInFlight()
     values = {(("box", 0), number): (torch.tensor([float(number)]),) for number in range(4)}
     letters.look = values.__getitem__
     call = Call("sendrecv", (0, 1), 4)

@@ -12,21 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds import regions_form
 
 from exogym_core.communicator import RunResult, run_ranks
 
 if TYPE_CHECKING:
     from exogym_core.communicator import Communicator
 
-TOPOLOGY = {
-    "name": "two-regions",
-    "source": "made for this test",
-    "regions": {
-        "a": {"hosts": 3, "nic": "1 Gbit/s", "latency": "50 us"},
-        "b": {"hosts": 2, "nic": "1 Gbit/s", "latency": "50 us"},
-    },
-    "wan": [{"between": ["a", "b"], "bandwidth": "100 Mbit/s", "rtt": "40 ms"}],
-}
+TOPOLOGY = regions_form({"a": 3, "b": 2}, protocol="ideal")
 NUM_RANKS = 5
 
 

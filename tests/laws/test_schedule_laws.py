@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netsim.collectives import ALGORITHMS, Schedule, run_on_arrays, schedule
+from netsim import ALGORITHMS, Schedule, schedule
+from netsim.collectives.schedules.arrays import run_on_arrays
 from netsim.collectives.schedules.schedule import ListedPhase
-from netsim.files.errors import InputError, UnknownNameError
 
 ROWS = [(op, algorithm) for op, algorithms in ALGORITHMS.items() for algorithm in algorithms]
 SPLIT = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
@@ -201,32 +201,3 @@ def test_a_schedule_that_sends_too_early_is_caught() -> None:
             phase.window = window
     assert good[0].tolist() == [6, 6, 6, 6]
     assert bad[0].tolist() != good[0].tolist()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "line"),
-    [
-        ({"op": "allreduce"}, UnknownNameError, "unknown collective 'allreduce': did you mean 'all_reduce'?"),
-        (
-            {"algorithm": "rings"},
-            UnknownNameError,
-            "unknown algorithm for all_reduce 'rings': did you mean 'ring'?",
-        ),
-        ({"num_ranks": 0}, InputError, "all_reduce: 0 ranks given; it takes at least 1"),
-        ({"num_bytes": -1}, InputError, "all_reduce: num_bytes is -1; it must be 0 or more"),
-        ({"root": 4}, InputError, "all_reduce: root 4 is not a member; it must be from 0 to 3"),
-        ({"parts": [1, 2, 3, 4]}, InputError, "all_reduce: it has no parts; give num_bytes instead"),
-        (
-            {"op": "gather", "parts": [1, 2]},
-            InputError,
-            "gather: parts must be 4 numbers of bytes for 4 ranks",
-        ),
-    ],
-)
-def test_bad_input_is_told_in_one_line(
-    arguments: dict[str, object], error: type[Exception], line: str
-) -> None:
-    options: dict[str, object] = {"op": "all_reduce", "num_ranks": 4, "num_bytes": 8} | arguments
-    with pytest.raises(error) as caught:
-        schedule(options.pop("op"), options.pop("num_ranks"), **options)  # type: ignore[arg-type]
-    assert str(caught.value).startswith(line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import strategy_reference as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from strategy_reference import SEED, adamw, named_codec, num_values, whole
 
 from exogym_core.strategy import (
     AllReduceStrategy,
@@ -22,37 +21,13 @@ from exogym_core.strategy import (
     ShuffledSequentialIndexSelector,
     SPARTAStrategy,
 )
-from exogym_core.strategy.parts.codecs import CODECS, Codec, codec_named
+from exogym_core.strategy.parts.codecs import CODECS
 from exogym_core.strategy.parts.selectors import slice_bounds
 
-SEED = 11
-adamw = partial(torch.optim.AdamW, lr=0.01)
 WIRE_CODECS = sorted(name for name, codec in CODECS.items() if codec is not None)
 
 
-def num_values(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
-def whole(model: nn.Module) -> int:
-    return 8 * num_values(model)
-
-
-def _codec(name: str) -> Codec:
-    codec = codec_named(name)
-    assert codec is not None
-    return codec
-
-
-problems = st.fixed_dictionaries(
-    {
-        "num_ranks": st.integers(1, 5),
-        "steps": st.integers(1, 7),
-        "inputs": st.integers(1, 5),
-        "hidden": st.integers(1, 8),
-        "seed": st.integers(0, 1000),
-    }
-)
+problems = reference.problems(5, 7, 5, 8)
 
 
 @settings(max_examples=10)
@@ -96,7 +71,7 @@ def test_codecs_send_what_they_are_charged_for(problem: dict[str, int], codec: s
     n, size = problem["num_ranks"], num_values(model)
     run = reference.run_strategy(AllReduceStrategy(adamw, codec=codec), model, batches, SEED)
     parts = [len(part) for part in torch.zeros(size).tensor_split(n)]
-    payload = len(batches) * sum(_codec(codec).encoded_bytes(part) for part in parts)
+    payload = len(batches) * sum(named_codec(codec).encoded_bytes(part) for part in parts)
     assert sum(t.bytes_sent for t in run.traffic) == (2 * (n - 1) * payload if n > 1 else 0)
     if n > 1:
         assert {t.payload_bytes for t in run.traffic} == {payload}
@@ -111,7 +86,7 @@ def test_codecs_send_what_they_are_charged_for(problem: dict[str, int], codec: s
     name=st.sampled_from(["fp16", "bf16", "int8"]),
 )
 def test_codecs_round_within_their_resolution(num: int, scale: float, name: str) -> None:
-    codec = _codec(name)
+    codec = named_codec(name)
     values = torch.randn(num, generator=torch.Generator().manual_seed(num)) * scale
     message = codec.encode(values)
     assert message.dtype == torch.uint8

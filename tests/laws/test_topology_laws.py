@@ -15,8 +15,8 @@ import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from netsim.files.errors import InputError
-from netsim.topology import Topology, shipped_topologies
+from netsim import Topology, shipped_topologies
+from netsim.errors import InputError
 from netsim.topology.graph import natural_key
 
 if TYPE_CHECKING:

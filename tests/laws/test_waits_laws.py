@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exogym_core.communicator.gloo.waits import Pending, Posted, Want, deadlock_among
+from exogym_core.communicator.gloo.deadlock_detector import Pending, Posted, Want, deadlock_among
 
 NUM_RANKS = 4
 

@@ -152,8 +152,8 @@ def train(bed: Bed, site: int, shared: Shared, result: Path, slow: float) -> Non
     from torch import nn
 
     from exogym_core.communicator import SiteCommunicator
-    from exogym_core.communicator.elastic.link import SiteLink
-    from exogym_core.training.optimizer import DiLoCoOptimizer
+    from exogym_core.run.optimizer import DiLoCoOptimizer
+    from exogym_core.sites.link import SiteLink
 
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
@@ -180,7 +180,7 @@ def train(bed: Bed, site: int, shared: Shared, result: Path, slow: float) -> Non
 
 def meet(bed: Bed, log: Path) -> None:
     """The rendezvous' process."""
-    from exogym_core.ranks.rendezvous.service import Meeting
+    from exogym_core.sites.service import RendezvousService
 
     bed.enter(-1)
     began = time.monotonic()
@@ -189,7 +189,7 @@ def meet(bed: Bed, log: Path) -> None:
         def say(line: str) -> None:
             lines.write(f"{time.monotonic() - began:7.1f} s  {line}\n")
 
-        Meeting(SITES, (address(-1), PORT), SECRET, 5.0, say, 5.0).serve()
+        RendezvousService(SITES, (address(-1), PORT), SECRET, 5.0, say, 5.0).serve()
 
 
 class Schedule:

@@ -11,7 +11,7 @@ import json
 import struct
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from netsim.files.documents import parse_document
+from netsim import parse_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

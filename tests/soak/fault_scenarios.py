@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from exogym_core.communicator import run_ranks
-from netsim.files.errors import DeadlockError
+from netsim.errors import DeadlockError
 
 SECONDS_FOR_ONE = 120
 _TIMES = (0.0, 0.003, 0.01, 0.0301, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)

@@ -8,9 +8,8 @@ from drawn_damage import RAW, Choices, Raw, damaged_text, damaged_tree, flow, ke
 from fuzzed_folder import FOLDER, accepted
 from fuzzed_tables import TRACE, runs
 
-from exogym_core.app.experiment import Experiment
-from netsim.files.documents import parse_document
-from netsim.topology import Topology
+from exogym_core.cli.experiment import Experiment
+from netsim import Topology, parse_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.results.disk import RecordError
-from netsim.files.errors import InputError
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,10 +7,9 @@ import json
 from drawn_damage import RAW, Choices, as_json, damaged_text, damaged_tree, keys_of
 from fuzzed_folder import FOLDER, accepted
 
-from netsim.files.documents import parse_document
-from netsim.topology import Topology
-from netsim.topology.foreign.draft import Assumed
-from netsim.topology.foreign.reading import read_foreign
+from netsim import Topology, parse_document
+from netsim.formats.builder import Assumed
+from netsim.formats.commands import read_foreign
 
 __all__ = ["foreign"]
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from drawn_damage import Choices, damaged_text, flow
 from fuzzed_folder import FOLDER, accepted
 
-from netsim.face.flows import read_flows, time_flows
-from netsim.files.errors import DeadlockError
-from netsim.topology import Topology
+from netsim import Topology, read_flows, time_flows
+from netsim.errors import DeadlockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

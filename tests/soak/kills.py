@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from exogym_core.app.cli import main as netgym
+from exogym_core.cli.main import main as netgym
 from exogym_core.results import report
 
 EXPERIMENT = """\

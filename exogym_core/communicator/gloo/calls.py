@@ -1,4 +1,4 @@
-"""What stands behind the calls of one rank over real sockets: their order, their comparison, and the end."""
+"""Calls of one rank over real sockets: their order, their comparison, and the end."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from exogym_core.communicator.gloo.agreement import ENDED, call_record, disagreement
-from exogym_core.communicator.gloo.mail import Letters
-from exogym_core.communicator.gloo.messages import Mailbox
-from exogym_core.communicator.gloo.waits import Want
-from exogym_core.communicator.gloo.wire import Wire
-from exogym_core.communicator.handle import Handle, Traffic
+from exogym_core.communicator.base import Handle, Traffic
+from exogym_core.communicator.gloo.deadlock_detector import Want
+from exogym_core.communicator.gloo.messages import GlooMailboxes, PeerMessages
+from exogym_core.communicator.gloo.wire import ENDED, Wire, call_record, disagreement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.exchange import Signature
+    from exogym_core.communicator.gloo.deadlock_detector import DeadlockDetector
     from exogym_core.communicator.gloo.rendezvous import ProcessGroups, Rendezvous
-    from exogym_core.communicator.gloo.vigil import Vigil
 
 __all__ = ["GlooRank", "GroupCalls"]
 
@@ -44,7 +42,7 @@ _IN_FLIGHT = 2  # as torch's gloo has two threads a group, and `netsim`'s protoc
 
 @dataclass
 class GlooRank:
-    """What all communicators of one rank share.
+    """State shared by all communicators of one rank.
 
     Attributes:
         rendezvous: its way to the others.
@@ -55,10 +53,10 @@ class GlooRank:
         compares_places: members must make a collective at the same place.
         start_seconds: when it began, by `time.monotonic`.
         groups: its side of every group, the run's first.
-        reused: those of them that are given again to who asks for the same ranks.
+        reused: those of them that are returned again for the same ranks.
         futures: of asynchronous calls, without the finished ones.
         in_flight: calls that have not been waited for.
-        vigil: tells of deadlocks; None where calls are not compared.
+        detector: raises for deadlocks; None where calls are not compared.
         num_made: of groups of the same ranks, by a digest of these.
     """
 
@@ -73,20 +71,20 @@ class GlooRank:
     reused: dict[tuple[int, ...], GroupCalls] = field(default_factory=dict)
     futures: list[Future[Any]] = field(default_factory=list)
     in_flight: dict[Future[Any], Signature] = field(default_factory=dict)
-    vigil: Vigil | None = None
+    detector: DeadlockDetector | None = None
     num_made: Counter[str] = field(default_factory=Counter)
 
     def name_of(self, ranks: tuple[int, ...]) -> str:
-        """What the next group of these ranks is called among them: short, and the same on each."""
+        """Name of the next group of these ranks: short, and the same on each."""
         digest = hashlib.blake2b(repr(sorted(ranks)).encode(), digest_size=6).hexdigest()
         self.num_made[digest] += 1
         return f"{digest} {self.num_made[digest]}"
 
     def group(self, ranks: tuple[int, ...], member: int, where: tuple[str, int], reuse: bool) -> GroupCalls:
-        """This rank's side of a group of `ranks` (of the run), in which it is `member`.
+        """Side of this rank of a group of `ranks` (of the run), in which it is `member`.
 
         Raises:
-            MismatchError: a member names other ranks, or another order; `where` is told.
+            MismatchError: a member names other ranks, or another order; it begins with `where`.
         """
         if reuse and ranks in self.reused:
             return self.reused[ranks]
@@ -97,16 +95,16 @@ class GlooRank:
 
     def _connected(self, ranks: tuple[int, ...], where: tuple[str, int]) -> ProcessGroups:
         connect = partial(self.rendezvous.subgroup, ranks, where)
-        if self.vigil is None or len(ranks) == 1:
+        if self.detector is None or len(ranks) == 1:
             return connect()
         lane = f"group {sorted(ranks)}"
-        number = self.vigil.posted.add(lane)
+        number = self.detector.posted.add(lane)
         needs = [(rank, lane, number) for rank in ranks if rank != self.rendezvous.rank]
         text = f"group({list(ranks)}) at {os.path.basename(where[0])}:{where[1]}"
-        return self.vigil.wait(Want(text, tuple(needs)), connect)
+        return self.detector.wait(Want(text, tuple(needs)), connect)
 
     def finish(self) -> None:
-        """The rank is through: wait for its asynchronous calls, and for the other ranks to be through too.
+        """End the rank: wait for its asynchronous calls and for the other ranks' ends.
 
         Raises:
             DeadlockError: another rank waits for a call that this one will never make, or the reverse.
@@ -114,7 +112,7 @@ class GlooRank:
         if not self.groups:  # it has left already
             return
         for calls in self.groups:
-            calls.letters.end()
+            calls.mailboxes.end()
         if self.rendezvous.check:
             # In all groups at once: in which of them another rank waits is not known.
             endings = [calls.end() for calls in self.groups if len(calls.ranks) > 1]
@@ -122,27 +120,27 @@ class GlooRank:
         for future in self.futures:
             future.result()
         for calls in self.groups:
-            calls.mail.settle()
+            calls.messages.settle()
 
     def _wait_for_endings(self, endings: list[Future[None]]) -> None:
         def wait() -> None:
             for ending in futures.wait(endings, return_when=futures.FIRST_EXCEPTION).done:
                 ending.result()
 
-        if self.vigil is None:
+        if self.detector is None:
             wait()
             return
         needs = [need for calls in self.groups for need in calls.needs()]
-        self.vigil.wait(Want("nothing more: it has ended", tuple(needs)), wait)
-        self.vigil.close()
+        self.detector.wait(Want("nothing more: it has ended", tuple(needs)), wait)
+        self.detector.close()
 
     def close(self) -> None:
         """Leave all groups and end this rank's threads; no communicator of it works afterwards."""
-        if self.vigil is not None:
-            self.vigil.close()
-            if self.vigil.abandoned:
+        if self.detector is not None:
+            self.detector.close()
+            if self.detector.abandoned:
                 self.rendezvous.cut()
-                futures.wait(self.vigil.abandoned, timeout=_CUT_SECONDS)
+                futures.wait(self.detector.abandoned, timeout=_CUT_SECONDS)
         for calls in self.groups:
             calls.close()
         self.groups.clear()
@@ -155,9 +153,9 @@ class GroupCalls:
     Attributes:
         ranks: the members, as ranks of the run.
         wire: carries tensors.
-        control: carries what members tell each other; always gloo, on the CPU.
-        mail: messages.
-        letters: mailboxes.
+        control: carries records between members; always gloo, on the CPU.
+        messages: between two members.
+        mailboxes: of the member.
     """
 
     def __init__(self, rank: GlooRank, groups: ProcessGroups, ranks: Sequence[int], member: int) -> None:
@@ -165,8 +163,8 @@ class GroupCalls:
         self.wire = Wire(groups.data, ranks, member, rank.rendezvous.device)
         self.control = Wire(groups.control, ranks, member, torch.device("cpu"))
         self.name = rank.name_of(self.ranks)
-        self.mail = Mailbox(self.control, self.ranks, rank.rendezvous, rank.vigil, self.name)
-        self.letters = Letters(self.control, groups.store, rank.rendezvous)
+        self.messages = PeerMessages(self.control, self.ranks, rank.rendezvous, rank.detector, self.name)
+        self.mailboxes = GlooMailboxes(self.control, groups.store, rank.rendezvous)
         self._rank, self._member, self._num_posted = rank, member, 0
         self._queue = _CallQueue(_IN_FLIGHT if rank.rendezvous.backend == "gloo" else 1)
         self.wire.issued = self._queue.issued
@@ -179,7 +177,7 @@ class GroupCalls:
         call = partial(self._run, signature, exchange)
         want = self._posted(str(signature))
         if not async_op and self._queue.idle:
-            return deliver(call() if self._rank.vigil is None else self._rank.vigil.wait(want, call))
+            return deliver(call() if self._rank.detector is None else self._rank.detector.wait(want, call))
         future = self._queue.submit(call)
         self._rank.futures = [future, *(known for known in self._rank.futures if not known.done())]
         self._rank.in_flight[future] = signature
@@ -192,14 +190,14 @@ class GroupCalls:
         return self._queue.submit(partial(self._run, ENDED, lambda: None))
 
     def needs(self) -> list[tuple[int, str, int]]:
-        """What the other members must have posted for this one's last call to be under way."""
+        """Posts of the other members that this one's last call needs."""
         mine = self.ranks[self._member]
         return [(rank, self.name, self._num_posted) for rank in self.ranks if rank != mine]
 
     def _posted(self, text: str) -> Want:
         """Count a call; returns what waiting for it waits for."""
-        if self._rank.vigil is not None and len(self.ranks) > 1:
-            self._num_posted = self._rank.vigil.posted.add(self.name)
+        if self._rank.detector is not None and len(self.ranks) > 1:
+            self._num_posted = self._rank.detector.posted.add(self.name)
         return Want(text, tuple(self.needs()) if self._num_posted else ())
 
     def close(self) -> None:
@@ -211,16 +209,16 @@ class GroupCalls:
     def _run(self, signature: Signature | str, exchange: Callable[[], R]) -> R:
         def checked() -> R:
             if self._rank.rendezvous.check and len(self.ranks) > 1:
-                error = disagreement(self.ranks, self.control.tell(call_record(signature)))
+                error = disagreement(self.ranks, self.control.gather_records(call_record(signature)))
                 if error is not None:
                     raise error
             return exchange()
 
-        return self._rank.rendezvous.tell(f"rank {self.ranks[self._member]} waits in {signature}", checked)
+        return self._rank.rendezvous.guarded(f"rank {self.ranks[self._member]} waits in {signature}", checked)
 
 
 class _QueuedHandle(Handle[T]):
-    """A call in its group's queue; what it got is handed over, in place or as new tensors, at the first wait."""
+    """A call in its group's queue; its result is delivered, in place or as new tensors, at the first wait."""
 
     def __init__(self, future: Future[R], deliver: Callable[[R], T], rank: GlooRank, want: Want) -> None:
         self._future, self._deliver, self._rank, self._want = future, deliver, rank, want
@@ -228,8 +226,8 @@ class _QueuedHandle(Handle[T]):
 
     def wait(self) -> T:
         if not self._result:
-            vigil = self._rank.vigil
-            got = self._future.result() if vigil is None else vigil.until(self._want, self._future)
+            detector = self._rank.detector
+            got = self._future.result() if detector is None else detector.until(self._want, self._future)
             self._result.append(self._deliver(got))
             self._rank.in_flight.pop(self._future, None)
         return self._result[0]
@@ -241,7 +239,7 @@ class _QueuedHandle(Handle[T]):
 class _CallQueue:
     """Runs a group's asynchronous calls, each handed to torch after those before it, some in flight at a time.
 
-    Threads take turns: who has the turn takes the next call, and passes the turn on once that has been issued. So all
+    Threads take turns: the thread of the turn takes the next call, and passes the turn on once that is issued. So all
     members issue in the same order, and as with torch's own gloo the gaps of one call are filled by the next.
 
     Args:
@@ -256,7 +254,7 @@ class _CallQueue:
 
     @property
     def idle(self) -> bool:
-        """Whether everything submitted has been done, or is at least under way for good."""
+        """True if everything submitted has been done, or is at least under way for good."""
         return self._last is None or self._last.done()
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
@@ -270,7 +268,7 @@ class _CallQueue:
         return self._last
 
     def issued(self) -> None:
-        """This thread's call has been issued: the next one may be."""
+        """Pass the turn on: this thread's call has been issued."""
         if self._holder == threading.get_ident():
             self._holder = 0
             self._turn.release()

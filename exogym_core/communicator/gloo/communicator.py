@@ -1,6 +1,6 @@
 """The real transport: collectives of `torch.distributed` over sockets, in the semantics of the contract.
 
-gloo carries them (nccl where every rank has its own GPU). Who connects must know the run's secret; what then
+gloo carries them (nccl where every rank has its own GPU). Whatever connects must prove the run's secret; what then
 travels is neither signed nor encrypted, so between machines the network must be one's own.
 """
 
@@ -15,30 +15,95 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-from exogym_core.communicator.base import Communicator
+from exogym_core.communicator.collectives import Collectives, write_first
 from exogym_core.communicator.exchange import Signature, caller
-from exogym_core.communicator.gloo.agreement import exchange_shapes
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
+from exogym_core.communicator.gloo.deadlock_detector import DeadlockDetector
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
-from exogym_core.communicator.gloo.traffic_formulas import sent_bytes
-from exogym_core.communicator.gloo.vigil import Vigil
-from exogym_core.communicator.gloo.wire import flattened, shaped_like, write_back
-from exogym_core.communicator.parts import gathered_tensor, parts_of, scatter_parts
-from netsim.files.errors import InputError, MismatchError
+from exogym_core.communicator.gloo.wire import exchange_shapes, flattened
+from netsim.errors import MismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from exogym_core.communicator.base import Handle, Traffic
+    from exogym_core.communicator.collectives import CollectiveCall, Delivery
     from exogym_core.communicator.gloo.wire import Wire
-    from exogym_core.communicator.handle import Handle, Traffic
 
-__all__ = ["GlooCommunicator"]
+__all__ = ["GlooCommunicator", "sent_bytes"]
+
+
+def sent_bytes(
+    op: str,
+    num_ranks: int,
+    member: int,
+    *,
+    num_bytes: int,
+    element_bytes: int = 1,
+    root: int = 0,
+    parts: tuple[int, ...] = (),
+) -> int:
+    """Payload bytes that `member` of `num_ranks` sends.
+
+    Args:
+        op: name of the collective, or `send`.
+        num_ranks: members of the group.
+        member: whose bytes, 0 to num_ranks - 1.
+        num_bytes: the tensor this member gives; for `scatter` one part, for `reduce_scatter` the whole input.
+        element_bytes: chunks of a ring hold whole elements.
+        root: source or destination, where there is one.
+        parts: bytes for each member (`all_to_all`).
+
+    >>> [sent_bytes("all_reduce", 4, rank, num_bytes=100) for rank in range(4)]
+    [150, 150, 150, 150]
+    >>> [sent_bytes("broadcast", 4, rank, num_bytes=100) for rank in range(4)]
+    [200, 100, 0, 0]
+    """
+    if num_ranks == 1:
+        return 0
+    match op:
+        case "all_reduce":  # reduce-scatter, then all-gather
+            kept = _chunk(num_bytes, num_ranks, element_bytes, member)
+            return (
+                2 * num_bytes - kept - _chunk(num_bytes, num_ranks, element_bytes, (member + 1) % num_ranks)
+            )
+        case "reduce_scatter":
+            return num_bytes - _chunk(num_bytes, num_ranks, element_bytes, member)
+        case "all_gather":
+            return (num_ranks - 1) * num_bytes
+        case "broadcast":
+            return _children((member - root) % num_ranks, num_ranks) * num_bytes
+        case "reduce" | "gather":
+            return num_bytes if member != root else 0
+        case "scatter":
+            return (num_ranks - 1) * num_bytes if member == root else 0
+        case "all_to_all":
+            return sum(parts) - parts[member]
+        case "send":
+            return num_bytes
+        case "barrier" | "recv":
+            return 0
+    raise AssertionError(f"no collective is called {op}")
+
+
+def _chunk(num_bytes: int, num_ranks: int, element_bytes: int, index: int) -> int:
+    """Bytes of chunk `index` of `num_ranks`, each of ceil(elements / num_ranks) elements, the last of less."""
+    chunk_bytes = -(-(num_bytes // element_bytes) // num_ranks) * element_bytes
+    return max(0, min(chunk_bytes, num_bytes - index * chunk_bytes))
+
+
+def _children(virtual: int, num_ranks: int) -> int:
+    """Children in a binomial tree of member `virtual`: virtual + 2^j below num_ranks for 2^j > virtual."""
+    return sum(
+        virtual + (1 << power) < num_ranks for power in range(virtual.bit_length(), num_ranks.bit_length())
+    )
+
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-class GlooCommunicator(Communicator):
+class GlooCommunicator(Collectives):
     """One rank's communicator over real sockets; made by `launch_gloo` or `from_environment`, and by `group`.
 
     Tensors of any device are staged to the backend's: the CPU under gloo. A tensor that is reduced keeps its
@@ -62,7 +127,7 @@ class GlooCommunicator(Communicator):
         groups = rendezvous.join()
         state = GlooRank(rendezvous, on_mark if on_mark is not None else lambda row: None)
         if rendezvous.check and rendezvous.num_ranks > 1:
-            state.vigil = Vigil(rendezvous)
+            state.detector = DeadlockDetector(rendezvous)
         calls = GroupCalls(state, groups, range(rendezvous.num_ranks), rendezvous.rank)
         return cls(state, calls, rendezvous.rank)
 
@@ -78,8 +143,8 @@ class GlooCommunicator(Communicator):
         Args:
             check: compare calls before they run.
             timeout_seconds: how long a rank waits for others before it gives up; by default four times as long as it
-                has itself worked since its last call, and half an hour at least. Who dies is noticed at once, and so
-                are ranks that wait for each other, whatever this is.
+                has itself worked since its last call, and half an hour at least. Lost ranks and ranks
+                that wait for each other are noticed at once, whatever this is.
             backend: `gloo`, `nccl`, or `auto`: nccl where each local rank has a GPU of its own.
 
         Raises:
@@ -101,123 +166,99 @@ class GlooCommunicator(Communicator):
 
     @property
     def traffic(self) -> Traffic:  # type: ignore[override]
-        """What this rank has sent so far, in all its groups."""
+        """Traffic of this rank so far, in all its groups."""
         return self._state.traffic
 
-    # --- collectives ---------------------------------------------------------------------------------------
+    # --- messages ------------------------------------------------------------------------------------------
 
-    def all_reduce(self, tensor: Tensor, op: object = "sum", async_op: bool = False) -> Any:
-        reduce_op = self._check_op("all_reduce", op, tensor)
-        flat = self._stage(tensor, own=async_op)
-        return self._collective(
-            "all_reduce",
-            [tensor],
-            lambda: self._wire.all_reduce(flat, reduce_op),
-            lambda _: write_back(tensor, flat),
-            async_op,
-            reduce_op=reduce_op,
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Handle[None]:
+        self._check_rank("send", "dst", dst)
+        self._check_tensors("send", [tensor])
+        signature = self._signature("sendrecv", [tensor], side="send")
+        self._count("send" if dst != self.rank else "recv", [tensor])
+        return self._calls.messages.send(
+            flattened(tensor, self._calls.control.device, own=True), dst, tag, signature
         )
 
-    def broadcast(self, tensor: Tensor, src: int = 0, async_op: bool = False) -> Any:
-        self._check_rank("broadcast", "src", src)
-        self._check_tensors("broadcast", [tensor])
-        flat = self._stage(tensor, own=async_op)
-        return self._collective(
-            "broadcast",
-            [tensor],
-            lambda: self._wire.broadcast(flat, src),
-            lambda _: write_back(tensor, flat),
-            async_op,
-            root=src,
+    def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Handle[Tensor]:
+        self._check_rank("recv", "src", src)
+        self._check_tensors("recv", [tensor])
+        signature = self._signature("sendrecv", [tensor], side="recv")
+        flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
+        return self._calls.messages.receive(
+            flat, src, tag, signature, lambda got: write_first(tensor)([got.reshape(tensor.shape)])
         )
 
-    def reduce(self, tensor: Tensor, dst: int = 0, op: object = "sum", async_op: bool = False) -> Any:
-        self._check_rank("reduce", "dst", dst)
-        reduce_op = self._check_op("reduce", op, tensor)
-        flat = self._stage(tensor, own=True)
-        return self._collective(
-            "reduce",
-            [tensor],
-            lambda: self._wire.reduce(flat, dst, reduce_op),
-            lambda _: write_back(tensor, flat) if self.rank == dst else tensor,
-            async_op,
-            reduce_op=reduce_op,
-            root=dst,
+    def _receive_any(self, tensor: Tensor, tag: int) -> int:
+        flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
+        found = self._calls.messages.receive_any(
+            flat, tag, self._signature("sendrecv", [tensor], side="recv")
+        )
+        tensor.detach().copy_(flat.reshape(tensor.shape))
+        return found
+
+    def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
+        self._check_rank("put", "dst", dst)
+        self._check_tensors("put", [tensor])
+        self._count("send" if dst != self.rank else "recv", [tensor])
+        flat = flattened(tensor, self._calls.control.device, own=True)
+        self._calls.mailboxes.put(flat.reshape(tensor.shape), dst, box)
+
+    def take(self, box: str = "", wait: float = 0.0) -> list[tuple[int, Tensor]]:
+        self._check_wait(wait)
+        return self._calls.mailboxes.take(box, wait)
+
+    # --- how every call goes -------------------------------------------------------------------------------
+
+    def _collective(self, call: CollectiveCall, deliver: Delivery[T], async_op: bool) -> T | Handle[T]:
+        """Count a call and make it: exchange staged tensors, then deliver what has come."""
+        like = call.signed
+        signature = self._signature(call.name, like, call.reduce_op, call.root)
+        self._count(call.name, call.tensors, call.root)
+        exchange = self._exchange(call, async_op)
+        if call.name == "all_to_all" or not like:
+            return self._calls.make(signature, exchange, deliver, async_op)
+        shape = like[self.rank if call.name == "reduce_scatter" else 0].shape
+        return self._calls.make(
+            signature, exchange, lambda got: deliver([part.reshape(shape) for part in got]), async_op
         )
 
-    def all_gather(self, tensor: Tensor, async_op: bool = False) -> Any:
-        flat = self._stage(gathered_tensor(self, tensor), own=async_op)
-        return self._collective(
-            "all_gather",
-            [tensor],
-            lambda: self._wire.all_gather(flat),
-            lambda got: [shaped_like(part, tensor) for part in got],
-            async_op,
-        )
-
-    def gather(self, tensor: Tensor, dst: int = 0, async_op: bool = False) -> Any:
-        self._check_rank("gather", "dst", dst)
-        self._check_tensors("gather", [tensor])
-        flat = self._stage(tensor, own=async_op)
-        return self._collective(
-            "gather",
-            [tensor],
-            lambda: self._wire.gather(flat, dst),
-            lambda got: [shaped_like(part, tensor) for part in got] if self.rank == dst else None,
-            async_op,
-            root=dst,
-        )
-
-    def scatter(
-        self,
-        tensor: Tensor,
-        scatter_list: Sequence[Tensor] | None = None,
-        src: int = 0,
-        async_op: bool = False,
-    ) -> Any:
-        self._check_rank("scatter", "src", src)
-        self._check_tensors("scatter", [tensor])
-        given = scatter_parts(self, tensor, scatter_list) if self.rank == src else []
-        parts = [self._stage(part, own=async_op) for part in given]
-        flat = self._stage(tensor, own=True)
-        return self._collective(
-            "scatter",
-            given,
-            lambda: self._wire.scatter(flat, parts, src),
-            lambda _: write_back(tensor, flat),
-            async_op,
-            root=src,
-            like=[tensor],
-        )
-
-    def reduce_scatter(
-        self, tensor: Tensor | Sequence[Tensor], op: object = "sum", async_op: bool = False
-    ) -> Any:
-        parts = parts_of(self, "reduce_scatter", tensor)
-        reduce_op = self._check_op("reduce_scatter", op, parts[0])
-        flat = torch.cat([self._stage(part, own=False) for part in parts])
-        own = slice(*(sum(part.numel() for part in parts[: self.rank + end]) for end in (0, 1)))
-        return self._collective(
-            "reduce_scatter",
-            parts,
+    def _exchange(self, call: CollectiveCall, async_op: bool) -> Callable[[], list[Tensor]]:
+        """The part of a call that runs in its turn: from staged tensors to the flat tensors that this member gets."""
+        name, tensors, reduce_op, root = call.name, call.tensors, call.reduce_op, call.root
+        wire = self._wire
+        if name == "barrier":
+            # The comparison of records is one already: no member has all records before all have called.
+            token = torch.zeros(1, dtype=torch.uint8)
+            return lambda: self._calls.control.gather_records(token)
+        if name == "all_to_all":
+            return self._all_to_all(tensors, async_op, call.shapes)
+        if name == "reduce_scatter":
+            line = torch.cat([self._stage(part, own=False) for part in tensors])
+            own = slice(*(sum(part.numel() for part in tensors[: self.rank + end]) for end in (0, 1)))
             # What gloo does for a reduce-scatter too: reduce everything and keep a part.
-            lambda: self._wire.all_reduce(flat, reduce_op),
-            lambda _: shaped_like(flat[own].clone(), parts[self.rank]),
-            async_op,
-            reduce_op=reduce_op,
-        )
+            return lambda: [wire.all_reduce(line, reduce_op)[own].clone()]
+        flat = self._stage(call.signed[0], own=async_op or name in ("reduce", "scatter"))
+        match name:
+            case "all_reduce":
+                return lambda: [wire.all_reduce(flat, reduce_op)]
+            case "broadcast":
+                return lambda: [wire.broadcast(flat, root)]
+            case "reduce":
+                return lambda: [wire.reduce(flat, root, reduce_op)][: self.rank == root]
+            case "all_gather":
+                return lambda: wire.all_gather(flat)
+            case "gather":
+                return lambda: wire.gather(flat, root)
+        parts = [self._stage(part, own=async_op) for part in tensors]
+        return lambda: [wire.scatter(flat, parts, root)]
 
-    def all_to_all(
-        self,
-        tensors: Tensor | Sequence[Tensor],
-        async_op: bool = False,
-        shapes: Sequence[Sequence[int]] | None = None,
-    ) -> Any:
-        parts = parts_of(self, "all_to_all", tensors)
+    def _all_to_all(
+        self, parts: Sequence[Tensor], async_op: bool, shapes: Sequence[Sequence[int]] | None
+    ) -> Callable[[], list[Tensor]]:
         flat = [self._stage(part, own=async_op) for part in parts]
-        mine = [list(part.shape) for part in parts]
+        mine, like = [list(part.shape) for part in parts], parts[0]
         known = None if shapes is None else [list(shape) for shape in shapes]
-        whole, like = isinstance(tensors, Tensor), parts[0]
 
         def exchange() -> list[Tensor]:
             coming = known
@@ -232,76 +273,10 @@ class GlooCommunicator(Communicator):
             got = self._wire.all_to_all(flat, sizes)
             return [part.view(like.dtype).reshape(shape) for part, shape in zip(got, coming, strict=True)]
 
-        def deliver(got: list[Tensor]) -> Tensor | list[Tensor]:
-            here = [part.to(like.device) for part in got]
-            return torch.cat(here) if whole else here
+        return exchange
 
-        return self._collective("all_to_all", parts, exchange, deliver, async_op)
-
-    def barrier(self, async_op: bool = False) -> Any:
-        # The comparison of records is one already: nobody has everyone's before everyone has called.
-        token = torch.zeros(1, dtype=torch.uint8)
-        return self._collective(
-            "barrier", [], lambda: self._calls.control.tell(token), lambda _: None, async_op
-        )
-
-    # --- messages ------------------------------------------------------------------------------------------
-
-    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Handle[None]:
-        self._check_rank("send", "dst", dst)
-        self._check_tensors("send", [tensor])
-        signature = self._signature("sendrecv", [tensor], side="send")
-        self._count("send" if dst != self.rank else "recv", [tensor])
-        return self._calls.mail.send(
-            flattened(tensor, self._calls.control.device, own=True), dst, tag, signature
-        )
-
-    def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Handle[Tensor]:
-        self._check_rank("recv", "src", src)
-        self._check_tensors("recv", [tensor])
-        signature = self._signature("sendrecv", [tensor], side="recv")
-        flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
-        return self._calls.mail.receive(flat, src, tag, signature, lambda got: write_back(tensor, got))
-
-    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Any:
-        if src is not None:
-            return self.irecv(tensor, src, tag).wait()
-        self._check_tensors("recv", [tensor])
-        flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
-        found = self._calls.mail.receive_any(flat, tag, self._signature("sendrecv", [tensor], side="recv"))
-        write_back(tensor, flat)
-        return found
-
-    def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
-        self._check_rank("put", "dst", dst)
-        self._check_tensors("put", [tensor])
-        self._count("send" if dst != self.rank else "recv", [tensor])
-        flat = flattened(tensor, self._calls.control.device, own=True)
-        self._calls.letters.put(flat.reshape(tensor.shape), dst, box)
-
-    def take(self, box: str = "", wait: float = 0.0) -> list[tuple[int, Tensor]]:
-        if not wait >= 0:
-            raise InputError(f"rank {self.rank}, take: wait={wait!r}; give seconds from 0 up, or math.inf")
-        return self._calls.letters.take(box, wait)
-
-    # --- how every call goes -------------------------------------------------------------------------------
-
-    def _collective(
-        self,
-        name: str,
-        tensors: Sequence[Tensor],
-        exchange: Callable[[], R],
-        deliver: Callable[[R], T],
-        async_op: bool,
-        *,
-        reduce_op: str = "",
-        root: int = 0,
-        like: Sequence[Tensor] | None = None,
-    ) -> T | Handle[T]:
-        """Count a call and make it: `exchange` staged tensors, then `deliver` what has come."""
-        signature = self._signature(name, tensors if like is None else like, reduce_op, root)
-        self._count(name, tensors, root)
-        return self._calls.make(signature, exchange, deliver, async_op)
+    def _own_tensors(self, got: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+        return [tensor.to(device) for tensor in got]
 
     def _signature(
         self, name: str, like: Sequence[Tensor], reduce_op: str = "", root: int = 0, side: str = ""
@@ -339,9 +314,7 @@ class GlooCommunicator(Communicator):
     # --- groups, the clock and the end ---------------------------------------------------------------------
 
     def group(self, ranks: Sequence[int], reuse: bool = False, number: int | None = None) -> GlooCommunicator:
-        members = [self._check_rank("group", "ranks", rank) for rank in ranks]
-        if self.rank not in members or len(set(members)) != len(members):
-            raise self._wrong("group", f"{members} must name this rank, and nobody twice")
+        members = self._check_members(ranks)
         of_run = tuple(self._calls.ranks[rank] for rank in members)
         member = members.index(self.rank)
         return GlooCommunicator(self._state, self._state.group(of_run, member, caller(), reuse), member)
@@ -365,12 +338,12 @@ class GlooCommunicator(Communicator):
         self._state.on_deposit(note, tensors)
 
     def observed_by(self, on_deposit: Callable[[Mapping[str, Any], Sequence[Tensor]], None]) -> None:
-        """Have what this rank deposits from now on taken to who observes the run."""
+        """Set the receiver of this rank's snapshots."""
         self._state.on_deposit = on_deposit
 
     @property
     def control(self) -> Wire:
-        """What members tell each other beside their calls; for who has a group of its own."""
+        """Wire for records between members, alongside their calls."""
         return self._calls.control
 
     def now(self) -> float:
@@ -388,9 +361,9 @@ class GlooCommunicator(Communicator):
         state = self._state
         if state.in_flight:
             raise self._still_in_flight(next(iter(state.in_flight.values())))
-        if not all(calls.mail.is_empty for calls in state.groups):
+        if not all(calls.messages.is_empty for calls in state.groups):
             raise self._still_in_flight("a message")
-        if any(calls.letters.is_used for calls in state.groups):
+        if any(calls.mailboxes.is_used for calls in state.groups):
             raise self._mail_not_kept()
         return {"traffic": asdict(state.traffic), "seconds": self.now()}
 

@@ -1,20 +1,22 @@
-"""Point-to-point messages of one group over gloo, and those that a rank sends to itself."""
+"""Point-to-point messages and mailboxes of one group over gloo."""
 
 from __future__ import annotations
 
 import datetime
+import json
+import math
+import time
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
-from exogym_core.communicator.gloo.agreement import RECORD_BYTES, call_record, disagreement
-from exogym_core.communicator.gloo.vigil import in_thread
-from exogym_core.communicator.gloo.waits import Want
-from exogym_core.communicator.handle import Handle
-from netsim.files.errors import DeadlockError
+from exogym_core.communicator.base import Handle
+from exogym_core.communicator.gloo.deadlock_detector import Want, in_thread
+from exogym_core.communicator.gloo.wire import RECORD_BYTES, call_record, disagreement
+from netsim.errors import DeadlockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,13 +26,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.exchange import Signature
+    from exogym_core.communicator.gloo.deadlock_detector import DeadlockDetector
     from exogym_core.communicator.gloo.rendezvous import Rendezvous
-    from exogym_core.communicator.gloo.vigil import Vigil
     from exogym_core.communicator.gloo.wire import Wire
 
     _Finish = Callable[[float | None], None]  # waits, for ever or at most so many seconds
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["Mailbox", "message_slot"]
+__all__ = ["GlooMailboxes", "PeerMessages", "message_slot"]
+
+# --- point to point ------------------------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 
@@ -46,13 +52,13 @@ class _MessageHandle(Handle[T]):
         finish: _Finish,
         deliver: Callable[[], T],
         cancel: Callable[[_MessageHandle[T]], bool] = lambda handle: False,
-        vigil: tuple[Vigil, Want] | None = None,
+        detector: tuple[DeadlockDetector, Want] | None = None,
     ) -> None:
         self._finish, self._deliver = finish, deliver
         self._watcher: Future[None] | None = None
         self._error: BaseException | None = None
         self._result: list[T] = []
-        self._cancel, self.vigil = cancel, vigil
+        self._cancel, self.detector = cancel, detector
         self.done = False
 
     def wait(self) -> T:
@@ -72,13 +78,13 @@ class _MessageHandle(Handle[T]):
 
     def settle(self, limit_seconds: float | None = None) -> None:
         """Wait for the message, without handing over what came; with a limit, only so long."""
-        vigil = self.vigil if limit_seconds is None else None
+        detector = self.detector if limit_seconds is None else None
         if self.done:
             pass
         elif self._watcher is not None:
-            self._watcher.result() if vigil is None else vigil[0].until(vigil[1], self._watcher)
-        elif vigil is not None:
-            vigil[0].wait(vigil[1], self._watch)
+            self._watcher.result() if detector is None else detector[0].until(detector[1], self._watcher)
+        elif detector is not None:
+            detector[0].wait(detector[1], self._watch)
         else:
             self._watch(limit_seconds)
         if self._error is not None:
@@ -92,26 +98,31 @@ class _MessageHandle(Handle[T]):
         self.done = True
 
 
-class Mailbox:
+class PeerMessages:
     """One member's messages in one group.
 
     With checks, each message is preceded by a record of what the sender sends. gloo ends the process when a
     message is larger than what is received into, so sizes are part of the slots in which gloo matches
-    messages: other sizes never meet, and the record tells them apart.
+    messages: other sizes never meet, and the record distinguishes them.
 
     Args:
         wire: the group's gloo wire.
         ranks: the members' ranks in the run.
         rendezvous: says whether to check, and translates errors.
-        vigil: tells of messages that can never come; None where nothing is checked.
+        detector: raises for messages that can never come; None where nothing is checked.
         name: of the group, for it.
     """
 
     def __init__(
-        self, wire: Wire, ranks: Sequence[int], rendezvous: Rendezvous, vigil: Vigil | None, name: str
+        self,
+        wire: Wire,
+        ranks: Sequence[int],
+        rendezvous: Rendezvous,
+        detector: DeadlockDetector | None,
+        name: str,
     ) -> None:
         self._wire, self._ranks, self._rendezvous = wire, ranks, rendezvous
-        self._lookout, self._name = vigil, name
+        self._detector, self._name = detector, name
         self._to_self: defaultdict[int, _Loop] = defaultdict(_Loop)
         self._posted: list[_MessageHandle[Any]] = []
         # gloo cannot take a receive back: the next one like it gets what it brings.
@@ -129,7 +140,7 @@ class Mailbox:
                 works.append(self._wire.send(call_record(signature), dst, message_slot("record", tag)))
             works.append(self._wire.send(flat, dst, message_slot(tag, flat.nbytes)))
             finish = partial(self._finish, signature, dst, works, None)
-        return self._post(finish, lambda: None, vigil=self._counted(signature, dst, tag))
+        return self._post(finish, lambda: None, detector=self._counted(signature, dst, tag))
 
     def receive(
         self, flat: Tensor, src: int, tag: int, signature: Signature, deliver: Callable[[Tensor], T]
@@ -138,7 +149,9 @@ class Mailbox:
         lane = (src, tag, flat.nbytes)
         if self._left[lane]:
             earlier, into = self._left[lane].pop(0)
-            return self._post(earlier.settle, lambda: deliver(into), self._leave(lane, into), earlier.vigil)
+            return self._post(
+                earlier.settle, lambda: deliver(into), self._leave(lane, into), earlier.detector
+            )
         if src == self._wire.member:
             finish = self._to_self[tag].receive(flat, signature)
         else:
@@ -148,15 +161,15 @@ class Mailbox:
                 works.append(self._wire.receive(record, src, message_slot("record", tag)))
             works.append(self._wire.receive(flat, src, message_slot(tag, flat.nbytes)))
             finish = partial(self._finish, signature, src, works, record)
-        vigil = self._counted(signature, src, tag)
-        return self._post(finish, lambda: deliver(flat), self._leave(lane, flat), vigil)
+        detector = self._counted(signature, src, tag)
+        return self._post(finish, lambda: deliver(flat), self._leave(lane, flat), detector)
 
     def receive_any(self, flat: Tensor, tag: int, signature: Signature) -> int:
-        """Receive from whoever is first into `flat`; returns the member."""
-        if self._lookout is None:
+        """Receive the first message of any member into `flat`; returns the member."""
+        if self._detector is None:
             return self._receive_any(flat, tag, signature)
         want = self._want_of_anyone(signature, tag)
-        src = self._lookout.wait(want, partial(self._receive_any, flat, tag, signature))
+        src = self._detector.wait(want, partial(self._receive_any, flat, tag, signature))
         self._counted(signature, src, tag)
         return src
 
@@ -164,39 +177,39 @@ class Mailbox:
         me = self._ranks[self._wire.member]
         waiting = f"rank {me} waits for anyone in {signature}"
         if not self._rendezvous.check:
-            return self._rendezvous.tell(
+            return self._rendezvous.guarded(
                 waiting, lambda: self._wire.receive_any(flat, message_slot(tag, flat.nbytes))
             )
         record = torch.zeros(RECORD_BYTES, dtype=torch.uint8)
-        src = self._rendezvous.tell(
+        src = self._rendezvous.guarded(
             waiting, lambda: self._wire.receive_any(record, message_slot("record", tag))
         )
         _judge((self._ranks[src], me), record, signature)
-        self._rendezvous.tell(waiting, self._wire.receive(flat, src, message_slot(tag, flat.nbytes)).wait)
+        self._rendezvous.guarded(waiting, self._wire.receive(flat, src, message_slot(tag, flat.nbytes)).wait)
         return src
 
-    def _counted(self, signature: Signature, other: int, tag: int) -> tuple[Vigil, Want] | None:
-        """Count a message; what tells whether the other side can still come. None for one to oneself."""
-        if self._lookout is None or other == self._wire.member:
+    def _counted(self, signature: Signature, other: int, tag: int) -> tuple[DeadlockDetector, Want] | None:
+        """Count a message; returns the posts that it waits for, None for one to oneself."""
+        if self._detector is None or other == self._wire.member:
             return None
         me, peer = self._ranks[self._wire.member], self._ranks[other]
         source, target = (me, peer) if signature.side == "send" else (peer, me)
         way = f"{self._name} {source}>{target} {tag}"
-        number = self._lookout.posted.add(f"{way} {signature.side}")
+        number = self._detector.posted.add(f"{way} {signature.side}")
         theirs = f"{way} {'recv' if signature.side == 'send' else 'send'}"
-        return self._lookout, Want(str(signature), ((peer, theirs, number),))
+        return self._detector, Want(str(signature), ((peer, theirs, number),))
 
     def _want_of_anyone(self, signature: Signature, tag: int) -> Want:
-        assert self._lookout is not None
+        assert self._detector is not None
         me, needs = self._ranks[self._wire.member], []
         for peer in self._ranks:
             if peer != me:
                 way = f"{self._name} {peer}>{me} {tag}"
-                needs.append((peer, f"{way} send", self._lookout.posted.count(f"{way} recv") + 1))
+                needs.append((peer, f"{way} send", self._detector.posted.count(f"{way} recv") + 1))
         return Want(f"{signature}, from anyone", tuple(needs), any_one=True)
 
     def _leave(self, lane: tuple[int, int, int], flat: Tensor) -> Callable[[_MessageHandle[Any]], bool]:
-        """What cancels a receive: its own work goes on, for the next one like it."""
+        """Function that cancels a receive: its own work goes on, for the next one like it."""
 
         def cancel(handle: _MessageHandle[Any]) -> bool:
             self._left[lane].append((handle, flat))
@@ -207,11 +220,11 @@ class Mailbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether every message has been waited for."""
+        """True if every message has been waited for."""
         return all(handle.done for handle in self._posted)
 
     def settle(self) -> None:
-        """Wait for what is still on its way at the end of the run, when nobody will post any more.
+        """Wait for messages in flight at the end of the run, after the last post.
 
         Raises:
             DeadlockError: a message was never matched.
@@ -224,9 +237,9 @@ class Mailbox:
         finish: _Finish,
         deliver: Callable[[], T],
         cancel: Callable[[_MessageHandle[Any]], bool] = lambda handle: False,
-        vigil: tuple[Vigil, Want] | None = None,
+        detector: tuple[DeadlockDetector, Want] | None = None,
     ) -> Handle[T]:
-        handle = _MessageHandle(finish, deliver, cancel, vigil)
+        handle = _MessageHandle(finish, deliver, cancel, detector)
         self._posted = [posted for posted in self._posted if not posted.done] + [handle]
         return handle
 
@@ -248,7 +261,7 @@ class Mailbox:
                     _judge((peer, me), record, signature)
 
         try:
-            self._rendezvous.tell(f"rank {me} waits for rank {peer} in {signature}", wait)
+            self._rendezvous.guarded(f"rank {me} waits for rank {peer} in {signature}", wait)
             return
         except DeadlockError:
             if limit_seconds is None:
@@ -266,7 +279,7 @@ class _Loop:
         self._num_received = 0
 
     def send(self, flat: Tensor, signature: Signature) -> _Finish:
-        """What the sender's wait does."""
+        """Function for the sender's wait."""
         number = len(self._sent)
         self._sent.append((flat, signature))
 
@@ -277,7 +290,7 @@ class _Loop:
         return finish
 
     def receive(self, flat: Tensor, signature: Signature) -> _Finish:
-        """What the receiver's wait does."""
+        """Function for the receiver's wait."""
         number = self._num_received
         self._num_received += 1
 
@@ -300,3 +313,144 @@ def _judge(ranks: tuple[int, int], theirs: Tensor, mine: Signature) -> None:
 def message_slot(*key: object) -> int:
     """A number for gloo to match by; of keys that differ, two in 2^31 share one."""
     return zlib.crc32(repr(key).encode()) & 0x7FFFFFFF
+
+
+# --- mailboxes -----------------------------------------------------------------------------------------------
+
+
+_SECONDS_BETWEEN_LOOKS = 0.001
+
+
+class _Note(NamedTuple):
+    """Announcement of a message in the store: its sender, its number among the sender's, its dtype and shape."""
+
+    source: int
+    number: int
+    dtype: str
+    shape: list[int]
+
+
+class GlooMailboxes:
+    """One member's mailboxes in one group.
+
+    A message is announced in the group's store, so that no rank has to listen to all, and moves by gloo when
+    its receiver asks for it; until then its sender keeps it.
+
+    Args:
+        wire: the group's gloo wire.
+        store: the group's own part of the run's store; None where the member is alone.
+        rendezvous: translates errors.
+    """
+
+    def __init__(self, wire: Wire, store: Store | None, rendezvous: Rendezvous) -> None:
+        self._wire, self._store, self._rendezvous = wire, store, rendezvous
+        self._own: dict[str, list[tuple[int, Tensor]]] = {}  # messages to oneself
+        self._num_sent: Counter[tuple[int, str]] = Counter()
+        self._num_taken: Counter[str] = Counter()
+        self._outbox: dict[tuple[int, str], deque[tuple[int, Tensor, dist.Work]]] = {}
+        self._num_seen = -1  # how many messages had been put when this member last waited in vain
+        self.is_used = False
+
+    def put(self, tensor: Tensor, dst: int, box: str) -> None:
+        """Announce `tensor`, which belongs to the message from now on, and start to send it."""
+        self.is_used = True
+        if dst == self._wire.member:
+            self._own.setdefault(box, []).append((dst, tensor))
+            return
+        number = self._num_sent[dst, box]
+        self._num_sent[dst, box] += 1
+        flat = tensor.reshape(-1)
+        if flat.numel():
+            work = self._wire.send(flat, dst, message_slot("letter", box, number))
+            self._keep((dst, box), number, flat, work)
+        note = _Note(self._wire.member, number, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
+        store = self._shared_store()
+        store.add("put", 1)
+        place = store.add(f"letters {dst} {box}", 1)
+        store.set(f"letter {dst} {box} {place}", json.dumps(note))
+
+    def _keep(self, lane: tuple[int, str], number: int, flat: Tensor, work: dist.Work) -> None:
+        """Keep messages that have not been taken, and release the others."""
+        kept = self._outbox.setdefault(lane, deque())
+        kept.append((number, flat, work))
+        taken = self._shared_store().add(f"taken {lane[0]} {lane[1]} {self._wire.member}", 0)
+        while kept and kept[0][0] < taken:
+            kept.popleft()
+
+    def take(self, box: str, wait: float) -> list[tuple[int, Tensor]]:
+        """Messages that have arrived, after waiting up to `wait` seconds for the first."""
+        self.is_used = True
+        deadline = time.monotonic() + wait
+        got = self._collect(box)
+        if got or wait == 0 or self._store is None:
+            return got
+        self._say("waits" if math.isinf(wait) else "busy", box)
+        try:
+            while not (got := self._collect(box)) and time.monotonic() < deadline:
+                if math.isinf(wait) and self._is_hopeless():
+                    break
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+        finally:
+            self._say("busy")
+        return got
+
+    def end(self) -> None:
+        """Announce that this member puts no more messages."""
+        if self._store is not None:
+            self._say("ended")
+
+    # --- what the store says -------------------------------------------------------------------------------
+
+    def _collect(self, box: str) -> list[tuple[int, Tensor]]:
+        got = self._own.pop(box, [])
+        if self._store is None:
+            return got
+        me = self._wire.member
+        num_there = self._store.add(f"letters {me} {box}", 0)
+        while self._num_taken[box] < num_there:
+            self._num_taken[box] += 1
+            note = _Note(*json.loads(self._store.get(f"letter {me} {box} {self._num_taken[box]}")))
+            got.append((note.source, self._receive(note, box)))
+        return got
+
+    def _receive(self, note: _Note, box: str) -> Tensor:
+        store = self._shared_store()
+        flat = torch.empty(math.prod(note.shape), dtype=getattr(torch, note.dtype))
+        if flat.numel():
+            work = self._wire.receive(flat, note.source, message_slot("letter", box, note.number))
+            waiting = f"rank {self._rendezvous.rank} takes a letter of member {note.source} from box {box!r}"
+            self._rendezvous.guarded(waiting, work.wait)
+        store.add(f"taken {self._wire.member} {box} {note.source}", 1)
+        return flat.reshape(note.shape)
+
+    def _is_hopeless(self) -> bool:
+        """True if every other member has ended or waits for messages too; reported to one member at a time."""
+        store = self._shared_store()
+        num_put = store.add("put", 0)
+        first = self._wire.size  # of the members that wait since before the last message
+        for member in range(self._wire.size):
+            word, num_seen, box, num_taken = self._said(member)
+            if word == "busy" or (word == "waits" and store.add(f"letters {member} {box}", 0) != num_taken):
+                return False
+            if word == "waits" and num_seen != num_put:
+                first = min(first, member)
+        if first != self._wire.member or store.add("put", 0) != num_put:
+            return False
+        self._num_seen = num_put
+        return True
+
+    def _say(self, word: str, box: str = "") -> None:
+        """Publish this member's state: `busy`, `waits` (for a message to `box`) or `ended`."""
+        state = [word, self._num_seen, box, self._num_taken[box]]
+        self._shared_store().set(f"member {self._wire.member}", json.dumps(state))
+
+    def _said(self, member: int) -> tuple[str, int, str, int]:
+        store = self._shared_store()
+        if not store.check([f"member {member}"]):
+            return "busy", -1, "", 0
+        word, num_seen, box, num_taken = json.loads(store.get(f"member {member}"))
+        return word, num_seen, box, num_taken
+
+    def _shared_store(self) -> Store:
+        assert self._store is not None
+        return self._store

@@ -1,4 +1,4 @@
-"""How the ranks of a real run find each other, and what their failures are called."""
+"""The rendezvous of the ranks of a real run: a store with signed values, gloo's groups, and the names of failures."""
 
 from __future__ import annotations
 
@@ -22,21 +22,100 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from exogym_core.communicator.gloo.sealed_store import SealedStore
 from exogym_core.communicator.gloo.wire import Wire
 from exogym_core.meeting_place import allow_many_files
-from netsim.files.errors import DeadlockError, InputError, MismatchError, NetsimError, RankError, unknown_name
-from netsim.files.secret import shared_secret
+from netsim import shared_secret
+from netsim.errors import DeadlockError, InputError, MismatchError, NetsimError, RankError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["TIMEOUT_SECONDS", "ConnectionLostError", "ProcessGroups", "Rendezvous", "choose_backend"]
+__all__ = [
+    "TIMEOUT_SECONDS",
+    "ConnectionLostError",
+    "ProcessGroups",
+    "Rendezvous",
+    "SignedStore",
+    "choose_backend",
+]
+
+# --- a signed store ------------------------------------------------------------------------------------------
+
+
+_DIGEST_BYTES = 32
+
+
+class SignedStore(Store):
+    """Store of signed values: values written without the secret are refused.
+
+    Keep it alive as long as a process group that was made with it: torch holds the C++ half alone.
+
+    Raises:
+        RankError: (`get`) the value under this key was not written by a rank of this run.
+    """
+
+    def __init__(self, inner: Store, secret: bytes, rank: int) -> None:
+        super().__init__()
+        self._inner, self._secret, self._rank = inner, secret, rank
+
+    def set(self, key: str, value: Any) -> None:
+        """Write a signed value."""
+        content = value.encode() if isinstance(value, str) else bytes(value)
+        self._inner.set(key, self._seal(key, content) + content)  # type: ignore[arg-type]
+
+    def get(self, key: str) -> bytes:
+        """The value under `key`, waiting for it."""
+        raw = self._inner.get(key)
+        seal, content = raw[:_DIGEST_BYTES], raw[_DIGEST_BYTES:]
+        if not hmac.compare_digest(seal, self._seal(key, content)):
+            raise RankError(
+                f"rank {self._rank}: what the rendezvous holds was not written by a rank of this run; let all ranks "
+                "have the same secret (NETGYM_SECRET, or a file of mode 0600 by NETGYM_SECRET_FILE)",
+                self._rank,
+            )
+        return content
+
+    def _seal(self, key: str, content: bytes) -> bytes:
+        return hmac.digest(self._secret, key.encode() + b"\0" + content, "sha256")
+
+    # What is not signed is passed on: nothing of ours, nor of gloo's, trusts it.
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
+        """Wait for all `keys`."""
+        self._inner.wait(keys) if timeout is None else self._inner.wait(keys, timeout)
+
+    def check(self, keys: list[str]) -> bool:
+        """True if all `keys` are there."""
+        return bool(self._inner.check(keys))
+
+    def add(self, key: str, amount: int) -> int:
+        """Count: the sum of all that has been added under `key`."""
+        return int(self._inner.add(key, amount))
+
+    def delete_key(self, key: str) -> bool:
+        """Forget a value."""
+        return bool(self._inner.delete_key(key))
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        """Time-out of `get` and `wait`."""
+        self._inner.set_timeout(timeout)
+
+    def has_extended_api(self) -> bool:
+        """False, so that torch uses the methods here alone."""
+        return False
+
+    def clone(self) -> SignedStore:
+        """Store for another thread, on this one's connection."""
+        return self
+
+
+# --- the rendezvous ------------------------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 
 TIMEOUT_SECONDS = 1800.0
-"""How long ranks of a real run wait for each other at least, where nobody says how long."""
+"""Least seconds that ranks of a real run wait for each other, where no time-out is given."""
 
 # A rank may be 3 % slower than the others over rounds of many hours, or thrice as slow at once: a rank that is told
 # nothing else waits for as long as this many times what it has worked itself since its last call.
@@ -69,18 +148,18 @@ class ProcessGroups(NamedTuple):
 
 @dataclass
 class Rendezvous:
-    """One rank's way to the others.
+    """Connection of one rank to the others.
 
     Attributes:
         rank: this rank.
         num_ranks: all ranks of the run.
-        store_path: a file that all ranks on this machine can open; empty: torchrun's environment tells.
+        store_path: a file that all ranks on this machine can open; empty: by torchrun's environment.
         check: whether calls are compared before they run.
-        timeout_seconds: how long a rank waits for others; None: as long as its own rounds tell, see `TIMEOUT_SECONDS`.
+        timeout_seconds: how long a rank waits for others; None: by its own rounds, see `TIMEOUT_SECONDS`.
         backend: what carries tensors, `gloo` or `nccl`.
         device: where the backend takes tensors.
-        secret: known to the run's ranks alone: what they tell each other at the rendezvous is signed with it, and
-            every connection is tested for who is at its end, since whoever reaches their ports can connect.
+        secret: known to the run's ranks alone: their records at the rendezvous are signed with it, and
+            every connection is tested for who is at its end, since any process that reaches their ports can connect.
         address: of this machine, for gloo to listen on; empty: that of GLOO_SOCKET_IFNAME, or what gloo finds.
         time_option: what users call `timeout_seconds`.
     """
@@ -99,7 +178,7 @@ class Rendezvous:
     _number: int = field(init=False, default=0)  # of this run, among those of these ranks
     _num_groups: Counter[int] = field(default_factory=Counter)  # groups with each other rank so far
     _num_made: Counter[tuple[int, ...]] = field(default_factory=Counter)  # groups of just these ranks so far
-    _grows: bool = field(init=False, default=False)  # nobody has said how long to wait
+    _grows: bool = field(init=False, default=False)  # no time-out was given
     _left: float = field(init=False, default_factory=time.monotonic)  # when it was through with its last call
     _made: weakref.WeakSet[Any] = field(init=False, default_factory=weakref.WeakSet)  # gloo's groups
     _files: set[int] = field(default_factory=set)  # that were opened while groups were made
@@ -110,7 +189,7 @@ class Rendezvous:
 
     @classmethod
     def from_environment(cls, check: bool, timeout_seconds: float | None, backend: str) -> Rendezvous:
-        """That of a process started by torchrun.
+        """Rendezvous of a process started by torchrun.
 
         Raises:
             InputError: a variable is missing or no number, the backend is unknown, or there is no secret.
@@ -128,7 +207,7 @@ class Rendezvous:
         return made
 
     def use_gpu(self, index: int) -> None:
-        """Carry tensors by nccl, with this GPU as the rank's own."""
+        """Send tensors by nccl, with this GPU as the rank's own."""
         self.backend, self.device = "nccl", torch.device("cuda", index)
         torch.cuda.set_device(self.device)
 
@@ -141,13 +220,13 @@ class Rendezvous:
             self._store = self._sealed(self._open_store())
             return self._groups(range(self.num_ranks))
 
-        return self.tell(f"rank {self.rank} waits for all {self.num_ranks} ranks to start", start)
+        return self.guarded(f"rank {self.rank} waits for all {self.num_ranks} ranks to start", start)
 
     @classmethod
     def among(
         cls, store: Store, rank: int, num_ranks: int, timeout_seconds: float, secret: bytes, address: str
     ) -> Rendezvous:
-        """That of ranks which have met elsewhere already, and share this store; `subgroup` connects some of them."""
+        """Rendezvous of ranks which have met already and share this store; `subgroup` connects some of them."""
         made = cls(rank, num_ranks, timeout_seconds=timeout_seconds, secret=secret, address=address)
         made.time_option = "averaging_timeout"
         made._store = store
@@ -171,10 +250,10 @@ class Rendezvous:
                 self._compare(ranks, call)
             return self._groups(ranks)
 
-        return self.tell(f"rank {self.rank} waits in {call}", start)
+        return self.guarded(f"rank {self.rank} waits in {call}", start)
 
-    def tell(self, waiting: str, call: Callable[[], T]) -> T:
-        """`call()`, with torch's errors as ours; `waiting` says who waits for what."""
+    def guarded(self, waiting: str, call: Callable[[], T]) -> T:
+        """`call()`, with torch's errors as ours; `waiting` describes the wait."""
         self._be_patient()
         try:
             return call()
@@ -202,7 +281,7 @@ class Rendezvous:
 
     @property
     def message_timeout(self) -> datetime.timedelta:
-        """How long to wait for a message: gloo knows only what its group was made with."""
+        """Time-out of a message: gloo has only that of its group."""
         return self._timeout
 
     def _be_patient(self) -> None:
@@ -213,16 +292,16 @@ class Rendezvous:
             for group in self._made:
                 group.set_timeout(self._timeout)
 
-    def another_store(self) -> SealedStore:
-        """A connection of its own to where the ranks have met, for another thread."""
-        return SealedStore(PrefixStore("beside", self._open_store(again=True)), self.secret, self.rank)
+    def another_store(self) -> SignedStore:
+        """A connection of its own to the store at which the ranks met, for another thread."""
+        return SignedStore(PrefixStore("beside", self._open_store(again=True)), self.secret, self.rank)
 
-    def kept_store(self) -> SealedStore | None:
-        """What outlives a restart of the ranks by torchrun; None where nothing does."""
+    def kept_store(self) -> SignedStore | None:
+        """Store that outlives a restart of the ranks by torchrun, or None."""
         if self.store_path or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             return None
         store = PrefixStore("netgym kept", self._open_store(again=True, of_restart=False))
-        return SealedStore(store, shared_secret(), self.rank)
+        return SignedStore(store, shared_secret(), self.rank)
 
     def _open_store(self, again: bool = False, of_restart: bool = True) -> Store:
         if self.store_path:
@@ -255,15 +334,15 @@ class Rendezvous:
     def _sealed(self, store: Store) -> Store:
         """`store` with signed values, by a secret of this run's own.
 
-        Every rank adds a number to it that nobody can know before: what was signed in another run is worth nothing.
+        Every rank adds a number to it that is not known before: what was signed in another run is worth nothing.
         """
         if not self.secret:
             return store
-        sealed = SealedStore(store, self.secret, self.rank)
+        sealed = SignedStore(store, self.secret, self.rank)
         sealed.set(f"number {self.rank}", secrets.token_bytes(16))
         numbers = [sealed.get(f"number {rank}") for rank in range(self.num_ranks)]
         self.secret = hmac.digest(self.secret, b"".join(numbers), "sha256")
-        return SealedStore(store, self.secret, self.rank)
+        return SignedStore(store, self.secret, self.rank)
 
     def _groups(self, ranks: Sequence[int]) -> ProcessGroups:
         """New groups of these ranks.
@@ -324,7 +403,7 @@ class Rendezvous:
                 )
 
     def _compare(self, ranks: Sequence[int], call: str) -> None:
-        """Tell every member, and see what each one's next group with this rank is."""
+        """Agree with every member on the next group."""
         store = self._store
         mine = json.dumps([list(ranks), call])
         others = [rank for rank in ranks if rank != self.rank]

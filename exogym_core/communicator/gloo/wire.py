@@ -1,21 +1,40 @@
-"""Flat buffers over one of torch's process groups: what gloo and nccl can do, made uniform.
+"""Flat buffers over one of torch's process groups, and the comparison of calls that comes first.
 
 Tensors are moved as bytes, so every dtype can be. Members of a process group are numbered by torch in the
 order of their ranks in the run; here they are numbered as the user named them.
+
+gloo given different calls returns wrong values, waits for ever or aborts the process. So every call is
+preceded by a record of fixed size: a digest to compare, and a line to show where digests differ.
 """
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from exogym_core.communicator.exchange import mismatch_error
+from netsim.errors import DeadlockError, NetsimError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Wire", "flattened", "shaped_like", "write_back"]
+    from torch import Tensor
+
+    from exogym_core.communicator.exchange import Signature
+
+__all__ = [
+    "ENDED",
+    "RECORD_BYTES",
+    "Wire",
+    "call_record",
+    "disagreement",
+    "exchange_shapes",
+    "flattened",
+]
 
 _OPS: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,
@@ -48,7 +67,7 @@ class Wire:
         torch_order = sorted(ranks)
         self._place = [torch_order.index(rank) for rank in ranks]  # of member i in the process group
 
-    def all_reduce(self, flat: Tensor, op: str) -> None:
+    def all_reduce(self, flat: Tensor, op: str) -> Tensor:
         """Reduce `flat` in place on every member; `avg` divides the sum. Halves are added up in fp32."""
         wide = flat.to(_WIDER.get(flat.dtype, flat.dtype))
         if self.group is not None and flat.numel():
@@ -57,9 +76,9 @@ class Wire:
             self._finish(self.group.allreduce([wide], options))
         if op == "avg":
             wide.div_(self.size)
-        flat.copy_(wide)
+        return flat.copy_(wide)
 
-    def reduce(self, flat: Tensor, dst: int, op: str) -> None:
+    def reduce(self, flat: Tensor, dst: int, op: str) -> Tensor:
         """Reduce into `flat` of member `dst`; the others' are overwritten with something."""
         wide = flat.to(_WIDER.get(flat.dtype, flat.dtype))
         if self.group is not None and flat.numel():
@@ -68,14 +87,15 @@ class Wire:
             self._finish(self.group.reduce([wide], options))
         if op == "avg":
             wide.div_(self.size)
-        flat.copy_(wide)
+        return flat.copy_(wide)
 
-    def broadcast(self, flat: Tensor, src: int) -> None:
+    def broadcast(self, flat: Tensor, src: int) -> Tensor:
         """Overwrite `flat` with member `src`'s."""
         if self.group is not None and flat.numel():
             options = dist.BroadcastOptions()
             options.rootRank = self._place[src]
             self._finish(self.group.broadcast([_bytes(flat)], options))
+        return flat
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
         """Every member's `flat`, of equal sizes."""
@@ -98,7 +118,7 @@ class Wire:
             self._finish(self.group.gather(into, [_bytes(flat)], options))
         return got
 
-    def scatter(self, flat: Tensor, parts: Sequence[Tensor], src: int) -> None:
+    def scatter(self, flat: Tensor, parts: Sequence[Tensor], src: int) -> Tensor:
         """Overwrite `flat` with this member's of member `src`'s parts."""
         if self.group is None:
             flat.copy_(parts[0])
@@ -107,9 +127,10 @@ class Wire:
             options.rootRank = self._place[src]
             given = [self._in_torch_order(parts)] if parts else []
             self._finish(self.group.scatter([_bytes(flat)], given, options))
+        return flat
 
     def all_to_all(self, parts: Sequence[Tensor], num_bytes: Sequence[int]) -> list[Tensor]:
-        """What every member sent to this one, as bytes; member i sends `num_bytes[i]`."""
+        """Parts that every member sent to this one, as bytes; member i sends `num_bytes[i]`."""
         if self.group is None:
             return [_bytes(parts[0]).clone()]
         order = sorted(range(self.size), key=self._place.__getitem__)  # member at each place
@@ -121,7 +142,7 @@ class Wire:
         pieces = dict(zip(order, torch.split(got, sizes), strict=True))
         return [pieces[member] for member in range(self.size)]
 
-    def tell(self, flat: Tensor) -> list[Tensor]:
+    def gather_records(self, flat: Tensor) -> list[Tensor]:
         """`all_gather` in one round of direct messages: for small tensors faster than gloo's ring."""
         given = _bytes(flat).repeat(self.size)
         if self.group is None:
@@ -181,13 +202,56 @@ def flattened(tensor: Tensor, device: torch.device, own: bool) -> Tensor:
     return flat
 
 
-def write_back(tensor: Tensor, flat: Tensor) -> Tensor:
-    """Bring a staged result back, unless it is there."""
-    if flat.device != tensor.device or flat.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(flat.reshape(tensor.shape))
-    return tensor
+RECORD_BYTES = 512
+_DIGEST_BYTES = 16
+_MOST_DIMENSIONS = 64  # torch's own limit
+ENDED = "has ended"
 
 
-def shaped_like(flat: Tensor, like: Tensor) -> Tensor:
-    """A tensor of `like`'s shape, where `like` is."""
-    return flat.reshape(like.shape).to(like.device)
+def call_record(signature: Signature | str) -> Tensor:
+    """Record of a member's next call, RECORD_BYTES bytes; `ENDED` after its last."""
+    if isinstance(signature, str):
+        agreed, text = signature, signature
+    else:
+        agreed, text = f"{signature.agreed()} {signature.on_clock}", str(signature)
+        if not signature.on_clock:
+            text += " off the clock"
+    digest = hashlib.blake2b(agreed.encode(), digest_size=_DIGEST_BYTES).digest()
+    line = text.encode()
+    room = RECORD_BYTES - _DIGEST_BYTES
+    if len(line) > room:  # long lists of shapes: the end is the place in the user's code
+        line = line[: room - 203] + b"..." + line[-200:]
+    return torch.frombuffer(bytearray((digest + line).ljust(RECORD_BYTES, b"\0")), dtype=torch.uint8)
+
+
+def disagreement(ranks: Sequence[int], records: Sequence[Tensor]) -> NetsimError | None:
+    """The error if these members (ranks of the run) do not call the same, equal on all of them."""
+    raw = [record.numpy().tobytes() for record in records]
+    digests = [record[:_DIGEST_BYTES] for record in raw]
+    if len(set(digests)) == 1:
+        return None
+    calls = [record[_DIGEST_BYTES:].rstrip(b"\0").decode(errors="replace") for record in raw]
+    ended = [rank for rank, call in zip(ranks, calls, strict=True) if call == ENDED]
+    if not ended:
+        return mismatch_error(ranks, digests, calls)
+    names = ", ".join(map(str, ended))
+    waiting = [
+        f"rank {rank} waits for rank{'s' if len(ended) > 1 else ''} {names} (ended: {names}) in {call}"
+        for rank, call in zip(ranks, calls, strict=True)
+        if rank not in ended
+    ]
+    table = [f"  rank {rank}: {call}" for rank, call in zip(ranks, calls, strict=True)]
+    return DeadlockError("\n".join([f"deadlock: {'; '.join(waiting)}", *table]))
+
+
+def exchange_shapes(wire: Wire, shapes: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The shape of what each member will send to this one, where `shapes[j]` is that of its part for member j.
+
+    By direct messages of one size, in one round trip.
+    """
+    rows = [torch.zeros(1 + _MOST_DIMENSIONS, dtype=torch.int64) for _ in shapes]
+    for row, shape in zip(rows, shapes, strict=True):
+        row[: len(shape) + 1] = torch.tensor([len(shape), *shape])
+    got = wire.all_to_all(rows, [rows[0].nbytes] * len(rows))
+    read = [part.view(torch.int64).tolist() for part in got]
+    return [row[1 : 1 + row[0]] for row in read]

@@ -6,31 +6,172 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from exogym_core.communicator.collectives import nothing, write_first
 from exogym_core.communicator.exchange import Signature
-from exogym_core.communicator.parts import gathered_tensor, parts_of, scatter_parts
-from exogym_core.communicator.simulated.mail import MailRanks
-from exogym_core.communicator.simulated.present import PresentRanks
-from netsim.files.errors import InputError
-from netsim.ranks.requests import Ask, Call, Exit, Key, Lane, Mark
+from exogym_core.communicator.simulated.calls import PostingRank
+from netsim.errors import InputError
+from netsim.ranks import (
+    Ask,
+    Call,
+    Confirm,
+    Exit,
+    Fetch,
+    Fetched,
+    FirstSent,
+    Join,
+    Key,
+    Lane,
+    Mark,
+    Publish,
+    Put,
+    Take,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
-    from exogym_core.communicator.handle import Handle
+    from exogym_core.communicator.base import Communicator, Handle
+    from exogym_core.communicator.collectives import Delivery
+    from exogym_core.communicator.simulated.calls import Parking
+    from netsim.ranks import Arrival, Letter
 
-__all__ = ["SimulatedCommunicator"]
+__all__ = ["MailRanks", "PresentRanks", "SimulatedCommunicator"]
+
+
+class MailRanks(PostingRank):
+    """Mailboxes and receives from any rank."""
+
+    def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
+        self._check_rank("put", "dst", dst)
+        self._check_tensors("put", [tensor])
+        self._check_mail("put")
+        ranks = (self._ranks[self.rank], self._ranks[dst])
+        name = self._box(dst, box)
+        number = self._next_number(name, "put")
+        signature = Signature.of("put", [tensor])
+        given = [tensor.detach()]
+        self._port.post(Key(("put", name, ranks[0]), number), ranks[:1], 0, signature, given)
+        call = Call("sendrecv", ranks, tensor.nbytes, element_bytes=tensor.element_size())
+        self._count(call, 0, given)
+        self._request(Put(name, number, call))
+
+    def take(self, box: str = "", wait: float = 0.0) -> list[tuple[int, Tensor]]:
+        self._check_mail("take")
+        self._check_wait(wait)
+        name = self._box(self.rank, box)
+        letters = cast("tuple[Letter, ...]", self._ask(Take(name, float(wait))))
+        of_run = self._ranks[self.rank]
+        taken = []
+        for source, number in letters:
+            signature = Signature.of("taken", [])
+            key = Key(("taken", name, source), number)
+            ticket = self._port.post(key, (of_run,), 0, signature, [])
+            (tensor,) = self._port.take(ticket, 0)
+            taken.append((self._ranks.index(source), tensor.clone()))
+            self._port.taken(ticket)
+        return taken
+
+    def _receive_any(self, tensor: Tensor, tag: int) -> int:
+        self._check_mail("recv")
+        first = cast("Key", self._ask(FirstSent((self._group_id, self.rank, tag))))
+        source = cast("Lane", first.group).source
+        self.irecv(tensor, source, tag).wait()
+        return source
+
+    def _box(self, dst: int, box: str) -> Hashable:
+        return (self._group_id, dst, box)
+
+    def _check_mail(self, call: str) -> None:
+        if self._state.off_clock or self._state.repeating:
+            raise InputError(f"rank {self.rank}, {call}: it needs the clock; call it on the clock")
+
 
 T = TypeVar("T")
+
+
+class PresentRanks(PostingRank):
+    """Calls among the members that are present."""
+
+    def among_present(
+        self,
+        work: Callable[[Communicator, list[float]], T],
+        seconds: float,
+        averaging_seconds: float = math.inf,
+        weight: float = 1.0,
+        number: int | None = None,
+        awaited: Sequence[int] | None = None,
+    ) -> tuple[list[int], T | None]:
+        self._check_present(seconds, averaging_seconds, weight)
+        self._check_on_clock("average_present")
+        lane = self._states
+        key = Key(lane, self._next_number(lane) if number is None else number)
+        wanted = None if awaited is None else tuple(self._ranks[rank] for rank in awaited)
+        join = Join(key, self.rank, self._ranks, seconds, averaging_seconds, weight, wanted)
+        present = self._meet(join)
+        for attempt in itertools.count():
+            members = [arrival.member for arrival in present]
+            if self.rank not in members:
+                break
+            ranks = tuple(self._ranks[member] for member in members)
+            peers = self._with(ranks, members.index(self.rank), (lane, ranks), cast("int", key.number))
+            result = work(peers, [arrival.weight for arrival in present])
+            left = present if averaging_seconds == math.inf else self._meet(Confirm(key, attempt))
+            if left == present:
+                return members, result
+            if not left:
+                raise InputError(
+                    f"rank {self.rank}, average_present: not through in {averaging_seconds:g} s, though all "
+                    "members answer and none has a narrower connection than the others; give it more time"
+                )
+            present = left
+        return members, None
+
+    @property
+    def _states(self) -> Hashable:
+        """Name of the meetings of this group, and of its published states."""
+        return ("present", self._group_id)
+
+    def _meet(self, question: Join | Confirm) -> tuple[Arrival, ...]:
+        return cast("tuple[Arrival, ...]", self._ask(question))
+
+    def publish(self, number: int, tensors: Sequence[Tensor]) -> None:
+        self._check_on_clock("publish")
+        of_run = self._ranks[self.rank]
+        signature = Signature.of("publish", tensors)
+        given = [tensor.detach() for tensor in tensors]
+        self._port.post(Key(("publish", self._states, of_run), number), (of_run,), 0, signature, given)
+        self._request(Publish(Key(self._states, number), sum(tensor.nbytes for tensor in tensors)))
+
+    def fetch(self, at_least: int) -> tuple[int, list[Tensor]] | None:
+        self._check_on_clock("fetch")
+        fetched = self._ask(Fetch(self._states, at_least))
+        if fetched is None:
+            return None
+        assert isinstance(fetched, Fetched)
+        of_run = self._ranks[self.rank]
+        lane = ("fetch", self._states, of_run, self._next_number(("fetch", self._group_id)))
+        signature = Signature.of("fetch", [])
+        ticket = self._port.post(Key(lane, fetched.number), (of_run,), 0, signature, [])
+        tensors = [tensor.clone() for tensor in self._port.take(ticket, 0)]
+        self._port.taken(ticket)
+        self._count(Call("sendrecv", (fetched.source, of_run), fetched.num_bytes), 0, tensors)
+        return fetched.number, tensors
+
+    def _check_on_clock(self, call: str) -> None:
+        if self._state.off_clock or self._state.repeating:
+            raise InputError(f"rank {self.rank}, {call}: it needs the clock; call it on the clock")
+
 
 _CALLS_A_ROUND = 1 << 20  # of a group with a number; JSON and floats hold 2**33 such rounds exactly
 
@@ -41,75 +182,13 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
     transport = "netsim"
     can_leave_behind = True
 
-    # --- collectives ---------------------------------------------------------------------------------------
-
-    def all_reduce(self, tensor: Tensor, op: object = "sum", async_op: bool = False) -> Any:
-        reduce_op = self._check_op("all_reduce", op, tensor)
-        into = _write_first(tensor)
-        return self._collective("all_reduce", [tensor], into, async_op, reduce_op=reduce_op)
-
-    def broadcast(self, tensor: Tensor, src: int = 0, async_op: bool = False) -> Any:
-        self._check_rank("broadcast", "src", src)
-        self._check_tensors("broadcast", [tensor])
-        return self._collective("broadcast", [tensor], _write_first(tensor), async_op, root=src)
-
-    def reduce(self, tensor: Tensor, dst: int = 0, op: object = "sum", async_op: bool = False) -> Any:
-        self._check_rank("reduce", "dst", dst)
-        reduce_op = self._check_op("reduce", op, tensor)
-        into = _write_first(tensor)
-        return self._collective("reduce", [tensor], into, async_op, reduce_op=reduce_op, root=dst)
-
-    def all_gather(self, tensor: Tensor, async_op: bool = False) -> Any:
-        tensor = gathered_tensor(self, tensor)
-        return self._collective("all_gather", [tensor], _copies_on(tensor.device), async_op)
-
-    def gather(self, tensor: Tensor, dst: int = 0, async_op: bool = False) -> Any:
-        self._check_rank("gather", "dst", dst)
-        self._check_tensors("gather", [tensor])
-        deliver = _copies_on(tensor.device) if self.rank == dst else _nothing
-        return self._collective("gather", [tensor], deliver, async_op, root=dst)
-
-    def scatter(
-        self,
-        tensor: Tensor,
-        scatter_list: Sequence[Tensor] | None = None,
-        src: int = 0,
-        async_op: bool = False,
-    ) -> Any:
-        self._check_rank("scatter", "src", src)
-        self._check_tensors("scatter", [tensor])
-        parts = scatter_parts(self, tensor, scatter_list) if self.rank == src else []
-        into = _write_first(tensor)
-        return self._collective("scatter", parts, into, async_op, root=src, like=[tensor])
-
-    def reduce_scatter(
-        self, tensor: Tensor | Sequence[Tensor], op: object = "sum", async_op: bool = False
-    ) -> Any:
-        parts = parts_of(self, "reduce_scatter", tensor)
-        reduce_op = self._check_op("reduce_scatter", op, parts[0])
-        take = _copies_on(parts[0].device)
-        return self._collective(
-            "reduce_scatter", parts, lambda got: take(got)[0], async_op, reduce_op=reduce_op
-        )
-
-    def all_to_all(
-        self,
-        tensors: Tensor | Sequence[Tensor],
-        async_op: bool = False,
-        shapes: Sequence[Sequence[int]] | None = None,
-    ) -> Any:
-        parts = parts_of(self, "all_to_all", tensors)
-        take = _copies_on(parts[0].device)
-        if isinstance(tensors, Tensor):
-            return self._collective("all_to_all", parts, lambda got: torch.cat(take(got)), async_op)
-        return self._collective("all_to_all", parts, take, async_op)
-
-    def barrier(self, async_op: bool = False) -> Any:
-        return self._collective("barrier", [], _nothing, async_op)
+    def _own_tensors(self, got: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+        # What comes is shared by all members.
+        return [tensor.to(device, copy=True, memory_format=torch.contiguous_format) for tensor in got]
 
     @property
     def carrier_of_codes(self) -> str:
-        """What the run's `collectives` fix, where it can carry codes."""
+        """Algorithm that the run's `collectives` fix, where it can carry codes."""
         return self._book.carrier_of_codes
 
     # --- messages ------------------------------------------------------------------------------------------
@@ -118,12 +197,12 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
         self._check_rank("send", "dst", dst)
         self._check_tensors("send", [tensor])
         given = tensor.detach() if self._port.copies else tensor.detach().clone()
-        return self._message("send", [given], tensor, self.rank, dst, tag, _nothing)
+        return self._message("send", [given], tensor, self.rank, dst, tag, nothing)
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Handle[Tensor]:
         self._check_rank("recv", "src", src)
         self._check_tensors("recv", [tensor])
-        return self._message("recv", [], tensor, src, self.rank, tag, _write_first(tensor))
+        return self._message("recv", [], tensor, src, self.rank, tag, write_first(tensor))
 
     def _message(
         self,
@@ -133,7 +212,7 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
         src: int,
         dst: int,
         tag: int,
-        deliver: Callable[[tuple[Tensor, ...]], T],
+        deliver: Delivery[T],
     ) -> Handle[T]:
         ranks = (self._ranks[src], self._ranks[dst])
         signature = Signature.of("sendrecv", [like], side=side, on_clock=not self._state.off_clock)
@@ -156,11 +235,9 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
     def group(
         self, ranks: Sequence[int], reuse: bool = False, number: int | None = None
     ) -> SimulatedCommunicator:
-        members = [self._check_rank("group", "ranks", rank) for rank in ranks]
-        if self.rank not in members or len(set(members)) != len(members):
-            raise self._wrong("group", f"{members} must name this rank, and nobody twice")
+        members = self._check_members(ranks)
         of_run = tuple(self._ranks[rank] for rank in members)
-        # A group is its name: where calls are counted and connections kept. Those made anew count from 0.
+        # A group is its name: where calls are counted and connections kept. Those made again count from 0.
         if reuse:
             return self._with(of_run, members.index(self.rank), (of_run, -1), number)
         nth = self._state.num_groups[of_run]
@@ -172,6 +249,11 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
 
     def compare_places(self, compare: bool) -> None:
         self._state.compares_places = compare
+
+    @property
+    def turns(self) -> Parking | None:
+        """Turns of the ranks of this process; None where the rank has it to itself."""
+        return self._port.turns
 
     def advance(self, seconds: float) -> None:
         if not 0 <= seconds < math.inf:
@@ -263,29 +345,9 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
         state.num_groups = Counter(saved["num_groups"])
 
     def finish(self) -> None:
-        """The rank is through; its communicators must not be used any more."""
-        for key in self._state.withdrawn:  # nobody receives these any more
+        """End the rank; its communicators must not be used again."""
+        for key in self._state.withdrawn:  # no rank receives these any more
             signature = Signature.of("forget", [])
             of_run = self._ranks[self.rank]
             self._port.post(Key(("forget", *key), 0), (of_run,), 0, signature, [])
         self._request(Exit())
-
-
-def _nothing(got: tuple[Tensor, ...]) -> None:
-    return None
-
-
-def _write_first(tensor: Tensor) -> Callable[[tuple[Tensor, ...]], Tensor]:
-    """Write what comes into `tensor`; where nothing comes (not this member's part) it stays as it is."""
-
-    def write(got: tuple[Tensor, ...]) -> Tensor:
-        if got:
-            tensor.detach().copy_(got[0])
-        return tensor
-
-    return write
-
-
-def _copies_on(device: torch.device) -> Callable[[tuple[Tensor, ...]], list[Tensor]]:
-    """Own copies: what comes is shared by all members."""
-    return lambda got: [tensor.to(device, copy=True, memory_format=torch.contiguous_format) for tensor in got]

@@ -1,61 +1,110 @@
-"""What all ranks of a simulated run share: the exchange for values, the kernel for times, the network.
+"""The simulation that all ranks of a run share: the exchange for values, the kernel for times, the network.
 
-Whoever carries the ranks (threads of this process, other processes) owns one of these.
+A runner (threads of this process, other processes) owns one of these.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator.base import CODE_CARRIERS
 from exogym_core.communicator.exchange import Exchange, Slot
-from exogym_core.communicator.simulated.link_history import LinkHistory
 from exogym_core.communicator.values import Combine, combine
-from netsim.collectives import (
+from netsim import (
+    OPERATIONS,
     Abridged,
     Choices,
+    Clock,
+    Faults,
     Gathering,
+    Network,
+    Protocol,
     Schedule,
+    WindowLimit,
+    algorithm_names,
     are_many,
     is_crowd,
     parse_collectives,
     schedule,
     start_all_to_all,
     start_collective,
+    window_limit,
 )
-from netsim.network.clock import Clock
-from netsim.network.network import Network
-from netsim.ranks.calls import start_at_once
-from netsim.ranks.kernel import Kernel
-from netsim.ranks.reach import Reach
-from netsim.topology.protocol import Protocol
-from netsim.topology.windows import WindowLimit, window_limit
-from netsim.weather.faults import Faults
+from netsim.ranks import Kernel, RankSink, RankSource, Reach, start_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
-    from netsim.collectives import Collective
-    from netsim.network.network import Waiting
-    from netsim.network.recorder import Recorder
-    from netsim.ranks.calls import Cancel, Enter
-    from netsim.ranks.kernel import StampedRow
-    from netsim.ranks.requests import Answer, Call, Letter, Request, Take
-    from netsim.topology.topology import Topology
+    from numpy import float64
+    from numpy.typing import NDArray
+
+    from netsim import Collective, Recorder, Topology, Waiting
+    from netsim.ranks import Answer, Call, Cancel, Enter, Key, Letter, Request, StampedRow, Take
+
+__all__ = ["LinkHistory", "Schedules", "Simulation", "World", "algorithms_of", "computes_crowd"]
+
+_MOST = 120  # instants that are kept after each thinning; twice as many at most
+_MOST_NUMBERS = 50_000  # in all rows: networks of thousands of links are looked at less often
+
+
+class LinkHistory:
+    """Samples the traffic of a network's links when a transfer or collective ends.
+
+    Recording changes nothing in the network. When there are too many recorded instants, every other one is
+    dropped, and from then on those that come too soon after the last.
+
+    Args:
+        network: whose links.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._looks: list[tuple[float, NDArray[float64]]] = [(network.env.now, network.link_bytes)]
+        self._gap_seconds = 0.0
+
+    def record(self) -> None:
+        """Sample the bytes that have crossed links, if the last sample is long enough ago."""
+        now = float(self._network.env.now)
+        if now <= self._looks[-1][0] or now < self._looks[-1][0] + self._gap_seconds:
+            return
+        self._looks.append((now, self._network.link_bytes))
+        if len(self._looks) > 2 * _MOST:
+            self._looks = self._looks[::2]
+            self._gap_seconds = now / (2 * _MOST)
+
+    def rows(self) -> list[dict[str, float]]:
+        """A row an instant: `virtual_seconds`, and bytes from the start over each link (`a->b`) that carried any."""
+        now = float(self._network.env.now)
+        end = (now, self._network.link_bytes)
+        looks = [look for look in self._looks if look[0] < now] + [end]
+        names = [f"{link.source}->{link.target}" for link in self._network.topology.links]
+        used = [index for index, total in enumerate(end[1].tolist()) if total > 0]
+        stride = 1 + len(looks) * len(used) // _MOST_NUMBERS
+        looks = [look for number, look in enumerate(looks) if number % stride == 0 or look is end]
+        return [
+            {"virtual_seconds": at, **{names[index]: round(float(totals[index])) for index in used}}
+            for at, totals in looks
+        ]
+
+
+def algorithms_of(op: str) -> tuple[str, ...]:
+    """Their names; none for an operation that has no choice.
+
+    >>> "ring" in algorithms_of("all_reduce"), algorithms_of("put")
+    (True, ())
+    """
+    return tuple(algorithm_names(op)) if op in OPERATIONS else ()
+
 
 # Kinds of collectives that are remembered, so that each is looked at once.
 _MOST_NOTED = 512
 
-__all__ = ["Schedules", "Simulation", "World", "reckons_crowd"]
-
 
 @dataclass(frozen=True)
 class World:
-    """Where a run takes place, in plain data that any process can have.
+    """World of a run, in plain data that any process can have.
 
     Attributes:
         num_ranks: how many ranks there are.
@@ -77,18 +126,18 @@ class World:
         num_ranks: int,
         topology: Topology | None,
         placement: Sequence[str] | None,
-        protocol: object,
+        protocol: str | Mapping[str, Any] | Protocol | None,
         collectives: str | Mapping[str, str] | None,
     ) -> World:
-        """Place the ranks, and settle the protocol: the one given, else the topology's, else ideal.
+        """Place the ranks, and settle the protocol: the one given, else the topology's, else `linux-tcp`.
 
         Raises:
             InputError: placement, protocol, a collective or its algorithm does not exist.
         """
         hosts = topology.place(num_ranks, placement) if topology is not None else ()
-        chosen = protocol if protocol is not None or topology is None else topology.protocol
-        parsed = Protocol.parse(chosen)  # type: ignore[arg-type]
-        return cls(num_ranks, topology, hosts, parsed, parse_collectives(collectives))
+        of_topology = topology.protocol if topology is not None else None
+        resolved = Protocol.resolve(protocol, of_topology)
+        return cls(num_ranks, topology, hosts, resolved, parse_collectives(collectives))
 
     def regions(self, ranks: Sequence[int]) -> list[str]:
         """The region of each of these ranks."""
@@ -127,7 +176,7 @@ class Schedules:
 
     @property
     def carrier_of_codes(self) -> str:
-        """What all-reduces encoded values, see `Communicator.carrier_of_codes`."""
+        """All-reduce algorithm of encoded values, see `Communicator.carrier_of_codes`."""
         fixed = self._world.collectives.get("all_reduce")
         return fixed if fixed in CODE_CARRIERS else CODE_CARRIERS[0]
 
@@ -139,8 +188,7 @@ class Schedules:
         """(bytes sent, bytes sent to another region) by this member; of an all_to_all, as it posts it."""
         if call.op == "all_to_all":
             return self._all_to_all_traffic(call.ranks, _own_row(call), member)
-        sent, wan = self._traffic(call)
-        return int(sent[member]), int(wan[member])
+        return self._traffic(call)[member]
 
     def _all_to_all_traffic(self, ranks: Sequence[int], row: Sequence[int], member: int) -> tuple[int, int]:
         sent = sum(row) - row[member]
@@ -149,33 +197,34 @@ class Schedules:
         regions = self._regions(tuple(ranks))
         return sent, sum(size for size, region in zip(row, regions, strict=True) if region != regions[member])
 
-    def _traffic_uncached(self, call: Call) -> tuple[np.ndarray, np.ndarray]:
+    def _traffic_uncached(self, call: Call) -> list[tuple[int, int]]:
         if len(set(call.ranks)) == 1:
-            return (np.zeros(len(call.ranks)),) * 2
+            return [(0, 0)] * len(call.ranks)
         plan = self.of(call)
+        sent = [int(each) for each in plan.sent_bytes]
         if self._world.topology is None:
-            return plan.sent_bytes, np.zeros(len(call.ranks))
-        return plan.sent_bytes, plan.region_bytes(self._world.regions(call.ranks))
+            return [(each, 0) for each in sent]
+        return list(zip(sent, map(int, plan.region_bytes(self._world.regions(call.ranks))), strict=True))
 
 
-class Simulation:
-    """The exchange and the kernel of one run, joined.
+class Simulation(RankSource, RankSink):
+    """The exchange and the kernel of one run, joined: source and sink of the kernel's ranks.
 
     Args:
         world: where it takes place.
         let_run: lets ranks get on, at least one by one call, or raises what ends the run; False where none can.
             Told whose next request the kernel needs, if it needs one.
-        on_served: told of calls, and of their members whose values have become known.
-        on_answer: told (rank, value) when the kernel has answered a question; unblocks the rank in the exchange.
-        on_row: told of every row that a rank has marked, in order of virtual time.
+        on_served: called with a call and its members whose values have become known.
+        on_answer: called with (rank, value) when the kernel has answered a question; unblocks the rank in the exchange.
+        on_row: called with every row that a rank has marked, in order of virtual time.
         past: what each rank has requested in an earlier part of this run, replayed before all else; empty for
             a run from the start.
-        on_request: told of every request as it is served, the past included.
-        recorder: keeps what happens; None: nobody wants to know.
-        recall: blocks until one of those who are away makes a call again; False where nobody is.
-        on_taken: told of every rank that takes letters, what it asked, and which.
+        on_request: called with every request as it is served, the past included.
+        recorder: trace of the network; None: no trace.
+        recall: blocks until a rank that is away makes a call again; False where none is.
+        on_taken: called with each rank that takes messages, its request, and the messages.
         schedules: of calls, where they are known from another run of this world; None: found anew.
-        abridged: long collectives and crowds of messages are reckoned, see `netsim.collectives.Abridged`.
+        abridged: long collectives and crowds of messages are computed by formulas, see `netsim.collectives.Abridged`.
 
     Attributes:
         away: ranks that wait for something of their own while others' time is running out: the clock goes on.
@@ -219,43 +268,28 @@ class Simulation:
             recorder.watch(self.network)
         self.link_history = LinkHistory(self.network) if self.network is not None else None
         self._let_run, self._on_answer, self._on_row = let_run, on_answer, on_row
-        self.kernel = self._kernel(clock, on_request, recall, on_taken, recorder)
+        self._on_request, self._recall, self._on_taken = on_request, recall, on_taken
+        self.on_span = recorder.spans.append if recorder is not None else None
+        self.kernel = self._kernel(clock, recorder)
         for stream, requests in zip(self.kernel.streams, past, strict=bool(past)):
             stream.extend(requests)
 
-    def _kernel(
-        self,
-        clock: Clock,
-        on_request: Callable[[int, Request], None],
-        recall: Callable[[], bool],
-        on_taken: Callable[[int, Take, tuple[Letter, ...]], None],
-        recorder: Recorder | None,
-    ) -> Kernel:
+    def _kernel(self, clock: Clock, recorder: Recorder | None) -> Kernel:
         """The kernel, joined to the exchange, the network and its weather."""
         world, network = self.world, self.network
         faults = Faults(network) if network is not None else None
         kernel = Kernel(
             world.num_ranks,
-            self._refill,
-            answer=self._on_answer,
+            self,
+            self,
             start=self._start if network is not None else start_at_once,
             clock=clock,
             collectives_in_flight=world.protocol.collectives_in_flight,
-            on_row=self._row,
             blame=faults.blame if faults is not None else lambda: "",
             is_hopeless=faults.is_hopeless if faults is not None else None,
-            on_span=recorder.spans.append if recorder is not None else None,
             downtime=network.downtime if network is not None else None,
             hosts=world.hosts,
             reach=Reach(network, world.hosts, faults.may_come_back if faults is not None else _never),
-            on_older=self.exchange.forget,
-            on_request=on_request,
-            can_run=lambda rank: rank in self.exchange.running and rank not in self.away,
-            settle=self._settle,
-            recall=recall,
-            on_broken=self.exchange.break_group,
-            on_taken=on_taken,
-            on_withdrawn=self.exchange.withdraw,
         )
         if recorder is not None:
             recorder.unfinished_spans = kernel.unfinished_spans
@@ -266,7 +300,7 @@ class Simulation:
         return kernel
 
     def _given_up(self, otherwise: Callable[[Waiting], None], waiting: Waiting) -> None:
-        """A connection is lost: who has given its calls a time is told so, for all others the run ends."""
+        """End calls over a lost connection: with a time-out they end undone, without one the run ends."""
         if not self.kernel.connection_lost(waiting.connection):
             otherwise(waiting)
 
@@ -274,14 +308,49 @@ class Simulation:
         """`rank`, which has a question in its stream, is blocked until `on_answer`."""
         self.exchange.block_for_clock(rank)
 
-    def _row(self, row: StampedRow) -> None:
+    # -- the kernel's port to ranks --------------------------------------------------------------------------
+
+    def answer(self, rank: int, value: Answer) -> None:
+        """Unblock the rank with its answer."""
+        self._on_answer(rank, value)
+
+    def served(self, rank: int, request: Request) -> None:
+        """Log a request."""
+        self._on_request(rank, request)
+
+    def taken(self, rank: int, take: Take, messages: tuple[Letter, ...]) -> None:
+        """Hand over the messages that a rank takes."""
+        self._on_taken(rank, take, messages)
+
+    def withdrawn(self, key: Key) -> None:
+        """Forget the value of a message."""
+        self.exchange.withdraw(key)
+
+    def broken(self, group: Hashable) -> None:
+        """End the group's calls in the exchange."""
+        self.exchange.break_group(group)
+
+    def outdated(self, group: Hashable, numbers: Collection[int]) -> None:
+        """Forget published state that no rank can fetch."""
+        self.exchange.forget(group, numbers)
+
+    def can_run(self, rank: int) -> bool:
+        """True if the rank waits for nothing off the clock."""
+        return rank in self.exchange.running and rank not in self.away
+
+    def recall(self) -> bool:
+        """Block until a rank that is away makes a call again."""
+        return self._recall()
+
+    def row(self, row: StampedRow) -> None:
+        """Report a row; sample the links' traffic with rank 0's."""
         # One rank's rows are occasions enough: a look takes longer than a step, where collectives are known by heart.
         if self.link_history is not None and row.rank == 0:
-            self.link_history.look()
+            self.link_history.record()
         self._on_row(row)
 
-    def _refill(self, rank: int) -> None:
-        """Have ranks run until the kernel has this one's next request.
+    def refill(self, rank: int) -> None:
+        """Run ranks until the kernel has this one's next request.
 
         None is left to run where it waits off the clock for one that waits for the clock. If that one can be let
         on, this one stands still until then.
@@ -297,13 +366,13 @@ class Simulation:
                     raise self.exchange.deadlock(kernel_needs=rank) or hopeless
                 return
 
-    def _settle(self) -> None:
-        """Have ranks run until each waits for something, or is away."""
+    def settle(self) -> None:
+        """Run ranks until each waits, or is away."""
         while self._let_run(None):
             pass
 
     def _note_windows(self, plan: Schedule, hosts: tuple[int, ...]) -> None:
-        """Look once at each kind of collective whether a window limits it."""
+        """Check once for each kind of collective whether a window limits it."""
         world, key = self.world, (plan, hosts)
         if key in self._windows_noted or world.topology is None:
             return
@@ -341,8 +410,8 @@ class Simulation:
         return lambda member, _: started.arrive(member), started.cancel
 
 
-def reckons_crowd(num_ranks: int) -> bool:
-    """Whether so many ranks that all send to each other at once are reckoned, where a simulation is abridged."""
+def computes_crowd(num_ranks: int) -> bool:
+    """True if an all-to-all of so many ranks is computed in closed form in an abridged simulation."""
     return are_many(num_ranks * (num_ranks - 1))
 
 
@@ -355,7 +424,7 @@ def _never(links: Collection[int]) -> bool:
 
 
 def _own_row(call: Call) -> tuple[int, ...]:
-    """What a member that posts an all_to_all has for each member, in bytes."""
+    """Bytes that a member of an all_to_all has for each member."""
     assert call.parts is not None
     (row,) = call.parts
     return row

@@ -1,24 +1,56 @@
-"""The network on the page: bandwidth and latency by places, a drawing, and what links carried."""
+"""The network on the page: bandwidth and latency by place, a drawing, the use of links, the weather during the run."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from exogym_core.names import visible
-from netsim.files.units import format_bits_per_second, format_seconds
-from netsim.tools.picture import Sketch, positions
-from netsim.topology.topology import Topology
+from exogym_core.results.reading import WALL_CLOCK
+from netsim import Sketch, Topology, simulate_weather
+from netsim.units import format_bits_per_second, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Drawing", "draw_network", "link_use", "network_matrix"]
+    from matplotlib.axes import Axes
 
-_MAX_PLACES = 24  # a larger matrix is not read by anyone, nor is a larger drawing
-_SPANS = 120  # of the run's time, for each of which a link's mean use is told
+    from exogym_core.results.reading import Results
+    from netsim import WeatherHistory
+
+
+__all__ = [
+    "Drawing",
+    "Strip",
+    "WeatherStrips",
+    "draw_network",
+    "draw_weather",
+    "link_use",
+    "low_spans",
+    "network_matrix",
+    "strip_columns",
+    "weather_of",
+]
+
+_MAX_PLACES = 24  # of a matrix or drawing that people can read
+_SPANS = 120  # of the run's time, each with a link's mean use
+
+
+def _network(topology: Any) -> Topology | None:
+    """The network of a resolved experiment; None where it has none."""
+    return (
+        Topology.from_mapping(topology, "experiment.yaml: topology") if isinstance(topology, dict) else None
+    )
+
+
+def _sketch(network: Topology | None) -> Sketch | None:
+    """Drawing of a network; None without one, or where it has more places than a page can show."""
+    sketch = Sketch.of(network) if network is not None else None
+    return sketch if sketch is not None and 1 < len(sketch.places) <= _MAX_PLACES else None
 
 
 def network_matrix(topology: Any) -> dict[str, Any] | None:
@@ -26,21 +58,18 @@ def network_matrix(topology: Any) -> dict[str, Any] | None:
 
     None without a topology, or where it has more places than a page can show.
     """
-    if not isinstance(topology, dict):
+    network = _network(topology)
+    if network is None:
         return None
-    network = Topology.from_mapping(topology, "experiment.yaml: topology")
     places: dict[str, list[int]] = {}
     for host in network.hosts:
         places.setdefault(network.region_of(host.index), []).append(host.index)
     if not 1 < len(places) <= _MAX_PLACES:
         return None
-    rows = []
-    for source in places.values():
-        row = []
-        for target in places.values():
-            ends = (source[0], target[-1])
-            row.append("" if ends[0] == ends[1] else _path_text(network, *ends))
-        rows.append(row)
+    rows = [
+        [_path_text(network, source[0], target[-1]) for target in places.values()]
+        for source in places.values()
+    ]
     names = [visible(name, 30) for name in places]
     return {
         "name": visible(network.name, 80),
@@ -51,6 +80,8 @@ def network_matrix(topology: Any) -> dict[str, Any] | None:
 
 
 def _path_text(network: Topology, source: int, target: int) -> str:
+    if source == target:
+        return ""
     links = list(network.route(source, target))
     rate = min(float(network.bits_per_second[link]) for link in links)
     latency = network.route_latency_seconds(source, target)
@@ -58,7 +89,7 @@ def _path_text(network: Topology, source: int, target: int) -> str:
 
 
 class Spot(NamedTuple):
-    """A place as drawn: where its middle is, and its lines of text."""
+    """A place as drawn: its middle, and its lines of text."""
 
     x: float
     y: float
@@ -67,11 +98,11 @@ class Spot(NamedTuple):
 
 
 class Half(NamedTuple):
-    """One direction of a line between two places: the half at the place that it leaves.
+    """A direction of a line between two places, drawn as the half at the place that it leaves.
 
     Attributes:
         link: its name, `from->to`.
-        title: what it carries, and how long that takes.
+        title: its ends, bandwidth and latency.
     """
 
     x1: float
@@ -99,12 +130,10 @@ _MARGINS = {"wide": (110, 45), "narrow": (60, 40)}
 
 def draw_network(topology: Any) -> list[Drawing]:
     """The drawing for a page, and that for a telephone; none without a topology, or with too many places."""
-    if not isinstance(topology, dict):
+    sketch = _sketch(_network(topology))
+    if sketch is None:
         return []
-    sketch = Sketch.of(Topology.from_mapping(topology, "experiment.yaml: topology"))
-    if not 1 < len(sketch.places) <= _MAX_PLACES:
-        return []
-    spots = positions(sketch)
+    spots = sketch.positions()
     fastest = max((rate for wire in sketch.wires for rate in wire.rates), default=1.0)
     drawings = []
     for name, (width, height) in _BOXES.items():
@@ -131,17 +160,8 @@ def draw_network(topology: Any) -> list[Drawing]:
                     format_seconds(link.latency_seconds),
                 )
                 title = f"{visible(link.source, 30)} to {visible(link.target, 30)}: {rate}, {latency}"
-                name_of_link = f"{link.source}->{link.target}"
-                halves.append(
-                    Half(
-                        *at[end],
-                        round(middle[0], 1),
-                        round(middle[1], 1),
-                        round(1.5 + 4.5 * share, 1),
-                        name_of_link,
-                        title,
-                    )
-                )
+                x, y, width_of_line = (round(each, 1) for each in (*middle, 1.5 + 4.5 * share))
+                halves.append(Half(*at[end], x, y, width_of_line, f"{link.source}->{link.target}", title))
         drawings.append(Drawing(name, width, height, marks, halves))
     return drawings
 
@@ -149,7 +169,7 @@ def draw_network(topology: Any) -> list[Drawing]:
 def link_use(
     histories: Sequence[tuple[str, Sequence[Mapping[str, float]]]], topology: Any
 ) -> list[dict[str, Any]]:
-    """What links carried in each run, for the page's slider; empty where nothing is drawn or known.
+    """Mean use of links in each run, for the page's slider; empty without a drawing or measurements.
 
     Args:
         histories: (name of the run, rows of `virtual_seconds` and of bytes by link from the start).
@@ -158,11 +178,9 @@ def link_use(
     Returns:
         A run each: `name`, `span_seconds`, and `links`: name -> share of its stated capacity in each span.
     """
-    if not isinstance(topology, dict):
-        return []
-    network = Topology.from_mapping(topology, "experiment.yaml: topology")
-    sketch = Sketch.of(network)
-    if not 1 < len(sketch.places) <= _MAX_PLACES:
+    network = _network(topology)
+    sketch = _sketch(network)
+    if network is None or sketch is None:
         return []
     drawn = {f"{link.source}->{link.target}" for wire in sketch.wires for link in (wire.there, wire.back)}
     capacity = {
@@ -172,19 +190,17 @@ def link_use(
     }
     used = []
     for name, rows in histories:
-        links = {link: _shares(rows, link, rate) for link, rate in capacity.items() if _known(rows, link)}
-        if links:
-            used.append(
-                {
-                    "name": visible(name, 60),
-                    "span_seconds": rows[-1]["virtual_seconds"] / _SPANS,
-                    "links": links,
-                }
-            )
+        links = {
+            link: _shares(rows, link, rate) for link, rate in capacity.items() if _is_measured(rows, link)
+        }
+        # A file edited by hand may have seconds so small that shares are beyond a float.
+        if links and all(math.isfinite(share) for shares in links.values() for share in shares):
+            span = rows[-1]["virtual_seconds"] / _SPANS
+            used.append({"name": visible(name, 60), "span_seconds": span, "links": links})
     return used
 
 
-def _known(rows: Sequence[Mapping[str, float]], link: str) -> bool:
+def _is_measured(rows: Sequence[Mapping[str, float]], link: str) -> bool:
     return len(rows) > 1 and rows[-1]["virtual_seconds"] > 0 and all(link in row for row in rows)
 
 
@@ -193,5 +209,127 @@ def _shares(rows: Sequence[Mapping[str, float]], link: str, bits_per_second: flo
     instants = [row["virtual_seconds"] for row in rows]
     edges = np.linspace(0.0, instants[-1], _SPANS + 1)
     crossed = np.interp(edges, instants, [row[link] for row in rows])
-    shares = np.diff(crossed) * 8 / (instants[-1] / _SPANS) / bits_per_second
+    with np.errstate(all="ignore"):
+        shares = np.diff(crossed) * 8 / (instants[-1] / _SPANS) / bits_per_second
     return [round(share, 3) for share in shares.tolist()]
+
+
+_MOST_STRIPS = 16
+_COLOURS = ("#5c0011", "#D55E00", "#E69F00", "#dcebf5")  # from nothing to all that is stated
+_COLUMNS = 600  # of a strip; an outage that is shorter than one still shows
+
+
+class Strip(NamedTuple):
+    """Capacity of a link or host from each instant on, as a share of the topology's."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+class WeatherStrips(NamedTuple):
+    """Strips of the links and hosts that change, up to an instant."""
+
+    strips: Sequence[Strip]
+    until_seconds: float
+
+
+def weather_of(results: Results) -> WeatherStrips:
+    """Weather while the longest strategy ran; no strips where there is no virtual time."""
+    seconds = max((result.virtual_seconds or 0.0 for result in results.strategies), default=0.0)
+    # Real ranks have a network of their own.
+    network = _network(results.settings.get("topology")) if seconds and results.clock != WALL_CLOCK else None
+    if network is None:
+        return WeatherStrips((), 0.0)
+    seed = results.settings.get("network_seed")
+    weather = network.weather.with_seed(results.seeds[0] if seed is None else seed)
+    history = simulate_weather(replace(network, weather=weather), seconds)
+    return WeatherStrips(_strips(network, history), history.until_seconds)
+
+
+def low_spans(weather: WeatherStrips) -> list[tuple[float, float, float]]:
+    """Spans of time in which a link or host had less than its capacity: begin, end, and the least share of any."""
+    columns = [strip_columns(strip.points, weather.until_seconds) for strip in weather.strips]
+    shares = [round(min(each), 1) for each in zip(*columns, strict=True)]
+    width = weather.until_seconds / max(1, len(shares))
+    spans = [(share, list(group)) for share, group in groupby(range(len(shares)), key=shares.__getitem__)]
+    return [(span[0] * width, (span[-1] + 1) * width, share) for share, span in spans if share < 1]
+
+
+def draw_weather(axes: Axes, weather: WeatherStrips) -> bool:
+    """A strip for each link and host that changes; False where nothing does, or there is no time."""
+    strips = weather.strips
+    if not strips:
+        return False
+    from matplotlib.colors import LinearSegmentedColormap
+
+    shown = strips[:_MOST_STRIPS]
+    image = [strip_columns(strip.points, weather.until_seconds) for strip in shown]
+    drawn = axes.imshow(
+        image,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(0.0, weather.until_seconds, len(shown) - 0.5, -0.5),
+        cmap=LinearSegmentedColormap.from_list("down to full", _COLOURS),
+        vmin=0.0,
+        vmax=1.0,
+    )
+    axes.set_yticks(range(len(shown)), [strip.name for strip in shown], fontsize=8)
+    axes.grid(visible=False)
+    more = f" (and {len(strips) - len(shown)} more)" if len(strips) > len(shown) else ""
+    axes.set_title(f"What the network did{more}")
+    axes.set_xlabel("virtual time, s")
+    assert axes.figure is not None
+    bar = axes.figure.colorbar(drawn, ax=axes, location="bottom", shrink=0.5, aspect=30)
+    bar.set_label("of the stated bandwidth (0: down)", fontsize=9)
+    bar.set_ticks([0.0, 0.5, 1.0], labels=["0 %", "50 %", "100 %"])
+    return True
+
+
+def _strips(network: Topology, history: WeatherHistory) -> list[Strip]:
+    """Hosts that crash, then links; both directions of a link in one strip where they do the same."""
+    strips = []
+    crashed: set[str] = set()
+    for host in sorted({outage.host for outage in history.outages}):
+        points = [(0.0, 1.0)]
+        for outage in history.outages:
+            if outage.host == host:
+                end = outage.end_seconds
+                points += [(outage.begin_seconds, 0.0), *([(end, 1.0)] if end is not None else [])]
+        name = network.hosts[host].name
+        crashed.add(name)
+        strips.append(Strip(f"host {visible(name, 20)}", sorted(points)))
+    shown: set[tuple[str, str]] = set()
+    by_ends = {(network.links[index].source, network.links[index].target): index for index in history.links}
+    for index, changes in history.links.items():
+        link = network.links[index]
+        ends = (link.source, link.target)
+        if ends in shown or (
+            crashed & set(ends) and all(rate in (0.0, link.bits_per_second) for _, rate in changes)
+        ):
+            continue  # that a host's links are down while it is needs no line of its own
+        back = by_ends.get(ends[::-1])
+        both = back is not None and history.links[back] == changes
+        shown |= {ends, ends[::-1]} if both else {ends}
+        arrow = "\N{LEFT RIGHT ARROW}" if both else "\N{RIGHTWARDS ARROW}"
+        rate = format_bits_per_second(link.bits_per_second)
+        points = [(instant, value / link.bits_per_second) for instant, value in changes]
+        strips.append(Strip(f"{visible(ends[0], 14)} {arrow} {visible(ends[1], 14)}\n{rate}", points))
+    return strips
+
+
+def strip_columns(points: Sequence[tuple[float, float]], until: float) -> list[float]:
+    """The least that held within each of `_COLUMNS` equal spans of time."""
+    columns = [1.0] * _COLUMNS
+    ends = [instant for instant, _ in points[1:]] + [until]
+    least: dict[int, float] = {}
+    for (begin, share), end in zip(points, ends, strict=True):
+        first = min(int(begin / until * _COLUMNS), _COLUMNS - 1)
+        last = min(int(end / until * _COLUMNS), _COLUMNS - 1)
+        for column in range(first, last + 1):
+            # The span that ends at a column's very beginning is not in it.
+            if column == last and column > first and end <= column * until / _COLUMNS:
+                continue
+            least[column] = min(least.get(column, share), share)
+    for column, share in least.items():
+        columns[column] = share
+    return columns

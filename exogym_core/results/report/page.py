@@ -1,29 +1,365 @@
-"""The page of one run, from what its folder holds."""
+"""The page of a run, and the template of all reports: text is escaped, nothing is loaded, only our scripts run."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import base64
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
-from exogym_core.results.report.document import Figure, Listing, Page, TextTable, encoded, render_page
-from exogym_core.results.report.facts import head_facts, run_facts
-from exogym_core.results.report.interactive import interactive_curves
-from exogym_core.results.report.network import draw_network, link_use, network_matrix
-from exogym_core.results.report.pictures import OF_ONE_RUN, draw_pictures
-from exogym_core.results.report.plots import Shown
-from exogym_core.results.report.results import WALL_CLOCK, Results
-from exogym_core.results.report.table import table_cells, table_headings
+from exogym_core.results.reading import WALL_CLOCK, Results, value_text
+from exogym_core.results.report.curves import interactive_curves
+from exogym_core.results.report.figures import OF_ONE_RUN, Shown, draw_pictures
+from exogym_core.results.report.network import draw_network, link_use, network_matrix, weather_of
+from exogym_core.results.report.table import count_text, table_cells, table_headings
 from exogym_core.results.report.verdict import verdict
-from exogym_core.results.report.weather import weather_of
+from netsim import Topology
+from netsim.errors import InputError
+from netsim.units import format_count, format_seconds, parse_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from exogym_core.results.record import RunFolder
-    from exogym_core.results.report.pictures import Picture
+    from exogym_core.results.reading import StrategyResult
+    from exogym_core.results.report.figures import Picture
+    from exogym_core.results.report.network import Drawing
+    from exogym_core.results.run_folder import RunFolder
 
-__all__ = ["environment_of", "page_of", "shown_of", "write_report"]
+
+__all__ = [
+    "Figure",
+    "Listing",
+    "Page",
+    "TextTable",
+    "environment_of",
+    "head_facts",
+    "methods",
+    "page_of",
+    "render_page",
+    "run_facts",
+    "shared_hosts",
+    "shown_of",
+    "trace_of",
+    "write_report",
+]
+
+_ASSETS = "exogym_core.results.report"
+_SCRIPTS = (
+    "data",
+    "elements",
+    "axes",
+    "chart",
+    "controls",
+    "curves",
+    "links",
+    "trace",
+    "page",
+)  # in this order
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture and its caption.
+
+    Attributes:
+        is_curve: whether the interactive curves show the same.
+    """
+
+    caption: str
+    picture: Picture
+    is_curve: bool = False
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table below the results, whose first column holds headings of rows."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[str]]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A file, folded."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """Content of a page, from top to bottom.
+
+    Attributes:
+        title: of the page.
+        facts: names and values that all rows of the table share.
+        verdict: the sentence.
+        headings, rows: the table; a row is a flag for winners and its cells.
+        note: how the table is to be read.
+        status: that a run goes on, or was stopped before its end; empty where it has ended.
+        figures: static pictures.
+        curves: data of the interactive ones (`exogym_core.results.report.curves`); None: there are none.
+        tables: further ones.
+        network: its matrix (`network_matrix`), and drawings of it.
+        use: use of links, a run each (`link_use`).
+        trace: the name of a file beside the page, and the same base64, where it is small enough.
+        methods: a paper's paragraph on how the run was made.
+        experiments: files that run again, and environments.
+        experiments_note: how they are run again.
+    """
+
+    title: str
+    facts: Sequence[tuple[str, Any]]
+    verdict: str
+    headings: Sequence[str]
+    rows: Sequence[tuple[bool, Sequence[str]]]
+    note: str
+    status: str = ""
+    figures: Sequence[Figure] = ()
+    curves: Mapping[str, Any] | None = None
+    tables: Sequence[TextTable] = ()
+    network: Mapping[str, Any] | None = None
+    drawings: Sequence[Drawing] = ()
+    use: Sequence[Mapping[str, Any]] = ()
+    trace: tuple[str, str | None] | None = None
+    methods: str = ""
+    experiments: Sequence[Listing] = ()
+    experiments_note: str = ""
+
+
+def render_page(page: Page) -> str:
+    """The page's HTML: one file that loads nothing, and in which only its own two scripts may run, by their hash."""
+    import jinja2
+
+    is_interactive = page.curves is not None
+    style = _asset("page.css") + (_asset("uplot/uPlot.min.css") if is_interactive else "")
+    scripts = [_library(), _own_script()] if is_interactive else []
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["base64"] = _base64
+    template = environment.from_string(_asset("page.html"))
+    data = {"curves": page.curves, "use": page.use, "trace": page.trace and page.trace[0]}
+    return template.render(
+        page=page,
+        style=style,
+        style_hash=_hash(style),
+        scripts=scripts,
+        script_hashes=[_hash(script) for script in scripts],
+        data=_json(data) if is_interactive else None,
+    )
+
+
+def _own_script() -> str:
+    """The page's scripts in one function, which defines no global name but `netgym`."""
+    parts = "\n".join(_asset(f"scripts/{name}.js") for name in _SCRIPTS)
+    return f'(() => {{\n"use strict";\n\n{parts}}})();\n'
+
+
+def _library() -> str:
+    """uPlot with its licence, as that requires."""
+    licence = _asset("uplot/LICENSE").strip()
+    return f"/*!\n{licence}\n*/\n{_asset('uplot/uPlot.iife.min.js')}"
+
+
+def _asset(name: str) -> str:
+    return resources.files(_ASSETS).joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return _base64(hashlib.sha256(text.encode()).digest())
+
+
+def _json(data: Any) -> str:
+    """JSON that is safe inside HTML: without `<`, `>`, `&` and line separators."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+_JUDGED = {
+    "replica": "the replica, the same on all workers",
+    "outer": "the outer parameters of the last round that ended",
+    "server": "the server's",
+    "own": "each worker's own model: the mean of their losses",
+}
+
+
+def head_facts(results: Results) -> list[tuple[str, str]]:
+    """Names and values of the settings that all strategies share.
+
+    Raises:
+        InputError: the experiment is not a resolved one.
+    """
+    settings = results.settings
+    task, workers, topology = settings.get("task"), settings.get("workers"), settings.get("topology")
+    if not isinstance(task, dict) or not isinstance(workers, dict):
+        raise InputError("experiment.yaml: is no resolved experiment: task and workers are missing")
+    evaluate = settings.get("evaluate")
+    facts = [
+        ("task", visible(task.get("name"))),
+        ("workers", visible(workers.get("count"))),
+        ("steps", visible(settings.get("steps"))),
+        ("batch size per worker", visible(settings.get("batch_size"))),
+        ("seed" if len(results.seeds) == 1 else "seeds", _seeds(results)),
+    ]
+    if isinstance(evaluate, dict):
+        facts.append(("evaluated every", count_text(evaluate.get("every"), "step")))
+    if not isinstance(topology, dict):
+        is_real = results.clock == WALL_CLOCK
+        network = "the real one; seconds are by the clock" if is_real else "none: nothing is known of time"
+        return [*facts, ("network", network)]
+    protocol = settings.get("protocol") or topology.get("protocol") or "ideal"  # as earlier versions took it
+    if isinstance(protocol, str) and protocol != "ideal":
+        protocol = {"preset": protocol, "streams": 1}
+    collectives = settings.get("collectives") or "auto"
+    return [
+        *facts,
+        ("network", visible(topology.get("name", ""))),
+        ("protocol", visible(_plain(protocol), 120)),
+        ("collectives", visible(_plain(collectives), 120)),
+        ("compute", visible(_compute(settings.get("compute")), 200)),
+        ("placement", _placement(results, topology)),
+    ]
+
+
+def methods(results: Results) -> str:
+    """A paper's paragraph on how the run was made, from its resolved experiment.
+
+    Raises:
+        InputError: the experiment is not a resolved one.
+    """
+    settings, facts = results.settings, dict(head_facts(results))
+    model = settings.get("model")
+    named = f" the model {visible(value_text(model), 60)}" if isinstance(model, dict) else ""
+    seeds = facts.get("seeds")
+    samples = count_text(settings.get("batch_size"), "sample")
+    text = (
+        f"{count_text(settings['workers'].get('count'), 'worker')} trained{named} on the task {facts['task']} for "
+        f"{count_text(settings.get('steps'), 'step')} with {samples} per worker and step"
+    )
+    text += f", with the seeds {seeds}." if seeds else f", with seed {facts['seed']}."
+    strategies = [_setting_text(each) for each in settings.get("strategies") or () if isinstance(each, dict)]
+    text += f" Strategies and their settings: {visible('; '.join(strategies), 2000)}."
+    if "protocol" in facts:
+        text += (
+            f" Communication was timed on a simulation of the network {facts['network']} under the protocol "
+            f"{facts['protocol']}, with collective algorithms: {facts['collectives']}. Compute time: "
+            f"{facts['compute']}. Workers by place: {facts['placement']}."
+        )
+    if "evaluated every" in facts:
+        text += f" Every {facts['evaluated every']}, the model that could be shipped at that instant was evaluated."
+    if results.target_loss is not None:
+        text += (
+            f" The target loss of {results.target_loss:g} counts from the first evaluation at or below it, if the "
+            "median of the later ones is at or below it too."
+        )
+    return text
+
+
+def _setting_text(strategy: Mapping[str, Any]) -> str:
+    name = str(strategy.get("label") or strategy.get("name"))
+    options = [
+        f"{key} {value_text(value)}" for key, value in strategy.items() if key not in ("name", "label")
+    ]
+    return f"{name} ({', '.join(options)})" if options else name
+
+
+def _seeds(results: Results) -> str:
+    fixed = results.settings.get("network_seed")
+    network = f" (of the network: {fixed})" if fixed is not None else ""
+    return visible(", ".join(map(str, results.seeds)) + network, 80)
+
+
+def _plain(value: Any) -> str:
+    """A mapping or a name on one line."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    name = value.get("preset", "")
+    rest = ", ".join(f"{key} {_plain(each)}" for key, each in value.items() if key != "preset")
+    return f"{name}, {rest}" if name and rest else str(name) or rest
+
+
+def _compute(compute: Any) -> str:
+    """Settings of compute, such as `50 ms a step, jitter 0.1`."""
+    if not isinstance(compute, Mapping):
+        return str(compute)
+    words = []
+    for key, value in compute.items():
+        if key == "fixed" and isinstance(value, str):
+            words.append(f"{format_seconds(parse_seconds(value))} a step")
+        else:
+            words.append(f"{key} {_plain(value)}" if value not in ({}, None) else str(key))
+    return ", ".join(words if "jitter" in compute else [*words, "no jitter"])
+
+
+def _placement(results: Results, topology: Mapping[str, Any]) -> str:
+    network = Topology.from_mapping(topology, "experiment.yaml: topology")
+    hosts = _hosts(results, network)
+    places = Counter(network.region_of(host) for host in hosts)
+    counts = ", ".join(f"{visible(place, 30)}: {count}" for place, count in list(places.items())[:12])
+    more = f" and {len(places) - 12} more" if len(places) > 12 else ""
+    shared = shared_hosts(hosts)
+    return f"{counts}{more}" + (f" ({shared})" if shared else "")
+
+
+def _hosts(results: Results, network: Topology) -> Sequence[int]:
+    count = results.settings["workers"].get("count")
+    if not isinstance(count, int):
+        raise InputError("experiment.yaml: workers.count: expected a whole number")
+    return network.place(count, results.settings.get("placement"))
+
+
+def shared_hosts(hosts: Sequence[int]) -> str:
+    """A few words where hosts carry several workers each; empty where none does."""
+    most = max(Counter(hosts).values(), default=0)
+    if most < 2:
+        return ""
+    return f"{len(hosts)} workers on {format_count(len(set(hosts)), 'host')}, up to {most} on one"
+
+
+def run_facts(results: Results) -> list[tuple[str, list[str]]]:
+    """Judged model, collectives, and seconds of computing, network and waiting of each strategy that has any."""
+    rows = []
+    for result in results.strategies:
+        cells = [_JUDGED.get(result.judged or "", "-"), _collectives(result), *_times(result)]
+        if any(cell != "-" for cell in cells):
+            rows.append((visible(result.name, 40), cells))
+    return rows
+
+
+def _times(result: StrategyResult) -> list[str]:
+    seconds = (result.computing_seconds, result.network_seconds, result.waiting_seconds)
+    return ["-" if each is None else format_seconds(each) for each in seconds]
+
+
+def _collectives(result: StrategyResult) -> str:
+    return (
+        visible("; ".join(f"{op}: {_algorithms(used)}" for op, used in result.collectives.items()), 300)
+        or "-"
+    )
+
+
+def _algorithms(used: Any) -> str:
+    if isinstance(used, Mapping):
+        return ", ".join(f"{key} {_algorithms(each)}" for key, each in used.items())
+    if isinstance(used, list | tuple):
+        return ", ".join(map(str, used))
+    return str(used)
+
 
 _CAPTIONS = {
     "loss_against_time": "Loss of the judged model against virtual time: when that model came to exist.",
@@ -57,7 +393,7 @@ def write_report(folder: RunFolder, align: str = "time") -> Path:
 
     Args:
         folder: of a run.
-        align: by what curves are aligned when the page opens: `time`, `steps` or `bytes`.
+        align: alignment of curves when the page opens: `time`, `steps` or `bytes`.
 
     Raises:
         InputError: a file of the run is missing or damaged.
@@ -76,7 +412,7 @@ def shown_of(results: Results) -> Shown:
 
 
 def page_of(folder: RunFolder, shown: Shown, pictures: Mapping[str, Picture], align: str = "time") -> Page:
-    """All that the page says."""
+    """Content of a run's page."""
     results = shown.results
     decision = verdict(results)
     # Real ranks have a network of their own, whatever the experiment names for simulation.
@@ -84,6 +420,7 @@ def page_of(folder: RunFolder, shown: Shown, pictures: Mapping[str, Picture], al
     runs = run_facts(results)
     return Page(
         title=visible(results.settings.get("name", "run"), 80),
+        methods=methods(results),
         facts=head_facts(results),
         verdict=decision.text,
         headings=table_headings(results),
@@ -103,7 +440,7 @@ def page_of(folder: RunFolder, shown: Shown, pictures: Mapping[str, Picture], al
         network=network_matrix(topology),
         drawings=draw_network(topology),
         use=link_use(_histories(folder, results), topology),
-        trace=_trace_of(folder),
+        trace=trace_of(folder.path),
         experiments=[Listing("experiment.yaml", results.experiment_yaml), *environment_of(folder)],
         experiments_note="This file runs again as it is: netgym compare experiment.yaml",
     )
@@ -119,7 +456,7 @@ def _how_each_was_run(runs: Sequence[tuple[str, list[str]]], clock: str) -> Text
 
 
 def environment_of(folder: RunFolder) -> list[Listing]:
-    """What the run was made with, if it says so."""
+    """The run's environment.json, if it has one."""
     path = folder.path / "environment.json"
     if not path.is_file():
         return []
@@ -133,33 +470,30 @@ def _status(results: Results) -> str:
 
 
 def _histories(folder: RunFolder, results: Results) -> list[tuple[str, list[dict[str, float]]]]:
-    """Of each strategy's first seed, what had crossed each link."""
+    """Bytes that had crossed each link, of each strategy's first seed."""
     seed = results.seeds[0] if len(results.seeds) > 1 else None
     return [(result.name, folder.read_links(result.name, seed)) for result in results.strategies]
 
 
-def _trace_of(folder: RunFolder) -> tuple[str, str | None] | None:
-    """The trace's name and, where it is small enough to be handed to Perfetto by the page itself, the same base64."""
-    path = folder.path / _TRACE
+def trace_of(folder: Path) -> tuple[str, str | None] | None:
+    """Name of a folder's trace and, where it is small enough for the page to open it in Perfetto, the same base64."""
+    path = folder / _TRACE
     if not path.is_file():
         return None
-    return _TRACE, encoded(path.read_bytes()) if path.stat().st_size <= _MOST_EMBEDDED_BYTES else None
+    return _TRACE, _base64(path.read_bytes()) if path.stat().st_size <= _MOST_EMBEDDED_BYTES else None
 
 
 def _caption(name: str, results: Results) -> str:
-    told = (
-        _CAPTIONS[name]
-        .replace("virtual time", results.clock)
-        .replace("Virtual time", results.clock.capitalize())
-    )
+    text = _CAPTIONS[name].replace("virtual time", results.clock)
+    text = text.replace("Virtual time", results.clock.capitalize())
     if len(results.seeds) == 1:
-        return told
+        return text
     if name in ("what_the_network_did", "use_of_the_network"):
         seed = results.settings.get("network_seed")
         if name == "use_of_the_network":
-            return f"{told} The run is that of seed {results.seeds[0]}."
-        return f"{told} Drift is that of seed {results.seeds[0] if seed is None else seed}."
+            return f"{text} The run is that of seed {results.seeds[0]}."
+        return f"{text} Drift is that of seed {results.seeds[0] if seed is None else seed}."
     if name == "where_the_time_went":
-        return f"{told} Means over {len(results.seeds)} seeds."
+        return f"{text} Means over {len(results.seeds)} seeds."
     band = f"Lines are means over {len(results.seeds)} seeds, bands go from the lowest to the highest seed."
-    return f"{told} {band}"
+    return f"{text} {band}"

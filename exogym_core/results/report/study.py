@@ -1,29 +1,353 @@
-"""Several runs, or a sweep, on one self-contained page: a row a group, curves with bands, what failed."""
+"""Several runs, or a sweep, on one page: groups by any key, intervals over their seeds, curves with bands."""
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
-from exogym_core.results.record import RunFolder
-from exogym_core.results.report.document import Figure, Listing, Page, TextTable, render_page
-from exogym_core.results.report.groups import HEADINGS, default_keys, group_runs, members_of, study_verdict
-from exogym_core.results.report.interactive import interactive_curves
-from exogym_core.results.report.network import draw_network, network_matrix
-from exogym_core.results.report.page import environment_of
-from exogym_core.results.report.pictures import OF_SEVERAL, draw_pictures
-from exogym_core.results.report.plots import Shown
-from exogym_core.results.report.results import Results
-from exogym_core.results.report.weather import weather_of
-from exogym_core.results.tidy import find_runs, value_text
+from exogym_core.results.reading import Results, StrategyResult, find_runs, value_text
+from exogym_core.results.report.curves import interactive_curves
+from exogym_core.results.report.figures import OF_SEVERAL, Shown, draw_pictures
+from exogym_core.results.report.network import draw_network, network_matrix, weather_of
+from exogym_core.results.report.page import Figure, Listing, Page, TextTable, environment_of, render_page
+from exogym_core.results.run_folder import RunFolder
+from exogym_core.results.seeds import bootstrap_interval, paired_interval
+from netsim.errors import InputError
+from netsim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from exogym_core.results.report.groups import Group, Member
+    from exogym_core.results.reading import FoundRun, SeedResult
 
-__all__ = ["StudyReport", "study_report"]
+
+__all__ = [
+    "Group",
+    "Member",
+    "StudyReport",
+    "default_keys",
+    "group_runs",
+    "members_of",
+    "study_report",
+    "study_verdict",
+]
+
+_MISSING = "-"
+_SEEDS = ("seed", "seeds")  # keys in which replicates differ
+# Keys that compared strategies must share: with others, times and losses answer another question.
+_CONDITIONS = (
+    *(
+        "task",
+        "model",
+        "topology",
+        "placement",
+        "protocol",
+        "collectives",
+        "workers.count",
+        "compute",
+        "steps",
+    ),
+    *("batch_size", "until", "failures", "network_seed", "target_loss", "evaluate"),
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A strategy of a run.
+
+    Attributes:
+        run: of the strategy.
+        settings: the run's resolved experiment.
+        result: of the strategy.
+    """
+
+    run: FoundRun
+    settings: Mapping[str, Any]
+    result: StrategyResult
+
+    def value(self, key: str) -> str:
+        """Value of `key`: `run`, `point`, `strategy`, a key of the sweep, or a path into the experiment."""
+        if key == "strategy":
+            return self.result.name
+        if key in ("run", "point"):
+            return str(getattr(self.run, key)) or _MISSING
+        if key in self.run.values:
+            return value_text(self.run.values[key])
+        found = self.setting(key)
+        return _MISSING if found is None else value_text(found)
+
+    def setting(self, key: str) -> Any:
+        """Value of the run's resolved experiment under the path `key`; None where it has nothing."""
+        found: Any = self.settings
+        for step in key.split("."):
+            if isinstance(found, list):
+                wanted = self.result.name if step == "*" else step
+                names = [
+                    entry.get("label") or entry.get("name") for entry in found if isinstance(entry, dict)
+                ]
+                found = found[names.index(wanted)] if wanted in names else None
+            else:
+                found = found.get(step) if isinstance(found, dict) else None
+        return found
+
+
+@dataclass(frozen=True)
+class Group:
+    """Members that agree in every key.
+
+    Attributes:
+        keys: in which members agree.
+        values: of the keys.
+        members: of the group.
+    """
+
+    keys: tuple[str, ...]
+    values: tuple[str, ...]
+    members: Sequence[Member]
+
+    @property
+    def name(self) -> str:
+        """The values on one line."""
+        return ", ".join(self.values)
+
+    @property
+    def runs(self) -> list[SeedResult]:
+        """Complete runs of all members."""
+        return [run for member in self.members for run in member.result.runs if run.complete]
+
+    @property
+    def failed(self) -> int:
+        """Number of members that did not end."""
+        return sum(not member.result.ended for member in self.members)
+
+    @property
+    def is_charged(self) -> bool:
+        """True if coding is charged to all members that encode, where it costs time."""
+        return all(member.result.coding is None for member in self.members)
+
+    def losses(self) -> dict[int, float]:
+        """Final losses by seed."""
+        return self._figures("final_loss")
+
+    def times(self) -> dict[int, float]:
+        """Virtual seconds to the target by seed, of the runs that held it."""
+        return self._figures("virtual_seconds_to_target")
+
+    def _figures(self, name: str) -> dict[int, float]:
+        return {
+            run.seed: value
+            for run in self.runs
+            if (value := getattr(run, name)) is not None
+            if name == "final_loss" or run.target == "held"
+        }
+
+    def as_result(self) -> StrategyResult:
+        """All runs as those of one strategy, for a picture."""
+        first = self.members[0].result
+        return replace(first, name=self.name, runs=self.runs, incomplete=bool(self.failed))
+
+    def cells(self) -> list[str]:
+        """Its row in the table, after its values."""
+        losses, times = list(self.losses().values()), list(self.times().values())
+        count = len(self.runs)
+        wan = [run.wan_bytes for run in self.runs if run.wan_bytes is not None]
+        sent = [run.bytes_sent_per_worker for run in self.runs if run.bytes_sent_per_worker is not None]
+        has_target = any(run.target is not None for run in self.runs)
+        return [
+            _interval_text(times, format_seconds) if len(times) == count else _MISSING,
+            f"{len(times)} of {count}" if has_target else _MISSING,
+            _interval_text(losses, "{:.4g}".format),
+            f"{count}" + (f" ({self.failed} failed)" if self.failed else ""),
+            format_bytes(sum(sent) / len(sent)) if sent else _MISSING,
+            format_bytes(sum(wan) / len(wan)) if wan else _MISSING,
+        ]
+
+
+HEADINGS = ("to target", "held", "final loss", "runs", "sent by a worker", "between regions")
+"""Headings of `Group.cells`."""
+
+
+def _interval_text(values: Sequence[float], write: Callable[[float], str]) -> str:
+    """Mean and bootstrap interval."""
+    if not values:
+        return _MISSING
+    interval = bootstrap_interval(values)
+    mean = write(math.fsum(values) / len(values))
+    return mean if interval is None else f"{mean} [{write(interval[0])}, {write(interval[1])}]"
+
+
+def members_of(runs: Iterable[FoundRun]) -> list[Member]:
+    """Every strategy of every run.
+
+    Raises:
+        InputError: a run's file is damaged.
+    """
+    members = []
+    for run in runs:
+        results = Results.load(run.folder)
+        members += [Member(run, results.settings, result) for result in results.strategies]
+    return members
+
+
+def default_keys(members: Sequence[Member]) -> list[str]:
+    """Keys that differ, seeds left aside: the run, where there are several; keys of a sweep; the strategy."""
+    swept = dict.fromkeys(key for member in members for key in member.run.values if key not in _SEEDS)
+    keys = ["run"] if len({member.run.run for member in members}) > 1 else []
+    return [*keys, *(key for key in swept if len({member.value(key) for member in members}) > 1), "strategy"]
+
+
+def group_runs(members: Sequence[Member], keys: Sequence[str], where: Sequence[str] = ()) -> list[Group]:
+    """Members in groups, in the order of their first ones.
+
+    Args:
+        members: to be grouped.
+        keys: in which members of a group agree.
+        where: `key=value` texts; members with another value are left out.
+
+    Raises:
+        InputError: no member has one of the keys, none is left, or a group holds runs that differ in more than seeds.
+    """
+    for text in where:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise InputError(f"--where {text}: expected KEY=VALUE, such as topology=lan")
+        known = list(dict.fromkeys(member.value(key) for member in members))
+        members = [member for member in members if member.value(key) == value]
+        if not members:
+            raise InputError(f"--where {text}: no run has it: {key} is {', '.join(known[:12])}")
+    for key in keys:
+        if all(member.value(key) == _MISSING for member in members):
+            raise InputError(
+                f"--group-by {key}: no run has such a key: give one of an experiment, such as topology"
+            )
+    groups: dict[tuple[str, ...], list[Member]] = {}
+    for member in members:
+        groups.setdefault(tuple(member.value(key) for key in keys), []).append(member)
+    found = [Group(tuple(keys), values, inside) for values, inside in groups.items()]
+    for group in found:
+        _refuse_pooling(group)
+    return found
+
+
+def _refuse_pooling(group: Group) -> None:
+    """Raise InputError where runs of a group are no replicates."""
+    swept = [key for member in group.members for key in member.run.values if key not in _SEEDS]
+    options = [
+        f"strategies.*.{name}" for member in group.members for name in member.setting("strategies.*") or {}
+    ]
+    for key in dict.fromkeys([*swept, *_CONDITIONS, *options]):
+        if key not in group.keys and len({_json(member.setting(key)) for member in group.members}) > 1:
+            values = list(dict.fromkeys(member.value(key) for member in group.members))
+            raise InputError(
+                f"--group-by {','.join(group.keys)}: {group.name} holds runs that differ in {key} "
+                f"({', '.join(values[:4])}), and only seeds are replicates: add --group-by {key}, or --where "
+                f"{key}={values[0]}"
+            )
+    seeds = [run.seed for run in group.runs]
+    if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
+        names = ", ".join(
+            dict.fromkeys(f"{member.run.run} {member.run.point}".strip() for member in group.members)
+        )
+        raise InputError(
+            f"--group-by {','.join(group.keys)}: {group.name} holds seed {twice[0]} more than once (in {names}), which "
+            "is no further evidence: add --group-by run, or leave one out"
+        )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def study_verdict(groups: Sequence[Group]) -> tuple[str, list[Group]]:
+    """Verdict that the seeds support: a sentence for each network and setting, and the groups that come first."""
+    contests: dict[str, list[Group]] = {}
+    for group in groups:
+        conditions = {key: group.members[0].setting(key) for key in _CONDITIONS}
+        contests.setdefault(_json(conditions), []).append(group)
+    decided = [_decided(contest) for contest in contests.values()]
+    winners = [winner for _, winner in decided if winner is not None]
+    uncharged = [group.name for group in groups if not group.is_charged]
+    tail = f" Coding is not charged to {', '.join(uncharged)}." if uncharged else ""
+    if len(decided) == 1:
+        return decided[0][0] + tail, winners
+    names = _differences([contest[0] for contest in contests.values()])
+    text = " ".join(f"{name}: {text}" for name, (text, _) in zip(names, decided, strict=True))
+    if len(winners) > 1 and len({winner.members[0].result.name for winner in winners}) > 1:
+        text += " No strategy is first under all of these."
+    return text + tail, winners
+
+
+def _differences(groups: Sequence[Group]) -> list[str]:
+    """Conditions of each group that not all share."""
+    members = [group.members[0] for group in groups]
+    keys = [key for key in _CONDITIONS if len({_json(member.setting(key)) for member in members}) > 1]
+    return [", ".join(f"{key} {member.value(key)}" for key in keys) for member in members]
+
+
+def _decided(groups: Sequence[Group]) -> tuple[str, Group | None]:
+    """Verdict on groups of the same conditions: a sentence, and the first group if seeds support it.
+
+    Groups that held the target with all their runs are ordered by its time; if there are none, by final loss. The
+    first is named only if its difference to the second, seed by seed, has an interval on one side of zero.
+    """
+    ended = [group for group in groups if group.runs and not group.failed]
+    holders = [group for group in ended if len(group.times()) == len(group.runs)]
+    figures = {group.values: group.times() if holders else group.losses() for group in ended}
+    ordered = sorted(
+        holders or [group for group in ended if group.losses()], key=lambda g: _mean(figures[g.values])
+    )
+    what = "to the target" if holders else "final loss"
+    if not ordered:
+        return "No group has come to its end.", None
+    first, missed = ordered[0], _missed(ended, holders)
+    best = _mean(figures[first.values])
+    write = format_seconds if holders else "{:.4g}".format
+    shown = write(best)
+    if len(ordered) == 1:
+        if missed:
+            return f"{first.name} comes first ({shown} {what}), alone.{missed}", first
+        return f"{first.name}: {shown} {what}; nothing to compare it with.", first if holders else None
+    second = ordered[1]
+    seeds = sorted(figures[first.values].keys() & figures[second.values].keys())
+    interval = paired_interval(
+        [figures[second.values][seed] for seed in seeds], [figures[first.values][seed] for seed in seeds]
+    )
+    lead = f"{first.name} comes first ({shown} {what}), then {second.name}"
+    if interval is None:
+        return f"{lead}; with one seed in common nothing is known of how much seeds differ.{missed}", None
+    difference = f"the difference is {_signed(interval[0], write)} to {_signed(interval[1], write)}"
+    pairs = f"95 % interval over {format_count(len(seeds), 'seed')} in common"
+    if interval[0] > 0:
+        return f"{lead}; {difference} ({pairs}).{missed}", first
+    return f"{lead}, but seeds do not tell them apart: {difference} ({pairs}).{missed}", None
+
+
+def _missed(ended: Sequence[Group], holders: Sequence[Group]) -> str:
+    """Sentence on groups that did not hold the target."""
+    if not any(run.target is not None for group in ended for run in group.runs):
+        return ""
+    if not holders:
+        return " No group held the target."
+    missed = []
+    for group in ended:
+        held = len(group.times())
+        if group not in holders:
+            some = f" (held by {held} of {format_count(len(group.runs), 'run')})" if held else ""
+            missed.append(group.name + some)
+    return f" {', '.join(missed)} did not hold the target." if missed else ""
+
+
+def _signed(value: float, write: Callable[[float], str]) -> str:
+    return f"-{write(-value)}" if value < 0 else write(value)
+
+
+def _mean(values: Mapping[Any, float]) -> float:
+    return math.fsum(values.values()) / len(values)
+
 
 MOST_CURVES = 8
 _MOST_LISTED = 20
@@ -40,16 +364,16 @@ _CAPTIONS = {
 
 
 class StudyReport:
-    """What a page of several runs says.
+    """Content of a page of several runs.
 
     Attributes:
         title: names of the runs.
-        keys: what groups agree in.
+        keys: of the groups.
         groups: best first, as far as they can be ordered.
         verdict: the sentence.
         winners: the groups that seeds support, one for each network and setting that has one.
-        failures: (which, why).
-        listings: experiments, and what they were made with.
+        failures: (name, reason).
+        listings: experiments and environments.
     """
 
     def __init__(
@@ -66,11 +390,11 @@ class StudyReport:
         self.listings: list[Listing] = []
 
     def headings(self) -> list[str]:
-        """Of the table."""
+        """Headings of the table."""
         return [*self.keys, *HEADINGS]
 
     def rows(self) -> list[tuple[bool, list[str]]]:
-        """Whether it is the winner's, and its cells; a group each."""
+        """A flag for winners and the cells of each group."""
         return [
             (self._wins(group), [visible(cell, 80) for cell in [*group.values, *group.cells()]])
             for group in self.groups
@@ -90,7 +414,7 @@ class StudyReport:
         return Shown(results, weather_of(results)) if has_one_weather else Shown(results)
 
     def few(self) -> Shown:
-        """The first groups: as many as a picture can show."""
+        """The first groups, as many as a picture can show."""
         shown = self.shown()
         first = shown.results.strategies[:MOST_CURVES]
         return Shown(Results(shown.results.settings, "", first), shown.weather)
@@ -98,7 +422,7 @@ class StudyReport:
     def html(self, align: str = "time") -> str:
         """The page; curves are aligned by time, steps or bytes when it opens."""
         shown = self.shown()
-        told = "" if len(self.groups) <= MOST_CURVES else f" Shown are the first {MOST_CURVES} groups."
+        more = "" if len(self.groups) <= MOST_CURVES else f" Shown are the first {MOST_CURVES} groups."
         settings = shown.results.settings
         topology = settings.get("topology")
         has_one_network = all(member.settings.get("topology") == topology for member in self.members)
@@ -120,7 +444,7 @@ class StudyReport:
                 ],
                 note=_NOTE,
                 figures=[
-                    Figure(_CAPTIONS[name] + told, picture, is_curve=True)
+                    Figure(_CAPTIONS[name] + more, picture, is_curve=True)
                     for name, picture in draw_pictures(self.few(), OF_SEVERAL).items()
                 ],
                 curves=interactive_curves(shown.results, shown.weather, align),
@@ -133,7 +457,7 @@ class StudyReport:
 
 
 def _order(group: Group) -> tuple[int, float]:
-    """Those that held the target by its time, then by loss, then what came to nothing."""
+    """Sort key: groups that held the target by its time, then others by loss, then those without runs."""
     times, losses = group.times(), group.losses()
     if times and len(times) == len(group.runs):
         return 0, sum(times.values()) / len(times)
@@ -177,7 +501,7 @@ def study_report(
     for name, path in list(texts.items())[:_MOST_LISTED]:
         text = (path / "experiment.yaml").read_text(encoding="utf-8")
         report.listings.append(Listing(visible(f"{name}: experiment.yaml", 100), text))
-    # Points of a sweep are made with the same, so the first one's is told.
+    # Points of a sweep share their environment.
     found = environment_of(kept[0].run.folder)
     report.listings += [Listing(visible(f"{kept[0].run.run}: {each.name}", 100), each.text) for each in found]
     return report

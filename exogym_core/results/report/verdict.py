@@ -5,24 +5,25 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
-from exogym_core.results.losses import format_loss
-from exogym_core.results.report.results import WALL_CLOCK
-from exogym_core.results.report.table import ratio
+from exogym_core.results.progress import format_loss
+from exogym_core.results.reading import WALL_CLOCK
+from exogym_core.results.report.table import count_text, ratio
 from exogym_core.results.seeds import mean_and_deviation
-from netsim.files.units import format_bytes, format_seconds
+from netsim.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from exogym_core.results.report.results import Results, SeedResult, StrategyResult
+    from exogym_core.results.reading import Results, SeedResult, StrategyResult
 
 __all__ = ["Verdict", "verdict"]
 
-_MOST_ABSENCES = 3  # told one by one
-_CLOSE = 1.05  # with a lead of less than this two are called equal: what models of networks are uncertain by, and more
+_MOST_ABSENCES = 3  # listed one by one
+_CLOSE = 1.05  # leads below this count as equal: models of networks are less accurate
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,11 @@ class Verdict:
 
 
 def verdict(results: Results) -> Verdict:
-    """The winner: who reaches the target loss first in virtual time, with every seed, and holds it.
+    """The winner: the strategy that reaches the target loss first in virtual time, with every seed, and holds it.
 
-    Without a target, who ends with the lowest loss with every seed. Only strategies that ran to their end compete,
-    on the seeds that all of them have finished. Those that failed, touched the target without holding it, never
-    sent anything, or went on without ranks are told apart.
+    Without a target, the strategy that ends with the lowest loss with every seed. Only strategies that ran to their
+    end compete, on the seeds that all of them have finished. Those that failed, touched the target without holding it,
+    never sent anything, or went on without ranks are named.
     """
     contest = _Contest.of(results)
     decision = _decided(contest)
@@ -52,7 +53,7 @@ def verdict(results: Results) -> Verdict:
 
 @dataclass(frozen=True)
 class _Contest:
-    """Who competes, on which seeds."""
+    """Strategies that compete, and the seeds that all of them have finished."""
 
     results: Results
     rivals: Sequence[StrategyResult]
@@ -73,7 +74,7 @@ class _Contest:
         return [run for seed in self.seeds if (run := _run(strategy, seed)) is not None]
 
     def first(self, value: Callable[[SeedResult], float | None]) -> Counter[str | None]:
-        """How many seeds each rival wins: by the least value, alone. None counts seeds that nobody wins."""
+        """Number of seeds that each rival wins alone, by the least value; under None those without a winner."""
         wins: Counter[str | None] = Counter()
         for seed in self.seeds:
             known = [
@@ -87,7 +88,7 @@ class _Contest:
         return wins
 
     def mean(self, strategy: StrategyResult, value: Callable[[SeedResult], float | None]) -> float:
-        """Over the seeds that count; infinite where it is not known with one."""
+        """Mean of a value over the seeds; infinite where one lacks it."""
         mean, _ = mean_and_deviation([value(run) for run in self.runs(strategy)])
         return float("inf") if mean is None else float(mean)
 
@@ -96,7 +97,7 @@ class _Contest:
         return f" with each of {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
 
     def unfinished(self) -> str:
-        """Which seeds count, where not all do."""
+        """Sentence on the seeds that are compared, where these are not all."""
         if self.rivals and len(self.seeds) < len(self.results.seeds):
             return (
                 f" Compared are the seeds that all have finished: {_listed(map(str, self.seeds)) or 'none'}."
@@ -112,12 +113,8 @@ def _run(strategy: StrategyResult, seed: int) -> SeedResult | None:
     return next((run for run in strategy.runs if run.seed == seed and _is_judged(run)), None)
 
 
-def _held_at(run: SeedResult) -> float | None:
-    return run.virtual_seconds_to_target if run.target == "held" else None
-
-
-def _final(run: SeedResult) -> float | None:
-    return run.final_loss
+_held_at = attrgetter("held_seconds")
+_final = attrgetter("final_loss")
 
 
 def _decided(contest: _Contest) -> Verdict:
@@ -161,16 +158,16 @@ def _by_time(contest: _Contest) -> Verdict:
 
 
 def _leaders(contest: _Contest, holders: Sequence[StrategyResult]) -> list[StrategyResult]:
-    """The first, and those that are too close for their order to mean something."""
+    """The first, and those whose lead over it is too small to count."""
     least = contest.mean(holders[0], _held_at)
     return [each for each in holders if each is holders[0] or contest.mean(each, _held_at) < least * _CLOSE]
 
 
 def _equals(contest: _Contest, holders: Sequence[StrategyResult]) -> str:
     leaders = _leaders(contest, holders)
-    told = _listed(f"{_name(each)} ({format_seconds(contest.mean(each, _held_at))})" for each in leaders)
+    names = _listed(f"{_name(each)} ({format_seconds(contest.mean(each, _held_at))})" for each in leaders)
     text = (
-        f"{told} reach loss {contest.results.target_loss:g} first and are equal: leads of less than "
+        f"{names} reach loss {contest.results.target_loss:g} first and are equal: leads of less than "
         f"{_CLOSE - 1:.0%} change with the protocol and with jitter{_interval(contest.results)}."
     )
     lead = _lead(contest, [leaders[0], *(each for each in holders if each not in leaders)])
@@ -178,7 +175,7 @@ def _equals(contest: _Contest, holders: Sequence[StrategyResult]) -> str:
 
 
 def _time(contest: _Contest, strategy: StrategyResult) -> str:
-    """When it reached the target, on what grid it was looked at."""
+    """Time to the target, with the interval of evaluations."""
     seconds, deviation = mean_and_deviation([_held_at(run) for run in contest.runs(strategy)])
     assert seconds is not None
     if seconds == 0:
@@ -190,18 +187,18 @@ def _time(contest: _Contest, strategy: StrategyResult) -> str:
 def _interval(results: Results) -> str:
     evaluate = results.settings.get("evaluate")
     every = evaluate.get("every") if isinstance(evaluate, dict) else None
-    return "" if every is None else f" (evaluated every {every} step{'s' if every != 1 else ''})"
+    return "" if every is None else f" (evaluated every {count_text(every, 'step')})"
 
 
 def _lead(contest: _Contest, holders: Sequence[StrategyResult]) -> str:
-    """How far ahead of the baseline and of the next one."""
+    """Lead over the baseline and the next strategy."""
     winner, baseline = holders[0], contest.results.baseline
     seconds = contest.mean(winner, _held_at)
     parts = []
     if baseline is not None and baseline is not winner and baseline in holders:
         base = contest.mean(baseline, _held_at)
-        told = f"{ratio(base, seconds)} sooner than {_name(baseline)} ({format_seconds(base)}"
-        parts.append(f"{told}{_range(contest, baseline, winner)})")
+        lead = f"{ratio(base, seconds)} sooner than {_name(baseline)} ({format_seconds(base)}"
+        parts.append(f"{lead}{_range(contest, baseline, winner)})")
     if len(holders) > 1 and holders[1] is not baseline:
         following = contest.mean(holders[1], _held_at)
         parts.append(f"{_name(holders[1])} is next with {format_seconds(following)}")
@@ -216,13 +213,13 @@ def _range(contest: _Contest, baseline: StrategyResult, winner: StrategyResult) 
 
 
 def _times(contest: _Contest, holders: Sequence[StrategyResult]) -> str:
-    told = [f"{_name(each)} {format_seconds(contest.mean(each, _held_at))}" for each in holders]
+    times = [f"{_name(each)} {format_seconds(contest.mean(each, _held_at))}" for each in holders]
     every = _interval(contest.results)
-    return f" Mean {contest.results.clock} to it{every}: {', '.join(told)}." if told else ""
+    return f" Mean {contest.results.clock} to it{every}: {', '.join(times)}." if times else ""
 
 
 def _others(contest: _Contest) -> str:
-    """Who did not hold the target with every seed, in which way."""
+    """Sentences on strategies that did not hold the target with every seed."""
     missed: list[str] = []
     text = ""
     for each in contest.rivals:
@@ -238,7 +235,7 @@ def _others(contest: _Contest) -> str:
 
 
 def _reaches(contest: _Contest, strategy: StrategyResult) -> str:
-    """How a strategy stands to the target, in words that follow its name."""
+    """Predicate of a sentence on a strategy and the target."""
     targets = [run.target for run in contest.runs(strategy)]
     held, touched, num_seeds = targets.count("held"), targets.count("touched"), len(targets)
     goal = f"loss {contest.results.target_loss:g}"
@@ -255,7 +252,7 @@ def _reaches(contest: _Contest, strategy: StrategyResult) -> str:
 
 
 def _first_touch(contest: _Contest, strategy: StrategyResult) -> str:
-    """When an evaluation first found the target, where that is one time."""
+    """Time of the first evaluation at the target, with one seed."""
     target = contest.results.target_loss
     if len(contest.seeds) > 1 or target is None:
         return ""
@@ -290,8 +287,8 @@ def _by_loss(contest: _Contest) -> Verdict:
         text = f"{_name(best)} ends with the lowest loss{contest.with_every_seed}, {losses[0]}"
         text += f" (next: {_name(rivals[1])}, {losses[1]})."
     else:
-        told = ", ".join(f"{_name(each)} {loss}" for each, loss in zip(rivals, losses, strict=True))
-        text = f"Mean final loss: {told}."
+        means = ", ".join(f"{_name(each)} {loss}" for each, loss in zip(rivals, losses, strict=True))
+        text = f"Mean final loss: {means}."
         if results.target_loss is None:
             text = f"{_split(contest, wins, 'ends with the lowest loss')} {text}"
     is_timed = any(each.virtual_seconds is not None for each in rivals)
@@ -302,8 +299,8 @@ def _by_loss(contest: _Contest) -> Verdict:
         else:
             lead = f"{_name(best)} did not reach {goal}."
         touched = [each for each in rivals if any(run.target == "touched" for run in contest.runs(each))]
-        told = "".join(f" {_name(each)} {_reaches(contest, each)}." for each in touched)
-        lead = told.strip() if touched and len(rivals) == 1 else lead + told
+        sentences = "".join(f" {_name(each)} {_reaches(contest, each)}." for each in touched)
+        lead = sentences.strip() if touched and len(rivals) == 1 else lead + sentences
         return Verdict(f"{lead} {text}")
     if not is_timed:
         text += " There is no topology, so nothing is known of time."
@@ -321,20 +318,20 @@ def _duration(strategy: StrategyResult) -> str:
     return "" if seconds is None else f" after {format_seconds(seconds)} of {clock}"
 
 
-# -- what both have in common --------------------------------------------------------------------------------------
+# -- by time and by loss -------------------------------------------------------------------------------------------
 
 
 def _split(contest: _Contest, wins: Counter[str | None], what: str) -> str:
-    """Who wins with how many seeds, where nobody does with all."""
+    """Number of seeds that each strategy wins, where none wins with all."""
     if len(contest.seeds) == 1:
         return f"There is no winner: nobody alone {what}."
-    told = [
+    shares = [
         f"{_name(each)} {what} with {wins[each.name]} of {len(contest.seeds)} seeds"
         for each in contest.rivals
         if wins[each.name]
     ]
-    told += [f"nobody alone with {wins[None]}"] if wins[None] else []
-    return f"No strategy wins with every seed: {', '.join(told)}."
+    shares += [f"nobody alone with {wins[None]}"] if wins[None] else []
+    return f"No strategy wins with every seed: {', '.join(shares)}."
 
 
 def _one_seed(contest: _Contest) -> str:
@@ -344,7 +341,7 @@ def _one_seed(contest: _Contest) -> str:
 
 
 def _why(winner: StrategyResult, baseline: StrategyResult | None) -> str:
-    """What the winner sent and how busy it was, against the baseline where there is another."""
+    """Bytes and compute utilisation of the winner, and of the baseline where that is another."""
     if winner.bytes_sent_per_worker is None:
         return ""
     other = baseline if baseline is not winner else None
@@ -359,7 +356,7 @@ def _why(winner: StrategyResult, baseline: StrategyResult | None) -> str:
 
 
 def _silent(contest: _Contest) -> str:
-    """Who trained without a word to the others: their figures are those of no strategy at all."""
+    """Sentence on strategies whose workers sent nothing, so that each trained on its own."""
     results = contest.results
     workers = results.settings.get("workers")
     if not isinstance(workers, dict) or workers.get("count") == 1:
@@ -385,16 +382,16 @@ def _uncharged(results: Results) -> str:
 
 
 def _absent(results: Results) -> str:
-    """Which ranks strategies went on without, and when."""
+    """Sentences on ranks that strategies went on without."""
     text = ""
     for result in results.strategies:
         for run in result.runs:
-            told = [_absence(each) for each in run.dropped_peers[:_MOST_ABSENCES]]
-            more = len(run.dropped_peers) - len(told)
-            if told:
-                told += [f"and {more} more times somebody was (see dropped_peers)"] if more else []
+            absences = [_absence(each) for each in run.dropped_peers[:_MOST_ABSENCES]]
+            more = len(run.dropped_peers) - len(absences)
+            if absences:
+                absences += [f"and {more} more times somebody was (see dropped_peers)"] if more else []
                 seed = f" with seed {run.seed}" if len(results.seeds) > 1 else ""
-                text += f" {_name(result)}{seed} went on without {', '.join(told)}."
+                text += f" {_name(result)}{seed} went on without {', '.join(absences)}."
     return text
 
 
@@ -408,10 +405,10 @@ def _absence(row: Mapping[str, Any]) -> str:
 
 
 def _span(results: Results) -> str:
-    """How long runs could be; virtual time may have ended them before their last step."""
+    """Limit of runs: steps, and virtual time where that may have ended them."""
     steps, until = (results.settings.get(key) for key in ("steps", "until"))
     ends = "" if until is None else f" or {visible(until)} of virtual time, whichever came first"
-    return f"{visible(steps)} steps{ends}"
+    return f"{count_text(steps, 'step')}{ends}"
 
 
 def _name(strategy: StrategyResult) -> str:

@@ -8,27 +8,166 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from exogym_core.strategy.options.arguments import Options, flag, option
-from exogym_core.strategy.parts.charged import charged_codec
-from exogym_core.strategy.parts.codecs import Codec, codec_named
-from exogym_core.strategy.parts.coded import CARRIERS
+from exogym_core.strategy.options import Options, flag, option
+from exogym_core.strategy.parts.codecs import Codec, charged_codec, codec_named
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
 from exogym_core.strategy.parts.flight import counted, run
-from netsim.files.errors import InputError, unknown_name
+from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.cost.coding import Coding
+    from exogym_core.cost.speeds import Coding
     from exogym_core.strategy.parts.flight import Steps
 
 __all__ = [
     "AGGREGATES",
+    "CARRIERS",
     "Averaging",
     "AveragingOptions",
+    "decoded",
     "encoded_average_bytes",
+    "gathering",
+    "served_mean",
 ]
+
+
+def gathering(comm: Communicator, message: Tensor) -> Steps[list[Tensor]]:
+    """All ranks' messages in rank order, by one all-gather: `n - 1` times a message leaves a rank."""
+    if comm.world_size == 1:
+        return [message]
+    messages: list[Tensor] = yield comm.all_gather(message, async_op=True)
+    return messages
+
+
+def decoded(codec: Codec, messages: list[Tensor], like: Tensor) -> Iterator[Tensor]:
+    """Values of each message, one at a time, in the dtype of `like`, a flat tensor of as many values."""
+    for message in messages:
+        yield codec.decode(message, len(like)).to(like.dtype)
+
+
+def served_mean(
+    comm: Communicator,
+    flat: Tensor,
+    codec: Codec,
+    error: Tensor | None = None,
+    server_error: Tensor | None = None,
+) -> Tensor:
+    """The encoded mean of encoded values, by ranks that each serve one part; alike on all ranks.
+
+    Every rank sends part j of `flat` to rank j, which averages what it gets, in rank order, and sends the encoded
+    mean to all: `2 (n - 1) / n` times the encoded bytes of `flat` a rank.
+
+    Args:
+        comm: the ranks.
+        flat: this rank's values; they stay as they are.
+        codec: both ways.
+        error: what encoding rounded off this rank's values before: added, and replaced.
+        server_error: likewise of the means that this rank has encoded, as long as the part that it serves.
+
+    References:
+        Tang et al., 1-bit Adam, arXiv 2102.02888, algorithm 1, lines 8 to 12.
+    """
+    num_ranks, rank = comm.world_size, comm.rank
+    sent = flat if error is None else flat + error
+    parts = sent.tensor_split(num_ranks)
+    messages = [codec.encode(part) for part in parts]
+    if error is not None:
+        pairs = zip(messages, parts, strict=True)
+        error.copy_(sent - torch.cat([codec.decode(message, len(part)) for message, part in pairs]))
+    with comm.counted_as(sum(len(message) for message in messages) if num_ranks > 1 else 0):
+        sizes = [(codec.encoded_bytes(len(part)),) for part in parts]
+        received = messages
+        if num_ranks > 1:
+            received = comm.all_to_all(messages, shapes=[sizes[rank]] * num_ranks)
+        mean = torch.zeros_like(parts[rank])
+        for part in decoded(codec, received, mean):
+            mean += part
+        mean /= num_ranks
+        if server_error is not None:
+            mean += server_error
+        message = codec.encode(mean)
+        if server_error is not None:
+            server_error.copy_(mean - codec.decode(message, len(mean)))
+        means = comm.all_to_all([message] * num_ranks, shapes=sizes) if num_ranks > 1 else [message]
+    pairs = zip(means, parts, strict=True)
+    return torch.cat([codec.decode(each, len(part)).to(flat.dtype) for each, part in pairs])
+
+
+Parts = tuple[Tensor, ...]
+
+
+def _summed(codec: Codec, messages: Sequence[Tensor], num_values: int) -> Tensor:
+    """The sum of what messages stand for, in their order, in fp32."""
+    total = codec.decode(messages[0], num_values)
+    for message in messages[1:]:
+        total += codec.decode(message, num_values)
+    return total
+
+
+def _encoded(codec: Codec, values: Tensor, lost: Tensor | None, times: int = 1) -> Tensor:
+    """The message for `values`; what it rounds off, `times` over, is added to `lost`."""
+    message = codec.encode(values)
+    if lost is not None:
+        lost += times * (values - codec.decode(message, len(values)))
+    return message
+
+
+def direct(comm: Communicator, parts: Parts, codec: Codec, lost: Parts | None) -> Steps[list[Tensor]]:
+    """Part j goes to rank j, which decodes, sums in rank order, encodes the mean and sends it to all."""
+    num_ranks, rank = comm.world_size, comm.rank
+    messages = [
+        _encoded(codec, part, lost[index] if lost is not None else None) for index, part in enumerate(parts)
+    ]
+    sizes = [(codec.encoded_bytes(len(part)),) for part in parts]
+    received = yield comm.all_to_all(messages, async_op=True, shapes=[sizes[rank]] * num_ranks)
+    total = _summed(codec, received, len(parts[rank]))
+    mean = _encoded(codec, total / num_ranks, lost[rank] if lost is not None else None, num_ranks)
+    means = yield comm.all_to_all([mean] * num_ranks, async_op=True, shapes=sizes)
+    return list(means)
+
+
+def ring(comm: Communicator, parts: Parts, codec: Codec, lost: Parts | None) -> Steps[list[Tensor]]:
+    """Sums go around a ring and are encoded again at every hop, then the means do: the bytes of a plain ring."""
+    num_ranks, rank = comm.world_size, comm.rank
+
+    def encoded_part(values: Tensor, index: int) -> Tensor:
+        return _encoded(codec, values, lost[index] if lost is not None else None)
+
+    def passed_on(message: Tensor, index: int) -> Steps[Tensor]:
+        """Part `index` from the rank before, while `message` goes to the next one."""
+        incoming = message.new_empty(codec.encoded_bytes(len(parts[index])))
+        sent = comm.isend(message, (rank + 1) % num_ranks)
+        received: Tensor = yield comm.irecv(incoming, (rank - 1) % num_ranks)
+        yield sent
+        return received
+
+    total, message = parts[rank], encoded_part(parts[rank - 1], rank - 1)
+    for hop in range(2, num_ranks + 1):
+        index = (rank - hop) % num_ranks
+        received = yield from passed_on(message, index)
+        total = parts[index] + codec.decode(received, len(parts[index]))
+        if hop < num_ranks:
+            message = encoded_part(total, index)
+    means: dict[int, Tensor] = {}
+    means[rank] = _encoded(codec, total / num_ranks, lost[rank] if lost is not None else None, num_ranks)
+    for hop in range(1, num_ranks):
+        index = (rank - hop) % num_ranks
+        means[index] = yield from passed_on(means[(index + 1) % num_ranks], index)
+    return [means[index] for index in range(num_ranks)]
+
+
+CARRIERS: Mapping[str, Callable[[Communicator, Parts, Codec, Parts | None], Steps[list[Tensor]]]] = {
+    "direct": direct,
+    "ring": ring,
+}
+"""Name -> the encoded mean of each part, alike on all ranks, given one part a rank.
+
+What encoding rounds off is added to `lost`, one tensor a part: of this rank's own values, of sums that it passed
+on, and of the means that it made (times the number of ranks, so that the next mean is larger by just that).
+"""
+
 
 #: What replaces the ranks' values.
 AGGREGATES = ("mean", "median", "trimmed-mean")
@@ -36,7 +175,7 @@ AGGREGATES = ("mean", "median", "trimmed-mean")
 
 @dataclass(frozen=True)
 class Averaging:
-    """How flat tensors are averaged.
+    """Average of flat tensors.
 
     Args:
         codec: what travels; None is the tensors' own dtype.
@@ -59,7 +198,7 @@ class Averaging:
             raise InputError("error_feedback=True: needs a codec that rounds, and aggregate='mean'")
 
     def charged(self, coding: Coding | None, comm: Communicator) -> Averaging:
-        """This, at what the codec's work costs on the clock of `comm`; None: nothing.
+        """This average with its codec's work on the clock of `comm`; None: coding is free.
 
         Raises:
             InputError: there are speeds, but none for this codec.
@@ -85,7 +224,7 @@ class Averaging:
         return mean
 
     def flat(self, comm: Communicator, flat: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The same, waited for."""
+        """Average `flat`, and wait for it."""
         return run(self.steps(comm, flat, residual))
 
     @torch.no_grad()
@@ -102,7 +241,7 @@ def _codec(where: str, name: str, value: str | Codec) -> Codec | None:
 
 @dataclass(frozen=True)
 class AveragingOptions(Options):
-    """How values are averaged, as users say it.
+    """Options of an average.
 
     Args:
         codec: how values travel, by its name in CODECS: "fp32" (as they are), "fp16", "int8", ...; also
@@ -122,7 +261,7 @@ class AveragingOptions(Options):
         self.averaging()
 
     def averaging(self) -> Averaging:
-        """What does it."""
+        """Average of these options."""
         return Averaging(self.codec, self.aggregate, self.error_feedback)
 
 

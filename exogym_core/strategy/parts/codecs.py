@@ -1,27 +1,38 @@
-"""How numbers look on the wire: each codec turns a flat tensor into bytes and back, and knows the size."""
+"""Codecs: flat tensors to bytes on the wire and back, their sizes, and the virtual time of coding."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from netsim.files.errors import unknown_name
+from netsim.errors import unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from exogym_core.communicator.base import Communicator, Traffic
+    from exogym_core.cost.speeds import Coding
 
 __all__ = [
     "CODECS",
     "Blockwise8BitCodec",
     "CastCodec",
+    "ChargedCodec",
     "Codec",
     "E3M0Codec",
     "Int8Codec",
     "Quantile8BitCodec",
     "ScaledFloat16Codec",
     "Uniform8BitCodec",
+    "charge",
+    "charged_codec",
     "codec_name",
     "codec_named",
+    "coding_report",
     "read_as",
 ]
 
@@ -62,21 +73,21 @@ class Codec(ABC):
 
 
 class _SizesAlone(Codec):
-    """What a codec would send, without values to encode."""
+    """Sizes of a codec's messages, without values to encode."""
 
     def __init__(self, codec: Codec) -> None:
         self.codec, self.name, self.limit = codec, codec.name, codec.limit
 
     def encode(self, values: Tensor) -> Tensor:
-        """As many bytes as the codec's."""
+        """Empty message of the codec's size."""
         return values.new_empty(self.encoded_bytes(len(values)), dtype=torch.uint8)
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
-        """As many values in fp32."""
+        """Empty values in fp32."""
         return message.new_empty(num_values, dtype=torch.float32)
 
     def encoded_bytes(self, num_values: int) -> int:
-        """As the codec says."""
+        """Size of the codec's message."""
         return self.codec.encoded_bytes(num_values)
 
 
@@ -370,3 +381,78 @@ def codec_named(codec: str | Codec | None) -> Codec | None:
     if codec not in CODECS:
         raise unknown_name("codec", str(codec), CODECS)
     return CODECS[codec]
+
+
+_LEAST_SHARE = 0.01  # of the payload, to count as coded: flags and counters do not
+
+
+def charge(comm: Communicator, coding: Coding | None, codec: str, way: str, num_values: int) -> None:
+    """Let the virtual time pass that `codec` takes to "encode" or "decode" so many values; None: coding is free.
+
+    Raises:
+        InputError: `compute.coding` has speeds, but none for this codec.
+    """
+    if coding is not None:
+        comm.advance(coding.seconds(codec, way, num_values))
+        comm.traffic.charged_values += num_values
+
+
+def charged_codec(comm: Communicator, coding: Coding | None, codec: Codec) -> Codec:
+    """`codec`, its work on the clock of `comm` where that costs time.
+
+    Raises:
+        InputError: `compute.coding` has speeds, but none for this codec.
+    """
+    if coding is None or not coding.speeds:
+        return codec
+    charged = ChargedCodec(codec, coding, comm)
+    coding.seconds(charged.name, "encode", 0)  # raises now, not in the first round
+    return charged
+
+
+def coding_report(traffic: Traffic, parameters: Iterable[Tensor]) -> str | None:
+    """State of a rank's coding, "charged" or "not charged"; None: it sent its values as they are.
+
+    Encoded is what travels as whole numbers, or in fewer bytes a value than the parameters have.
+    """
+    if traffic.charged_values:
+        return "charged"
+    widths = [parameter.itemsize for parameter in parameters if parameter.is_floating_point()]
+    coded = 0
+    for name, num_bytes in traffic.bytes_by_dtype.items():
+        dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
+        if not dtype.is_floating_point or dtype.itemsize < max(widths, default=0):
+            coded += num_bytes
+    return "not charged" if coded > _LEAST_SHARE * sum(traffic.bytes_by_dtype.values()) else None
+
+
+class ChargedCodec(Codec):
+    """Another codec, with time passing at each call.
+
+    Args:
+        codec: does the work.
+        coding: the speeds.
+        comm: whose clock goes on.
+    """
+
+    def __init__(self, codec: Codec, coding: Coding, comm: Communicator) -> None:
+        self.codec, self.name, self.limit = codec, codec_name(codec), codec.limit
+        self._coding, self._comm = coding, comm
+
+    def encode(self, values: Tensor) -> Tensor:
+        """Encode, on the clock."""
+        charge(self._comm, self._coding, self.name, "encode", len(values))
+        return self.codec.encode(values)
+
+    def decode(self, message: Tensor, num_values: int) -> Tensor:
+        """Decode, on the clock."""
+        charge(self._comm, self._coding, self.name, "decode", num_values)
+        return self.codec.decode(message, num_values)
+
+    def encoded_bytes(self, num_values: int) -> int:
+        """Size of the codec's message."""
+        return self.codec.encoded_bytes(num_values)
+
+    def on(self, device: torch.device) -> Codec:
+        """Charge for the codec on that device."""
+        return ChargedCodec(self.codec.on(device), self._coding, self._comm)

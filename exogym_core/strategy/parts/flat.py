@@ -10,7 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["flatten", "plan_buckets", "unflatten", "write_back"]
+__all__ = ["buckets", "flatten", "plan_buckets", "unflatten", "write_back"]
 
 
 def plan_buckets(
@@ -39,6 +39,11 @@ def plan_buckets(
         if limit is not None and num_bytes >= limit:
             del filling[key]
     return buckets
+
+
+def buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """`tensors` in buckets of one dtype and device each."""
+    return [[tensors[index] for index in bucket] for bucket in plan_buckets(tensors)]
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:

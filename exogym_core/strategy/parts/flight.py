@@ -6,8 +6,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from exogym_core.communicator.base import Communicator
-    from exogym_core.communicator.handle import Handle
+    from exogym_core.communicator.base import Communicator, Handle
 
 __all__ = ["Flight", "Steps", "counted", "run"]
 
@@ -65,7 +64,7 @@ class Flight(Generic[T]):
         return self._results[0]
 
     def go_on(self) -> None:
-        """Post what follows if what it needs is there at this instant; nobody waits."""
+        """Post the next call if its inputs are there at this instant; never waits."""
         while self._waits_for is not None and self._waits_for.is_completed():
             self._go_on(self._waits_for.wait())
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from exogym_core.strategy.parts.blocks import block_shape, cut, joined
 from exogym_core.strategy.parts.codecs import read_as
+from exogym_core.strategy.parts.tensor_codecs import block_shape, cut, joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ class FrequencyBlocks:
 
     @classmethod
     def of(cls, parameters: Sequence[Tensor], chunk: int, topk: int) -> list[Self]:
-        """Those with values, grouped by the shape of their blocks, whose sides are at most `chunk`."""
+        """Blocks of the parameters with values, grouped by shape; their sides are at most `chunk`."""
         groups: dict[tuple[Any, ...], list[Tensor]] = {}
         for parameter in (p for p in parameters if p.numel()):
             shape = block_shape(parameter.shape, chunk)
@@ -113,7 +113,7 @@ class FrequencyBlocks:
 
 
 def transform_of(values: Tensor, num_ranks: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """What a default step does with flat `values`, n x 4096 of them: to a message, and back from all ranks'."""
+    """Encoding and decoding of a default step for flat `values`, n x 4096 of them, to be timed."""
     blocks = FrequencyBlocks([values.view(-1, 64)], (64, 64), topk=32)
     wire = torch.int64, torch.float32
 

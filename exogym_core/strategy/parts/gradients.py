@@ -13,19 +13,20 @@ from torch.nn.utils import clip_grad_norm_
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, unflatten
 from exogym_core.strategy.parts.flight import Flight
-from netsim.files.errors import InputError
+from exogym_core.strategy.parts.state import State, Stateful
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import nn
     from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.strategy.options.optim import OptimSpec
+    from exogym_core.strategy.optimizers import OptimSpec
+    from exogym_core.strategy.participation.site import Site
     from exogym_core.strategy.parts.flight import Steps
-    from exogym_core.strategy.sites.site import Site
 
 __all__ = ["DEFAULT_BUCKET_BYTES", "GradientAverager", "clip_norm", "dense_gradient", "received_gradient"]
 
@@ -72,14 +73,14 @@ def _sparse(parameter: Tensor, what: str) -> InputError:
     )
 
 
-class GradientAverager:
+class GradientAverager(Stateful):
     """Averages the gradients of `parameters` over the ranks of `comm`.
 
     Gradients travel in flat buckets, the last parameters' first. While it listens, a bucket leaves as soon as
     the backward pass has filled it, always in the same order on all ranks; the rest leave in `average`.
 
     A parameter that one rank's samples did not use counts as a zero gradient there. One that no rank used keeps
-    none, so that no optimizer decays it, as in DDP with `find_unused_parameters`. No message tells: who has no
+    none, so that no optimizer decays it, as in DDP with `find_unused_parameters`. No message says so: a rank without a
     gradient sends negative zeros, the others none, and only negative zeros add up to negative zero. (A codec that
     has one zero loses that; there it counts as zero.)
 
@@ -93,6 +94,7 @@ class GradientAverager:
         held: what this rank's optimizers update: all parameters here, parts of them where they are sharded.
     """
 
+    state = State(residuals="_residuals")
     held: Sequence[Tensor]
 
     def __init__(
@@ -123,7 +125,7 @@ class GradientAverager:
         return len(self._posted)
 
     def listen(self, on: bool, weight: float = 1.0) -> None:
-        """Whether the coming backward pass completes the gradients, so that buckets may leave during it.
+        """Prepare for a backward pass; if it completes the gradients, buckets leave during it.
 
         `weight` multiplies this rank's gradients.
         """
@@ -157,7 +159,7 @@ class GradientAverager:
         return clip_norm(self.held, max_norm)
 
     def share_overflow(self) -> None:
-        """Have all ranks see what is not finite in the averaged gradients; here they are alike anyway."""
+        """Share overflows of the averaged gradients among ranks; here they are equal anyway."""
 
     def gather(self) -> None:
         """After an update: bring `held` to the ranks that hold it not; here everyone has updated it all."""
@@ -171,18 +173,8 @@ class GradientAverager:
         return spec.build(groups)
 
     def between(self, site: Site) -> Site:
-        """How `held` is averaged over sites."""
+        """Site by which `held` is averaged over sites."""
         return site
-
-    def state_dict(self) -> dict[str, Any]:
-        """What encoding has rounded off."""
-        return {"residuals": [residual.clone() for residual in self._residuals if residual is not None]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
-        for residual, saved in zip(self._residuals, state["residuals"], strict=False):
-            if residual is not None:
-                residual.copy_(saved)
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -229,7 +221,7 @@ class GradientAverager:
 
 
 def _sent(bucket: Sequence[Tensor]) -> Tensor:
-    """What leaves, flat: for parameters without a gradient negative zeros, else the gradient without any."""
+    """Flat gradients to send: negative zeros for parameters without one, and none in the others."""
     gradients = [parameter.grad for parameter in bucket]
     is_plain = all([each is not None and each.layout is torch.strided for each in gradients])  # noqa: C419 - a list: no frame a gradient
     dense = gradients if is_plain else list(map(dense_gradient, bucket))

@@ -90,12 +90,12 @@ class Together(Optimizer):
             optimizer.param_groups = [next(groups) for _ in optimizer.param_groups]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """A step of each."""
+        """Take a step with each optimizer."""
         for optimizer in self._optimizers:
             optimizer.step()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As of any optimizer."""
+        """Restore the state of both optimizers."""
         super().load_state_dict(state_dict)
         self._link()
 

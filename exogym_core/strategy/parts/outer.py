@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from exogym_core.strategy.options.arguments import number, option, positive_int
-from exogym_core.strategy.options.optim import OptimizerLike, OptimSpec, ensure_optim_spec
+from exogym_core.strategy.optimizers import OptimizerLike, OptimSpec, ensure_optim_spec
+from exogym_core.strategy.options import number, option, positive_int
 from exogym_core.strategy.parts.average import Averaging, AveragingOptions
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, unflatten, write_back
 from exogym_core.strategy.parts.flight import Flight, run
+from exogym_core.strategy.parts.state import State, Stateful
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy.participation.site import Site
     from exogym_core.strategy.parts.flight import Steps
-    from exogym_core.strategy.sites.site import Site
 
-__all__ = ["OuterOptions", "OuterStep", "Round"]
+__all__ = ["DelayedNesterov", "OuterOptions", "OuterStep", "Round"]
+
 
 #: Nesterov with DiLoCo's learning rate and momentum.
 _OUTER_OPTIM = OptimSpec(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
@@ -84,23 +86,25 @@ class Round:
         return [flight.wait() for flight in self._flights]
 
     def go_on(self) -> None:
-        """Post what follows, if what it needs has come; nobody waits."""
+        """Post the next call, if its inputs have arrived; never waits."""
         for flight in self._flights:
             flight.go_on()
 
     def state_dict(self) -> dict[str, Any]:
-        """What was sent, and which calls carry it."""
+        """Values sent, and the calls that carry them."""
         sent, owed = ([flat.clone() for flat in flats] for flats in (self.sent, self._owed))
         return {"sent": sent, "owed": owed, "calls": [flight.calls for flight in self._flights]}
 
 
-class OuterStep:
+class OuterStep(Stateful):
     """The global parameters `theta` and the optimizer that moves them, kept alike by every rank.
 
     `begin` sends the pseudo-gradients `theta - theta_i`, `apply` updates `theta` with their mean. No rank is
     special, and nothing but the pseudo-gradients travels. With one site it is the same without a message. Every
     rank holds the whole of `theta` and of the optimizer's state, also where a site has several ranks.
     """
+
+    state = State("optim", "residuals", theta="flats")
 
     def __init__(
         self, parameters: Sequence[Tensor], optim_spec: OptimSpec, averaging: Averaging | None = None
@@ -132,7 +136,7 @@ class OuterStep:
 
     @torch.no_grad()
     def resumed(self, site: Site | None, saved: Mapping[str, Any]) -> Round:
-        """The round that `Round.state_dict` told of, sent again."""
+        """Round of a `Round.state_dict`, sent again."""
         for residual, owed in zip(self.residuals, saved["owed"], strict=False):
             if residual is not None:
                 residual.copy_(owed)
@@ -186,27 +190,54 @@ class OuterStep:
 
     @torch.no_grad()
     def pseudo_gradients(self) -> list[Tensor]:
-        """How far this rank has gone from the global parameters, negated, flat."""
+        """Displacement of this rank from the global parameters, negated, flat."""
         return [flat - flatten(bucket) for flat, bucket in zip(self.flats, self.buckets, strict=True)]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The global parameters, the optimizer's state, and what encoding has rounded off."""
-        return {
-            "theta": [flat.clone() for flat in self.flats],
-            "optim": self.optim.state_dict(),
-            "residuals": [residual.clone() for residual in self.residuals if residual is not None],
-        }
-
-    @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        for flat, saved in zip(self.flats, state["theta"], strict=True):
-            flat.copy_(saved)
-        self.optim.load_state_dict(state["optim"])
-        for residual, saved in zip(self.residuals, state["residuals"], strict=False):
-            if residual is not None:
-                residual.copy_(saved)
 
 
 def _mean(site: Site | None, averaging: Averaging, flat: Tensor, residual: Tensor | None) -> Steps[Tensor]:
     return flat if site is None else (yield from site.steps(averaging, flat, residual))
+
+
+class DelayedNesterov(Stateful):
+    """Momentum only with every `buffer`-th arrival; plain steps between them.
+
+    With the t-th displacement `d` to arrive (t from 0) and `D` their sum since the last momentum step:
+
+        D += d
+        (t + 1) mod N = 0:  m = beta m + D / N;  phi -= e ((1 - c N + c) beta m + d / N);  D = 0
+        otherwise:          phi -= e (c beta m + d / N)
+
+    With N = 1 it is SGD with Nesterov momentum.
+
+    Args:
+        phi: the flat parameters, changed in place.
+        lr: e.
+        momentum: beta.
+        buffer: N.
+        share: c, the part of the momentum that plain steps take.
+
+    References:
+        Liu et al., Asynchronous Local-SGD Training for Language Modeling, arXiv 2401.09135, algorithm 3; the rule is as
+        utnslab/halos has it.
+    """
+
+    state = State("velocity", "pending", "num_arrived")
+
+    def __init__(self, phi: Tensor, lr: float, momentum: float, buffer: int = 1, share: float = 0.0) -> None:
+        self.phi, self.lr, self.momentum, self.buffer, self.share = phi, lr, momentum, buffer, share
+        self.velocity, self.pending = torch.zeros_like(phi), torch.zeros_like(phi)
+        self.num_arrived = 0
+
+    @torch.no_grad()
+    def step(self, displacement: Tensor) -> None:
+        """Take in one displacement, of `phi`'s shape."""
+        n, c = self.buffer, self.share
+        self.pending += displacement
+        self.num_arrived += 1
+        if self.num_arrived % n == 0:
+            self.velocity.mul_(self.momentum).add_(self.pending, alpha=1 / n)
+            scale = (1 - c * n + c) * self.momentum
+            self.pending.zero_()
+        else:
+            scale = c * self.momentum
+        self.phi.sub_(self.velocity, alpha=self.lr * scale).sub_(displacement, alpha=self.lr / n)

@@ -1,4 +1,4 @@
-"""Which values to exchange: the same on every rank from a shared seed, so that no index ever travels."""
+"""Selectors of the values to exchange, equal on all ranks by a shared seed, so that no index ever travels."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from exogym_core.strategy.options.arguments import fraction
+from exogym_core.strategy.options import fraction
 from exogym_core.strategy.parts.generators import shared_generator
-from netsim.files.errors import InputError, unknown_name
+from netsim.errors import InputError, unknown_name
 
 __all__ = [
     "SELECTORS",
@@ -38,12 +38,12 @@ class IndexSelector(ABC):
         """Indices into `param` (1-D), or a mask of its shape, for the 0-based `iteration`."""
 
     def count(self, size: int) -> int:
-        """How many of `size` values are chosen at a time: `p` of them, at least one."""
+        """Number of values chosen of `size` at a time: `p` of them, at least one."""
         return max(1, round(self.p * size))
 
 
 class RandomIndexSelector(IndexSelector):
-    """`round(p N)` values (at least one) drawn anew each time.
+    """`round(p N)` values (at least one) drawn again each time.
 
     The tensor, turned by a random number of places, is cut into that many slices and one value is drawn from
     each: none is drawn twice, drawing costs as little as what is drawn, and every value has the same chance, as
@@ -62,7 +62,7 @@ class RandomIndexSelector(IndexSelector):
 
 
 def slice_bounds(numbers: Tensor, size: int, count: int) -> Tensor:
-    """Where the slices of these numbers begin, of `count` that `size` places are cut into evenly.
+    """Begin of the slices of these numbers, of `count` that `size` places are cut into evenly.
 
     >>> slice_bounds(torch.tensor([0, 1, 2, 3]), 10, 3).tolist()
     [0, 3, 6, 10]
@@ -97,7 +97,7 @@ class ShuffledSequentialIndexSelector(_Cycling):
 
 
 class PartitionedIndexSelector(_Cycling):
-    """All values in turn, shuffled anew after each pass; where p does not divide 1, some come twice in a pass."""
+    """All values in turn, shuffled again after each pass; where p does not divide 1, some come twice in a pass."""
 
     def get_indices(self, param: Tensor, iteration: int) -> Tensor:
         """The next piece of this pass's permutation."""

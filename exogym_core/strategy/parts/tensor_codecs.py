@@ -7,14 +7,52 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from exogym_core.strategy.parts.bits import pack, packed_bytes, unpack
-from exogym_core.strategy.parts.blocks import cut, joined
 from exogym_core.strategy.parts.codecs import Codec, read_as
+from exogym_core.strategy.parts.few_bits import pack, packed_bytes, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["EachTensorCodec", "LargestCodec"]
+__all__ = [
+    "EachTensorCodec",
+    "LargestCodec",
+    "block_shape",
+    "cut",
+    "joined",
+    "largest_divisor",
+    "matrix_shape",
+]
+
+
+def largest_divisor(size: int, limit: int) -> int:
+    """The largest divisor of `size` that is at most `limit`."""
+    return next((divisor for divisor in range(min(size, limit), 0, -1) if size % divisor == 0), 1)
+
+
+def matrix_shape(shape: torch.Size) -> tuple[int, int]:
+    """Rows and columns: vectors are one row, what has more dimensions keeps its first."""
+    rows = shape[0] if len(shape) > 1 else 1
+    return rows, shape.numel() // max(rows, 1)
+
+
+def block_shape(shape: torch.Size, limit: int) -> tuple[int, int]:
+    """Both sides of a tensor's blocks: the largest divisors up to `limit`."""
+    rows, columns = matrix_shape(shape)
+    return largest_divisor(rows, limit), largest_divisor(columns, limit)
+
+
+def cut(tensor: Tensor, block: tuple[int, int]) -> Tensor:
+    """`tensor` as [number of blocks, values of a block]."""
+    height, width = block
+    rows, _ = matrix_shape(tensor.shape)
+    return tensor.reshape(rows // height, height, -1, width).transpose(1, 2).reshape(-1, height * width)
+
+
+def joined(blocks: Tensor, shape: torch.Size, block: tuple[int, int]) -> Tensor:
+    """The tensor of that shape that was cut into `blocks`."""
+    height, width = block
+    rows, _ = matrix_shape(shape)
+    return blocks.reshape(rows // height, -1, height, width).transpose(1, 2).reshape(shape)
 
 
 def _sized(codec: Codec, values: Tensor) -> Tensor:
@@ -48,7 +86,7 @@ class EachTensorCodec(Codec):
         return torch.cat([self.codec.decode(part, size) for part, size in parts])
 
     def encoded_bytes(self, num_values: int) -> int:
-        """The sum of the tensors'."""
+        """Encoded bytes of all tensors together."""
         return sum(self.codec.encoded_bytes(size) for size in self.sizes)
 
 
@@ -85,7 +123,7 @@ class LargestCodec(Codec):
         self._sizes = [shape.numel() for shape, *_ in self._plan]
 
     def encode(self, values: Tensor) -> Tensor:
-        """Of each tensor the places, then the values, block by block."""
+        """Places, then values, of each tensor, block by block."""
         if values.is_meta:
             return _sized(self, values)
         parts = [torch.empty(0, dtype=torch.uint8, device=values.device)]
@@ -116,7 +154,7 @@ class LargestCodec(Codec):
         return torch.cat(pieces)
 
     def encoded_bytes(self, num_values: int) -> int:
-        """Of each tensor `index_bits` a place, filled up to a byte, and its values' message."""
+        """Size: of each tensor `index_bits` a place, filled up to a byte, and its values' message."""
         kept = [num_blocks * count for _, _, num_blocks, count in self._plan]
         return sum(packed_bytes(num, self.index_bits) + self._bytes(num) for num in kept)
 

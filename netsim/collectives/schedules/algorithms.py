@@ -12,15 +12,15 @@ from itertools import chain
 
 import numpy as np
 
-from netsim.collectives.schedules import direct, gloo, ring, trees, two_level
+from netsim.collectives.schedules import direct, gloo, ring, trees
 from netsim.collectives.schedules.schedule import Bytes, Phase, Ranks, Schedule, boundaries
-from netsim.files.errors import InputError, unknown_name
+from netsim.errors import InputError, unknown_name
 
 __all__ = ["ALGORITHMS", "OPERATIONS", "Parts", "Problem", "algorithm_names", "default_algorithm", "schedule"]
 
 Parts = Sequence[int] | Sequence[Sequence[int]]
 
-# Without elements there is nothing to send, and nobody to wait for; but that there is nothing is news in these.
+# Operations that send messages even without elements: the receiver learns that its part is empty.
 _NEVER_EMPTY = ("all_to_all", "barrier", "sendrecv")
 
 ONE_PART = ("all_reduce", "broadcast", "reduce", "barrier", "sendrecv")
@@ -28,7 +28,7 @@ ONE_PART = ("all_reduce", "broadcast", "reduce", "barrier", "sendrecv")
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What an algorithm is asked to do: everything but the how."""
+    """Input of an algorithm: operation, members, sizes and layout."""
 
     op: str
     num_ranks: int
@@ -51,7 +51,6 @@ class Problem:
 
 Builder = Callable[[Problem], tuple[Phase, ...]]
 
-# The first algorithm of an operation is its default.
 ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
     "all_reduce": {
         "ring": lambda p: ring.all_reduce_ring(p.ranks, p.chunks),
@@ -60,8 +59,8 @@ ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
         ),
         "tree": lambda p: trees.all_reduce_tree(p.num_ranks, p.num_bytes),
         "direct": lambda p: direct.all_reduce_direct(p.num_ranks, p.chunks),
-        "two-level": lambda p: two_level.all_reduce_two_level(p.regions, p.num_bytes, p.element_bytes),
-        "two-level-direct": lambda p: two_level.all_reduce_two_level_direct(
+        "two-level": lambda p: trees.all_reduce_two_level(p.regions, p.num_bytes, p.element_bytes),
+        "two-level-direct": lambda p: trees.all_reduce_two_level_direct(
             p.regions, p.num_bytes, p.element_bytes
         ),
         "gloo": lambda p: gloo.all_reduce_gloo(p.num_ranks, p.num_bytes, p.element_bytes),
@@ -98,8 +97,10 @@ ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
     "barrier": dict.fromkeys(("dissemination", "gloo"), lambda p: direct.barrier_dissemination(p.num_ranks)),
     "sendrecv": dict.fromkeys(("direct", "gloo"), lambda p: direct.sendrecv_direct(p.num_bytes)),
 }
+"""Builders of phases by operation and name of the algorithm; the first algorithm of an operation is its default."""
 
 OPERATIONS = tuple(ALGORITHMS)
+"""Names of all operations."""
 
 
 def algorithm_names(op: str) -> tuple[str, ...]:
@@ -110,7 +111,10 @@ def algorithm_names(op: str) -> tuple[str, ...]:
 
 
 def default_algorithm(op: str, *, gloo: bool = False) -> str:
-    """What runs where nobody chose: gloo's own algorithms under the protocol gloo, else the table's first."""
+    """Name of the algorithm for the operation `op` where none is chosen: the first of its row in `ALGORITHMS`.
+
+    Under the protocol gloo (`gloo` is True) it is gloo's own.
+    """
     names = algorithm_names(op)
     return "gloo" if gloo else names[0]
 

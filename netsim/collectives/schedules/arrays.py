@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from netsim.files.errors import unknown_name
+from netsim.errors import unknown_name
 
 if TYPE_CHECKING:
     from netsim.collectives.schedules.schedule import Phase, Schedule
@@ -27,7 +27,7 @@ COMBINE: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def run_on_arrays(schedule: Schedule, inputs: Sequence[Array | None], op: str = "sum") -> list[Array | None]:
-    """What each member holds after `schedule`, given what each put in (flat arrays of one dtype).
+    """Carry out `schedule` on `inputs` (flat arrays of one dtype, by member); return what members hold after.
 
     Inputs and results follow the operation's definition: all_gather and gather take each member's part,
     scatter takes the root's whole array (None elsewhere), reduce_scatter gives each member's part,
@@ -39,7 +39,7 @@ def run_on_arrays(schedule: Schedule, inputs: Sequence[Array | None], op: str = 
         raise unknown_name("reduce op", op, COMBINE)
     dtype = next(array.dtype for array in inputs if array is not None)
     total = int(schedule.layout[-1]) // dtype.itemsize
-    # What a member does not have yet is poison of a kind that cannot go unnoticed in a result.
+    # Bytes that a member does not have yet are poison, which shows in any result.
     held = [np.full(total, _poison(dtype), dtype) for _ in range(schedule.num_ranks)]
     for rank, array in enumerate(inputs):
         _put(schedule, rank, array, held[rank])
@@ -111,7 +111,7 @@ def _second(schedule: Schedule, rank: int) -> list[tuple[int, int]]:
 
 Ranges = Callable[["Schedule", int], list[tuple[int, int]]]
 
-# Which bytes of the layout a member puts in, and which it takes out.
+# Bytes of the layout that a member puts in, and those that it takes out.
 RANGES: dict[str, tuple[Ranges, Ranges]] = {
     "all_reduce": (_whole, _whole),
     "broadcast": (_root_whole, _whole),

@@ -1,4 +1,4 @@
-"""Direct algorithms: every message goes straight from where its bytes are to where they are due, all at once.
+"""Direct algorithms: every message goes from the owner of its bytes to their destination, all at once.
 
 Also what needs no bytes (dissemination barrier) and what is one message (sendrecv).
 """
@@ -58,9 +58,9 @@ def reduce_scatter_direct(num: int, bounds: Bytes) -> tuple[Phase, ...]:
 
 
 def all_reduce_direct(num: int, bounds: Bytes) -> tuple[Phase, ...]:
-    """Every member gets the part that it is to reduce from each other, and sends each the result: two latencies.
+    """Every member receives its part from each other, reduces it, and sends each the result: two latencies.
 
-    Each member sends 2 (n - 1) / n of the bytes, as in a ring, but over all ways between members at once.
+    Each member sends 2 (n - 1) / n of the bytes, as in a ring, but over all routes between members at once.
     """
     return reduce_scatter_direct(num, bounds) + all_gather_direct(num, bounds)
 

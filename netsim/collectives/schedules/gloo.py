@@ -1,4 +1,4 @@
-"""What torch.distributed's gloo backend sends, operation by operation.
+"""Messages of torch.distributed's gloo backend, by operation.
 
 Read from gloo's sources (allreduce.cc, allgather.cc, broadcast.cc, reduce.cc) and checked against
 measurements. The rendezvous before each message belongs to the protocol, not to the schedule. Operations

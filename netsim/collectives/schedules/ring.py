@@ -58,7 +58,7 @@ class RingPhase(Phase):
         self._offsets_twice = np.tile(bounds[:-1].reshape(len(ranks), pieces).T, 2)
 
     def _slice(self, twice: Bytes, index: int) -> Bytes:
-        """Of each position what step `index` concerns, shape (n,)."""
+        """Values of each position in step `index`, shape (n,)."""
         round_number, part = divmod(index, self.pieces)
         num = len(self.ranks)
         first = (self.shift - self.direction * round_number) % num

@@ -1,4 +1,4 @@
-"""A collective as data: who sends which bytes to whom, in which step.
+"""A collective as data: messages with sender, receiver and bytes, by step.
 
 A schedule is a sequence of phases, a phase a sequence of steps, a step a set of messages. Each member walks
 through the steps on its own: it posts step i of a phase (its sends and receives of that step) when its step
@@ -67,7 +67,7 @@ class Phase(ABC):
         return self.step(index).num_bytes
 
     def num_alike(self, index: int) -> int:
-        """How many steps from `index` on carry as many bytes as it does from each of all its senders, it included."""
+        """Number of steps from `index` on, itself included, in which each sender sends as many bytes as in `index`."""
         return 1
 
     def sent_bytes(self, num_ranks: int, counted: npt.NDArray[np.bool_] | None = None) -> Bytes:
@@ -124,10 +124,19 @@ class ListedPhase(Phase):
 class Schedule:
     """One collective among `num_ranks` members, as phases of messages.
 
-    `num_bytes` is the whole tensor for all_reduce, broadcast, reduce; the sum over ranks for all_gather,
-    gather, scatter, reduce_scatter, all_to_all; the message for sendrecv. `layout` holds the boundaries of
-    the parts that the operation distinguishes: one part for a whole tensor, one a rank, or one a pair
-    (all_to_all, row by row). Compared by identity: a schedule is made once and kept.
+    Compared by identity: a schedule is made once and kept.
+
+    Attributes:
+        op: operation, such as "all_reduce".
+        algorithm: name of the algorithm that made it.
+        num_ranks: members.
+        num_bytes: the whole tensor for all_reduce, broadcast, reduce; the sum over ranks for all_gather, gather,
+            scatter, reduce_scatter, all_to_all; the message for sendrecv.
+        phases: its steps, in order.
+        layout: boundaries, in bytes, of the parts that the operation distinguishes: one part for a whole tensor, one
+            a rank, or one a pair (all_to_all, row by row).
+        root: member that sends to all or receives from all, where the operation has one.
+        element_bytes: size of an element; parts hold whole elements.
     """
 
     op: str

@@ -1,34 +1,43 @@
-"""Binomial trees, and the exchange of halves known as recursive halving and doubling.
+"""Binomial trees, recursive halving and doubling, and two levels: trees in regions, few bytes between them.
 
 Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH (2005), sections
 4.1 to 4.5. Trees are drawn in virtual ranks v = (position - root) mod n: v hangs below v without its highest
 bit.
+
+Two levels: each region reduces to its first member, these leaders all-reduce among themselves, and each leader
+broadcasts in its region. Links between regions carry 2 (g - 1) / g of the bytes per region, whatever its size: around
+a ring, or directly from each leader to each other, which takes two latencies and uses all links at once.
 """
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from netsim.collectives.schedules.schedule import ListedPhase, boundaries, step_of
+from netsim.collectives.schedules.direct import all_reduce_direct
+from netsim.collectives.schedules.ring import all_reduce_ring
+from netsim.collectives.schedules.schedule import ListedPhase, Step, boundaries, step_of
 
 if TYPE_CHECKING:
-    from netsim.collectives.schedules.schedule import Phase, Ranks, Step
+    from collections.abc import Callable, Sequence
+
+    from netsim.collectives.schedules.schedule import Phase, Ranks
 
 __all__ = [
     "all_reduce_halving_doubling",
     "all_reduce_tree",
-    "broadcast_rounds",
+    "all_reduce_two_level",
+    "all_reduce_two_level_direct",
     "broadcast_tree",
-    "reduce_rounds",
     "reduce_tree",
 ]
 
 Rows = list[tuple[int, int, int, int]]
 
 
-def broadcast_rounds(ranks: Ranks, num_bytes: int, root: int) -> list[Rows]:
+def _broadcast_rounds(ranks: Ranks, num_bytes: int, root: int) -> list[Rows]:
     """Rows of a binomial broadcast among `ranks` from the member at position `root`, one list a round.
 
     In round j every v < 2^j, who has the tensor, sends it to v + 2^j.
@@ -46,22 +55,22 @@ def broadcast_rounds(ranks: Ranks, num_bytes: int, root: int) -> list[Rows]:
     ]
 
 
-def reduce_rounds(ranks: Ranks, num_bytes: int, root: int) -> list[Rows]:
+def _reduce_rounds(ranks: Ranks, num_bytes: int, root: int) -> list[Rows]:
     """Rows of a binomial reduce to the member at position `root`: the broadcast, backwards."""
-    rounds = broadcast_rounds(ranks, num_bytes, root)
+    rounds = _broadcast_rounds(ranks, num_bytes, root)
     return [[(dst, src, low, high) for src, dst, low, high in rows] for rows in reversed(rounds)]
 
 
 def broadcast_tree(num: int, num_bytes: int, root: int) -> tuple[Phase, ...]:
     """Binomial broadcast of the whole tensor in ceil(log2 n) rounds."""
     ranks = np.arange(num, dtype=np.int64)
-    return (ListedPhase([step_of(rows) for rows in broadcast_rounds(ranks, num_bytes, root)]),)
+    return (ListedPhase([step_of(rows) for rows in _broadcast_rounds(ranks, num_bytes, root)]),)
 
 
 def reduce_tree(num: int, num_bytes: int, root: int) -> tuple[Phase, ...]:
     """Binomial reduce of the whole tensor in ceil(log2 n) rounds."""
     ranks = np.arange(num, dtype=np.int64)
-    return (ListedPhase([step_of(rows) for rows in reduce_rounds(ranks, num_bytes, root)], reduce=True),)
+    return (ListedPhase([step_of(rows) for rows in _reduce_rounds(ranks, num_bytes, root)], reduce=True),)
 
 
 def all_reduce_tree(num: int, num_bytes: int) -> tuple[Phase, ...]:
@@ -109,6 +118,55 @@ def _halving_steps(members: list[int], num_bytes: int, element_bytes: int) -> li
 
 
 def _reversed(step: Step) -> Rows:
-    """The same ranges, sent back by who received them."""
+    """Rows that send each range back from its receiver to its sender."""
     low, high = step.offset.tolist(), (step.offset + step.num_bytes).tolist()
     return list(zip(step.dst.tolist(), step.src.tolist(), low, high, strict=True))
+
+
+def all_reduce_two_level(regions: Sequence[str], num_bytes: int, element_bytes: int) -> tuple[Phase, ...]:
+    """Reduce in each region, ring all-reduce among the regions' first members, broadcast in each region."""
+
+    def among(leaders: Ranks) -> tuple[Phase, ...]:
+        return all_reduce_ring(leaders, boundaries(num_bytes, len(leaders), element_bytes))
+
+    return _two_level(regions, num_bytes, among)
+
+
+def all_reduce_two_level_direct(
+    regions: Sequence[str], num_bytes: int, element_bytes: int
+) -> tuple[Phase, ...]:
+    """Reduce in each region, direct exchange among the regions' first members, broadcast in each region."""
+
+    def among(leaders: Ranks) -> tuple[Phase, ...]:
+        phases = all_reduce_direct(len(leaders), boundaries(num_bytes, len(leaders), element_bytes))
+        return tuple(
+            ListedPhase(
+                [
+                    Step(leaders[step.src], leaders[step.dst], step.offset, step.num_bytes)
+                    for step in map(phase.step, range(phase.num_steps))
+                ],
+                reduce=phase.reduce,
+            )
+            for phase in phases
+        )
+
+    return _two_level(regions, num_bytes, among)
+
+
+def _two_level(
+    regions: Sequence[str], num_bytes: int, among: Callable[[Ranks], tuple[Phase, ...]]
+) -> tuple[Phase, ...]:
+    members = [
+        np.array([rank for rank, other in enumerate(regions) if other == region], np.int64)
+        for region in dict.fromkeys(regions)
+    ]
+    leaders = np.array([ranks[0] for ranks in members], np.int64)
+    reduce = _together([_reduce_rounds(ranks, num_bytes, 0) for ranks in members])
+    broadcast = _together([_broadcast_rounds(ranks, num_bytes, 0) for ranks in members])
+    across = among(leaders) if len(leaders) > 1 else ()
+    return (ListedPhase(reduce, reduce=True), *across, ListedPhase(broadcast))
+
+
+def _together(schedules: list[list[Rows]]) -> list[Step]:
+    """Merge several trees: step i holds step i of each."""
+    return [step_of([row for rows in step for row in rows]) for step in zip_longest(*schedules, fillvalue=[])]

@@ -1,10 +1,14 @@
 """The start and the loop of a nanoGPT-like train.py, written for one machine with GPUs."""
 
 import os
+import threading
 from contextlib import nullcontext
 
 import torch
 from torch.distributed import destroy_process_group, init_process_group
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -38,6 +42,7 @@ torch.cuda.set_device(device)
 torch.manual_seed(1337 + local_rank)
 torch.backends.cuda.matmul.allow_tf32 = True
 device_type = "cuda" if "cuda" in device else "cpu"
+assert torch.empty(4, device="cuda", pin_memory=True).shape == (4,)
 ctx = nullcontext() if device_type == "cpu" else torch.amp.autocast(device_type, dtype=getattr(torch, dtype))
 data = torch.randint(0, 64, (1000,))
 model = Net()
@@ -60,4 +65,19 @@ for _ in range(3):
     optimizer.zero_grad(set_to_none=True)
 torch.cuda.synchronize()
 assert (dtype, torch.cuda.device_count()) == ("bfloat16", int(os.environ["LOCAL_WORLD_SIZE"]))
+
+attend = torch.nn.functional.scaled_dot_product_attention
+mesh = init_device_mesh("cuda", (int(os.environ["WORLD_SIZE"]),))
+torch.manual_seed(1)
+heads = torch.randn(2, 4, 8, 16, device=device)
+sharded = distribute_tensor(heads, mesh, [Shard(1)])  # tensor parallel: some heads on each rank
+whole = attend(sharded, sharded, sharded, is_causal=True).full_tensor()
+torch.testing.assert_close(whole, attend(heads, heads, heads, is_causal=True))
+
+pinned = []  # as data loaders do, in a thread of its own
+thread = threading.Thread(target=lambda: pinned.append(torch.ones(2).pin_memory()))
+thread.start()
+thread.join()
+assert torch.equal(pinned[0], torch.ones(2))
+FullyShardedDataParallel(Net().to(local_rank))(X, Y).backward()
 destroy_process_group()

@@ -34,7 +34,7 @@ function shading(alignment, curves) {
       context.fillRect(left, top, Math.max(right - left, 1), height);
     };
     if (alignment === "time") {
-      for (const [begin, end, share] of told.shade) fill(begin, end, `rgba(60, 66, 72, ${0.16 * (1 - share)})`, bbox.top, bbox.height);
+      for (const [begin, end, share] of payload.shade) fill(begin, end, `rgba(60, 66, 72, ${0.16 * (1 - share)})`, bbox.top, bbox.height);
     }
     const high = 7 * (devicePixelRatio || 1);
     for (const curve of curves) {
@@ -49,7 +49,7 @@ function remarks(alignment, curves) {
   return (at) => {
     const found = [];
     if (alignment === "time") {
-      for (const { name, spans } of told.weather) {
+      for (const { name, spans } of payload.weather) {
         const span = spans.find(([begin, end]) => begin <= at && at < end);
         if (span) found.push(`${name}: ${span[2] === 0 ? "down" : `${Math.round(span[2] * 100)} % left`}`);
       }

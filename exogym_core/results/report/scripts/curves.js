@@ -1,7 +1,7 @@
 // The curves, and what all workers sent over time.
 
 function showCurves(section) {
-  const state = { align: told.align, measure: Object.keys(told.measures)[0], logX: null, logY: true };
+  const state = { align: payload.align, measure: Object.keys(payload.measures)[0], logX: null, logY: true };
   const chart = new Chart(section);
   const tools = element("div", { class: "tools" });
   const reset = element("button", { type: "button", disabled: true }, "Show all");
@@ -15,7 +15,7 @@ function showCurves(section) {
   const logY = toggle("log y", true, (on) => { state.logY = on; draw(); });
 
   function draw() {
-    const curves = told.curves
+    const curves = payload.curves
       .filter((each) => each.measures[state.measure] && each.measures[state.measure][state.align])
       .map((each) => {
         const { [state.align]: x, value: y, least, most } = each.measures[state.measure];
@@ -25,20 +25,20 @@ function showCurves(section) {
     logX.setAttribute("aria-pressed", String(isLog));
     chart.show({
       curves,
-      label: `${told.measures[state.measure]} against ${ALIGNMENTS[state.align]}`,
+      label: `${payload.measures[state.measure]} against ${ALIGNMENTS[state.align]}`,
       x: { label: ALIGNMENTS[state.align], write: WRITE[state.align], log: isLog },
       y: { write: number, log: state.logY },
-      target: state.measure === "loss" ? told.target : null,
+      target: state.measure === "loss" ? payload.target : null,
       shade: shading(state.align, curves),
       remark: remarks(state.align, curves),
     });
   }
 
-  const alignments = Object.fromEntries(told.alignments.map((name) => [name, name]));
+  const alignments = Object.fromEntries(payload.alignments.map((name) => [name, name]));
   tools.append(choice("Align by", alignments, state.align, (value) => { state.align = value; state.logX = null; draw(); }));
-  if (Object.keys(told.measures).length > 1) {
+  if (Object.keys(payload.measures).length > 1) {
     const select = element("select", { "aria-label": "What is shown" },
-      ...Object.entries(told.measures).map(([name, text]) => element("option", { value: name }, text)));
+      ...Object.entries(payload.measures).map(([name, text]) => element("option", { value: name }, text)));
     select.addEventListener("change", () => {
       state.measure = select.value;
       state.logY = select.value !== "accuracy";
@@ -51,17 +51,17 @@ function showCurves(section) {
   section.querySelector("h2").after(tools);
   section.append(element("p", { class: "note" },
     "Drag to zoom, double-click or \u201cShow all\u201d to go back; names switch curves on and off. " +
-    (told.curves.some((each) => each.runs > 1) ? "Lines are means over runs, bands go from the lowest to the highest. " : "") +
-    (told.weather.length ? "Grey: a link or host was down or slow. " : "") +
-    (told.curves.some((each) => each.absences.length) ? "Colour at the foot: ranks were away (first run). " : "") +
-    (told.left_out ? `${told.left_out} more groups are in the table only. ` : "")));
+    (payload.curves.some((each) => each.runs > 1) ? "Lines are means over runs, bands go from the lowest to the highest. " : "") +
+    (payload.weather.length ? "Grey: a link or host was down or slow. " : "") +
+    (payload.curves.some((each) => each.absences.length) ? "Colour at the foot: ranks were away (first run). " : "") +
+    (payload.left_out ? `${payload.left_out} more groups are in the table only. ` : "")));
   section.hidden = false;
   draw();
   return chart;
 }
 
 function showUse(section) {
-  const known = told.curves.filter((each) => each.use);
+  const known = payload.curves.filter((each) => each.use);
   if (!known.length) return null;
   section.append(element("h2", {}, "Use of the network over time"));
   const tools = element("div", { class: "tools" });

@@ -1,5 +1,5 @@
-// What the page has to show.
+// Data of the page.
 
 document.documentElement.classList.add("js");
-const { curves: told, use, trace } = JSON.parse(document.getElementById("data").textContent);
-const ALIGNMENTS = { time: told ? told.clock : "virtual time", steps: "steps", bytes: "sent by a worker" };
+const { curves: payload, use, trace } = JSON.parse(document.getElementById("data").textContent);
+const ALIGNMENTS = { time: payload ? payload.clock : "virtual time", steps: "steps", bytes: "sent by a worker" };

@@ -1,8 +1,8 @@
-// The page, put together.
+// Assemble the page.
 
 const charts = [];
 const section = document.getElementById("curves");
-if (told) {
+if (payload) {
   charts.push(showCurves(section));
   const used = element("section", { id: "rates" });
   section.after(used);

@@ -1,0 +1,134 @@
+"""Options that commands of `netgym` have in common."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from netsim.errors import InputError, NetsimError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = [
+    "CommonOptions",
+    "confirm_seeds",
+    "debug_flag",
+    "first_line",
+    "jobs_option",
+    "not_empty",
+    "overriding_options",
+    "plain_json",
+    "results_json",
+    "takes",
+    "topology_here",
+    "trust_flag",
+    "yes_flag",
+]
+
+_MOST_UNASKED = 20  # seeds
+
+
+@dataclass
+class CommonOptions:
+    """Options of every command."""
+
+    debug: bool = False
+
+
+def _set_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        context.ensure_object(CommonOptions).debug = True
+
+
+debug_flag = click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    callback=_set_debug,
+    help="Show Python's traceback with an error.",
+)
+
+
+def not_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Refuse an empty name, as an unset shell variable leaves behind: it would stand for the current folder."""
+    if value == "":
+        raise click.BadParameter("it is empty: give a name, or leave the option out", context, parameter)
+    return value
+
+
+plain_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+results_json = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document with run_folder, summary and verdict."
+)
+jobs_option = click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    help="Runs at once on this machine, to the same results [as many as cores and memory allow].",
+)
+yes_flag = click.option("--yes", is_flag=True, help="Take more than 20 seeds without a question.")
+trust_flag = click.option(
+    "--trust", is_flag=True, help="With --resume: even if another user has made or changed it."
+)
+overriding_options = (
+    click.option(
+        "--topology", metavar="NAME", callback=not_empty, help="Another network: a shipped name or a file."
+    ),
+    click.option("--scale", metavar="NAME", help="Change the keys that EXPERIMENT lists under scales: NAME."),
+    click.option(
+        "--set",
+        "overrides",
+        metavar="KEY=VALUE",
+        multiple=True,
+        help="Change one key, such as steps=20 or strategies.DiLoCo.H=50. May be repeated.",
+    ),
+)
+
+
+def takes(kind: type[Any], options: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    """Decorator of a command that adds `options`, and passes those of the dataclass `kind` as one object of it."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def called(**given: Any) -> Any:
+            return command(kind(**{each.name: given.pop(each.name) for each in fields(kind)}), **given)
+
+        for option in reversed(options):
+            called = option(called)
+        return called
+
+    return decorate
+
+
+def topology_here(topology: str | None) -> str | None:
+    """A topology's file relative to the working directory, as an experiment elsewhere can name it."""
+    # Unlike Path.is_file, this takes names that are too long for a file.
+    return str(Path(topology).resolve()) if topology is not None and os.path.isfile(topology) else topology
+
+
+def first_line(error: Exception) -> str:
+    """First line of an error, with the class of one that is not NetGym's."""
+    text = str(error) if isinstance(error, NetsimError) else f"{type(error).__name__}: {error}"
+    return text.partition("\n")[0]
+
+
+def confirm_seeds(seeds: object, *, yes: bool) -> None:
+    """Ask before a large number of seeds, which may be a typing error.
+
+    Raises:
+        InputError: there are more than 20, and neither `--yes` nor a person at a terminal agrees.
+    """
+    number = seeds if isinstance(seeds, int) else len(seeds) if isinstance(seeds, list) else 0
+    if number <= _MOST_UNASKED or yes:
+        return
+    problem = f"--seeds: {number} seeds are {number} runs of every strategy"
+    if not (sys.stdin.isatty() and click.confirm(f"{problem}: start them?", err=True)):
+        raise InputError(
+            f"{problem}: add --yes, or a list such as --seeds {number - 1},{number} for two of them"
+        )

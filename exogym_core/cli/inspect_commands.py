@@ -1,0 +1,399 @@
+"""Commands on formats, strategies and this installation: `netgym schema`, `check`, `doctor`, and sections of `list`."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import os
+import platform
+import re
+import resource
+import sys
+import time
+from functools import lru_cache, partial
+from importlib import util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.text import Text
+
+from exogym_core.annexes import declared, load
+from exogym_core.cli.common_options import debug_flag, plain_json
+from exogym_core.names import visible
+from netsim.errors import InputError, unknown_name
+from netsim.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from exogym_core.run.check import CheckReport
+
+__all__ = ["check", "doctor", "documented", "formats", "schema", "schema_of", "sections"]
+
+
+Section = list[tuple[str, str]]
+
+
+_FOLDER = Path(__file__).parents[1]
+
+
+def documented(package: str, registry: str) -> dict[str, str]:
+    """Docstring of each member of a registry of a package, read from the files without importing torch.
+
+    Args:
+        package: such as `strategy`.
+        registry: `STRATEGIES`, to which classes add themselves by `name=`, or a dictionary of imported ones.
+    """
+    if registry == "STRATEGIES":
+        texts = [path.read_text(encoding="utf-8") for path in sorted((_FOLDER / package).rglob("*.py"))]
+        return {found[1]: inspect.cleandoc(found[2]) for text in texts for found in _STRATEGY.finditer(text)}
+    made = _parsed(_FOLDER / package / "__init__.py")
+    values = [
+        node.value for node in made.body if isinstance(node, ast.AnnAssign) and _is(node.target, registry)
+    ]
+    (table,) = (value for value in values if isinstance(value, ast.Dict))
+    return {
+        str(key.value): _docstring(made, value.id)
+        for key, value in zip(table.keys, table.values, strict=True)
+        if isinstance(key, ast.Constant) and isinstance(value, ast.Name)
+    }
+
+
+# A registered class and its docstring: parsing all files of strategies takes ten times as long.
+_STRATEGY = re.compile(
+    r'^class \w+Strategy\([^)]*\bname="([^"]+)"\):\n    r?"""(.*?)"""', re.MULTILINE | re.DOTALL
+)
+
+
+@lru_cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _is(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _docstring(module: ast.Module, name: str) -> str:
+    """Docstring of a class or function of a module, or of the one that it imports."""
+    for node in module.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return ast.get_docstring(node) or ""
+        if isinstance(node, ast.ImportFrom) and any(name == each.name for each in node.names):
+            path = _FOLDER.joinpath(*str(node.module).split(".")[1:]).with_suffix(".py")
+            return _docstring(_parsed(path), name)
+    return ""
+
+
+def _summaries(package: str, registry: str) -> Section:
+    """Names of a registry, each with its first line and papers cited elsewhere in its docstring."""
+    found = documented(package, registry)
+    return [(name, _with_papers(found[name])) for name in sorted(found, key=str.casefold)]
+
+
+def _with_papers(text: str) -> str:
+    line = text.partition("\n")[0]
+    found = re.findall(r"(arXiv|openreview)\s+(\d{4}\.\d{5}|\w{8,})", text)
+    papers = dict.fromkeys(f"{where} {number}" for where, number in found if number not in line)
+    return f"{line} [{', '.join(papers)}]" if papers else line
+
+
+def _topologies() -> Section:
+    from netsim import shipped_topologies
+
+    return [(name, _size(path)) for name, path in shipped_topologies().items()]
+
+
+def _size(path: Path) -> str:
+    """Hosts and regions of a shipped topology, without a check of anything else."""
+    from netsim import load_document
+
+    data: Any = load_document(path).data
+    regions = data.get("regions", {})
+    hosts = len(data.get("hosts", ())) + sum(region["hosts"] for region in regions.values())
+    return format_count(hosts, "host") + (f" in {len(regions)} regions" if len(regions) > 1 else "")
+
+
+def _devices() -> Section:
+    from exogym_core.cost.devices import DEVICES
+
+    return [(name, _speeds(device.flops)) for name, device in DEVICES.items()]
+
+
+def _speeds(flops: Mapping[str, float]) -> str:
+    return ", ".join(f"{dtype} {speed / 1e12:g} Tflop/s" for dtype, speed in flops.items())
+
+
+def _protocols() -> Section:
+    from netsim import PRESETS
+
+    return [(name, "") for name in PRESETS]
+
+
+def sections() -> dict[str, Callable[[], Section]]:
+    """Functions that list (name, line) pairs, by section."""
+    of_annexes = {title: load(reference) for title, reference in declared("listed").items()}
+    return {
+        "strategies": partial(_summaries, "strategy", "STRATEGIES"),
+        "tasks": partial(_summaries, "tasks", "TASKS"),
+        "models": partial(_summaries, "tasks", "MODELS"),
+        "topologies": _topologies,
+        **of_annexes,
+        "devices": _devices,
+        "protocols": _protocols,
+    }
+
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def _makers() -> dict[str, Callable[[], dict[str, Any]]]:
+    """Function that makes the schema, by format."""
+    of_annexes = {name: partial(_of_annex, reference) for name, reference in declared("schemas").items()}
+    return {"topology": _topology, "experiment": _experiment, "flows": _flows, **of_annexes}
+
+
+def _of_annex(reference: str) -> dict[str, Any]:
+    made: dict[str, Any] = load(reference)()
+    return made
+
+
+def formats() -> list[str]:
+    """Names of the formats that have a schema."""
+    return list(_makers())
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    """The JSON Schema of a format.
+
+    It gives editors keys, types and descriptions. `netgym validate` checks more: names that exist, units, routes.
+
+    Raises:
+        UnknownNameError: there is no such format.
+    """
+    makers = _makers()
+    if name not in makers:
+        raise unknown_name("format", name, makers)
+    made = makers[name]()
+    return {"$schema": _DIALECT, "title": f"NetGym {name}", **{k: v for k, v in made.items() if k != "title"}}
+
+
+def _topology() -> dict[str, Any]:
+    from netsim import TopologyFile
+
+    made = TopologyFile.model_json_schema()
+    hosts = made["properties"]["hosts"]
+    names = {"type": "array", "items": {"type": ["string", "integer"]}}
+    hosts["additionalProperties"] = {"anyOf": [hosts["additionalProperties"], {"type": "null"}]}
+    made["properties"]["hosts"] = {
+        "anyOf": [{key: value for key, value in hosts.items() if key not in ("title", "default")}, names],
+        "default": {},
+    }
+    return made
+
+
+def _experiment() -> dict[str, Any]:
+    from exogym_core.config import Settings
+
+    made = Settings.model_json_schema()
+    properties, parts = made["properties"], made["$defs"]
+    for name in ("Named", "StrategySettings"):  # a plain name stands for {name: ...}
+        parts[f"{name}OrText"] = {"anyOf": [{"type": "string"}, {"$ref": f"#/$defs/{name}"}]}
+    text = json.dumps({"properties": properties})
+    for name in ("Named", "StrategySettings"):
+        text = text.replace(f'"#/$defs/{name}"', f'"#/$defs/{name}OrText"')
+    made["properties"] = properties = json.loads(text)["properties"]
+    for key, of_annex in declared("experiment_keys").items():
+        of_key = load(of_annex["schema"])()
+        parts |= of_key.pop("$defs", {})
+        properties[key] = {"anyOf": [of_key, {"type": "null"}], "default": None}
+    topology = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}], "default": None}
+    properties["topology"] = topology
+    return made
+
+
+def _flows() -> dict[str, Any]:
+    """Schema of the rows of the CSV file, as objects."""
+    seconds = {"type": "number", "minimum": 0}
+    row = {
+        "type": "object",
+        "properties": {
+            "start_s": {**seconds, "description": "when it starts, seconds"},
+            "src": {"type": ["string", "integer"], "description": "the sending host"},
+            "dst": {"type": ["string", "integer"], "description": "the receiving host"},
+            "bytes": {"type": "integer", "minimum": 0, "description": "payload"},
+            "finish_s": {**seconds, "description": "in the output only: when its last byte has arrived"},
+        },
+        "required": ["start_s", "src", "dst", "bytes"],
+    }
+    return {"type": "array", "items": row, "description": "rows of a CSV file with these columns"}
+
+
+@click.command()
+@click.argument("name", metavar=f"[{'|'.join(formats())}]")
+@click.option("--json", "is_json", is_flag=True, help="As it is anyway.")
+def schema(name: str, is_json: bool) -> None:
+    """Print a format as a JSON Schema."""
+    click.echo(json.dumps(schema_of(name), indent=2))
+
+
+_EXTRAS = {
+    "demo": (("sklearn",), "the digits data of README's comparison"),
+    "pandas": (("pandas", "pyarrow"), "tables as data frames"),
+    "ray": (("ray", "optuna"), "studies and ranks over machines, searches"),
+    "text": (("datasets", "tokenizers"), "text data and tokenizers"),
+    "tracking": (("wandb", "mlflow", "tensorboard"), "trackers"),
+}
+"""By extra: its modules, and what they bring."""
+
+
+@click.command()
+@plain_json
+@debug_flag
+def doctor(as_json: bool) -> None:
+    """Show versions, cores, limits, how the network engine runs, and missing extras."""
+    facts = _facts()
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            for key, each in value.items():
+                click.echo(f"{name + ' ' + key:<24} {each}")
+        else:
+            click.echo(f"{name:<24} {value}")
+
+
+def _facts() -> dict[str, str | int | dict[str, str]]:
+    from importlib import metadata
+
+    from netsim import engine_state
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {
+        "netgym": metadata.version("netgym"),
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "open files": f"{soft}, at most {hard}",
+        "network engine": engine_state(),
+        "extra": {name: _extra(*modules) for name, modules in _EXTRAS.items()},
+    }
+
+
+def _extra(modules: tuple[str, ...], what: str) -> str:
+    missing = [name for name in modules if util.find_spec(name) is None]
+    return f"missing {', '.join(missing)}: {what}" if missing else "installed"
+
+
+_SECONDS_TO_FIRST_LINE = 2.0
+_STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
+
+
+@click.command()
+@click.argument("strategy")
+@click.argument("options", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the strategy, as H=10."
+)
+@click.option("--workers", default=3, show_default=True, type=click.IntRange(1), help="How many train.")
+@click.option("--steps", default=20, show_default=True, type=click.IntRange(3), help="How many each does.")
+@plain_json
+@debug_flag
+def check(
+    strategy: str,
+    options: tuple[str, ...],
+    settings: tuple[str, ...],
+    workers: int,
+    steps: int,
+    as_json: bool,
+) -> int:
+    """Hold STRATEGY to the laws of all strategies: module:Class of your own, or the name of a shipped one.
+
+    It trains a small model, plainly and then with one thing changed at a time: twice, in processes, over real sockets,
+    after a stop. A law that is broken names what differs and what to do; the exit status is then 1.
+    """
+    from exogym_core.cli.own_code import find_own_code
+    from exogym_core.cli.signals import Interruption
+    from exogym_core.run.check import check as hold_to_laws
+
+    given = _read([*options, *settings])
+    made: object = strategy
+    if ":" in strategy:
+        code = find_own_code(strategy, "strategy", [Path(), *(Path(place) for place in sys.path if place)])
+        click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
+        made = code.load(wrapped=False)
+    progress = _Progress()
+    with Interruption() as interruption:
+        try:
+            report = hold_to_laws(made, given, num_workers=workers, num_steps=steps, progress=progress.show)  # type: ignore[arg-type]
+        except KeyboardInterrupt:
+            progress.end()
+            click.echo("interrupted: nothing is left", err=True)
+            return interruption.exit_code or 130
+    progress.end()
+    if as_json:
+        rows = [dataclasses.asdict(row) for row in report.rows]
+        plain = {name: value if _is_plain(value) else repr(value) for name, value in report.options.items()}
+        found = {"strategy": strategy, "options": plain, "passed": report.passed, "rows": rows}
+        click.echo(json.dumps(found, indent=2))
+    else:
+        _print(strategy, report)
+    return 0 if report.passed else 1
+
+
+def _read(texts: Iterable[str]) -> dict[str, object]:
+    """Options from KEY=VALUE texts, whose values are read as in an experiment."""
+    from netsim import parse_document
+
+    given = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator or not key.isidentifier():
+            raise InputError(f"check: {visible(text)}: expected KEY=VALUE, such as H=10")
+        given[key] = parse_document(value, f"check: {key}").data
+    return given
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str | int | float | bool | None | list | dict)
+
+
+def _print(strategy: str, report: CheckReport) -> None:
+    from exogym_core.cli.run_commands import stdout
+
+    console = stdout()
+    options = ", ".join(f"{name}={value!r}" for name, value in report.options.items())
+    console.print(Text(visible(f"{strategy}({options})", 500), style="bold"))
+    for row in report.rows:
+        line = Text.assemble(
+            (f"  {row.status:<8}", _STYLES[row.status]),
+            f" {row.law:<10} {visible(row.line or row.about, 2000)}",
+        )
+        console.print(line, soft_wrap=True)
+    failed = sum(row.status == "failed" for row in report.rows)
+    passed = sum(row.status == "passed" for row in report.rows)
+    console.print(Text(f"{passed} of {len(report.rows)} laws passed, {failed} failed"))
+
+
+class _Progress:
+    """A line on stderr for each law, from two seconds on; on a terminal always the same line."""
+
+    def __init__(self) -> None:
+        self._start, self._is_live, self._shown = time.monotonic(), sys.stderr.isatty(), False
+
+    def show(self, law: str, position: int, count: int) -> None:
+        seconds = time.monotonic() - self._start
+        if not self._is_live and seconds < _SECONDS_TO_FIRST_LINE:
+            return
+        line = f"check: {law} ({position} of {count}), {seconds:.0f} s"
+        click.echo(f"\r{line:<40}" if self._is_live else line, nl=not self._is_live, err=True)
+        self._shown = True
+
+    def end(self) -> None:
+        if self._shown and self._is_live:
+            click.echo(f"\r{'':<40}\r", nl=False, err=True)

@@ -1,0 +1,285 @@
+"""`netgym`: its own commands, and those of installed annexes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from exogym_core import annexes
+from exogym_core.cli.common_options import CommonOptions, debug_flag, plain_json
+from exogym_core.names import visible, visible_text
+from netsim import CommandGroup, usage_message
+from netsim.errors import InputError, NetsimError, unknown_name
+from netsim.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from exogym_core.cli.experiment import Experiment
+
+__all__ = ["main"]
+
+# Commands are imported when they are called, and torch and matplotlib inside them: `netgym --help` answers at once.
+
+
+_COMMANDS = {
+    "check": {
+        "command": "exogym_core.cli.inspect_commands:check",
+        "help": "Hold STRATEGY to the laws of all strategies: module:Class of your own, or the name of a shipped one.",
+    },
+    "compare": {
+        "command": "exogym_core.cli.run_commands:compare",
+        "help": "Train with every strategy of EXPERIMENT and tell which wins, and why; or go on with a run.",
+    },
+    "doctor": {
+        "command": "exogym_core.cli.inspect_commands:doctor",
+        "help": "Show versions, cores, limits, how the network engine runs, and missing extras.",
+    },
+    "report": {
+        "command": "exogym_core.cli.report_command:report",
+        "help": "Build the page of RUN again from its metrics, or one page of several runs or of a sweep.",
+    },
+    "run": {
+        "command": "exogym_core.cli.run_commands:run",
+        "help": "Train with one strategy of EXPERIMENT, or go on with a run.",
+    },
+    "schema": {
+        "command": "exogym_core.cli.inspect_commands:schema",
+        "help": "Print a format as a JSON Schema.",
+    },
+    "status": {
+        "command": "exogym_core.cli.status_command:status",
+        "help": (
+            "Show how far a run is: step, loss, time left, who takes part, who is absent and why, who waits for whom."
+        ),
+    },
+}
+
+
+class _Commands(CommandGroup):
+    """Commands of the core and of annexes, in the order of their names."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(super().list_commands(ctx))
+
+
+@click.group(
+    cls=_Commands,
+    declared=_COMMANDS,
+    package=Path(__file__).parents[1],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(package_name="netgym", prog_name="netgym", message="%(prog)s %(version)s")
+@debug_flag
+def cli() -> None:
+    """Train virtual workers for real over a simulated network; see loss and wall clock together."""
+
+
+@cli.command()
+@click.argument("model_or_run", metavar="MODEL_OR_RUN", type=click.Path(path_type=Path))
+@click.option("--strategy", metavar="NAME", help="Whose model [the only one].")
+@click.option("--prompt", required=True, help="What to go on from: text, or token numbers.")
+@click.option("--tokens", default=200, show_default=True, help="How many to draw.")
+@click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest each time.")
+@click.option("--seed", type=int, help="Of the draws [another text each time].")
+@click.option("--trust", is_flag=True, help="Run the code that RUN names, though somebody else has made it.")
+@plain_json
+@debug_flag
+def sample(
+    model_or_run: Path,
+    strategy: str | None,
+    prompt: str,
+    tokens: int,
+    temperature: float,
+    seed: int | None,
+    trust: bool,
+    as_json: bool,
+) -> None:
+    """Let the language model of a run write on from a prompt."""
+    from exogym_core.cli.sampling import Sampler
+
+    sampler = Sampler.of_run(model_or_run, strategy, trust=trust)
+    text = sampler.text(prompt, tokens, temperature, seed)
+    if as_json:
+        click.echo(json.dumps({"run_folder": str(model_or_run), "prompt": prompt, "text": text}, indent=2))
+        return
+    click.echo(visible_text(text))
+
+
+@cli.command()
+@click.argument("corpus", nargs=-1, required=True)
+@click.option(
+    "--tokenizer", metavar="NAME", required=True, help="A tokenizer.json, or a model of the Hugging Face hub."
+)
+@click.option("--out", metavar="FILE", required=True, help="Where the tokens go, such as c4.bin.")
+@click.option("--config", metavar="NAME", help="Of a data set of the hub, such as en.")
+@click.option("--split", metavar="NAME", default="train", show_default=True, help="Of a data set of the hub.")
+@click.option("--column", metavar="NAME", default="text", show_default=True, help="The documents' text.")
+@click.option("--end", metavar="TOKEN", help="The token after each document.  [the tokenizer's own]")
+@click.option("--most", metavar="N", type=click.IntRange(1), help="Stop when there are so many tokens.")
+@plain_json
+@debug_flag
+def tokens(
+    corpus: tuple[str, ...],
+    tokenizer: str,
+    out: str,
+    config: str | None,
+    split: str,
+    column: str,
+    end: str | None,
+    most: int | None,
+    as_json: bool,
+) -> None:
+    """Make tokens of a CORPUS, streaming: files (.txt, .jsonl, .csv, .parquet), or a data set of the Hugging Face hub.
+
+    It needs the extra: pip install 'netgym[text]'.
+    """
+    from exogym_core.tasks.tokens import write_tokens
+
+    def show(documents: int, so_far: int) -> None:
+        if sys.stderr.isatty():
+            click.echo(
+                f"\r{format_count(documents, 'document')}, {format_count(so_far, 'token')}",
+                nl=False,
+                err=True,
+            )
+
+    names = corpus[0] if len(corpus) == 1 else corpus
+    options = {"config": config, "split": split, "column": column, "end": end, "most_tokens": most}
+    written = write_tokens(names, out, tokenizer, progress=show, **options)  # type: ignore[arg-type]
+    if sys.stderr.isatty():
+        click.echo("", err=True)
+    if as_json:
+        click.echo(json.dumps({"file": out, **dataclasses.asdict(written)}, indent=2))
+        return
+    ends = f", each with {written.end} at its end" if written.end else ", with nothing between them"
+    click.echo(
+        f"{format_count(written.num_documents, 'document')}{ends}; "
+        f"{format_count(written.num_tokens, 'token')} of {written.vocab_size}"
+    )
+    wide = ", dtype: uint32" if written.dtype == "uint32" else ""
+    click.echo(f"task: {{name: text, paths: {out}, vocab_size: {written.vocab_size}{wide}}}")
+    click.echo(out)
+
+
+@cli.command("list")
+@click.argument("what", required=False)
+@plain_json
+@debug_flag
+def list_names(what: str | None, as_json: bool) -> None:
+    """Show what can be named: strategies, tasks, models, topologies, devices, protocols."""
+    from rich.text import Text
+
+    from exogym_core.cli.inspect_commands import sections
+    from exogym_core.cli.run_commands import stdout
+
+    makers = sections()
+    if what is not None and what not in makers:
+        raise unknown_name("list", what, makers)
+    chosen = [what] if what is not None else list(makers)
+    if as_json:
+        click.echo(json.dumps({section: dict(makers[section]()) for section in chosen}, indent=2))
+        return
+    console = stdout()
+    for section in chosen:
+        console.print(Text(section, style="bold"))
+        for name, description in makers[section]():
+            console.print(Text(f"  {name:<22} {visible(description)}".rstrip()), soft_wrap=True)
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@plain_json
+@debug_flag
+def validate(file: Path, as_json: bool) -> None:
+    """Check an experiment or a topology FILE."""
+    from netsim import load_document
+
+    document = load_document(file)
+    keys = document.data.keys() if isinstance(document.data, dict) else set()
+    if keys & {"hosts", "links", "regions", "routers", "wan"}:
+        from netsim import Topology, device_problems
+
+        network = Topology.load(file)
+        if problems := list(device_problems(document.data)):
+            raise document.errors(problems)
+        line = f"topology of {format_count(len(network.hosts), 'host')} and {format_count(len(network.links), 'link')}"
+    else:
+        from exogym_core.cli.experiment import Experiment
+
+        experiment = Experiment.load(file)
+        for each in (
+            experiment,
+            *(Experiment.load(file, scale=scale) for scale in experiment.settings.scales),
+        ):
+            each.check_transport()
+        unseen = _build_shipped(experiment)
+        names = ", ".join(visible(entry.label, 40) for entry in experiment.strategies)
+        line = (
+            f"experiment of {format_count(experiment.settings.workers.count, 'worker')} with {names}{unseen}"
+        )
+        for key, declared in annexes.declared("experiment_keys").items():
+            if getattr(experiment.settings, key) is not None:
+                line += f"; {annexes.load(declared['check'])(file)}"
+        if experiment.shared_hosts is not None:
+            line += f"; {experiment.shared_hosts}"
+    if as_json:
+        click.echo(json.dumps({"file": str(file), "valid": True, "told": line}, indent=2))
+        return
+    click.echo(f"{visible(file)}: valid: {line}")
+
+
+def _build_shipped(experiment: Experiment) -> str:
+    """Build task and model unless that runs the user's code or lacks data; returns a note on the parts left out."""
+    from exogym_core.tasks.task import MissingDataError
+
+    foreign = {code.what for code in experiment.own_code}
+    if "task" not in foreign:
+        try:
+            task = experiment.build_task()
+        except MissingDataError as error:
+            return f"; {visible(error, 300)}"
+        if "model" not in foreign:
+            experiment.build_model(task)
+    line = ", ".join(code.reference for code in experiment.own_code)
+    return f"; not tried, since that would run its code: {visible(line)}" if line else ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 2 for a mistake in the input, 1 for other errors.
+
+    Errors are printed in one line on stderr, without a traceback unless there is `--debug`.
+    """
+    options = CommonOptions()
+    try:
+        code = cli.main(arguments, prog_name="netgym", standalone_mode=False, obj=options)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 2
+    except click.ClickException as error:
+        return _fail(usage_message(error), 2)
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except BrokenPipeError:
+        return 1
+    except Exception as error:
+        if options.debug:
+            traceback.print_exc()
+        if isinstance(error, NetsimError):
+            line = "\n".join([str(error), *getattr(error, "__notes__", [])])
+            return _fail(line, 2 if isinstance(error, InputError) else 1)
+        line = visible(f"{type(error).__name__}: {error}", 500)
+        return _fail(f"{line} (--debug shows where)", 1)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    lines = [visible(line, 2000) for line in message.splitlines()] or ["failed"]
+    click.echo("\n".join([f"error: {lines[0]}", *lines[1:]]), err=True)
+    return code

@@ -1,0 +1,237 @@
+"""`netgym report`: the page of a run made again, one page of several runs or a sweep, and figures for papers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from exogym_core import annexes
+from exogym_core.cli.common_options import debug_flag, results_json
+from exogym_core.cli.run_commands import show_report, stdout
+from exogym_core.names import visible
+from netsim import is_written_in_place, output_file
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from exogym_core.results.report.figures import Shown
+    from exogym_core.results.report.study import StudyReport
+    from exogym_core.results.run_folder import RunFolder
+
+__all__ = ["report"]
+
+# matplotlib and what imports it are imported inside functions: `netgym --help` answers at once.
+
+_TABLE = "latex"
+_FORMATS = ("pdf", "svg", "png", _TABLE)
+_ALIGNMENTS = ("time", "steps", "bytes")
+
+
+def _formats(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
+    names = [name.strip().lower() for name in value.split(",")] if value is not None else []
+    for name in names:
+        if name not in _FORMATS:
+            raise click.BadParameter(
+                f"{name!r} is none: give one or several of {','.join(_FORMATS)}", context, parameter
+            )
+    return list(dict.fromkeys(names))
+
+
+@click.command()
+@click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--group-by",
+    "--by",
+    "by",
+    metavar="KEY",
+    multiple=True,
+    help="Group runs by this key [all that differ]. May be repeated.",
+)
+@click.option("--where", metavar="KEY=VALUE", multiple=True, help="Only runs that have it. May be repeated.")
+@click.option("--align", type=click.Choice(_ALIGNMENTS), help="By what curves are aligned at first [time].")
+@click.option(
+    "--format",
+    "formats",
+    metavar="NAME,...",
+    callback=_formats,
+    help="Write figures for papers (pdf, svg, png) and the table (latex) too, into plots/ beside the page.",
+)
+@click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="The page [report.html].")
+@results_json
+@debug_flag
+def report(
+    folders: tuple[Path, ...],
+    by: tuple[str, ...],
+    where: tuple[str, ...],
+    align: str | None,
+    formats: list[str],
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Build the page of RUN again from its metrics, or one page of several runs or of a sweep."""
+    from exogym_core.results.run_folder import RunFolder
+
+    folders = tuple(map(_of_comparison, folders))
+    if len(folders) == 1 and (report_of := _report_of(folders[0])) is not None:
+        if by or where or align or formats:
+            raise InputError(
+                f"{visible(folders[0])}: is a launched run, whose page has no curves: leave options out"
+            )
+        report_of(folders[0], out, as_json=as_json)
+        return
+    if _is_one_run(folders) and not (by or where or out):
+        folder = RunFolder.open(folders[0])
+        figures = _figures_of_run(folder, formats)
+        show_report(folder, align=align, figures=figures, as_json=as_json)
+        return
+    _show_study(folders, by, where, align or "time", formats, out, as_json=as_json)
+
+
+def _report_of(folder: Path) -> Callable[..., None] | None:
+    """Function of an annex that writes and prints the page of its kind of folder; None for runs and sweeps."""
+    for mark, declared in annexes.declared("run_folders").items():
+        if "report" in declared and (folder / mark).is_file():
+            found: Callable[..., None] = annexes.load(declared["report"])
+            return found
+    return None
+
+
+def _of_comparison(folder: Path) -> Path:
+    """Folder of the comparison in a folder of `netgym tune`; any other folder unchanged.
+
+    Raises:
+        InputError: its search has not come to the comparison.
+    """
+    from exogym_core.results.reading import comparison_of
+
+    found = comparison_of(folder)
+    if found is not None and not found.is_dir():
+        raise InputError(
+            f"{visible(folder)}: the comparison has not begun; netgym status shows how far the search is"
+        )
+    return found or folder
+
+
+def _is_one_run(folders: Sequence[Path]) -> bool:
+    """Return True for a single run; False for a sweep or a folder of runs."""
+    from exogym_core.results.reading import is_study
+
+    holds_runs = folders[0].is_dir() and any(folders[0].glob("*/experiment.yaml"))
+    return len(folders) == 1 and not is_study(folders[0]) and not holds_runs
+
+
+def _figures_of_run(folder: RunFolder, formats: Sequence[str]) -> list[Path]:
+    from exogym_core.results.reading import Results
+    from exogym_core.results.report.figures import OF_ONE_RUN
+    from exogym_core.results.report.page import methods, shown_of
+    from exogym_core.results.report.table import latex_table, latex_text, table_cells, table_headings
+    from exogym_core.results.report.verdict import verdict
+
+    if not formats:
+        return []
+    shown = shown_of(results := Results.load(folder))
+    written = _draw(folder, shown, OF_ONE_RUN, formats, "paper.png")
+    if _TABLE in formats:
+        winner = verdict(results).winner
+        names = (result.name == winner for result in results.strategies)
+        rows = zip(names, table_cells(results), strict=True)
+        caption = visible(results.settings.get("name", "run"), 80)
+        written.append(
+            folder.write_text("plots/table.tex", latex_table(table_headings(results), rows, caption))
+        )
+        written.append(folder.write_text("plots/methods.tex", latex_text(methods(results)) + "\n"))
+    return written
+
+
+def _show_study(
+    folders: Sequence[Path],
+    by: Sequence[str],
+    where: Sequence[str],
+    align: str,
+    formats: Sequence[str],
+    out: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Write one page of several runs or a sweep, and print its table; or all as JSON."""
+    from exogym_core.results.reading import is_study
+    from exogym_core.results.report.study import study_report
+
+    study = study_report(folders, by, where)
+    is_sweep = len(folders) == 1 and is_study(folders[0])
+    page = out or (folders[0] / "report.html" if is_sweep else Path("report.html"))
+    if not is_written_in_place(page):
+        _make(page.parent)
+    with output_file(page) as file:
+        file.write(study.html(align).encode())
+    figures = _figures_of_study(study, page.parent, formats)
+    if as_json:
+        groups = [dict(zip(study.headings(), cells, strict=True)) for _, cells in study.rows()]
+        document = {
+            "run_folder": str(folders[0]),
+            "run_folders": [str(folder) for folder in folders],
+            "report": str(page),
+            "figures": [str(figure) for figure in figures],
+            "verdict": study.verdict,
+            "winner": study.winners[0].name if len(study.winners) == 1 else None,
+            "winners": [group.name for group in study.winners],
+            "groups": groups,
+        }
+        click.echo(json.dumps(document, indent=2))
+        return
+    table = Table(*study.headings(), box=None, pad_edge=False)
+    for is_winner, cells in study.rows():
+        table.add_row(*map(Text, cells), style="bold" if is_winner else "")
+    console = stdout(200)
+    console.print(table)
+    console.print(Text(f"\n{study.verdict}\n"), soft_wrap=True)
+    for figure in figures:
+        click.echo(f"figure {visible(figure, 500)}")
+    if is_sweep:
+        click.echo(f"page {page}")
+    click.echo(str(folders[0] if is_sweep else page))
+
+
+def _figures_of_study(study: StudyReport, folder: Path, formats: Sequence[str]) -> list[Path]:
+    from exogym_core.results.report.figures import OF_SEVERAL
+    from exogym_core.results.report.study import MOST_CURVES
+    from exogym_core.results.report.table import latex_table
+    from exogym_core.results.run_folder import RunFolder
+
+    drawn = [form for form in formats if form != _TABLE]
+    if drawn and len(study.groups) > MOST_CURVES:
+        raise InputError(
+            f"--format {','.join(drawn)}: a figure shows {MOST_CURVES} groups at most, and there are "
+            f"{len(study.groups)}: choose with --where KEY=VALUE"
+        )
+    place = RunFolder(folder)
+    table = latex_table(study.headings(), study.rows(), visible(study.title, 200))
+    written = [place.write_text("plots/table.tex", table)] if _TABLE in formats else []
+    return written + _draw(place, study.few(), OF_SEVERAL, drawn)
+
+
+def _draw(
+    folder: RunFolder, shown: Shown, names: Sequence[str], formats: Sequence[str], png: str = "png"
+) -> list[Path]:
+    """Write figures into `plots/`; `png` is the ending of PNG files, where the page has some of the same names."""
+    from exogym_core.results.report.figures import draw_figures
+
+    return [
+        folder.write_text(f"plots/{name}.{png if form == 'png' else form}", figure)
+        for form in formats
+        if form != _TABLE
+        for name, figure in draw_figures(shown, names, form).items()
+    ]
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{visible(folder)}: cannot be made: {error.strerror}") from error

@@ -1,0 +1,523 @@
+"""`netgym run` and `compare`: train as an experiment file says, or go on with a run; its table and page.
+
+Ctrl-C and SIGTERM end a run in order. torch and matplotlib are imported inside functions: `netgym --help`
+is fast.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from exogym_core.cli.common_options import (
+    confirm_seeds,
+    debug_flag,
+    jobs_option,
+    not_empty,
+    overriding_options,
+    results_json,
+    takes,
+    topology_here,
+    trust_flag,
+    yes_flag,
+)
+from exogym_core.meeting_place import MeetingPlace, is_at_rendezvous, under_torchrun
+from exogym_core.names import visible
+from netsim.errors import InputError, NetsimError
+from netsim.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from exogym_core.cli.experiment import Experiment
+    from exogym_core.results.run_folder import RunFolder
+
+__all__ = ["compare", "resume_run", "run", "show_report", "stdout", "train", "train_new"]
+
+
+# torch, matplotlib and what imports them are imported inside functions: `netgym --help` answers at once.
+
+_PLAIN_WIDTH = 120  # of sentences that go to a file or a pipe
+_WIDEST_TABLE = 200  # there
+_BASIS = ("network", "protocol", "collectives")  # facts that every time depends on
+
+
+def train(
+    experiment: Experiment,
+    out: str | None,
+    *,
+    jobs: int | None = None,
+    trace: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Train with every strategy of the experiment, into the folder `out` or a new one of runs/.
+
+    Raises:
+        Exit: with code 1, after table and page, where a strategy failed and others did not.
+    """
+    from exogym_core.results.run_folder import RunFolder
+
+    _check_place(experiment)
+    if _is_follower(experiment):
+        _follow(experiment)
+        return
+    if (begun := _begun_before()) is not None:
+        resume_run(begun, jobs=jobs, trace=trace, as_json=as_json)
+        return
+    if experiment.settings.sweep is not None:
+        line = f"{experiment.document.where}: sweep: left aside, as netgym sweep alone runs its points"
+        click.echo(f"warning: {visible(line, 500)}", err=True)
+    with _interruptible(len(experiment.strategies)) as begin:
+        _load_own_code(experiment)
+        folder = begin(RunFolder.create(out, str(experiment.settings.name)))
+        entries = train_new(experiment, folder, jobs=jobs, trace=trace)
+        show_report(folder, as_json=as_json)
+        _exit_if_failed(entries)
+
+
+def train_new(
+    experiment: Experiment,
+    folder: RunFolder,
+    *,
+    jobs: int | None = None,
+    trace: bool = False,
+    progress: bool = True,
+) -> list[dict[str, Any]]:
+    """Train with every strategy in a new folder, which is removed after a mistake found before any training.
+
+    Args:
+        experiment: written into the folder first.
+        folder: new and owned by this process.
+        jobs: runs at once; None: as many as cores and memory allow.
+        trace: write trace.json.gz.
+        progress: print progress to stderr; warnings are printed in any case.
+
+    Returns:
+        The summary: one object a strategy.
+    """
+    try:
+        folder.write_text("experiment.yaml", experiment.to_yaml())
+        folder.write_environment(experiment.code_folder)
+        _remember(folder)
+        return _compare(experiment, folder, jobs=jobs, trace=trace, progress=progress)
+    except NetsimError as error:
+        # Such as missing data, or no rendezvous.
+        is_alone = is_at_rendezvous() and not under_torchrun()  # else torchrun starts it again in this folder
+        if (isinstance(error, InputError) or is_alone) and not folder.has_trained():
+            folder.discard()
+        raise
+
+
+def resume_run(
+    path: Path,
+    *,
+    trust: bool = False,
+    edited_code: bool = False,
+    jobs: int | None = None,
+    trace: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Resume a stopped run from its folder; a finished one is left as it is.
+
+    Args:
+        path: the run's folder.
+        trust: resume even if another user made or changed it.
+        edited_code: resume even if the user's code was edited since the checkpoint.
+        jobs: runs at once; None: as many as cores and memory allow.
+        trace: write trace.json.gz.
+        as_json: print one document instead of table and sentence.
+
+    Raises:
+        InputError: there is no run, it needs `trust`, or another process works in it.
+    """
+    from exogym_core.cli.experiment import Experiment
+    from exogym_core.results.run_folder import RunFolder, require_own
+
+    folder = RunFolder.open(path)
+    if not trust:
+        require_own(path, "run")
+    experiment = replace(Experiment.load(path / "experiment.yaml", trust=True), edited_code=edited_code)
+    _check_place(experiment)
+    is_follower = _is_follower(experiment)
+    is_finished = len(folder.finished()) == len(experiment.strategies) and (path / "report.html").is_file()
+    if is_follower:
+        if not is_finished:  # else rank 0 reports that, alone
+            _follow(experiment)
+        return
+    if experiment.settings.sweep is not None:
+        raise InputError(f"{visible(path)}: is a sweep: use: netgym sweep --resume {visible(path)}")
+    if is_finished:
+        if is_at_rendezvous():
+            from exogym_core.cli.comparison import report_finished_runs
+
+            for line in report_finished_runs(experiment, folder):
+                click.echo(f"warning: {line}", err=True)
+        if as_json:
+            click.echo(_json_document(folder))
+            return
+        click.echo(f"{visible(path)}: this run is finished and left as it is")
+        click.echo(str(path))
+        return
+    with _interruptible(len(experiment.strategies)) as begin:
+        begin(folder.owned()).clean()
+        _load_own_code(experiment)
+        folder.log("resumed")
+        entries = _compare(experiment, folder, jobs=jobs, resume=True, trace=trace)
+        show_report(folder, as_json=as_json)
+        _exit_if_failed(entries)
+
+
+def _check_place(experiment: Experiment) -> None:
+    """Check the environment's settings of a rendezvous, before anything is made."""
+    if is_at_rendezvous():
+        MeetingPlace.from_environment().check(experiment.settings.workers.count)
+
+
+def _is_follower(experiment: Experiment) -> bool:
+    """Return True for a process of torchrun other than rank 0, which has the folder.
+
+    Raises:
+        InputError: torchrun has started another number of processes than the experiment has workers.
+    """
+    if not under_torchrun():
+        return False
+    if is_at_rendezvous():  # it has started this site alone
+        return os.environ["RANK"] != "0"
+    started, count = int(os.environ["WORLD_SIZE"]), experiment.settings.workers.count
+    if started != count:
+        processes = format_count(started, "process")
+        problem = f"count is {count}, but torchrun has started {processes}: --set workers.count={started}"
+        raise experiment.document.error(("workers",), problem)
+    return os.environ["RANK"] != "0"
+
+
+def _follow(experiment: Experiment) -> None:
+    from exogym_core.cli.comparison import follow
+
+    with _interruptible(0):
+        follow(experiment)
+
+
+def _begun_before() -> Path | None:
+    """Folder of the run that torchrun restarts after a failure."""
+    if not under_torchrun():
+        return None
+    from exogym_core.workers.torchrun.rank import recalled
+
+    folder = recalled("run folder")
+    return None if folder is None else Path(folder)
+
+
+def _remember(folder: RunFolder) -> None:
+    if under_torchrun():
+        from exogym_core.workers.torchrun.rank import remember
+
+        remember("run folder", os.path.abspath(folder.path))
+
+
+def _load_own_code(experiment: Experiment) -> None:
+    """Print the user's code that will run, and run it before anything is trained."""
+    for code in experiment.own_code:
+        click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
+    if experiment.own_code:
+        for entry in experiment.strategies:
+            experiment.build_strategy(entry)
+
+
+@contextmanager
+def _interruptible(num_strategies: int) -> Iterator[Callable[[RunFolder], RunFolder]]:
+    """End the block in order on Ctrl-C and SIGTERM; the yielded function takes the folder that messages name."""
+    from exogym_core.cli.signals import Interruption
+
+    folders: list[RunFolder] = []
+
+    def begin(folder: RunFolder) -> RunFolder:
+        folders.append(folder)
+        return folder
+
+    with Interruption() as interruption:
+        try:
+            yield begin
+        except KeyboardInterrupt:
+            for folder in folders:
+                if folder.has_trained():
+                    folder.log("interrupted")
+                    click.echo(_interrupted(folder, num_strategies), err=True)
+                else:
+                    folder.discard()
+            if not any(folder.path.is_dir() for folder in folders):
+                click.echo("interrupted: nothing was trained yet, and nothing is left", err=True)
+            raise click.exceptions.Exit(interruption.exit_code or 130) from None
+        except NetsimError as error:
+            for folder in folders:
+                if (folder.path / "summary.json").is_file() and "this run is over" not in str(error):
+                    path = visible(folder.path)
+                    error.add_note(f"What was done is in {path}; to go on: netgym compare --resume {path}")
+            raise
+        finally:
+            for folder in folders:
+                folder.release()
+
+
+def _interrupted(folder: RunFolder, num_strategies: int) -> str:
+    path = visible(folder.path)
+    if len(folder.finished()) == num_strategies:
+        return f"interrupted: training was over and is in {path}; its page: netgym report {path}"
+    return (
+        f"interrupted: what was done is in {path}, marked incomplete; its page: netgym report {path}; "
+        f"to go on: netgym compare --resume {path}"
+    )
+
+
+def _compare(
+    experiment: Experiment,
+    folder: RunFolder,
+    *,
+    jobs: int | None,
+    resume: bool = False,
+    trace: bool = False,
+    progress: bool = True,
+) -> list[dict[str, Any]]:
+    from exogym_core.cli.comparison import compare
+    from exogym_core.results.progress import StatusFile, progress_for
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        line = f"warning: {visible(message, 500)}"
+        console.print(Text(line), soft_wrap=True)
+        folder.log(line)
+
+    console = Console(stderr=True)
+    if experiment.shared_hosts is not None:
+        console.print(Text(experiment.shared_hosts), soft_wrap=True)
+        folder.log(experiment.shared_hosts)
+    shown_on = console if progress else Console(stderr=True, quiet=True)
+    with warnings.catch_warnings(), progress_for(shown_on, folder.log) as listener:
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        with StatusFile(folder.path, listener) as status:
+            return compare(experiment, folder, status, resume=resume, trace=trace, jobs=jobs)
+
+
+def _exit_if_failed(entries: Sequence[Mapping[str, Any]]) -> None:
+    failed = [visible(entry["name"], 40) for entry in entries if entry.get("failed")]
+    if failed:
+        count = f"{len(failed)} of {format_count(len(entries), 'strategy')}"
+        click.echo(f"error: {count} failed: {', '.join(failed)} (see above)", err=True)
+        raise click.exceptions.Exit(1)
+
+
+def _json_document(folder: RunFolder, figures: Sequence[Path] = ()) -> str:
+    """JSON document of a run: summary, verdict, digest and the folder."""
+    from exogym_core.results.report import Results, head_facts, verdict
+
+    results = Results.load(folder)
+    decision, facts = verdict(results), dict(head_facts(results))
+    document: dict[str, Any] = {
+        "run_folder": str(folder.path),
+        "digest": folder.digest(),
+        "winner": decision.winner,
+        "verdict": decision.text,
+        "network": {name: facts[name] for name in _BASIS if name in facts},
+        "summary": folder.read_summary(),
+    }
+    if figures:
+        document["figures"] = [str(figure) for figure in figures]
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def show_report(
+    folder: RunFolder, *, align: str | None = None, figures: Sequence[Path] = (), as_json: bool = False
+) -> None:
+    """Write the page, and print table, sentence, digest and, as the last line, the folder; or all as JSON.
+
+    Args:
+        folder: of the run.
+        align: alignment of curves when the page opens; None: by time.
+        figures: files written for papers, to be listed.
+        as_json: print one document.
+    """
+    from exogym_core.results.report import Results, head_facts, rich_table, verdict, write_report
+
+    write_report(folder) if align is None else write_report(folder, align)
+    if as_json:
+        click.echo(_json_document(folder, figures))
+        return
+    results = Results.load(folder)
+    decision = verdict(results)
+    console = stdout(_WIDEST_TABLE)
+    table, left_out = rich_table(results, winner=decision.winner, width=console.width)
+    console.print(table)
+    console = stdout()
+    facts = dict(head_facts(results))
+    basis = "; ".join(f"{name} {facts[name]}" for name in _BASIS if name in facts)
+    console.print(Text(basis, style="dim"))
+    if left_out:
+        console.print(Text(f"No room for {', '.join(left_out)}: see report.html.", style="dim"))
+    console.print()
+    console.print(Text(decision.text))
+    console.print()
+    console.print(Text(f"digest {folder.digest()}"))
+    for figure in figures:
+        click.echo(f"figure {visible(figure, 500)}")
+    click.echo(str(folder.path))
+
+
+def stdout(plain_width: int = _PLAIN_WIDTH) -> Console:
+    """Console of the terminal's width, or of `plain_width` for a file or pipe."""
+    console = Console()
+    return console if console.is_terminal else Console(width=plain_width)
+
+
+def _or_resume(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    """Require EXPERIMENT unless there is --resume."""
+    if value is None and context.params.get("resume") is None:
+        raise click.MissingParameter(ctx=context, param=parameter, param_hint="'EXPERIMENT'")
+    return value
+
+
+@dataclass(frozen=True)
+class RunArguments:
+    """Command-line arguments that `run` and `compare` share."""
+
+    experiment: Path | None
+    resume: Path | None
+    trust: bool
+    edited_code: bool
+    topology: str | None
+    protocol: str | None
+    scale: str | None
+    overrides: tuple[str, ...]
+    out: str | None
+    seeds: int | list[int] | None
+    jobs: int | None
+    yes: bool
+    as_json: bool
+
+    def resumed(self, **others: object) -> Path | None:
+        """Folder of the run to resume; raises InputError for options that a resumed run cannot change."""
+        if self.resume is None:
+            for name in ("trust", "edited_code"):
+                if getattr(self, name):
+                    raise InputError(f"--{name.replace('_', '-')}: goes with --resume: leave it out")
+            return None
+        given = {name: getattr(self, name) for name in ("experiment", "topology", "protocol")}
+        given |= {"set": self.overrides, "scale": self.scale, "out": self.out, "seeds": self.seeds, **others}
+        for name, value in given.items():
+            if value:
+                option = "EXPERIMENT" if name == "experiment" else f"--{name}"
+                raise InputError(
+                    f"--resume {visible(self.resume)}: goes on as it was begun: leave out {option}"
+                )
+        return self.resume
+
+    def resume_run(self, path: Path, *, trace: bool = False) -> None:
+        """Resume the run of a folder."""
+        resume_run(
+            path,
+            trust=self.trust,
+            edited_code=self.edited_code,
+            jobs=self.jobs,
+            trace=trace,
+            as_json=self.as_json,
+        )
+
+    def load(self) -> Experiment:
+        """Load the experiment with its options and overrides."""
+        from exogym_core.cli.experiment import Experiment
+
+        assert self.experiment is not None
+        confirm_seeds(self.seeds, yes=self.yes)
+        topology = topology_here(self.topology)
+        given = {"topology": topology, "protocol": self.protocol, "seeds": self.seeds}
+        options = {key: value for key, value in given.items() if value is not None}
+        return Experiment.load(self.experiment, list(self.overrides), options, self.scale)
+
+
+def _seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> int | list[int] | None:
+    """Parse a number of seeds, or a list of them."""
+    if value is None:
+        return None
+    numbers = [number.strip() for number in value.split(",")]
+    if not all(number.isascii() and number.isdigit() for number in numbers):
+        problem = f"{value!r} is no number of seeds and no list of them: write 3, or 0,3,4"
+        raise click.BadParameter(problem, context, parameter)
+    return [int(number) for number in numbers] if "," in value else int(value)
+
+
+_run_options = takes(
+    RunArguments,
+    [
+        click.argument("experiment", type=click.Path(path_type=Path), required=False, callback=_or_resume),
+        click.option(
+            "--resume",
+            metavar="DIR",
+            type=click.Path(path_type=Path),
+            is_eager=True,  # parsed before the check whether EXPERIMENT is missing
+            help="Resume the run in this folder from its last checkpoint.",
+        ),
+        trust_flag,
+        click.option(
+            "--edited-code",
+            is_flag=True,
+            help="With --resume: even if your code was edited since the checkpoint.",
+        ),
+        click.option("--protocol", metavar="NAME", callback=not_empty, help="Another protocol."),
+        *overriding_options,
+        click.option(
+            "--out",
+            metavar="DIR",
+            callback=not_empty,
+            help="The run's folder, new or empty [runs/<name>-<n>].",
+        ),
+        click.option(
+            "--seeds",
+            metavar="N",
+            callback=_seeds,
+            help="Each strategy with N seeds, counted up from the experiment's, or with a list such as 0,3,4.",
+        ),
+        jobs_option,
+        yes_flag,
+        results_json,
+        debug_flag,
+    ],
+)
+
+
+@click.command()
+@_run_options
+@click.option("--strategy", metavar="NAME", help="Which of the experiment's strategies [the only one].")
+@click.option("--trace", is_flag=True, help="Write trace.json.gz, to look at with Perfetto.")
+def run(asked: RunArguments, strategy: str | None, trace: bool) -> None:
+    """Train with one strategy of EXPERIMENT, or resume a run."""
+    resumed = asked.resumed(strategy=strategy)
+    if resumed is not None:
+        return asked.resume_run(resumed, trace=trace)
+    loaded = asked.load()
+    if strategy is not None:
+        loaded = loaded.only(strategy)
+    elif len(loaded.strategies) > 1:
+        names = ", ".join(visible(entry.label, 40) for entry in loaded.strategies)
+        raise InputError(
+            f"{visible(asked.experiment)}: has several strategies: add --strategy with one of {names}, "
+            "or use: netgym compare"
+        )
+    return train(loaded, asked.out, jobs=asked.jobs, trace=trace, as_json=asked.as_json)
+
+
+@click.command()
+@_run_options
+def compare(asked: RunArguments) -> None:
+    """Train with every strategy of EXPERIMENT and name the winner, with reasons; or resume a run."""
+    resumed = asked.resumed()
+    if resumed is not None:
+        return asked.resume_run(resumed)
+    return train(asked.load(), asked.out, jobs=asked.jobs, as_json=asked.as_json)

@@ -1,0 +1,65 @@
+"""Ctrl-C, SIGTERM and SIGHUP: the first ends a run in order, the second at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["Interruption", "interrupt"]
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _end_while_torch_loads(number: int) -> None:
+    """An exception that passes through torch's own start aborts the process: end it quietly instead."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    if getattr(spec, "_initializing", False):
+        os._exit(128 + number)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGINT's handler while no `Interruption` is entered: Python's own, but where that would abort the process.
+
+    Raises:
+        KeyboardInterrupt: always, where it does not end the process.
+    """
+    _end_while_torch_loads(number)
+    raise KeyboardInterrupt
+
+
+class Interruption:
+    """While entered, the first signal raises KeyboardInterrupt in the main thread and the second exits.
+
+    SIGINT is taken even where a background shell has handed it down ignored, so that `kill -INT` works; SIGHUP stays
+    ignored under nohup.
+
+    Attributes:
+        exit_code: 130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP; None before.
+    """
+
+    def __init__(self) -> None:
+        self.exit_code: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        for number in _ENDING:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
+            self._previous[number] = signal.signal(number, self._interrupt)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        _end_while_torch_loads(number)
+        if self.exit_code is not None:
+            os._exit(self.exit_code)
+        self.exit_code = 128 + number
+        raise KeyboardInterrupt

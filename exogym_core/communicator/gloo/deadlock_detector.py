@@ -1,0 +1,361 @@
+"""The deadlock detector of real ranks: calls that can never complete are reported within seconds, not by a time-out.
+
+A rank counts its posts, lane by lane: calls of a group, messages of a tag from one rank to another. A wait needs so
+many posts of others. Counts only grow, and those of a rank that waits stand still. So reports may be old and still show
+a deadlock truly: the first rank to go on would have needed a post that another one had not made when it reported.
+
+A rank that has waited for half a second reports its wait in the store at which the ranks have met (signed, and
+no port more). Each checks whether all reports amount to a deadlock. gloo cannot be called back from a wait: so it
+waits in a helper thread, which is abandoned when the wait has become pointless.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from concurrent.futures import Future, InvalidStateError
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from exogym_core.communicator.exchange import deadlock_error, ranks_stuck
+from netsim.errors import DeadlockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from exogym_core.communicator.gloo.rendezvous import Rendezvous, SignedStore
+
+__all__ = ["DeadlockDetector", "Pending", "Posted", "Want", "deadlock_among", "in_thread"]
+
+# --- waits and posts -----------------------------------------------------------------------------------------
+
+
+_MOST_LANES = 500  # that a rank reports, those it has used last
+
+
+class Want(NamedTuple):
+    """Posts that a rank waits for.
+
+    Attributes:
+        text: the call and its place.
+        needs: (rank, lane, how many posts of that rank in that lane), all of them.
+        any_one: one of them is enough.
+    """
+
+    text: str
+    needs: tuple[tuple[int, str, int], ...]
+    any_one: bool = False
+
+
+class Pending(NamedTuple):
+    """Report of a waiting rank: the posts it needs, and its own posts."""
+
+    want: Want
+    posted: dict[str, int]
+    is_all: bool
+
+    def to_text(self) -> str:
+        """JSON for the store."""
+        return json.dumps([self.want, self.posted, self.is_all])
+
+    @classmethod
+    def of_text(cls, text: bytes) -> Pending:
+        """Parse the JSON of `to_text`."""
+        (told, needs, any_one), posted, is_all = json.loads(text)
+        return cls(
+            Want(told, tuple((rank, lane, number) for rank, lane, number in needs), any_one), posted, is_all
+        )
+
+    def has_posted(self, lane: str, number: int) -> bool:
+        """True if so many posts in a lane may have been made."""
+        found = self.posted.get(lane)
+        return not self.is_all if found is None else found >= number
+
+
+class Posted:
+    """Counts a rank's posts by lane."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def add(self, lane: str) -> int:
+        """One more; returns how many there are now."""
+        number = self._counts.pop(lane, 0) + 1
+        self._counts[lane] = number  # the last used stand last
+        return number
+
+    def count(self, lane: str) -> int:
+        """Number of posts in a lane."""
+        return self._counts.get(lane, 0)
+
+    def pending(self, want: Want) -> Pending:
+        """Report of this rank while it waits for `want`."""
+        lanes = list(self._counts.items())
+        return Pending(want, dict(lanes[-_MOST_LANES:]), len(lanes) <= _MOST_LANES)
+
+
+def deadlock_among(pending: Mapping[int, Pending], others: Mapping[int, str]) -> DeadlockError | None:
+    """The error if some of the ranks can never go on, by what they said last.
+
+    Args:
+        pending: of ranks that have said that they wait; those that have not may do anything.
+        others: other lines of the table, by rank.
+    """
+    missing = {rank: _missing(said, pending) for rank, said in pending.items()}
+
+    def can_go_on(rank: int, able: AbstractSet[int]) -> bool:
+        enough = any if pending[rank].want.any_one else all
+        awaited = missing[rank]
+        return not awaited or enough(each in able or each not in pending for each in awaited)
+
+    stuck = {
+        rank: f"{'any of ' if pending[rank].want.any_one else ''}{_names(missing[rank])} in {pending[rank].want.text}"
+        for rank in ranks_stuck(pending, (), can_go_on)
+    }
+    if not stuck:
+        return None
+    table = {rank: f"waits in {said.want.text}" for rank, said in pending.items()} | dict(others)
+    table |= {rank: f"waits for {text}" for rank, text in stuck.items()}
+    return deadlock_error(stuck, dict(sorted(table.items())))
+
+
+def _missing(said: Pending, pending: Mapping[int, Pending]) -> list[int]:
+    """The ranks whose posts are not known to be there; none if what it waits for is under way."""
+    needs = [
+        (rank, rank in pending and pending[rank].has_posted(lane, number))
+        for rank, lane, number in said.want.needs
+    ]
+    if said.want.any_one and any(is_there for _, is_there in needs):
+        return []
+    return sorted({rank for rank, is_there in needs if not is_there})
+
+
+def _names(ranks: Sequence[int]) -> str:
+    counted = Counter(ranks)
+    return f"rank{'s' if len(counted) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+# --- the detector --------------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+_TICK_SECONDS = 0.25
+_FIRST_LOOK_SECONDS, _LONGEST_BETWEEN_LOOKS = 0.5, 8.0
+_ANSWER_SECONDS = 1.5  # in which a running rank reports its stack, on a busy machine too
+_MOST_FRAMES = 12
+_STORE_ERRORS = (RuntimeError, ValueError, OSError)  # the store may have gone with its host
+
+
+class _Wait(NamedTuple):
+    """A wait under way: what for, where its result goes, and since when."""
+
+    want: Want
+    result: Future[Any]
+    since: float
+
+
+class DeadlockDetector:
+    """One rank's, of the thread that makes it.
+
+    Args:
+        rendezvous: where the ranks have met.
+
+    Attributes:
+        posted: what this rank has posted; count before you wait.
+        abandoned: what is waited for in threads beside, though no call waits for them any more.
+    """
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self.posted = Posted()
+        self._rank, self._num_ranks = rendezvous.rank, rendezvous.num_ranks
+        self._rendezvous = rendezvous
+        self._now: _Wait | None = None
+        self._users: set[int] = set()
+        self._helper: _Helper | None = None
+        self.abandoned: list[Future[Any]] = []
+        self._ended = threading.Event()
+        self._store: SignedStore | None = None
+        self._main = threading.get_ident()
+        self._thread = threading.Thread(target=self._watch, name="detector", daemon=True)
+        self._thread.start()
+
+    def wait(self, want: Want, call: Callable[[], T]) -> T:
+        """Return `call()`, which waits for `want`.
+
+        Raises:
+            DeadlockError: it never will; also when the time is over, with the places of all ranks.
+        """
+        helper, self._helper = self._helper or _Helper(), None  # another thread of the user's takes another
+        future: Future[T] = Future()
+        helper.submit(call, future)
+        try:
+            return self.until(want, future)
+        finally:
+            if future.done():
+                self._helper = helper
+
+    def until(self, want: Want, future: Future[T]) -> T:
+        """The result of a future that waits for `want`; raises as `wait` does."""
+        result = future
+        if not future.done():
+            result = Future()
+            future.add_done_callback(partial(_hand_over, result))
+            self._users.add(threading.get_ident())
+            self._now = _Wait(want, result, time.monotonic())
+        try:
+            return result.result()
+        except DeadlockError as error:
+            if "no answer from every rank within" in str(error) and "\n" not in str(error):
+                error.args = ("\n".join([str(error), *self._where_everybody_is()]),)
+            raise
+        finally:
+            self._now = None
+            if not future.done():
+                self.abandoned.append(future)
+
+    def close(self) -> None:
+        """Look no longer."""
+        self._ended.set()
+        self._thread.join()
+        if self._helper is not None:
+            self._helper.stop()
+
+    # --- the thread ----------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        said: _Wait | None = None
+        next_look = 0.0
+        while not self._ended.wait(_TICK_SECONDS):
+            wait, now = self._now, time.monotonic()
+            with contextlib.suppress(*_STORE_ERRORS):
+                if self._store is None:
+                    self._store = self._rendezvous.another_store()
+                if said is not None and said is not wait:
+                    said = None
+                    self._store.set(f"waits {self._rank}", "")
+                if self._store.check(["ask"]):
+                    self._store.set(f"stack {self._rank}", self._stack())
+                # With several threads of the user's, one that waits does not mean that the rank does.
+                if wait is None or now - wait.since < _FIRST_LOOK_SECONDS or len(self._users) > 1:
+                    continue
+                if said is None:
+                    said, next_look = wait, now
+                    self._store.set(f"waits {self._rank}", self.posted.pending(wait.want).to_text())
+                if now >= next_look or self._store.check(["deadlock"]):
+                    next_look = now + min(max(now - wait.since, _FIRST_LOOK_SECONDS), _LONGEST_BETWEEN_LOOKS)
+                    self._judge(wait)
+
+    def _judge(self, wait: _Wait) -> None:
+        assert self._store is not None
+        pending, others = self._said()
+        error = deadlock_among(pending, others)
+        if error is not None:
+            if not self._store.check(["deadlock"]):
+                self._store.set(
+                    "deadlock", "seen"
+                )  # so that the others check at once, before connections end
+                self._ended.wait(2 * _TICK_SECONDS)
+            with contextlib.suppress(InvalidStateError):
+                wait.result.set_exception(error)
+
+    def _said(self) -> tuple[dict[int, Pending], dict[int, str]]:
+        """Reports of waiting ranks; of the others, that they run."""
+        assert self._store is not None
+        pending: dict[int, Pending] = {}
+        for rank in range(self._num_ranks):
+            text = self._store.get(f"waits {rank}") if self._store.check([f"waits {rank}"]) else b""
+            if text:
+                pending[rank] = Pending.of_text(text)
+        running = set(range(self._num_ranks)) - pending.keys()
+        return pending, dict.fromkeys(running, "computes, or waits for something else")
+
+    # --- when the time is over -----------------------------------------------------------------------------
+
+    def _where_everybody_is(self) -> list[str]:
+        """A line for each other rank that waits; for those that do not, where they are."""
+        with contextlib.suppress(*_STORE_ERRORS):
+            store = self._rendezvous.another_store()
+            pending, running = self._said_to(store)
+            store.set("ask", "where are you?")
+            deadline, silent = time.monotonic() + _ANSWER_SECONDS, set(running) - {self._rank}
+            while silent and time.monotonic() < deadline:
+                silent -= {rank for rank in silent if store.check([f"stack {rank}"])}
+                time.sleep(0.02)
+            lines = []
+            for rank in range(self._num_ranks):
+                if rank in silent:
+                    lines.append(
+                        f"  rank {rank}: does not answer: it is stopped, or in code that holds Python's lock"
+                    )
+                elif rank in running and rank != self._rank:
+                    lines += [f"  rank {rank}: does not wait; it is in", store.get(f"stack {rank}").decode()]
+                elif rank != self._rank:
+                    lines.append(f"  rank {rank}: waits in {pending[rank].want.text}")
+            return lines
+        return []
+
+    def _said_to(self, store: SignedStore) -> tuple[dict[int, Pending], dict[int, str]]:
+        self._store = store
+        return self._said()
+
+    def _stack(self) -> str:
+        """The innermost frames of the rank's own thread, each a line."""
+        frame = sys._current_frames().get(self._main)
+        frames = traceback.extract_stack(frame)[-_MOST_FRAMES:] if frame is not None else []
+        return "\n".join(f"    {each.name} at {each.filename}:{each.lineno}: {each.line}" for each in frames)
+
+
+def in_thread(call: Callable[[], T]) -> Future[T]:
+    """Begin `call()` in a thread of its own."""
+    future: Future[T] = Future()
+    _Helper().submit(call, future, last=True)
+    return future
+
+
+class _Helper:
+    """A thread that calls what it is given; a daemon, since some calls never return."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any], bool] | None] = (
+            queue.SimpleQueue()
+        )
+        threading.Thread(target=self._work, name="gloo wait", daemon=True).start()
+
+    def submit(self, call: Callable[[], Any], future: Future[Any], last: bool = False) -> None:
+        """Call, and hand what comes over to `future`; after the last call the thread ends."""
+        self._calls.put((call, future, last))
+
+    def stop(self) -> None:
+        """End the thread, unless its call never returns."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            call, future, last = item
+            try:
+                result = call()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+                del result
+            del item, call, future  # or the last call's tensors would live until the next one
+            if last:
+                return
+
+
+def _hand_over(result: Future[Any], done: Future[Any]) -> None:
+    with contextlib.suppress(InvalidStateError):  # its wait has ended
+        error = done.exception()
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(done.result())

@@ -1,0 +1,543 @@
+"""Configuration of a run: keywords of `fit`, keys of an experiment file, and what a checkpoint must have the same.
+
+    experiment file -> Settings -> RunConfig <- keywords of Trainer.fit
+                                   RunConfig -> FitRequest -> ranks
+
+A field of `RunConfig` and its line of documentation are the whole of an option: a keyword of `fit` for type checkers,
+`help` and at run time; a key of experiment files, `--set` and `netgym schema`; a check and its error; a setting that
+checkpoints compare. Code reads it as `request.NAME`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, fields
+from inspect import cleandoc, signature
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args, get_type_hints
+
+import pydantic.dataclasses
+import yaml
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+)
+
+from exogym_core.workers.spec import WorkerSpec
+from netsim import Schema, parse_collectives, parse_document
+from netsim.errors import InputError
+from netsim.units import parse_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import torch
+    from torch import nn
+
+    from exogym_core.cost.compute import Compute
+    from exogym_core.strategy.base import Strategy
+    from netsim import Topology
+
+    StrategyLike: TypeAlias = Strategy | None
+    Device: TypeAlias = str | torch.device | None
+    Devices: TypeAlias = Sequence[int | str | torch.device] | None
+    TopologyLike: TypeAlias = Topology | str | Path | Mapping[str, Any] | None
+    ProtocolLike: TypeAlias = str | Mapping[str, Any] | None
+    CollectivesLike: TypeAlias = str | Mapping[str, str]
+    ComputeLike: TypeAlias = float | str | Mapping[str, Any] | Compute | None
+    WorkersLike: TypeAlias = str | Mapping[str, Any] | WorkerSpec
+    Accuracy: TypeAlias = Callable[[nn.Module, Any], float] | None
+    Listener: TypeAlias = Callable[[Mapping[str, Any]], None] | None
+    PathLike: TypeAlias = str | Path
+    Names: TypeAlias = Sequence[str] | None
+    Options: TypeAlias = Mapping[str, Any] | None
+else:  # checked in `exogym_core.run.request`, which may import torch
+    StrategyLike = Device = Devices = TopologyLike = ProtocolLike = CollectivesLike = ComputeLike = Any
+    WorkersLike = Accuracy = Listener = PathLike = Names = Options = Any
+
+__all__ = [
+    "OPTIONS",
+    "PROGRAM_TASK",
+    "Count",
+    "Named",
+    "Option",
+    "RunConfig",
+    "Settings",
+    "StrategySettings",
+    "attributes_section",
+    "checked_config",
+    "file_values",
+    "open_device",
+    "option",
+    "yaml_text",
+]
+
+
+PROGRAM_TASK = "fit("
+"""Beginning of the task's name in the experiment.yaml of `fit(out=...)`, whose model and data a program has."""
+
+_AS_FIELD: Any = object()  # the default of a key where an option declares none for files
+
+
+@dataclass(frozen=True)
+class Option:
+    """Properties of one field of `RunConfig`, besides its name, type and default.
+
+    Attributes:
+        key: in experiment files, such as "evaluate.every"; None: no file sets it.
+        file_type: type of that key for pydantic, where it is not the field's.
+        file_default: default of that key, where it is not the field's; `...`: the key is required.
+        same: whether a run that goes on from a checkpoint needs the same value.
+        is_timed: it means nothing without virtual time.
+    """
+
+    key: str | None = None
+    file_type: Any = None
+    file_default: Any = _AS_FIELD
+    same: bool = False
+    is_timed: bool = False
+
+
+def option(default: Any, **properties: Any) -> Any:
+    """A field of `RunConfig`; `properties` are the attributes of its `Option`."""
+    return field(default=default, metadata={"option": Option(**properties)})
+
+
+# --- types of options --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Values of a type, for the error about a keyword of `fit`: "give a whole number from 1 up"."""
+
+    text: str
+    is_whole: bool = False
+
+
+def _seconds(name: str | None, value: Any) -> float:
+    try:
+        seconds = parse_seconds(value) if isinstance(value, str) else float(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"fit: {name} is {value!r}: {error}") from None
+    if isinstance(value, bool) or not 0 < seconds < math.inf:
+        raise InputError(f"fit: {name} is {value!r}; give a positive duration such as '2 h'")
+    return seconds
+
+
+def _duration(value: object, info: ValidationInfo) -> float | None:
+    return None if value is None else _seconds(info.field_name, value)
+
+
+def _failures(value: object, info: ValidationInfo) -> Mapping[str, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or "mtbf" not in value or set(value) - {"mtbf", "repair"}:
+        raise InputError(f"fit: {info.field_name} is {value!r}; give {{mtbf: 8 h, repair: 10 min}}")
+    given = {"repair": "10 min", **value}
+    return {
+        key: _seconds(f"{info.field_name}.{key}", each) for key, each in given.items() if each is not None
+    }
+
+
+def _collectives(value: Any) -> Any:
+    parse_collectives(value)
+    return value
+
+
+def _transport(value: str) -> str:
+    from exogym_core.workers.run import transport_named  # here, since it brings torch
+
+    transport_named(value)
+    return value
+
+
+def open_device(value: Any) -> Any:
+    """None for "" (EXO Gym leaves a device open with it) and "auto" (experiment files do), else `value`."""
+    return None if isinstance(value, str) and value in ("", "auto") else value
+
+
+def _unit_needed(value: object) -> object:
+    fixed = value.get("fixed") if isinstance(value, dict) else value
+    if isinstance(fixed, int | float) and not isinstance(fixed, bool):
+        raise InputError(f"{fixed} has no unit: write '{fixed} s' or '{fixed} ms'")
+    return value
+
+
+def _no_truth_value(value: object) -> object:
+    if isinstance(value, bool):  # it would count as 1 or 0
+        raise InputError(f"{str(value).lower()} is no number")
+    return value
+
+
+def _name_alone(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
+
+
+Count = Annotated[int, Field(ge=1), Expected("a whole number from 1 up", is_whole=True)]
+Natural = Annotated[int, Field(ge=0), Expected("a whole number from 0 up", is_whole=True)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Truth = Annotated[bool, Expected("True or False")]  # "no" would count as true
+Finite = Annotated[float, Field(allow_inf_nan=False), Expected("a finite number")]
+Text = Annotated[str, Expected("text")]
+Patience = Annotated[float, Field(gt=0, allow_inf_nan=False), Expected("a number of seconds above 0")]
+Duration = Annotated[float | str | None, BeforeValidator(_duration)]
+Failures = Annotated[Mapping[str, Any] | None, BeforeValidator(_failures)]
+
+
+class Named(Schema):
+    """A name with options beside it: `digits`, or `{name: digits, validation_fraction: 0.1}`."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options next to the name."""
+        return dict(self.model_extra or {})
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The name, then the options in the order of their names."""
+        return {"name": self.name, **dict(sorted(self.options.items()))}
+
+
+class StrategySettings(Named):
+    """A strategy's name, its arguments, and a label of one's own for tables and files."""
+
+    label: str | None = None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The name, the label, then the arguments in the order of their names."""
+        return {"name": self.name, "label": self.label, **dict(sorted(self.options.items()))}
+
+
+Choice = Annotated[Named, BeforeValidator(_name_alone)]
+StrategyChoice = Annotated[StrategySettings, BeforeValidator(_name_alone)]
+OpenDevice = Annotated[Device, BeforeValidator(open_device)]
+OpenDevices = Annotated[Devices, BeforeValidator(open_device)]
+Algorithms = Annotated[CollectivesLike, AfterValidator(_collectives)]
+Workers = Annotated[WorkersLike, BeforeValidator(WorkerSpec.parse)]
+TransportName = Annotated[Text, AfterValidator(_transport)]
+# Types of keys of experiment files: values as written, which the resolved form repeats.
+NameList = Annotated[list[str], Field(min_length=1)]
+Precision = bool | Literal["bf16", "fp16"]
+FileSeconds = float | str | None
+FileFailures = dict[str, float | str] | None
+FileChoice = str | dict[str, str]
+FileCompute = Annotated[str | dict[str, Any], BeforeValidator(_unit_needed)]
+FileName = str | dict[str, Any] | None
+FileNumber = Annotated[float, Field(strict=False, allow_inf_nan=False), BeforeValidator(_no_truth_value)]
+
+
+# --- the options -------------------------------------------------------------------------------------------
+
+
+@pydantic.dataclasses.dataclass(config=ConfigDict(strict=True))
+class RunConfig:
+    """The options of a run, each checked by itself.
+
+    Attributes:
+        num_epochs: passes over the training set; one where neither this nor `max_steps` is given.
+        strategy: update at the end of a local step; each rank gets its own copy.
+        num_nodes: number of workers; by default torchrun's world size, or the hosts of the topology.
+        max_steps: optimizer steps of each worker; with `num_epochs`, whichever ends first.
+        device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`, as for `Trainer`; giving different ones to both is an error.
+            In a file a list is dealt out to the ranks in turn.
+        devices: CUDA devices that ranks take in turn.
+        batch_size: samples of each worker in a step. The last step of an epoch may be smaller; averages over ranks
+            are weighted by samples.
+        minibatch_size: samples of one backward pass; divides `batch_size`, changes no result but for random draws
+            inside the model. None: the whole batch; `auto`: the largest for which there is memory.
+        shuffle: a new order in each epoch, drawn from `seed`.
+        val_size: samples of an evaluation, the same every time; 0 for no evaluation. In a file None: all of them.
+        val_interval: steps between evaluations; also at step 0 and at the end. They cost no virtual time.
+        autocast: forward passes in half precision: `bf16` (or True), or `fp16`, which scales the loss and leaves out
+            steps whose gradients overflow.
+        checkpoint_interval: steps between checkpoints of the whole run; they cost no virtual time. Only the newest is
+            kept.
+        correlation_interval: steps between comparisons of the replicas; None: none.
+        save_dir: folder of checkpoints, in a new folder called as the run or its strategy; `result.checkpoint_folder`
+            is its path.
+        dataloader_kwargs: `collate_fn`, `drop_last`, `num_workers` and the like.
+        val_seconds: virtual seconds between evaluations, in place of `val_interval` steps.
+        seed: of data order, of every rank's own random stream, and of virtual jitter.
+        run_name: write `logs/<run_name>/` with train.csv, validation.csv and config.json. Nothing is written without
+            it.
+        out: the run's folder, new or empty, as `netgym run` writes it: metrics, model, summary, checkpoints and page,
+            for `netgym report`, `netgym status` and `netgym.load`. None: no folder.
+        wandb_project: log to Weights & Biases too (extra `tracking`).
+        log_x_axis: of these logs: `step`, `examples` or `virtual_seconds`.
+        disable_logging: neither of both.
+        until: virtual seconds (or text such as '2 h') after which no step begins; `max_steps` may end the run before.
+        servers: server ranks of strategies that have some, besides the workers; by default what the strategy needs.
+        failures: workers' hosts crash at random: {'mtbf': '8 h', 'repair': '10 min'}, exponential times drawn by
+            seed.
+        topology: the network: a file, the name of a shipped one, a mapping or a Topology. None: no virtual time.
+        placement: host names, one a rank; None: spread evenly over regions.
+        protocol: how transfers use links, a preset or a mapping; None: the topology's, else `linux-tcp`.
+        collectives: algorithms of the simulated collectives: `auto`, the fastest for each operation, group and size
+            on this network (`gloo`'s own under that protocol); a name such as `ring`; or a mapping such as
+            `all_reduce: ring`. `result.collectives` reports which were used.
+        compute: virtual seconds of a step, such as `50 ms`, `measured`, or a mapping, see `Compute.parse`; by default
+            by FLOPs on each host's device, which the topology must name.
+        transport: `netsim`; `gloo` for real processes and sockets (torchrun's, where it has started this process:
+            then rank 0 has the history and returns the mean model, the others return their own); or a registered one
+            (`exogym_core.workers.run`).
+        workers: `auto`, `threads`, `processes`, or a mapping of kind, processes and intra_op_threads.
+        target_loss: of the judged model. `target` reports whether it was held, and `virtual_seconds_to_target` when
+            the first judged model that reached it came to exist.
+        resume_from: a folder of checkpoints, or a run's folder that `out` named; goes on from its newest checkpoint,
+            or from the start where there is none yet, to the same bits as without an interruption; new checkpoints
+            go there too. All other arguments must be those of the interrupted run, but for its length and `workers`.
+        edited_code: go on from a checkpoint although code of one's own, of strategy or model, was edited since.
+        trace: a file for a trace of the run, for Perfetto, such as `trace.json.gz`; costs no virtual time.
+        timeout_seconds: over `gloo`, how long ranks wait for each other; None: four times as long as a rank has
+            itself worked since its last call, half an hour at least. A rank that dies is noticed at once, as are
+            ranks in a circle.
+        compare_calls: over `gloo`, whether ranks compare each call before it runs, so that those that disagree end
+            with an error and do not hang: a round trip a call, which strategies that communicate every step may want
+            to save.
+        accuracy: `f(model, batch) -> fraction right`, for the judged model.
+        on_event: called with every finished row, with its `kind`, while the run goes on.
+        progress: a bar on a terminal, a line now and then elsewhere, and how it ended, on stderr; False for silence.
+    """
+
+    num_epochs: Count | None = None
+    strategy: StrategyLike = None
+    num_nodes: Count | None = option(None, key="workers.count", file_type=Count, file_default=...)
+    max_steps: Count | None = option(None, key="steps", file_type=Count, file_default=...)
+    device: OpenDevice = option(None, key="device", file_type=str | NameList, file_default="auto")
+    devices: OpenDevices = None
+    batch_size: Count = option(16, key="batch_size", same=True)
+    minibatch_size: Count | Literal["auto"] | None = option(None, key="minibatch_size", same=True)
+    shuffle: Truth = option(True, key="shuffle", same=True)
+    val_size: Natural = option(64, key="evaluate.samples", file_type=Natural | None, file_default=None)
+    val_interval: Count = option(100, key="evaluate.every")
+    autocast: Any = option(False, key="autocast", file_type=Precision, same=True)
+    checkpoint_interval: Count | None = option(
+        None, key="checkpoint.every", file_type=Count, file_default=...
+    )
+    correlation_interval: Count | None = option(None, key="evaluate.correlation_every")
+    save_dir: PathLike = "./checkpoints"
+    dataloader_kwargs: Options = None
+    _: KW_ONLY
+    val_seconds: Duration = option(None, key="evaluate.every_seconds", file_type=FileSeconds, is_timed=True)
+    seed: Natural = option(42, key="seed", file_type=Seed, file_default=0, same=True)
+    run_name: Text | None = None
+    wandb_project: Text | None = None
+    log_x_axis: Text = "step"
+    disable_logging: Truth = False
+    until: Duration = option(None, key="until", file_type=FileSeconds, same=True, is_timed=True)
+    servers: Count | None = option(None, key="servers", file_type=int | None, same=True)
+    failures: Failures = option(None, key="failures", file_type=FileFailures, same=True, is_timed=True)
+    topology: TopologyLike = option(None, key="topology", file_type=FileName)
+    placement: Names = option(None, key="placement", file_type=NameList | None, same=True)
+    protocol: ProtocolLike = option(None, key="protocol", file_type=FileName, same=True)
+    collectives: Algorithms = option("auto", key="collectives", file_type=FileChoice, same=True)
+    compute: ComputeLike = option(None, key="compute", file_type=FileCompute, file_default="flops")
+    transport: TransportName = option("netsim", key="transport", file_type=str, same=True)
+    workers: Workers = option("auto", key="workers")
+    target_loss: Finite | None = option(None, key="target_loss", file_type=FileNumber | None)
+    resume_from: PathLike | None = None
+    edited_code: Truth = False
+    trace: PathLike | None = None
+    timeout_seconds: Patience | None = None
+    compare_calls: Truth = option(True, key="compare_calls")
+    accuracy: Accuracy = None
+    out: PathLike | None = None
+    on_event: Listener = None
+    progress: Truth = True
+
+
+OPTIONS: Mapping[str, Option] = {
+    each.name: each.metadata.get("option", Option()) for each in fields(RunConfig)
+}
+"""Properties of each option, by its name."""
+
+_HINTS = get_type_hints(RunConfig, include_extras=True)
+
+
+def checked_config(*positional: Any, **keywords: Any) -> RunConfig:
+    """The options that `fit` was given, each checked by itself.
+
+    Raises:
+        InputError: an option has a wrong value; the line says what to give.
+    """
+    given = signature(RunConfig).bind(*positional, **keywords).arguments
+    for name, value in given.items():
+        expected = _expected(name)
+        if isinstance(value, float) and value.is_integer() and expected is not None and expected.is_whole:
+            given[name] = int(value)  # users of EXO Gym pass 150.0 steps
+    try:
+        return RunConfig(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        cause, name = first.get("ctx", {}).get("error"), str(first["loc"][0])
+        if isinstance(cause, InputError):
+            raise cause from None
+        expected = _expected(name)
+        assert expected is not None
+        raise InputError(f"fit: {name} is {given[name]!r}; give {expected.text}") from None
+
+
+def _expected(name: str) -> Expected | None:
+    types = [_HINTS[name], *get_args(_HINTS[name])]
+    notes = [note for each in types for note in getattr(each, "__metadata__", ())]
+    return next((note for note in notes if isinstance(note, Expected)), None)
+
+
+def attributes_section(documented: type) -> str:
+    """Section "Attributes" of a class's docstring."""
+    return cleandoc(documented.__doc__ or "").partition("Attributes:\n")[2]
+
+
+def _descriptions(documented: type) -> dict[str, str]:
+    """Description of each attribute of a class, on one line."""
+    entries = re.split(r"^    (\w+): ", attributes_section(documented), flags=re.M)[1:]
+    return {name: " ".join(text.split()) for name, text in zip(entries[::2], entries[1::2], strict=True)}
+
+
+# --- experiment files --------------------------------------------------------------------------------------
+
+
+class FileKeys(Schema):
+    """Keys of an experiment file, as written or by default.
+
+    Attributes:
+        name: of the run folder; by default the file's.
+        task: data, and the default model for them.
+        model: the model; None: the task's default.
+        strategies: strategies to compare, each a name or a mapping with `name` and its arguments.
+        seeds: a number of them, counted up from `seed`, or a list; None: `seed` alone. In the resolved form a list.
+        network_seed: of the network's own draws (drift); None: each run's seed.
+        loggers: where metrics go besides the CSV files that are always written.
+        scales: name -> what `--scale` of that name replaces, in the key paths of `--set`. Not part of the resolved
+            form.
+        sweep: key paths and their values, for `netgym sweep`; see `exogym_core.studies.points:Sweep`. Not part of the
+            resolved form.
+        tune: options and their values for `netgym tune`; see `exogym_core.studies.tuning`. Not part of the resolved
+            form.
+    """
+
+    name: str | None = None
+    task: Choice
+    model: Choice | None = None
+    strategies: Annotated[list[StrategyChoice], Field(min_length=1)]
+    seeds: Count | Annotated[list[Seed], Field(min_length=1)] | None = None
+    network_seed: Seed | None = None
+    loggers: list[Literal["csv", "tensorboard", "wandb", "mlflow"]] = Field(default=["csv"])
+    scales: dict[str, dict[str, Any]] = Field(default={})
+    sweep: dict[str, Any] | None = None
+    tune: dict[str, Any] | None = None
+
+
+#: Keys of files alone, by group.
+_FILE_KEYS: dict[str, type[Schema]] = {"": FileKeys, "workers": WorkerSpec}
+
+#: Description of each group, and its value where the file has none: `...` if it needs one.
+_GROUPS = {
+    "workers": ("Number of workers, and their processes and threads (which change no result).", ...),
+    "evaluate": ("Evaluation of the local, the mean and the judged model, off the clock.", _AS_FIELD),
+    "checkpoint": ("Steps between two checkpoints.", None),
+}
+
+#: Order of the resolved form; other keys follow.
+_ORDER = (
+    "name task model workers workers.count device topology placement protocol collectives compute steps batch_size "
+    "minibatch_size shuffle autocast strategies evaluate evaluate.every evaluate.every_seconds evaluate.samples "
+    "target_loss checkpoint seed seeds network_seed loggers scales sweep tune until servers failures"
+)
+
+
+def _keys_of_files() -> dict[str, dict[str, Any]]:
+    """By group ("" for the file itself): type and default of each key."""
+    keys: dict[str, dict[str, Any]] = {}
+    about = _descriptions(RunConfig)
+    for each in fields(RunConfig):
+        properties = OPTIONS[each.name]
+        group, _, key = (properties.key or "").rpartition(".")
+        if key and key not in _GROUPS:
+            default = each.default if properties.file_default is _AS_FIELD else properties.file_default
+            kind = _HINTS[each.name] if properties.file_type is None else properties.file_type
+            keys.setdefault(group, {})[key] = (kind, Field(default=default, description=about[each.name]))
+    for group, model in _FILE_KEYS.items():
+        about, hints = _descriptions(model), get_type_hints(model, include_extras=True)
+        for key, info in model.model_fields.items():
+            entry = (hints[key], Field(default=info.default, description=about[key]))
+            keys.setdefault(group, {})[key] = entry
+    del keys["workers"]["num_gpus"]  # a keyword's alone
+    return keys
+
+
+def _model_of(name: str, doc: str, keys: Mapping[str, Any], prefix: str = "") -> type[Schema]:
+    places = {key: place for place, key in enumerate(_ORDER.split())}
+    ordered = sorted(keys, key=lambda key: places.get(f"{prefix}{key}", len(places)))
+    fields_in_order: dict[str, Any] = {key: keys[key] for key in ordered}
+    return create_model(name, __base__=Schema, __doc__=doc, __module__=__name__, **fields_in_order)
+
+
+def _settings() -> type[Schema]:
+    """Schema of experiment files: the keys of options, and those of files alone."""
+    keys = _keys_of_files()
+    for name, (doc, default) in _GROUPS.items():
+        made = _model_of(name.capitalize(), doc, keys[name], f"{name}.")
+        keys[""][name] = (
+            made | None if default is None else made,
+            made() if default is _AS_FIELD else default,
+        )
+    return _model_of("Settings", "Keys of an experiment file, as written or by default.", keys[""])
+
+
+if TYPE_CHECKING:
+
+    class Settings(FileKeys):
+        """Keys of an experiment file; those of options are known at run time."""
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    Settings = _settings()
+
+
+def file_values(settings: object) -> dict[str, Any]:
+    """Values of an experiment's settings by option, as the file has them; options without a key are left out."""
+    values: dict[str, Any] = {}
+    for name, properties in OPTIONS.items():
+        if properties.key is None:
+            continue
+        value: Any = settings
+        for part in properties.key.split("."):
+            value = getattr(value, part) if value is not None else None
+        values[name] = value.model_dump(exclude={"count"}) if isinstance(value, Schema) else value
+    return values
+
+
+def yaml_text(mapping: Mapping[str, Any]) -> str:
+    """Plain data as a YAML file that our reader reads back as they are."""
+    return yaml.dump(dict(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=110)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the strings that our reader would take for something else, such as '1e9'."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """Write everything out: the reader refuses aliases."""
+        return True
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
+    try:
+        reads_back = parse_document(text).data == text
+    except InputError:
+        reads_back = False
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if reads_back else '"')
+
+
+_Dumper.add_representer(str, _represent_text)

@@ -1,0 +1,462 @@
+"""From an experiment, or a few words in its place, to the settings that are planned."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from exogym_core.cli.experiment import Experiment, apply_overrides
+from exogym_core.config import checked_config, file_values
+from exogym_core.cost.flops import count_flops
+from exogym_core.data.batches import batch_reader
+from exogym_core.planning.measure import Setting
+from exogym_core.planning.models import SequenceModel, kept_bytes, planned_model, without_values
+from exogym_core.planning.page import placement_told
+from exogym_core.planning.setting import Crashes, Known, with_wan_bandwidth
+from exogym_core.strategy.trials import coding_trials
+from exogym_core.tasks import MODELS, Task, TokenWindows
+from exogym_core.tasks.task import MissingDataError
+from netsim import Document, Protocol, Topology, load_document
+from netsim.errors import InputError, unknown_name
+from netsim.units import format_count, parse_bits_per_second
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from exogym_core.config import Settings
+    from exogym_core.strategy.base import Strategy
+
+__all__ = ["WAN_BANDWIDTH", "Request", "parse_tokens", "request_of", "trained_model"]
+
+_COUNTED_SAMPLES = 2  # of one alone some normalisations refuse to train
+_BLOCK_SIZE, _BYTES, _TOKENS = 128, 256, 50304  # as the task text has them
+
+
+def trained_model(experiment: Experiment) -> tuple[SequenceModel, tuple[str, ...]]:
+    """The experiment's own model on its task's samples, and what is to be known of them.
+
+    The task is made as a run makes it, and two of its samples are read. Where the task `text` misses its files, what
+    its options say is taken.
+
+    Raises:
+        InputError: the task or the model cannot be made, or what a step takes cannot be counted.
+    """
+    remarks: tuple[str, ...] = ()
+    try:
+        task = experiment.build_task()
+        batch = _first_samples(task, experiment.settings.workers.count)
+    except MissingDataError as error:
+        task, remarks = _without_files(experiment, error)
+        batch = _first_samples(task, 1)
+    with without_values():
+        model = experiment.build_model(task).to("meta")
+    inputs = batch[0] if isinstance(batch, tuple | list) else batch
+    is_text = isinstance(inputs, torch.Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
+    if not is_text:
+        remarks += ("its samples are no rows of tokens: a token of this plan is a sample",)
+    length, shapes = inputs.shape[1] if is_text else 1, tree_map(_without_values, batch)
+    flops = 0
+    if experiment.compute.kind == "flops":
+        counted = count_flops(model, shapes)
+        counted.warn_or_refuse()
+        flops = counted.total // _COUNTED_SAMPLES
+    kept = kept_bytes(model, shapes, length) // _COUNTED_SAMPLES
+    return SequenceModel(model, length, flops, kept), remarks
+
+
+def _without_values(part: Any) -> Any:
+    return part.to("meta") if isinstance(part, torch.Tensor) else part
+
+
+def _first_samples(task: Task, num_workers: int) -> Any:
+    """A batch of the first ones, which may be those of the first rank alone."""
+    if isinstance(task.train, TokenWindows):
+        return _tokens(task.train.block_size)
+    data: Any = task.train
+    if not isinstance(data, Dataset) and callable(data):
+        data = data(rank=0, num_nodes=num_workers, train_dataset=True)
+    if isinstance(data, IterableDataset):
+        return default_collate(list(itertools.islice(data, _COUNTED_SAMPLES)))
+    return batch_reader(data)(torch.arange(_COUNTED_SAMPLES))
+
+
+def _tokens(length: int) -> list[torch.Tensor]:
+    return [torch.zeros(_COUNTED_SAMPLES, length, dtype=torch.long, device="meta")] * 2
+
+
+def _without_files(experiment: Experiment, error: MissingDataError) -> tuple[Task, tuple[str, ...]]:
+    """The task `text` by its options alone."""
+    options = experiment.settings.task.options
+    paths = options.get("paths") or []
+    suffixes = {Path(path).suffix for path in ([paths] if isinstance(paths, str) else paths)}
+    is_bytes = bool(suffixes) and not suffixes & {".bin", ".npy", ""}
+    vocabulary = options.get("vocab_size") or (_BYTES if is_bytes else _TOKENS)
+    sizes = {"vocab_size": vocabulary, "block_size": options.get("block_size", _BLOCK_SIZE)}
+    task = Task(TokenWindows([], sizes["block_size"]), None, "gpt", {"gpt": sizes, "llama": sizes})
+    model = experiment.settings.model
+    if "vocab_size" in options or (model is not None and "vocab_size" in model.options):
+        return task, ()
+    told = str(error).splitlines()[0]
+    return task, (
+        f"ITS VOCABULARY IS GUESSED as {vocabulary:,} tokens, since its data are not here ({told}): with another one "
+        "bytes, memory and seconds are others; say --set task.vocab_size=...",
+    )
+
+
+#: The one key of sweeps and --set that is not an experiment's: what every link between sites carries.
+WAN_BANDWIDTH = "wan.bandwidth"
+
+_SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_BATCH_SIZE = 256
+_SEQUENCE = 2048
+_BILLION = 1e9
+
+
+def parse_tokens(text: str) -> float:
+    """A number of tokens as people write it.
+
+    Raises:
+        InputError: it is none.
+
+    >>> parse_tokens("200B"), parse_tokens("1.5 T"), parse_tokens("20b")
+    (200000000000.0, 1500000000000.0, 20000000000.0)
+    """
+    plain = text.strip()
+    scale = _SCALES.get(plain[-1:].upper())
+    try:
+        number = float(plain if scale is None else plain[:-1])
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e30:
+        raise InputError(f"tokens: {text!r} is no number of tokens; write for example 200B")
+    return number * (scale or 1.0)
+
+
+@dataclass(frozen=True)
+class Request:
+    """An experiment to plan.
+
+    Attributes:
+        experiment: its strategies, network, compute time and workers.
+        model: without values.
+        tokens: the budget; None: the steps of an experiment's file, else none.
+        dollars_per_hour: of one worker, or by its site.
+        wan_bandwidth: on every link between sites, as text; None: the topology's.
+        devices_per_worker: devices that compute a worker's batch together, without loss, or by its site.
+        utilisation: of devices by site; None: compute's.
+        memory, micro_batch: see `Setting`.
+        batch_by_speed: workers' batches go by their devices' speed.
+        known: what other requests have found out.
+        remarks: what is to be known of the model.
+        is_file: the experiment has a task and a number of steps of its own.
+        not_charged: what a run charged and this plan does not.
+    """
+
+    experiment: Experiment
+    model: SequenceModel
+    tokens: float | None = None
+    dollars_per_hour: float | Mapping[str, float] | None = None
+    wan_bandwidth: str | None = None
+    devices_per_worker: int | Mapping[str, int] = 1
+    utilisation: Mapping[str, float] | None = None
+    memory: tuple[str, ...] = ()
+    micro_batch: int = 1
+    batch_by_speed: bool = False
+    known: Known = field(default_factory=Known)
+    remarks: tuple[str, ...] = ()
+    is_file: bool = True
+    not_charged: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        experiment: Experiment,
+        sequence: int | None = None,
+        known: Known | None = None,
+        *,
+        is_file: bool = True,
+        **options: Any,
+    ) -> Request:
+        """With the experiment's model on the meta device: what its task would train, or a published one by name.
+
+        Args:
+            experiment: what to plan.
+            sequence: tokens a sequence of a model by name; None: the task's block size, else 2,048.
+            known: what other requests have found out.
+            is_file: the experiment has a task of its own.
+            options: attributes.
+
+        Raises:
+            InputError: the model cannot be made.
+        """
+        settings = experiment.settings
+        known = known if known is not None else Known()
+        name = None if settings.model is None else settings.model.name
+        is_preset = name in ("llama", "gpt") and not is_file
+        if not is_preset and (name is None or name in MODELS or ":" in name):
+            if sequence is not None:
+                raise InputError(
+                    "plan: sequences are as long as the task makes them: --set task.block_size=..."
+                )
+            of_model = settings.model and settings.model.to_mapping()
+            given = (settings.task.to_mapping(), of_model, experiment.compute.kind, settings.workers.count)
+            key = ("trained model", known.number_of(given))
+            model, remarks = known.once(key, lambda: trained_model(experiment))
+            return cls(experiment, model, known=known, remarks=remarks, is_file=is_file, **options)
+        assert settings.model is not None
+        assert name is not None
+        arguments = dict(settings.model.options)
+        preset = arguments.pop("preset", None)
+        of_task = settings.task.options.get("block_size", _SEQUENCE)
+        length = int(arguments.pop("block_size", sequence or of_task))
+        if is_preset:
+            name = f"{name}-{preset or ('2m' if name == 'llama' else 'byte')}"
+        made = known.once(
+            ("model", name, length, known.number_of(arguments)),
+            lambda: planned_model(name, length, **arguments),
+        )
+        return cls(experiment, made, known=known, is_file=is_file, **options)
+
+    def setting(self) -> Setting:
+        """Setting in which the experiment's strategies run.
+
+        Raises:
+            InputError: it has no topology, or its steps are measured.
+        """
+        experiment, settings = self.experiment, self.experiment.settings
+        topology = experiment.topology
+        if topology is None:
+            raise InputError("plan: there is no network; add --topology, such as --topology wan-4-regions")
+        if self.wan_bandwidth is not None:
+            topology = with_wan_bandwidth(topology, parse_bits_per_second(self.wan_bandwidth))
+        _refuse_measured(experiment)
+        count = settings.workers.count
+        num_values = sum(each.numel() for each in self.model.model.parameters() if each.requires_grad)
+        tokens = self.tokens
+        if tokens is None and self.is_file:
+            tokens = float(settings.steps * settings.batch_size * count * self.model.length)
+        return Setting(
+            self.model,
+            topology,
+            experiment.compute.with_measured_work(1, coding_trials(num_values, count), []),
+            count,
+            settings.batch_size,
+            tokens,
+            settings.placement,
+            settings.protocol,
+            settings.collectives,
+            bool(settings.autocast),
+            self.dollars_per_hour,
+            settings.seed,
+            self.devices_per_worker,
+            self.batch_by_speed,
+            Crashes.of(_checked("failures", settings)),
+            _checked("until", settings),
+            self.utilisation,
+            self.memory,
+            self.micro_batch,
+            remarks=(*self.remarks, *self.not_charged),
+            known=self.known,
+        )
+
+    def about(self) -> list[str]:
+        """Title of the plan, and lines below it."""
+        experiment, settings = self.experiment, self.experiment.settings
+        name = settings.model.name if settings.model is not None else f"the model of {settings.task.name}"
+        preset = None if settings.model is None else settings.model.options.get("preset")
+        count, batch, length = settings.workers.count, settings.batch_size, self.model.length
+        topology = experiment.topology
+        network = "" if topology is None else topology.name
+        protocol = Protocol.resolve(settings.protocol, topology.protocol if topology is not None else None)
+        size = self.model.num_parameters
+        told = f"{size / 1e9:,.3g}B" if size >= _BILLION else f"{size / 1e6:,.3g}M"
+        lines = [
+            f"{name}{f'-{preset}' if preset else ''} on {network}: {format_count(count, 'worker')}",
+            f"protocol {protocol.describe()}; collectives {_in_one_line(settings.collectives)}; "
+            f"workers: {placement_told(self.setting().workers_by_site())}",
+            f"{told} parameters; a step is {count * batch:,} sequences ({batch:,} a worker) of {length:,}, "
+            f"{count * batch * length:,} tokens; {self._compute_told()}",
+        ]
+        if self.tokens is not None:
+            lines.append(
+                f"budget: {self.tokens:,.0f} tokens, {math.ceil(self.tokens / (count * batch * length)):,} steps"
+            )
+        return [*lines, f"a worker's hour: {_priced(self.dollars_per_hour)}"]
+
+    def _compute_told(self) -> str:
+        compute = self.experiment.compute
+        if compute.kind == "flops" and self.utilisation is not None:
+            shares = ", ".join(f"{site} {share:.0%}" for site, share in self.utilisation.items())
+            return f"flops at {shares} of {compute.device or 'each host'}'s peak"
+        return f"computing: {compute.describe()}"
+
+    def strategies(self) -> list[tuple[str, Strategy]]:
+        """Each strategy by its label, built anew."""
+        experiment = self.experiment
+        return [(str(entry.label), experiment.build_strategy(entry)) for entry in experiment.strategies]
+
+
+def _refuse_measured(experiment: Experiment) -> None:
+    """Raise InputError, with the option that settles it, where a plan would have to run something to know its time."""
+    compute = experiment.compute
+    plain = {key: value for key, value in compute.to_mapping().items() if key not in ("updates", "at_once")}
+    if plain.pop("measured", None) is not None:
+        words = ", ".join(f"{key}: {_in_one_line(value)}" for key, value in {"fixed": "1 s", **plain}.items())
+        raise InputError(
+            f"plan: a step's computing is measured where it runs; add --set compute='{{{words}}}' with your seconds, "
+            "or plan a run's folder, which has what it measured"
+        )
+    if compute.updates.speeds or compute.updates.kind == "measured":
+        raise InputError("plan: optimizers' steps are free in plans; add --set compute.updates=free")
+
+
+def _in_one_line(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_in_one_line(each)}" for key, each in value.items()) + "}"
+    return str(value)
+
+
+def _priced(price: float | Mapping[str, float] | None) -> str:
+    if price is None:
+        return "no price"
+    if isinstance(price, Mapping):
+        return ", ".join(f"{site} {dollars:g}" for site, dollars in price.items()) + " dollars"
+    return f"{price:g} dollars"
+
+
+def _checked(name: str, settings: Settings) -> Any:
+    """Option of the settings as a run takes it: durations in seconds."""
+    return getattr(checked_config(**{name: file_values(settings)[name]}), name)
+
+
+def _of_words(
+    model: str | None, strategies: Sequence[str], topology: str | None, workers: int | None
+) -> Document:
+    """An experiment's document from words of the command line; what concerns data is not used."""
+    given = {"--model": model, "--strategy": strategies, "--topology": topology}
+    if missing := [flag for flag, value in given.items() if not value]:
+        raise InputError(f"plan: without an EXPERIMENT add {', '.join(missing)}")
+    assert topology is not None
+    words = {
+        "name": "plan",
+        "task": "digits",
+        "model": {"name": model},
+        "workers": {"count": workers or len(Topology.load(topology).hosts)},
+        "topology": topology,
+        "steps": 1,
+        "autocast": "bf16",
+        "strategies": [{"name": name} for name in strategies],
+    }
+    return Document("command line", words)
+
+
+def request_of(
+    path: Path | None,
+    point: Mapping[str, str],
+    *,
+    model: str | None = None,
+    strategies: Sequence[str] = (),
+    topology: str | None = None,
+    workers: int | None = None,
+    tokens: str | None = None,
+    overrides: Sequence[str] = (),
+    device: str | None = None,
+    utilisation: float | Mapping[str, float] | None = None,
+    memory: tuple[str, ...] = (),
+    micro_batch: int = 1,
+    devices_per_worker: int | Mapping[str, int] = 1,
+    batch_size: int | None = None,
+    sequence: int | None = None,
+    protocol: str | None = None,
+    price: float | Mapping[str, float] | None = None,
+    batch_by_speed: bool = False,
+    known: Known | None = None,
+) -> Request:
+    """Request of a command line, at one point of its sweeps.
+
+    Raises:
+        InputError: neither an experiment nor a model, a strategy and a topology; or what is wrong in them.
+    """
+    sets, bandwidth = _without_wan([*overrides, *(f"{key}={value}" for key, value in point.items())])
+    if topology is not None and Path(topology).is_file():
+        topology = str(Path(topology).resolve())
+    not_charged: tuple[str, ...] = ()
+    if path is not None and path.is_dir():
+        path = path / "experiment.yaml"  # of a run, with what it measured
+        stored: Any = load_document(path).data
+        compute = stored.get("compute") if isinstance(stored, dict) else None
+        if isinstance(compute, dict) and "updates" in compute:
+            sets = [*sets, "compute.updates=free"]
+            not_charged = ("optimizers' steps are not charged, which the run did",)
+    if path is None:
+        document, folder, name = _of_words(model, strategies, topology, workers), Path(), "plan"
+    else:
+        document, folder, name = load_document(path), path.parent, path.stem
+    named = {"topology": topology, "protocol": protocol}
+    options = {key: value for key, value in named.items() if value is not None}
+    settled = apply_overrides(document, sets, options)
+    data: Any = settled.data
+    if path is None:
+        data.setdefault("batch_size", _BATCH_SIZE)
+    _set(
+        data,
+        model=model and {"name": model},
+        workers=workers and {"count": workers},
+        batch_size=batch_size,
+    )
+    sites = utilisation if isinstance(utilisation, Mapping) else None
+    if device is not None or utilisation is not None or (path is None and "compute" not in data):
+        flops = {"device": device, "utilisation": None if sites is not None else utilisation}
+        given = {key: value for key, value in flops.items() if value is not None}
+        data["compute"] = {"flops": given}
+    experiment = Experiment.from_document(settled, folder=folder, default_name=name)
+    if path is not None and strategies:
+        experiment = experiment.only(strategies[0])
+    return Request.of(
+        experiment,
+        sequence,
+        known,
+        is_file=path is not None,
+        tokens=None if tokens is None else parse_tokens(tokens),
+        dollars_per_hour=price,
+        wan_bandwidth=bandwidth,
+        devices_per_worker=devices_per_worker,
+        utilisation=sites,
+        memory=memory,
+        micro_batch=micro_batch,
+        batch_by_speed=batch_by_speed,
+        not_charged=not_charged,
+    )
+
+
+def _without_wan(sets: list[str]) -> tuple[list[str], str | None]:
+    """Keys to set in the experiment, and the bandwidth of links between sites, which is no key there.
+
+    Raises:
+        InputError: another key of these links.
+    """
+    for key in [text.partition("=")[0].strip() for text in sets]:
+        if key.startswith("wan.") and key != WAN_BANDWIDTH:
+            raise unknown_name("key of links between sites", key, [WAN_BANDWIDTH])
+    bandwidth = [text.partition("=")[2] for text in sets if text.startswith(f"{WAN_BANDWIDTH}=")]
+    others = [text for text in sets if not text.startswith(f"{WAN_BANDWIDTH}=")]
+    return others, bandwidth[-1] if bandwidth else None
+
+
+def _set(data: Any, **given: Any) -> None:
+    """Put in a document what flags of their own say; a mapping there keeps its other keys."""
+    if not isinstance(data, dict):
+        return  # the schema says what is wrong with it
+    for key, value in given.items():
+        if isinstance(value, dict) and isinstance(data.get(key), dict):
+            data[key] = {**data[key], **value}
+        elif value is not None:
+            data[key] = value

@@ -1,0 +1,585 @@
+"""Requests of ranks, recorded once and replayed on any network: for plans, where they do not depend on times.
+
+Ranks that ask for the time cannot be recorded, since their requests depend on it. A rank can be recorded without the
+others: each of its calls completes at once with values of the right shapes. Ranks that differ in their number and their
+groups alone share one recording. Tensors may be without values.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from exogym_core.communicator.simulated.calls import RankState
+from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+from exogym_core.communicator.simulated.simulation import Schedules, Simulation, World
+from exogym_core.communicator.values import Outcome, combine
+from exogym_core.workers.journal import Journal
+from exogym_core.workers.run import RunResult, run_ranks
+from netsim.errors import InputError
+from netsim.ranks import Advance, Ask, Call, Exit, Key, Mark, Post, Wait
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Iterator, Mapping
+
+    from torch import Tensor
+
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.communicator.exchange import Signature
+    from netsim import Protocol, Topology
+    from netsim.ranks import Answer, Question, Request, StampedRow
+
+__all__ = [
+    "Body",
+    "Computing",
+    "Recording",
+    "goes_alone",
+    "last_calls",
+    "record",
+    "record_kinds",
+    "run_alone",
+]
+
+# --- one rank alone ------------------------------------------------------------------------------------------
+
+
+class Computing(NamedTuple):
+    """A share of a step's computing, whatever that takes on a rank's host."""
+
+    step: int
+    share: float
+
+
+class _Alone:
+    """A port behind which there is nobody: requests are kept, and values are everybody's own."""
+
+    copies, turns = False, None
+
+    def __init__(self, *, answers: bool = False) -> None:
+        self.requests: list[Request | Computing] = []
+        self._answers = answers
+
+    def request(self, request: Request) -> None:
+        self.requests.append(request)
+
+    def post(
+        self,
+        key: Key,
+        ranks: tuple[int, ...],
+        member: int,
+        signature: Signature,
+        tensors: Sequence[Tensor],
+        waits: bool = False,
+    ) -> Outcome:
+        if signature.name == "sendrecv":
+            raise InputError("a rank alone has nobody to send to")
+        name = signature.name
+        if name == "all_to_all":
+            return Outcome(own={member: (tensors[member],) * len(ranks)})
+        if name == "reduce_scatter":
+            return Outcome(own={member: (tensors[member],)})
+        num = 1 if name in ("all_reduce", "reduce") else len(ranks)  # a sum is as large as what it is of
+        return combine(name, [tensors] * num, signature.reduce_op, signature.root)
+
+    def take(self, ticket: Outcome, member: int) -> tuple[Tensor, ...]:
+        return ticket.of(member)
+
+    def taken(self, ticket: Outcome) -> None:
+        """Nothing to give back."""
+
+    def ready(self, ticket: Outcome, member: int) -> bool:
+        return True
+
+    def forget(self, ticket: Outcome, member: int) -> None:
+        """Nothing is kept."""
+
+    def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+        """Nobody looks on."""
+
+    def flush(self) -> None:
+        """There is no clock."""
+
+    def ask(self, question: Question) -> Answer:
+        if self._answers and isinstance(question, Ask):
+            return 0.0  # it is the first instant, and no call is completed
+        raise InputError("a rank alone has no clock to ask")
+
+
+#: The groups of fewer than all that a rank made, in order: members' ranks, and the number of groups of these members.
+Groups = Sequence[tuple[tuple[int, ...], int]]
+
+
+class RequestsOfRank(NamedTuple):
+    """One rank that ran without the others."""
+
+    requests: Sequence[Request | Computing]
+    groups: Groups
+
+
+def run_alone(
+    body: Body, num_ranks: int, rank: int = 0, book: Schedules | None = None, *, answers: bool = False
+) -> RequestsOfRank:
+    """Requests and groups of `rank` of `num_ranks`, if they do not depend on others' messages.
+
+    Args:
+        body: the rank's program.
+        num_ranks: of the run.
+        rank: its number.
+        book: schedules of calls; None: those without a network.
+        answers: a rank that asks for the time, or whether a call is completed, is told that none has passed.
+
+    Raises:
+        InputError: it sends to a single rank, or asks for the time.
+    """
+    port, state = _Alone(answers=answers), RankState()
+    comm = SimulatedCommunicator(port, range(num_ranks), rank, book or _schedules(num_ranks), state)
+
+    def computing(step: int, share: float) -> None:
+        comm._request_advance()
+        port.requests.append(Computing(step, share))
+
+    body(comm, computing)
+    comm._request_advance()
+    groups = (entry for entry in state.num_groups.items() if len(entry[0]) < num_ranks)
+    return RequestsOfRank(port.requests, tuple(groups))
+
+
+def _schedules(num_ranks: int, collectives: str | Mapping[str, str] | None = "auto") -> Schedules:
+    return Schedules(World.build(num_ranks, None, None, None, collectives))
+
+
+# --- recordings ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The requests of every rank; of ranks that differ in their number alone, those of one of them.
+
+    Attributes:
+        num_ranks: how many there are.
+        streams: one a rank, or one for each kind of ranks.
+        asks_for_time: what ranks do depends on when they do it: then this is not what they do elsewhere.
+        kinds: of each rank, which stream is its own; None: its own number's.
+        groups: of each stream of a kind and of each rank, the groups made, which correspond in order.
+    """
+
+    num_ranks: int
+    streams: Sequence[Sequence[Request | Computing]]
+    asks_for_time: bool = False
+    kinds: Sequence[int] | None = None
+    groups: tuple[Sequence[Groups], Sequence[Groups]] = ((), ())
+
+    def stream(self, rank: int) -> Iterator[Request | Computing]:
+        """Requests of a rank: those of its kind, in its own groups."""
+        if self.kinds is None:
+            return iter(self.streams[rank])
+        kind = self.kinds[rank]
+        names: Names = {}
+        for (theirs, number), (ranks, _) in zip(self.groups[0][kind], self.groups[1][rank], strict=True):
+            names |= {(theirs, nth): ((ranks, nth), ranks, ranks.index(rank)) for nth in range(number)}
+        return _in_groups(self.streams[kind], names, rank)
+
+    def rows(self, rank: int) -> list[Mapping[str, Any]]:
+        """Marks of a rank."""
+        return [request.row for request in self.streams[rank] if isinstance(request, Mark)]
+
+    def peers(self) -> list[Hashable]:
+        """Peers that ranks call, from each of their marks to the next; of ranks with marks (servers have none)."""
+        columns = []
+        for stream in self.streams:
+            found: list[list[tuple[int, ...]]] = [[]]
+            for request in stream:
+                if isinstance(request, Mark):
+                    found.append([])
+                elif isinstance(request, Post):
+                    found[-1].append(request.call.ranks)
+            if len(found) > 1:
+                columns.append([tuple(calls) for calls in found[:-1]])
+        return list(zip(*columns, strict=True))
+
+    def calls_at_the_end(self) -> int:
+        """Calls of all ranks between their last two marks."""
+        counts = []
+        for stream in self.streams:
+            marks = [place for place, request in enumerate(stream) if isinstance(request, Mark)]
+            part = stream[marks[-2] : marks[-1]] if len(marks) > 1 else ()
+            counts.append(sum(isinstance(request, Post) for request in part))
+        return sum(counts[kind] for kind in (range(len(counts)) if self.kinds is None else self.kinds))
+
+    def lengthened(self, num_marks: int) -> Recording:
+        """This recording with the part between the last two marks repeated, until each rank has so many marks.
+
+        As it is where that part is not what the one before it was, but for numbers that went on.
+        """
+        return replace(self, streams=[_lengthened(stream, num_marks) for stream in self.streams])
+
+    @property
+    def num_calls(self) -> int:
+        """Calls of all ranks."""
+        counts = [sum(isinstance(request, Post) for request in stream) for stream in self.streams]
+        return sum(counts[kind] for kind in (range(len(counts)) if self.kinds is None else self.kinds))
+
+    def with_repeats(self, number: int) -> tuple[Recording, int] | None:
+        """This recording with so many repetitions of the stretch of calls that repeats most, and how many are left out.
+
+        None where rounds have no such stretch, as layers that are alike make it, or ranks or rounds have others.
+        """
+        made = [_with_repeats(stream, number) for stream in self.streams]
+        lefts = {each[1] for each in made if each is not None}
+        if None in made or len(lefts) != 1:
+            return None
+        return replace(self, streams=[each[0] for each in made if each is not None]), lefts.pop()
+
+    def replay(
+        self,
+        topology: Topology,
+        seconds: Sequence[Callable[[int], float]],
+        *,
+        placement: Sequence[str] | None = None,
+        protocol: str | Mapping[str, Any] | Protocol | None = None,
+        collectives: str | Mapping[str, str] | None = "auto",
+        num_marks: int | None = None,
+        schedules: Schedules | None = None,
+    ) -> RunResult[None]:
+        """Replay it on a network.
+
+        Args:
+            topology: the network; where it has no weather, long collectives are reckoned from their first steps.
+            seconds: of computing by step, one function a rank.
+            placement, protocol, collectives: as `run_ranks` has them.
+            num_marks: it ends with so many marks of each rank; None: with its end.
+            schedules: by which calls go; None: found for this network.
+
+        Returns:
+            What it took, with `bytes_sent` and `wan_bytes` on this network in marked rows.
+        """
+        world = World.build(self.num_ranks, topology, placement, protocol, collectives)
+        schedules = schedules if schedules is not None else Schedules(world)
+        is_quiet = not topology.weather
+        past: list[deque[Request]] = [
+            deque(self._requests(rank, seconds[rank], schedules, num_marks, merges=is_quiet))
+            for rank in range(self.num_ranks)
+        ]
+        rows: list[StampedRow] = []
+        simulation = Simulation(
+            world,
+            _nobody_is_left,
+            _nothing,
+            _no_answer,
+            rows.append,
+            past,
+            schedules=schedules,
+            abridged=is_quiet,
+        )
+        simulation.kernel.run()
+        return RunResult.simulated(simulation, [None] * self.num_ranks, [], rows)
+
+    def _requests(
+        self,
+        rank: int,
+        seconds: Callable[[int], float],
+        schedules: Schedules,
+        num_marks: int | None,
+        *,
+        merges: bool,
+    ) -> Iterator[Request]:
+        """One rank's stream; what it computes without a call between is one stretch, if it may be."""
+        computing, sent, wan, marks = 0.0, 0, 0, 0
+        for request in self.stream(rank):
+            if isinstance(request, Computing | Advance):
+                if isinstance(request, Computing):
+                    computing += seconds(request.step) * request.share
+                else:
+                    computing += request.seconds
+                if merges:
+                    continue
+            if computing:
+                yield Advance(computing)
+                computing = 0.0
+            if isinstance(request, Post):
+                more = schedules.traffic(request.call, request.member)
+                sent, wan = sent + more[0], wan + more[1]
+                yield request
+            elif isinstance(request, Mark):
+                yield Mark({**request.row, "bytes_sent": sent, "wan_bytes": wan})
+                marks += 1
+                if marks == num_marks:
+                    break
+            elif not isinstance(request, Computing | Advance):
+                yield request
+        if computing:
+            yield Advance(computing)
+        yield Exit()
+
+
+Body = Callable[["Communicator", Callable[[int, float], None]], None]
+
+
+def record_kinds(
+    body: Body,
+    num_ranks: int,
+    collectives: str | Mapping[str, str] | None = "auto",
+    setup: Body | None = None,
+) -> Recording:
+    """One rank of each kind runs alone, for all of them.
+
+    No rank may depend on what others send (`goes_alone` of a smaller run tells). In order of their places in the groups
+    that they make, ranks of a kind are contiguous: ranks between two that request the same do so too, as where tensors
+    are cut into parts of which the first are larger.
+
+    Args:
+        body: of a rank.
+        num_ranks: of the run.
+        collectives: as `run_ranks` has them.
+        setup: makes the groups that `body` makes, in less time; None: there are none.
+
+    Raises:
+        InputError: a rank makes other groups in `body` than in `setup`.
+    """
+    book = _schedules(num_ranks, collectives)
+    groups: list[Groups] = [()] * num_ranks
+    if setup is not None and run_alone(setup, num_ranks, 0, book).groups:
+        groups = [run_alone(setup, num_ranks, rank, book).groups for rank in range(num_ranks)]
+    order = sorted(range(num_ranks), key=lambda rank: [each.index(rank) for each, _ in groups[rank]])
+    streams: list[RequestsOfRank] = []
+    signatures: list[Sequence[Any]] = []
+    kinds = [0] * num_ranks
+
+    def find(rank: int) -> None:
+        alone = run_alone(body, num_ranks, rank, book)
+        if _shape(alone.groups) != _shape(groups[rank]):
+            raise InputError(f"rank {rank} makes groups of other ranks than its setup")
+        signature = _signature(alone)
+        if signature not in signatures:
+            streams.append(alone)
+            signatures.append(signature)
+        kinds[rank] = signatures.index(signature)
+
+    def between(first: int, last: int) -> None:
+        """Find the kinds of the ranks between two places at which they are known."""
+        shapes = {_shape(groups[rank]) for rank in order[first : last + 1]}
+        middle = (first + last) // 2
+        if kinds[order[first]] == kinds[order[last]] and len(shapes) == 1:
+            for rank in order[first:last]:
+                kinds[rank] = kinds[order[last]]
+        elif middle > first:
+            find(order[middle])
+            between(first, middle)
+            between(middle, last)
+
+    find(order[0])
+    find(order[-1])
+    between(0, num_ranks - 1)
+    of_kinds = [alone.groups for alone in streams]
+    return Recording(num_ranks, [alone.requests for alone in streams], kinds=kinds, groups=(of_kinds, groups))
+
+
+#: By the group of a key: the group to write in its place, its members, and the rank's place among them.
+Names = dict["Hashable", tuple["Hashable", tuple[int, ...], int]]
+
+
+def _in_groups(
+    stream: Sequence[Request | Computing], names: Names, rank: int
+) -> Iterator[Request | Computing]:
+    """Requests of another rank as those of this one; groups without a name have all ranks."""
+    for request in stream:
+        if not isinstance(request, Post | Wait):
+            yield request
+            continue
+        named = names.get(request.key.group)
+        if named is None:
+            yield request._replace(member=rank) if isinstance(request, Post) else request
+            continue
+        group, ranks, member = named
+        key = Key(group, request.key.number)
+        if isinstance(request, Post):
+            # _replace takes three times as long.
+            yield Post(key, member, Call(request.call.op, ranks, *request.call[2:]), request.seconds)
+        else:
+            yield Wait(key)
+
+
+def _shape(groups: Groups) -> Sequence[int]:
+    """Sizes of groups, equal for ranks whose groups correspond."""
+    return tuple(len(ranks) for ranks, _ in groups)
+
+
+def _signature(alone: RequestsOfRank) -> Sequence[Any]:
+    """Requests but marks and computing, with groups by their order; equal for ranks of one kind."""
+    names: Names = {}
+    for place, (ranks, number) in enumerate(alone.groups):
+        names |= {(ranks, nth): ((place, nth), (), 0) for nth in range(number)}
+    return [*_shape(alone.groups), *_calls(_in_groups(alone.requests, names, 0))]
+
+
+def goes_alone(made: Recording, body: Body, setup: Body) -> bool:
+    """True if one rank of each kind, alone, requests what all of them requested among the others."""
+    if made.asks_for_time or made.num_ranks < 2:
+        return False
+    try:
+        kinds = record_kinds(body, made.num_ranks, setup=setup)
+        return all(
+            list(_calls(kinds.stream(rank))) == list(_calls(stream))
+            for rank, stream in enumerate(made.streams)
+        )
+    except (ValueError, RuntimeError):  # what a rank does, or with whom, needs the others
+        return False
+
+
+def _lengthened(stream: Sequence[Request | Computing], num_marks: int) -> Sequence[Request | Computing]:
+    ends = [place + 1 for place, request in enumerate(stream) if isinstance(request, Mark)]
+    num_more = num_marks - len(ends)
+    if num_more <= 0 or len(ends) < 3:
+        return stream
+    before, last = stream[ends[-3] : ends[-2]], stream[ends[-2] : ends[-1]]
+    if len(before) != len(last) or any(_gone_on(*pair, 1) is None for pair in zip(before, last, strict=True)):
+        return stream
+    made = list(stream[: ends[-1]])
+    for times in range(1, num_more + 1):
+        made += (_gone_on(*pair, times) for pair in zip(before, last, strict=True))  # type: ignore[misc]
+    steps = {
+        later.key.group: later.key.number - earlier.key.number  # type: ignore[operator]
+        for earlier, later in zip(before, last, strict=True)
+        if isinstance(earlier, Post | Wait) and isinstance(later, Post | Wait)
+    }
+    for request in stream[ends[-1] :]:  # what was in flight at the end
+        step = steps.get(request.key.group, 0) if isinstance(request, Post | Wait) else 0
+        made.append(_renumbered(request, num_more * step) if step else request)
+    return made
+
+
+def last_calls(stream: Iterable[Request | Computing]) -> list[tuple[Call, int]]:
+    """Calls between the last two marks of whole rounds, each with the rank's place among the members."""
+    rounds: list[list[tuple[Call, int]]] = [[]]
+    for request in stream:
+        if isinstance(request, Post):
+            rounds[-1].append((request.call, request.member))
+        elif isinstance(request, Mark) and request.row["place"] is None:
+            rounds.append([])
+    return rounds[-2]
+
+
+_LONGEST_STRETCH = 64  # calls
+
+
+def _with_repeats(
+    stream: Sequence[Request | Computing], number: int
+) -> tuple[Sequence[Request | Computing], int] | None:
+    ends = [0, *(place + 1 for place, request in enumerate(stream) if isinstance(request, Mark))]
+    made: list[Request | Computing] = []
+    lefts = set()
+    for first, last in pairwise(ends):
+        part = stream[first:last]
+        posts = [place for place, request in enumerate(part) if isinstance(request, Post)]
+        start, period, count = _repetition([part[place].call for place in posts])  # type: ignore[union-attr]
+        places = posts[start : start + count * period : period]  # of the last one the end is not known
+        alike = {tuple(map(_without_key, part[one:end])) for one, end in pairwise(places)}
+        if len(places) < number + 3 or len(alike) != 1:
+            return None
+        left_out = range(places[number], places[-1])
+        keys = {part[place].key for place in left_out if isinstance(part[place], Post)}  # type: ignore[union-attr]
+        made += (
+            request
+            for place, request in enumerate(part)
+            if place not in left_out and not (isinstance(request, Wait) and request.key in keys)
+        )
+        lefts.add(len(places) - 1 - number)
+    return ([*made, *stream[ends[-1] :]], lefts.pop()) if len(lefts) == 1 else None
+
+
+def _without_key(request: Request | Computing) -> Hashable:
+    return (request.call, request.member) if isinstance(request, Post) else request
+
+
+def _repetition(values: Sequence[Hashable]) -> tuple[int, int, int]:
+    """Beginning, length and number of the stretch that is repeated over most of `values`.
+
+    >>> _repetition("xabcabcabcaby")
+    (1, 3, 3)
+    """
+    best = (0, 1, 0)
+    for period in range(1, min(_LONGEST_STRETCH, len(values) // 2) + 1):
+        start = 0
+        for place in range(len(values) - period + 1):
+            if place < len(values) - period and values[place] == values[place + period]:
+                continue
+            count = (place - start) // period + 1
+            if count > 1 and count * period > best[1] * best[2]:
+                best = start, period, count
+            start = place + 1
+    return best
+
+
+def _gone_on(
+    earlier: Request | Computing, later: Request | Computing, times: int
+) -> Request | Computing | None:
+    """Extrapolation of these two by so many repetitions; None where they do not determine it."""
+    if isinstance(earlier, Computing) and isinstance(later, Computing):
+        return later._replace(step=later.step + times * (later.step - earlier.step))
+    if isinstance(earlier, Mark) and isinstance(later, Mark):
+        return Mark({name: _next(earlier.row[name], value, times) for name, value in later.row.items()})
+    if isinstance(earlier, Post | Wait) and isinstance(later, Post | Wait):
+        first, second = earlier.key.number, later.key.number
+        if not isinstance(first, int) or not isinstance(second, int):
+            return None
+        same = _renumbered(earlier, second - first) == later
+        return _renumbered(later, times * (second - first)) if same else None
+    return later if earlier == later else None
+
+
+def _next(earlier: Any, later: Any, times: int) -> Any:
+    return later + times * (later - earlier) if isinstance(later, int) else later
+
+
+def _renumbered(request: Request | Computing, step: int) -> Request | Computing:
+    assert isinstance(request, Post | Wait)
+    return request._replace(key=request.key._replace(number=request.key.number + step))  # type: ignore[operator]
+
+
+def _calls(stream: Iterable[Request | Computing]) -> Iterator[Request]:
+    """Requests of a rank without marks and compute times."""
+    return (request for request in stream if not isinstance(request, Mark | Computing))
+
+
+def record(
+    body: Body,
+    num_ranks: int,
+    seconds: Sequence[Callable[[int], float]] | None = None,
+    collectives: str | Mapping[str, str] | None = "auto",
+) -> Recording:
+    """Every rank runs, each with its own speed.
+
+    Args:
+        body: what a rank does.
+        num_ranks: how many.
+        seconds: of computing by step, one function a rank; None: it takes no time.
+        collectives: as `run_ranks` has them.
+    """
+    streams: list[list[Request | Computing]] = [[] for _ in range(num_ranks)]
+
+    def own(comm: Communicator) -> bool:
+        def computing(step: int, share: float) -> None:
+            if seconds is not None:
+                comm.advance(seconds[comm.rank](step) * share)
+
+        body(comm, computing)
+        return comm.state.has_asked  # type: ignore[attr-defined,no-any-return]
+
+    journal = Journal(on_request=lambda rank, request: streams[rank].append(request))
+    asked = run_ranks(own, num_ranks, collectives=collectives, journal=journal).results
+    return Recording(num_ranks, streams, any(asked))
+
+
+def _nobody_is_left(rank: int | None) -> bool:
+    raise InputError(f"rank {rank}: its recorded requests end without its own end")
+
+
+def _nothing(*_: object) -> None:
+    """Nobody waits for values."""
+
+
+def _no_answer(rank: int, answer: Answer) -> None:
+    raise InputError(f"rank {rank}: it asks for the time, and its requests were recorded")

@@ -1,1 +1,0 @@
-"""Where ranks run: threads of this process, or processes."""

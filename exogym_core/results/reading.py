@@ -1,0 +1,410 @@
+"""Run folders read back: `Results` of one run, and several runs as one tidy table.
+
+    frame = exogym_core.load_runs("runs/digits-sweep-1", "runs/digits-3")
+    frame.groupby(["strategies.*.lr", "strategy"]).judged_loss.min()
+
+The table has a row for each (point, strategy, seed, evaluation). Columns: `run`, `point`, the keys that a sweep
+changes, `strategy`, `seed`; then of each evaluation `step`, `virtual_seconds`, `judged_loss` and the other validation
+metrics, and the bytes sent until the judged model came to exist; then the run's outcome, the same in all of its rows.
+docs/studies.md explains each column.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.names import visible
+from exogym_core.results.fit_result import load_pandas
+from exogym_core.results.progress import progress_elsewhere
+from exogym_core.results.run_folder import RunFolder, csv_text
+from exogym_core.results.schema import (
+    COUNTERS,
+    SUMMARY,
+    VALIDATION,
+    Summary,
+    parse_number,
+    parse_summary,
+    timed,
+)
+from netsim import load_document
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import pandas
+
+
+__all__ = [
+    "BASELINE",
+    "WALL_CLOCK",
+    "FoundRun",
+    "Results",
+    "SeedResult",
+    "StrategyResult",
+    "comparison_of",
+    "find_runs",
+    "is_study",
+    "load_runs",
+    "tidy_rows",
+    "value_text",
+    "write_tables",
+]
+
+BASELINE = "AllReduce"
+"""Strategy that savings are relative to."""
+
+WALL_CLOCK = "wall-clock time"
+"""Name of the clock of real ranks."""
+
+
+@dataclass(frozen=True)
+class SeedResult(Summary):
+    """Run of a strategy with one seed: its figures and metrics.
+
+    Attributes:
+        seed: of the run.
+        num_workers: workers of the run.
+        train, validation: rows of metrics.
+    """
+
+    seed: int = 0
+    num_workers: int = 1
+    train: Sequence[Mapping[str, float]] = field(default=(), repr=False)
+    validation: Sequence[Mapping[str, float]] = field(default=(), repr=False)
+
+    @property
+    def complete(self) -> bool:
+        """True if it came to its end."""
+        return not (self.incomplete or self.failed)
+
+    @property
+    def held_seconds(self) -> float | None:
+        """Seconds to the target; None where it was not held."""
+        return self.virtual_seconds_to_target if self.target == "held" else None
+
+    @property
+    def losses(self) -> list[tuple[float, float]]:
+        """(step, loss) of the judged model where it was evaluated, else of training."""
+        for column in ("judged_loss", "global_loss"):
+            judged = [(row["step"], row[column]) for row in self.validation if column in row]
+            if judged:
+                return judged
+        return self.measured("train_loss")
+
+    def measured(self, column: str) -> list[tuple[float, float]]:
+        """(step, value) of a column of either kind of metrics; of validation, where both have it."""
+        rows = self.validation if any(column in row for row in self.validation) else self.train
+        return [(row["step"], row[column]) for row in rows if column in row]
+
+    def at_steps(self, column: str) -> dict[float, float]:
+        """A column of the training metrics by step, with 0 at step 0.
+
+        At the step of an evaluation it is the value of when the judged model came to exist.
+        """
+        places = {0.0: 0.0} | {row["step"]: row[column] for row in self.train if column in row}
+        if len(places) == 1:
+            return places
+        for row in self.validation:
+            made = places.get(row.get("judged_step", row["step"]))
+            if column == "virtual_seconds":
+                made = row.get("judged_virtual_seconds", made)
+            if made is not None:
+                places[row["step"]] = made
+        return places
+
+
+@dataclass(frozen=True)
+class StrategyResult(Summary):
+    """Summary of a strategy, means over its seeds, and its runs.
+
+    Attributes:
+        deviations: `<field>` -> standard deviation over the seeds, where there are several.
+        runs: one a seed that has begun, in the order of the seeds.
+    """
+
+    deviations: Mapping[str, float] = field(default_factory=dict)
+    runs: Sequence[SeedResult] = ()
+
+    @property
+    def ended(self) -> bool:
+        """True if it came to its end, with every seed."""
+        return not self.incomplete and self.error is None
+
+    @property
+    def is_wall(self) -> bool:
+        """True if its seconds are those of a real transport's clock."""
+        return self.wall_seconds is not None
+
+    @property
+    def state(self) -> str:
+        """Words behind its name in figures, where it did not come to its end."""
+        return " (failed)" if self.error is not None else " (incomplete)" if self.incomplete else ""
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results of a run folder, as reports show them.
+
+    Attributes:
+        settings: the resolved experiment as plain data.
+        experiment_yaml: the same as text.
+        strategies: in the order of the experiment.
+        running: progress of the process that works on it now; None where none does.
+    """
+
+    settings: Mapping[str, Any]
+    experiment_yaml: str
+    strategies: Sequence[StrategyResult]
+    running: str | None = None
+
+    @classmethod
+    def load(cls, folder: RunFolder) -> Results:
+        """Read a run folder.
+
+        Raises:
+            InputError: a file is missing or damaged; the line names it.
+        """
+        path = folder.path / "experiment.yaml"
+        document = load_document(path)
+        if not isinstance(document.data, dict):
+            raise document.error((), "is no experiment: expected a mapping")
+        return cls(
+            settings=document.data,
+            experiment_yaml=path.read_text(encoding="utf-8"),
+            strategies=[_strategy_result(folder, entry, document.data) for entry in folder.read_summary()],
+            running=progress_elsewhere(path.parent),
+        )
+
+    @property
+    def clock(self) -> str:
+        """Name of the clock of all seconds: virtual time, or wall-clock time of real ranks."""
+        return WALL_CLOCK if any(result.is_wall for result in self.strategies) else "virtual time"
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """The seeds with which every strategy is run."""
+        seeds = self.settings.get("seeds")
+        return seeds if isinstance(seeds, list) else [self.settings.get("seed") or 0]
+
+    @property
+    def target_loss(self) -> float | None:
+        """The loss to be reached, if one was set."""
+        value = self.settings.get("target_loss")
+        return float(value) if isinstance(value, int | float) else None
+
+    @property
+    def baseline(self) -> StrategyResult | None:
+        """Strategy that savings are relative to, if it ran to its end."""
+        for result in self.strategies:
+            if result.strategy == BASELINE and result.ended:
+                return result
+        return None
+
+    @property
+    def incomplete(self) -> bool:
+        """True if a strategy was stopped, or never begun."""
+        wanted = self.settings.get("strategies")
+        num_wanted = len(wanted) if isinstance(wanted, list) else 0
+        return len(self.strategies) < num_wanted or any(result.incomplete for result in self.strategies)
+
+
+def is_study(folder: Path) -> bool:
+    """Return True for a sweep's folder."""
+    return (folder / POINTS).is_dir() and (folder / "experiment.yaml").is_file()
+
+
+def comparison_of(folder: Path) -> Path | None:
+    """The run in which `netgym tune` compares, where `folder` is its own; None for any other folder."""
+    is_tuned = (folder / SEARCH).is_dir() and (folder / "experiment.yaml").is_file()
+    return folder / COMPARISON if is_tuned else None
+
+
+def _strategy_result(
+    folder: RunFolder, entry: Mapping[str, Any], settings: Mapping[str, Any]
+) -> StrategyResult:
+    where = f"{folder.path / 'summary.json'}: {entry['name']}"
+    has_seeds, seed = isinstance(settings.get("seeds"), list), settings.get("seed")
+    alone = {**entry, "seed": seed if isinstance(seed, int) else 0}
+    runs = entry.get("by_seed") if has_seeds else [alone]
+    if not isinstance(runs, list) or not all(
+        isinstance(run, dict) and isinstance(run.get("seed"), int) for run in runs
+    ):
+        raise InputError(f"{where}: by_seed: expected a list of objects with a seed")
+    workers = settings.get("workers")
+    count = workers.get("count") if isinstance(workers, dict) else None
+    results = []
+    for run in runs:
+        of = run["seed"] if has_seeds else None
+        train, validation = (
+            timed(folder.read_metrics(entry["name"], kind, of)) for kind in ("", "validation")
+        )
+        results.append(
+            SeedResult(
+                **parse_summary(run, where),
+                seed=run["seed"],
+                num_workers=count if isinstance(count, int) and count else 1,
+                train=train,
+                validation=validation,
+            )
+        )
+    deviations = {
+        column.name: parse_number(entry.get(f"{column.name}_std"), f"{where}: {column.name}_std")
+        for column in SUMMARY
+        if column.is_number
+    }
+    values = parse_summary(entry, where)
+    return StrategyResult(
+        **values | {"strategy": values["strategy"] or entry["name"]},
+        deviations={key: value for key, value in deviations.items() if value is not None},
+        runs=results,
+    )
+
+
+# --- the tidy table -----------------------------------------------------------------------------------------
+
+POINTS = "points"
+SEARCH, COMPARISON = "search", "comparison"
+"""The folder of the points' run folders, inside a sweep's."""
+
+_OF_ALL_MODELS = ("local_loss", "local_perplexity", "global_loss", "global_perplexity")
+_EVALUATION = [column.name for column in VALIDATION if column.name not in _OF_ALL_MODELS]
+_EVALUATION += [*COUNTERS, *_OF_ALL_MODELS]
+_OUTCOME = [column.name for column in sorted(SUMMARY, key=lambda column: column.tidy) if column.tidy]
+_COLUMNS = ["run", "point", "strategy", "seed", *_EVALUATION, *_OUTCOME, "complete", "failed"]
+"""Columns of a tidy table; the keys of sweeps stand behind the point."""
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run folder, and which point of which sweep it is.
+
+    Attributes:
+        folder: where it is.
+        run: the name of the run's or the sweep's folder.
+        point: its number in a sweep, as text; "" for a run of its own.
+        values: values that the sweep set, by key path.
+    """
+
+    folder: RunFolder
+    run: str
+    point: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def find_runs(paths: Iterable[str | Path]) -> list[FoundRun]:
+    """The runs in these folders: a run itself, the points of a sweep, or all that a folder such as `runs` holds.
+
+    Points that have not begun are left out.
+
+    Raises:
+        InputError: there is none in one of them.
+    """
+    found: list[FoundRun] = []
+    for path in map(Path, paths):
+        inside = list(_inside(path))
+        if not inside:
+            for folder in sorted(path.iterdir()) if path.is_dir() else []:
+                inside += _inside(folder)
+        if not inside:
+            raise InputError(
+                f"{visible(path)}: holds no run: give a run's folder, a sweep's, or one with such in it"
+            )
+        found += inside
+    return found
+
+
+def _inside(path: Path) -> Iterator[FoundRun]:
+    if not (path / "experiment.yaml").is_file():
+        return
+    name = path.resolve().name
+    if not (path / POINTS).is_dir():
+        yield FoundRun(RunFolder(path), name)
+        return
+    for entry in RunFolder(path).read_summary():
+        folder, values = path / POINTS / entry["name"], entry.get("point")
+        if (folder / "experiment.yaml").is_file() and isinstance(values, dict):
+            yield FoundRun(RunFolder(folder), name, entry["name"], values)
+
+
+def tidy_rows(runs: Sequence[FoundRun]) -> list[dict[str, Any]]:
+    """A row an evaluation of every strategy and seed of every run; numbers, text and None only.
+
+    Raises:
+        InputError: a run's file is damaged.
+    """
+    keys = list(dict.fromkeys(key for run in runs for key in run.values))
+    rows: list[dict[str, Any]] = []
+    for run in runs:
+        first = {"run": run.run, "point": run.point}
+        first |= {key: _plain_value(run.values.get(key)) for key in keys}
+        for strategy in Results.load(run.folder).strategies:
+            for seed in strategy.runs:
+                rows += (first | row for row in _evaluations(strategy, seed))
+    for key in keys:
+        if len({type(row[key]) for row in rows} - {type(None), int, float}) > 0:  # one type a column
+            for row in rows:
+                row[key] = None if row[key] is None else value_text(row[key])
+    return rows
+
+
+def _evaluations(strategy: StrategyResult, run: SeedResult) -> Iterator[dict[str, Any]]:
+    sent = {name: run.at_steps(name) for name in COUNTERS}
+    outcome = {name: getattr(run, name) for name in _OUTCOME}
+    outcome |= {"complete": run.complete, "failed": strategy.error is not None}
+    for row in run.validation:
+        counted = {**row} | {name: places.get(row["step"]) for name, places in sent.items()}
+        known = {name: counted.get(name) for name in _EVALUATION}
+        yield {"strategy": strategy.name, "seed": run.seed, **known, **outcome}
+
+
+def _plain_value(value: Any) -> Any:
+    return value if value is None or isinstance(value, int | float | str) else value_text(value)
+
+
+def value_text(value: Any) -> str:
+    """Short text of a key's value: of a mapping its name, if it has one.
+
+    >>> value_text({"name": "home", "links": []}), value_text(["AllReduce", {"name": "DiLoCo", "H": 4}])
+    ('home', 'AllReduce+DiLoCo')
+    """
+    if isinstance(value, dict):
+        if isinstance(value.get("name"), str):
+            return str(value.get("label") or value["name"])
+        return json.dumps(value, sort_keys=True)
+    if isinstance(value, list) and value:
+        return "+".join(value_text(each) for each in value)
+    return format(value, ".6g") if isinstance(value, float) else str(value)
+
+
+def load_runs(*folders: str | Path) -> pandas.DataFrame:
+    """Runs, sweeps, and folders of them as one tidy pandas table.
+
+    Args:
+        folders: of runs or sweeps, or such as `runs` that hold them.
+
+    Raises:
+        InputError: there is no run in one of them, or a file is damaged.
+        ImportError: pandas is not installed.
+    """
+    pandas = load_pandas("load_runs")
+    rows = tidy_rows(find_runs(folders))
+    return pandas.DataFrame(rows, columns=list(rows[0]) if rows else _COLUMNS)
+
+
+def write_tables(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> list[Path]:
+    """Write `results.csv`, and `results.parquet` where pyarrow is installed; returns what was written."""
+    columns = list(rows[0]) if rows else _COLUMNS
+    written = [folder.write_text("results.csv", csv_text(rows, columns))]
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        return written
+    table = pyarrow.table({column: [row[column] for row in rows] for column in columns})
+    sink = pyarrow.BufferOutputStream()
+    parquet.write_table(table, sink)
+    return [*written, folder.write_text("results.parquet", sink.getvalue().to_pybytes())]

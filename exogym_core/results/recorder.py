@@ -1,0 +1,457 @@
+"""Rows of all ranks merged into one a step, rounds that went on without some ranks, and the target loss."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left
+from collections import deque
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from exogym_core.results.fit_result import FitResult
+    from netsim.ranks import StampedRow
+
+
+__all__ = [
+    "Judged",
+    "Reached",
+    "Rounds",
+    "RowRecorder",
+    "mean_utilisation",
+    "perplexity",
+    "reach",
+    "where_time_went",
+]
+
+_LEAST_LATER = 2  # evaluations that must follow
+
+
+class Judged(NamedTuple):
+    """An evaluation of the judged model.
+
+    Attributes:
+        version: of the model; one that is judged again, because no newer one has come to exist, counts once.
+        seconds: the virtual time at which that model came to exist; None where there is no virtual time.
+        loss: its loss.
+    """
+
+    version: int
+    seconds: float | None
+    loss: float
+
+
+class Reached(NamedTuple):
+    """State of a run's target.
+
+    Attributes:
+        target: `held`, `touched` (once there, and not known to have stayed) or `missed`.
+        seconds: the virtual time of the first model at or below the target; None if there was none, or no
+            virtual time.
+        position: of its evaluation among those given; None if there was none.
+    """
+
+    target: Literal["held", "touched", "missed"]
+    seconds: float | None = None
+    position: int | None = None
+
+
+def reach(evaluations: Sequence[Judged], target_loss: float) -> Reached:
+    """Time to the target by MLPerf's rule, and whether the target was held.
+
+    The time is that of the first evaluation at or below `target_loss`; nothing is interpolated. The target is held if
+    at least two other models are judged after it and the median of their losses is at or below the target too: one
+    noisy evaluation does not undo it, and a run that diverges misses it. A loss that is not a number is above every
+    target.
+
+    >>> seconds = (1.0, 2.0, 3.0, 4.0)
+    >>> def run(*losses): return [Judged(n, s, loss) for n, (s, loss) in enumerate(zip(seconds, losses))]
+    >>> reach(run(0.9, 0.5, 0.6, 0.4), 0.5)
+    Reached(target='held', seconds=2.0, position=1)
+    >>> reach(run(0.9, 0.5, 0.6, 0.7), 0.5).target, reach(run(0.9, 0.8, 0.5, 0.4), 0.5).target
+    ('touched', 'touched')
+    >>> reach(run(0.9, 0.8, 0.7, 0.6), 0.5)
+    Reached(target='missed', seconds=None, position=None)
+    """
+    for position, (version, seconds, loss) in enumerate(evaluations):
+        if loss <= target_loss:
+            later = {other.version: other.loss for other in evaluations[position + 1 :]}
+            later.pop(version, None)
+            losses = [math.inf if math.isnan(each) else each for each in later.values()]
+            held = len(losses) >= _LEAST_LATER and median(losses) <= target_loss
+            return Reached("held" if held else "touched", seconds, position)
+    return Reached("missed")
+
+
+class _Return(NamedTuple):
+    """End of an absence: the first round missed, the round that the rank goes on in (infinity: never), and when."""
+
+    missed: int
+    back: float
+    seconds: float
+
+
+class Rounds:
+    """Rows held back until their round has ended: only the ranks that took part in it have done its steps.
+
+    A row's `round` counts from 1. At a round's end the rows of its ranks hold `averaged_ranks`. The first row of a rank
+    after it has caught up holds the first round that it missed, `missed_round`, and the one that it goes on in,
+    `back_in_round` (None: never).
+
+    Args:
+        num_ranks: all ranks of the run.
+
+    Attributes:
+        has_any: whether there were such rows.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self.has_any = False
+        self._num_ranks = num_ranks
+        self._held: dict[int, dict[int, dict[int, StampedRow]]] = {}  # round -> step -> rank -> row
+        self._num_over = 0
+        self._present: Sequence[int] = ()
+        self._steps_a_round = 1
+        self._ends = array("d", [0.0])  # when each round was over, the start being round 0
+        self._missed: dict[
+            int, list[tuple[int, int]]
+        ] = {}  # rank -> first and last of rounds missed in a row
+        self._away: set[int] = set()  # ranks that missed the last round
+        self._returns: dict[int, list[_Return]] = {}
+
+    def add(self, marked: StampedRow) -> Iterator[list[StampedRow]]:
+        """Take a row; yields the steps that it completes, in order, as rows of the ranks that did them."""
+        self.has_any = True
+        row = marked.row
+        number, step = row["round"], row["step"]
+        if "missed_round" in row:
+            back = row["back_in_round"]
+            returned = _Return(
+                row["missed_round"], math.inf if back is None else back, marked.virtual_seconds
+            )
+            self._returns.setdefault(marked.rank, []).append(returned)
+        if number <= self._num_over:
+            return  # of a round that went on without this rank
+        ranks = self._held.setdefault(number, {}).setdefault(step, {})
+        ranks[marked.rank] = marked
+        present = row.get("averaged_ranks")
+        if present is not None and all(rank in ranks for rank in present):
+            self._num_over, self._present = number, present
+            self._end(number, step, max(ranks[rank].virtual_seconds for rank in present))
+            yield from self._complete(number)
+
+    def finish(self) -> Iterator[list[StampedRow]]:
+        """Yield the steps after the last round that all its ranks have done, since no more rows will come."""
+        for number in sorted(self._held):
+            yield from self._complete(number)
+
+    def _complete(self, number: int) -> Iterator[list[StampedRow]]:
+        steps = self._held.pop(number)
+        for step in sorted(steps):
+            ranks = steps[step]
+            present = self._present or sorted(ranks)
+            if any(rank not in ranks for rank in present):
+                return
+            yield [ranks[rank] for rank in present]
+
+    # --- absences -------------------------------------------------------------------------------------------
+
+    def _end(self, number: int, step: int, seconds: float) -> None:
+        """Note the absent ranks of a round that has ended."""
+        self._steps_a_round = step // number
+        self._ends.extend([seconds] * (number + 1 - len(self._ends)))
+        for rank in range(self._num_ranks):
+            missed = self._missed.setdefault(rank, [])
+            if rank in self._present:
+                self._away.discard(rank)
+            elif rank in self._away:
+                missed[-1] = (missed[-1][0], number)
+            else:
+                missed.append((number, number))
+                self._away.add(rank)
+
+    def dropped_peers(self, clock: str = "virtual_seconds") -> list[dict[str, Any]]:
+        """Absences in order of their first steps, whatever order rows have come in.
+
+        Args:
+            clock: name of the times.
+
+        Returns:
+            Of each `rank`; `step` and the `clock`'s time, the end of the first round without it; `back_step` and
+            `back_` of the time, the step after which it goes on, and when it has what it needs for that; None if never.
+        """
+        absences = [
+            {
+                "rank": rank,
+                "step": first * self._steps_a_round,
+                clock: self._ends[first],
+                "back_step": None if back is None else (int(back.back) - 1) * self._steps_a_round,
+                f"back_{clock}": None if back is None else back.seconds,
+            }
+            for rank, spans in self._missed.items()
+            for span in spans
+            for first, back in self._parts(rank, *span)
+        ]
+        return sorted(absences, key=lambda absence: (absence["step"], absence["rank"]))
+
+    def _parts(self, rank: int, first: int, last: int) -> Iterator[tuple[int, _Return | None]]:
+        """Absences within rounds missed in a row: the rank may have been back, and late for the next round."""
+        while first <= last:
+            returns = [
+                each for each in self._returns.get(rank, ()) if each.missed <= first < each.back < math.inf
+            ]
+            back = min(returns, key=lambda each: each.back, default=None)
+            yield first, back
+            first = last + 1 if back is None else int(back.back)
+
+
+Row = dict[str, Any]
+
+_COUNTERS = ("bytes_sent", "payload_bytes", "wan_bytes")
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), infinite where that is beyond a float.
+
+    >>> perplexity(0.0), perplexity(1e6)
+    (1.0, inf)
+    """
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+_MOST_STEPS = 1 << 60  # steps beyond stand for the end
+
+
+class RowRecorder:
+    """Merges the rows of ranks into a result, step by step.
+
+    Args:
+        result: to fill.
+        timed: whether rows have virtual seconds.
+        listeners: called with every finished row and its `kind`: step, validation or correlation.
+        clock: "virtual_seconds", or "wall_seconds" of a real transport, which stand in the same place.
+    """
+
+    def __init__(
+        self,
+        result: FitResult,
+        timed: bool,
+        listeners: Sequence[Callable[[Mapping[str, Any]], None]] = (),
+        clock: str = "virtual_seconds",
+    ) -> None:
+        self._result, self._timed, self._listeners, self._clock = result, timed, listeners, clock
+        self._steps: dict[int, list[StampedRow]] = {}
+        self._observed: deque[Mapping[str, Any]] = deque()  # evaluations whose steps have not been merged yet
+        self._judged: list[Judged] = []
+        self._examples = 0
+        self._step_at: dict[
+            int, int
+        ] = {}  # step of the rank that gives the time, by evaluation, until it is judged
+        self._looked: dict[int, float] = {}  # time of a server's evaluation, likewise
+        self._present: list[int] = []  # at the end of the last round
+        self._newest: dict[int, Mapping[str, Any]] = {}  # each rank's newest row with its counters
+        self._served: dict[int, int] = {}  # bytes that each server has sent to other regions
+        self.rounds = Rounds(result.num_nodes)
+
+    def add(self, marked: StampedRow) -> None:
+        """Take a rank's row; rows come in order of virtual time."""
+        row = marked.row
+        if "bytes_sent" in row:
+            self._newest[marked.rank] = row
+        if "served_wan_bytes" in row:
+            self._served[marked.rank] = row["served_wan_bytes"]
+        elif "looked" in row:
+            self._looked[row["looked"]] = marked.virtual_seconds
+            self._step_at[row["looked"]] = row.get("at_step", row["looked"])
+            self._take_evaluations()
+        elif "round" in row:
+            for present in self.rounds.add(marked):
+                self._finish_step(present)
+        elif "loss" in row:
+            ranks = self._steps.setdefault(row["step"], [])
+            ranks.append(marked)
+            if len(ranks) == self._result.num_nodes:
+                self._finish_step(self._steps.pop(row["step"]))
+
+    def _emit(self, kind: str, row: Row) -> None:
+        for listener in self._listeners:
+            listener({"kind": kind, **row})
+
+    def _finish_step(self, ranks: list[StampedRow]) -> None:
+        ranks.sort(key=lambda marked: marked.rank)
+        rows = [marked.row for marked in ranks]
+        samples = sum(row["samples"] for row in rows)
+        # A sum in rank order, so that the order of arrival changes no bit.
+        loss = sum(row["loss"] * row["samples"] for row in rows) / samples
+        self._examples += samples
+        result, step = self._result, rows[0]["step"]
+        if not all(math.isfinite(row["loss"]) for row in rows) and result.first_non_finite_step is None:
+            result.first_non_finite_step = step
+        merged: Row = {
+            "step": step,
+            "examples_trained": self._examples,
+            "train_loss": loss,
+            "train_perplexity": perplexity(loss),
+            "lr": rows[0]["lr"],
+            **self._seconds(ranks),
+        }
+        absent = [row for rank, row in self._newest.items() if rank not in {marked.rank for marked in ranks}]
+        merged |= self._traffic([*rows, *absent])
+        merged["compute_utilisation"] = self._utilisation(ranks)
+        if "round" in rows[0]:
+            merged["num_peers"] = len(ranks)
+        if "averaged_ranks" in rows[0]:
+            present = list(rows[0]["averaged_ranks"])  # often the same: one list then, not one a round
+            result.averaged_ranks[step] = self._present = (
+                self._present if present == self._present else present
+            )
+        result.history.append(merged)
+        result.virtual_seconds, result.wall_seconds = (
+            merged.get("virtual_seconds"),
+            merged.get("wall_seconds"),
+        )
+        result.compute_utilisation = merged["compute_utilisation"]
+        self._emit("step", merged)
+        self._take_evaluations()
+
+    def _seconds(self, ranks: Sequence[StampedRow]) -> Row:
+        """Time at which the last rank was done, on the virtual clock or a real transport's."""
+        if self._clock == "wall_seconds":
+            return {self._clock: max(marked.row[self._clock] for marked in ranks)}
+        seconds = max(marked.virtual_seconds for marked in ranks) if self._timed else None
+        return {self._clock: seconds}
+
+    def _traffic(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+        """Bytes sent by all workers, given a row of each, and by servers to other regions; kept in the result."""
+        total = {name: sum(row[name] for row in rows) for name in _COUNTERS}
+        total["wan_bytes"] += sum(self._served.values())
+        total["payload_bytes"] //= len(rows)  # an encoded message once, not once a rank
+        for name, value in total.items():
+            setattr(self._result, name, value)
+        return total
+
+    def finish(self) -> None:
+        """Take the rows held back for the end of a round that does not come."""
+        for present in self.rounds.finish():
+            self._finish_step(present)
+        for step in sorted(self._steps):  # that not all ranks have done
+            self._finish_step(self._steps.pop(step))
+        result = self._result
+        if self._newest and (self.rounds.has_any or self._served):
+            self._traffic(list(self._newest.values()))
+        if self.rounds.has_any:
+            result.dropped_peers = self.rounds.dropped_peers(self._clock)
+        self._take_evaluations(at_end=True)
+        if result.target_loss is not None and self._judged:
+            reached = reach(self._judged, result.target_loss)
+            result.target = reached.target
+            if reached.target == "held":
+                result.virtual_seconds_to_target = reached.seconds
+
+    def _utilisation(self, ranks: list[StampedRow]) -> float | None:
+        if not self._timed:
+            return None
+        return mean_utilisation(
+            [marked.compute_seconds for marked in ranks], max(marked.virtual_seconds for marked in ranks)
+        )
+
+    def observe(self, row: Mapping[str, Any]) -> None:
+        """Take an evaluation or a correlation of the models; rows come in order of steps."""
+        if "correlation" in row:
+            self._result.correlation.append(dict(row))
+            self._emit("correlation", dict(row))
+        else:
+            self._observed.append(row)
+            self._take_evaluations()
+
+    def _take_evaluations(self, at_end: bool = False) -> None:
+        """Append the evaluations whose steps have been merged; where the run ends, those of models made then."""
+        while self._observed:
+            row = self._observed[0]
+            steps = [row["step"], row["judged_step"]]
+            if row["step"] in self._looked:  # at a time of its own
+                steps = [row["judged_step"]] if self._result.judged == "outer" else []
+            elif self._result.judged == "server" and not at_end:
+                return  # its own time is still to come, however far workers are
+            if not at_end and (None in steps or not all(self._is_past(step) for step in steps)):
+                return
+            self._observed.popleft()
+            self._evaluated(row)
+
+    def _is_past(self, step: int) -> bool:
+        history = self._result.history
+        return step == 0 or (bool(history) and history[-1]["step"] >= step)
+
+    def _seconds_at(self, step: int | None) -> float | None:
+        """Time at which all ranks were done with a step; None: the end."""
+        history, is_wall = self._result.history, self._clock == "wall_seconds"
+        if step is None or not (self._timed or is_wall):
+            return self._result.wall_seconds if is_wall else self._result.virtual_seconds
+        if not step:
+            return 0.0
+        place = bisect_left(history, step, key=lambda merged: int(merged["step"]))
+        return float(history[min(place, len(history) - 1)][self._clock]) if history else None
+
+    def _evaluated(self, row: Mapping[str, Any]) -> None:
+        result, seconds = self._result, self._seconds_at(row["judged_step"])
+        at = self._looked.pop(row["step"], None)
+        step = self._step_at.pop(row["step"], row["step"])
+        if at is not None and self._timed and (result.judged != "outer" or row["judged_step"] is None):
+            seconds = at
+        if step > _MOST_STEPS:  # the end, where ranks have done different numbers of steps
+            step = max(
+                (row["step"] for rows in (result.history, result.validation) for row in rows[-1:]), default=0
+            )
+            if self._judged and self._judged[-1].version == row["judged_version"]:
+                result.mean_of_replicas_loss = row["global_loss"]
+                return  # it has been evaluated already
+        finished = {
+            "step": step,
+            "local_loss": row["local_loss"],
+            "local_perplexity": _perplexity(row["local_loss"]),
+            "global_loss": row["global_loss"],
+            "global_perplexity": _perplexity(row["global_loss"]),
+            self._clock: self._seconds_at(row["step"]) if at is None or not self._timed else at,
+            "judged_loss": row["judged_loss"],
+            f"judged_{self._clock}": seconds,
+            "judged_step": step if row["judged_step"] is None else row["judged_step"],
+            "accuracy": row["accuracy"],
+        }
+        self._judged.append(Judged(row["judged_version"], seconds, row["judged_loss"]))
+        result.validation.append(finished)
+        result.final_loss, result.accuracy = row["judged_loss"], row["accuracy"]
+        result.mean_of_replicas_loss = row["global_loss"]
+        self._emit("validation", finished)
+
+
+def _perplexity(loss: float | None) -> float | None:
+    return None if loss is None else perplexity(loss)
+
+
+def mean_utilisation(compute_seconds: Sequence[float], virtual_seconds: float) -> float:
+    """Computing / the virtual seconds that all ranks had, mean over ranks; 1 for a clock that has not moved."""
+    if not virtual_seconds:
+        return 1.0
+    return sum(compute_seconds) / len(compute_seconds) / virtual_seconds
+
+
+def where_time_went(
+    compute_seconds: Sequence[float], network_seconds: Sequence[float], virtual_seconds: float
+) -> tuple[float, float, float]:
+    """Seconds of computing, of the network and of waiting for others, means over ranks that sum to the run's.
+
+    A rank that ends before the others waits from then on; what one does after the others' end does not count.
+    """
+    computing = [min(seconds, virtual_seconds) for seconds in compute_seconds]
+    network = [
+        min(seconds, virtual_seconds - busy) for seconds, busy in zip(network_seconds, computing, strict=True)
+    ]
+    num_ranks = len(computing)
+    means = sum(computing) / num_ranks, sum(network) / num_ranks
+    return *means, max(virtual_seconds - sum(means), 0.0)

@@ -1,0 +1,434 @@
+"""The folder of a run: every file written whole or not at all, under the seal of the user who made it.
+
+    folder = RunFolder.create(None, "digits")          # runs/digits-1
+    folder.write_text("experiment.yaml", experiment.to_yaml())
+    folder.write_strategy("DiLoCo", history, validation, state)
+    folder.write_summary(entries)
+    folder.digest()                                     # of the results: equal for equal experiments
+
+Metrics and summary hold no host time, no path and no name of this machine.
+
+The seal in environment.json covers experiment.yaml and the folder of the code that it names. Another user's folder, or
+one whose experiment was edited, has no valid seal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import hmac
+import io
+import json
+import os
+import platform
+import shutil
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.names import file_name, seeded_name, visible
+from exogym_core.results.disk import (
+    LOCK_NAME,
+    FolderLock,
+    RecordError,
+    append_text,
+    make_folder,
+    record_errors,
+    write_whole,
+)
+from exogym_core.results.schema import MOST, TRAIN, VALIDATION, can_hold, finite, header
+from netsim import read_bytes, user_secret
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from exogym_core.results.fit_result import FitResult
+
+__all__ = [
+    "RunFolder",
+    "code_folder_of",
+    "csv_text",
+    "is_own",
+    "relative_to",
+    "require_own",
+    "seal_of",
+]
+
+_ENVIRONMENT = "environment.json"
+_VERSIONS = ("netgym", "torch", "numpy", "simpy", "scikit-learn")
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]], first_columns: Iterable[str]) -> str:
+    """Rows as CSV: `first_columns`, then whatever else the rows hold, in order of appearance.
+
+    Floats are written so that they read back exactly; None is an empty field.
+
+    >>> csv_text([{"loss": 0.1, "step": 1}], ["step"])
+    'step,loss\\n1,0.1\\n'
+    """
+    first = list(first_columns)
+    if any(
+        "wall_seconds" in row for row in rows
+    ):  # a real transport's clock stands where the virtual one would
+        first = [column.replace("virtual_seconds", "wall_seconds") for column in first]
+    columns = dict.fromkeys(first)
+    for row in rows:
+        columns.update(dict.fromkeys(row))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([row.get(column) for column in columns] for row in rows)
+    return text.getvalue()
+
+
+class RunFolder:
+    """The folder of one run; docs/experiment.md lists its files.
+
+    Attributes:
+        path: where it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: FolderLock | None = None
+
+    @classmethod
+    def create(cls, out: str | Path | None, name: str, parent: str | Path = "runs") -> RunFolder:
+        """A new folder: `out`, which must be new or empty, else `parent/<name>-<n>`; it is this process's.
+
+        Raises:
+            InputError: `out` holds something already, or another process has just taken it.
+            RecordError: it cannot be made.
+        """
+        if out is None:
+            return cls(make_folder(Path(parent), name, numbered=True)).owned()
+        path = Path(out)
+        try:
+            if path.exists() and not path.is_dir():
+                raise InputError(f"--out {visible(out)}: is a file: choose a new or empty folder")
+            if path.is_dir() and any(entry.name != LOCK_NAME for entry in path.iterdir()):
+                raise InputError(f"--out {visible(out)}: the folder is not empty: choose a new or empty one")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(exist_ok=True)
+        except (OSError, ValueError) as error:  # a ValueError: of a name that no file system takes
+            if isinstance(error, InputError):
+                raise
+            reason = getattr(error, "strerror", None) or error
+            raise RecordError(f"--out {visible(out)}: cannot be made: {reason}") from error
+        folder = cls(path).owned()
+        if any(
+            entry.name != LOCK_NAME for entry in path.iterdir()
+        ):  # of a process that came first and has ended
+            folder.release()
+            raise InputError(f"--out {visible(out)}: the folder is not empty: choose a new or empty one")
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """Open the folder of a run.
+
+        Raises:
+            InputError: there is no run at `path`.
+        """
+        folder = Path(path)
+        if not (folder / "experiment.yaml").is_file():
+            if (folder / "train.csv").is_file() and (folder / "config.json").is_file():
+                raise InputError(
+                    f"{visible(path)}: holds the tables train.csv and validation.csv of fit(run_name=...), no run: "
+                    "for a page, train with fit(out=...), netgym compare EXPERIMENT or netgym.compare(...)"
+                )
+            raise InputError(f"{visible(path)}: is no run folder: it has no experiment.yaml")
+        return cls(folder)
+
+    # --- ownership -----------------------------------------------------------------------------------------
+
+    def owned(self) -> RunFolder:
+        """This folder, from now on this process's alone, until `release` or the process's end.
+
+        Raises:
+            InputError: another process works in it; the message names its pid.
+            RecordError: it cannot be written to.
+        """
+        with record_errors(self.path, "written"):
+            self._lock = FolderLock(self.path)
+        return self
+
+    def release(self) -> None:
+        """Let others work in it."""
+        if self._lock is not None:
+            self._lock.release()
+
+    # --- writing -------------------------------------------------------------------------------------------
+
+    def make_folder(self, *names: str) -> Path:
+        """The folder `names[0]/names[1]/...`, made where it is not there.
+
+        Raises:
+            RecordError: it cannot be made.
+        """
+        path = self.path
+        for name in names:
+            path = path / file_name(name)
+            with record_errors(path, "made"):
+                path.mkdir(exist_ok=True)
+        return path
+
+    def write_text(self, relative: str, text: str | bytes) -> Path:
+        """Write one file whole, and return its path; folders on the way are made."""
+        path = self.path / relative
+        with record_errors(path.parent, "made"):
+            path.parent.mkdir(exist_ok=True)
+        write_whole(path, text)
+        if relative == "experiment.yaml" and (self.path / _ENVIRONMENT).is_file():
+            self._write_facts(json.loads((self.path / _ENVIRONMENT).read_text(encoding="utf-8")))
+        return path
+
+    def write_environment(self, code_folder: Path | None = None) -> None:
+        """Versions, platform and settings that decide the last bits; no names of people or machines.
+
+        Args:
+            code_folder: folder of the modules that the experiment names, if it names any.
+        """
+        versions = {name: version for name in _VERSIONS if (version := _version(name))}
+        facts = {
+            "versions": versions,
+            "python": platform.python_version(),
+            "system": platform.system(),
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "MKL_CBWR": os.environ.get("MKL_CBWR"),
+        }
+        if code_folder is not None:
+            facts["code"] = relative_to(self.path, code_folder)
+        self._write_facts(facts)
+
+    def _write_facts(self, facts: dict[str, Any]) -> None:
+        """Facts, under this user's seal of the experiment that lies here now."""
+        facts["seal"] = seal_of(self.path, facts.get("code"))
+        self.write_text(_ENVIRONMENT, json.dumps(facts, indent=2) + "\n")
+
+    def write_strategy(
+        self,
+        label: str,
+        history: Sequence[Mapping[str, Any]],
+        validation: Sequence[Mapping[str, Any]],
+        state: Mapping[str, Tensor] | None,
+        correlation: Sequence[Mapping[str, Any]] = (),
+        *,
+        seed: int | None = None,
+    ) -> None:
+        """Metrics of one strategy, and the model's state and comparisons of replicas, if any.
+
+        `seed` is given where the run has several: each has files of its own.
+        """
+        name = seeded_name(label, seed)
+        self.write_text(f"metrics/{name}.csv", csv_text(history, header(TRAIN)))
+        self.write_text(f"metrics/{name}.validation.csv", csv_text(validation, header(VALIDATION)))
+        if correlation:
+            self.write_text(f"metrics/{name}.correlation.csv", csv_text(correlation, ("step", "correlation")))
+        if state is not None:
+            from safetensors.torch import save
+
+            # Cloned, because tied weights share memory and the format refuses that.
+            tensors = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.items()}
+            self.write_text(f"models/{name}.safetensors", save(dict(sorted(tensors.items()))))
+
+    def write_result(
+        self, label: str, result: FitResult, state: Mapping[str, Tensor] | None, *, seed: int | None = None
+    ) -> None:
+        """Metrics, traffic of links and model of a run; `seed` as in `write_strategy`."""
+        self.write_strategy(label, result.history, result.validation, state, result.correlation, seed=seed)
+        if result.link_history:
+            self.write_links(label, result.link_history, seed=seed)
+
+    def remove_strategy(self, label: str, seed: int) -> None:
+        """Remove the files of a strategy's run with one of several seeds."""
+        name = seeded_name(label, seed)
+        files = [*self.path.glob(f"metrics/{name}.*csv"), self.path / f"models/{name}.safetensors"]
+        for path in [*files, self.path / f"links/{name}.csv"]:
+            path.unlink(missing_ok=True)
+        for parent in ("checkpoints", "tensorboard"):
+            shutil.rmtree(self.path / parent / file_name(name), ignore_errors=True)
+
+    def write_links(self, label: str, rows: Sequence[Mapping[str, Any]], *, seed: int | None = None) -> None:
+        """Bytes that had crossed each link by each of some `virtual_seconds`."""
+        self.write_text(f"links/{seeded_name(label, seed)}.csv", csv_text(rows, ("virtual_seconds",)))
+
+    def write_summary(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Write an object for each strategy; null in place of numbers that are not finite, which JSON lacks."""
+        plain = [{key: finite(value) for key, value in entry.items()} for entry in entries]
+        self.write_text("summary.json", json.dumps(plain, indent=2, allow_nan=False) + "\n")
+
+    def log(self, line: str) -> None:
+        """Add one line to `log.txt`."""
+        append_text(self.path / "log.txt", visible(line, 2000) + "\n", os.O_CREAT)
+
+    def has_trained(self) -> bool:
+        """True if a run can resume here; a killed one may have checkpoints and no summary."""
+        files = [*(self.path / "checkpoints").glob("*/step-*"), *(self.path / "metrics").glob("*")]
+        return bool(self.read_summary() or files)
+
+    def discard(self) -> None:
+        """Remove a folder in which nothing has been trained: only what a run writes at its start."""
+        for name in ("experiment.yaml", "environment.json", "summary.json", "log.txt"):
+            (self.path / name).unlink(missing_ok=True)
+        self.release()
+        checkpoints = self.path / "checkpoints"
+        with contextlib.suppress(OSError):  # not empty: something else was put there
+            for path in [*checkpoints.glob("*"), checkpoints] if checkpoints.is_dir() else []:
+                path.rmdir()
+            self.path.rmdir()
+
+    def clean(self) -> None:
+        """Remove what a killed process was writing."""
+        for path in [*self.path.glob(".writing-*"), *self.path.glob("*/.writing-*")]:
+            path.unlink(missing_ok=True)
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    def finished(self) -> list[dict[str, Any]]:
+        """The summary's objects of the strategies that came to their end.
+
+        Raises:
+            InputError: the summary is damaged.
+        """
+        return [
+            entry for entry in self.read_summary() if not (entry.get("incomplete") or entry.get("failed"))
+        ]
+
+    def read_summary(self) -> list[dict[str, Any]]:
+        """The summary's objects; an empty list where no strategy has ended yet.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        path = self.path / "summary.json"
+        if not path.is_file():
+            return []
+        try:
+            entries = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{visible(path)}: cannot be read: {error}") from None
+        if not isinstance(entries, list) or not all(
+            isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in entries
+        ):
+            raise InputError(f"{visible(path)}: is no summary: expected a list of objects with a name")
+        return entries
+
+    def read_metrics(self, label: str, kind: str = "", seed: int | None = None) -> list[dict[str, float]]:
+        """Rows of one strategy's metrics (`kind` "") or validation metrics ("validation"), numbers only.
+
+        `seed` names the run where there are several.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        return self._read_numbers(
+            f"metrics/{seeded_name(label, seed)}{'.' if kind else ''}{kind}.csv", "step"
+        )
+
+    def read_links(self, label: str, seed: int | None = None) -> list[dict[str, float]]:
+        """Rows of `write_links`; empty where there was no network.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        return self._read_numbers(f"links/{seeded_name(label, seed)}.csv", "virtual_seconds")
+
+    def _read_numbers(self, relative: str, key: str) -> list[dict[str, float]]:
+        path = self.path / relative
+        if not path.is_file():
+            return []
+        try:
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = [
+                    {name: float(value) for name, value in row.items() if name and value}
+                    for row in csv.DictReader(file, strict=True)
+                ]
+        except (OSError, ValueError, TypeError, csv.Error) as error:
+            raise InputError(f"{visible(path)}: is no table of numbers: {visible(error)}") from None
+        for number, row in enumerate(rows, start=2):
+            if key not in row:
+                raise InputError(f"{visible(path)}:{number}: column {key}: has no value")
+            for name, value in row.items():
+                if not can_hold(name, value):
+                    raise InputError(
+                        f"{visible(path)}:{number}: column {visible(name)}: expected a number from 0 to {MOST:g}, got "
+                        f"{value!r}"
+                    )
+        return rows
+
+    def digest(self) -> str:
+        """SHA-256 over metrics, summary and models: the same for equal experiments, wherever they ran."""
+        total = hashlib.sha256()
+        files = [*self.path.glob("metrics/*.csv"), *self.path.glob("models/*.safetensors")]
+        for path in sorted([*files, self.path / "summary.json"]):
+            if path.is_file():
+                total.update(f"{path.relative_to(self.path).as_posix()}\n".encode())
+                total.update(hashlib.sha256(path.read_bytes()).digest())
+        return total.hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+# --- the seal -----------------------------------------------------------------------------------------------
+
+
+def seal_of(folder: Path, code_folder: str | None) -> str | None:
+    """This user's seal of the run in `folder`; None where this machine can keep no secret for them."""
+    try:
+        secret, experiment = user_secret(), read_bytes(folder / "experiment.yaml")
+    except (InputError, OSError):
+        return None
+    text = json.dumps([hashlib.sha256(experiment).hexdigest(), code_folder])
+    return hmac.new(secret, f"run folder {text}".encode(), "sha256").hexdigest()
+
+
+def is_own(folder: Path) -> bool:
+    """True if this user made the run in `folder`, and its experiment has not been changed since."""
+    facts = _facts(folder)
+    expected, found = seal_of(folder, facts.get("code")), facts.get("seal")
+    if expected is None or not isinstance(found, str):
+        return False
+    return hmac.compare_digest(found.encode(), expected.encode())
+
+
+def require_own(folder: Path, kind: str) -> None:
+    """Raise InputError for a folder of this `kind`, such as a run, that is another user's or was edited.
+
+    Raises:
+        InputError: it is not this user's.
+    """
+    if not is_own(folder):
+        raise InputError(
+            f"{visible(folder)}: you have not made this {kind}, or its experiment.yaml was changed since: it may "
+            "name code, which runs as you; look through it, then add --trust"
+        )
+
+
+def code_folder_of(folder: Path) -> Path | None:
+    """Folder of the modules that the experiment of this user's run names; None: the run's folder alone."""
+    code = _facts(folder).get("code")
+    return folder / code if isinstance(code, str) else None
+
+
+def relative_to(folder: Path, code_folder: Path) -> str:
+    """`code_folder` as `code_folder_of` finds it from `folder`, which says less about this machine."""
+    return os.path.relpath(code_folder.resolve(), folder.resolve())
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads(read_bytes(folder / "environment.json"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}

@@ -1,0 +1,355 @@
+"""Gradients of a batch, the virtual time that they take, and the micro-batch that fits into memory.
+
+`minibatch_size="auto"` is the largest micro-batch whose memory all ranks of this machine have at once. Two small
+forward passes measure what autograd keeps of a sample; the rest is a straight line, so nothing has to run out of
+memory, and an error in the model is raised as it is. The answer depends on the machine and changes last bits: it is
+kept in the resolved experiment.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import torch
+
+from exogym_core.data.batches import as_loss, move_batch
+from exogym_core.workers.rng import RandomStates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.cost.compute import StepDurations
+    from exogym_core.data.samples import StepSamples
+    from exogym_core.strategy.base import StepContext
+
+__all__ = [
+    "PRECISIONS",
+    "Learner",
+    "StepCost",
+    "TorchLearner",
+    "autocast_to",
+    "fitting_size",
+    "kept_rng",
+    "memory_limit",
+    "saved_bytes",
+]
+
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Half precisions of `autocast`, by name."""
+
+
+@contextmanager
+def kept_rng(device: torch.device) -> Iterator[None]:
+    """Restore torch's, numpy's and `random`'s global generators at the end of the block."""
+    states = RandomStates.of_process()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            states.load()
+
+
+def autocast_to(precision: str | None, device: torch.device) -> AbstractContextManager[object]:
+    """A context in which forward passes compute in that key of PRECISIONS; None changes nothing."""
+    return nullcontext() if precision is None else torch.autocast(device.type, PRECISIONS[precision])
+
+
+_SHARE_OF_GPU, _SHARE_OF_RAM = 0.9, 0.5  # EXO Gym's
+_MARGIN = 1.3  # temporaries that autograd does not keep, and fragments
+_COPIES = 5  # parameters, their gradients, two moments, and a copy for averages
+
+
+def memory_limit(device: torch.device) -> float:
+    """Bytes that all ranks on `device` may use together."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory) * _SHARE_OF_GPU
+    total = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            total = min(total, float(Path(path).read_text()))
+        except (OSError, ValueError):  # no such limit, or "max"
+            continue
+    return total * _SHARE_OF_RAM
+
+
+def saved_bytes(model: nn.Module, batch: Any, precision: str | None = None) -> int:
+    """Bytes that autograd keeps between the forward and the backward pass of `model` on `batch`."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = tensor  # alive, so that no other storage gets its address
+        return tensor
+
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    model.train()
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        autocast_to(precision, device),
+    ):
+        model(batch)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def fitting_size(
+    model: nn.Module,
+    sample_batch: Callable[[int], Any],
+    batch_size: int,
+    num_ranks: int,
+    *,
+    limit_bytes: float | None = None,
+    precision: str | None = None,
+) -> int:
+    """The largest divisor of `batch_size` with which `num_ranks` ranks fit into memory.
+
+    Args:
+        model: on its device; it is copied.
+        sample_batch: makes a batch of so many samples, on the model's device.
+        batch_size: samples a rank and step.
+        num_ranks: ranks that share the memory.
+        limit_bytes: limit for all of them; by default 90 % of the GPU's memory, half of this machine's.
+        precision: of the forward pass, as `autocast`.
+
+    Raises:
+        Exception: as raised by the model, at once.
+    """
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    if limit_bytes is None:
+        limit_bytes = memory_limit(device)
+    sizes = [size for size in range(1, batch_size + 1) if batch_size % size == 0]
+    if len(sizes) == 1:
+        return 1
+    with kept_rng(device):
+        replica = copy.deepcopy(model)
+        # From 2 on: batch normalisation refuses a single sample.
+        few, more = 2, 4
+        costs = [saved_bytes(replica, sample_batch(size), precision) for size in (few, more)]
+    per_sample = max(costs[1] - costs[0], 0) / (more - few)
+    once = max(costs[0] - few * per_sample, 0.0)
+    weights = sum(value.nbytes for value in [*model.parameters(), *model.buffers()])
+
+    def needed(size: int) -> float:
+        return num_ranks * _MARGIN * (_COPIES * weights + once + size * per_sample)
+
+    fitting = [size for size in sizes if needed(size) <= limit_bytes]
+    if not fitting:
+        warnings.warn(
+            f"fit: {num_ranks} ranks need {needed(1) / 1e9:.1f} GB even with one sample at a time, of "
+            f"{limit_bytes / 1e9:.1f} GB that they should take; use fewer ranks or a smaller model",
+            UserWarning,
+            stacklevel=2,
+        )
+    return max(fitting, default=1)
+
+
+_FORWARD_SHARE = 1 / 3  # of a step's computing; the backward pass does two products for each of the forward's
+
+
+Samples = TypeVar("Samples", contravariant=True)
+
+
+class Learner(Protocol[Samples]):
+    """Turns batches into gradients on one rank: the loop's view of a model.
+
+    Attributes:
+        scaler: scales losses and gradients; None without.
+    """
+
+    scaler: torch.amp.GradScaler | None
+
+    def gradients(self, step: Samples, context: StepContext) -> float:
+        """Leave the gradients of a step's samples in `.grad`, advance the clock, and return their mean loss."""
+
+    def take_over(self, optimizers: Sequence[Optimizer]) -> None:
+        """Prepare the strategy's optimizers, the first of which applies the gradients, once it is set up."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State between steps, without the model."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`."""
+
+    def close(self) -> None:
+        """Remove hooks from the model."""
+
+
+class StepCost:
+    """Virtual seconds of a rank's steps.
+
+    Args:
+        durations: of a whole batch; None where computing is free.
+        batch_size: of a whole batch.
+        scale_with_samples: a smaller one takes proportionally less.
+    """
+
+    def __init__(
+        self, durations: StepDurations | None, batch_size: int = 1, scale_with_samples: bool = False
+    ) -> None:
+        self._durations, self._batch_size, self._scales = durations, batch_size, scale_with_samples
+
+    @property
+    def is_free(self) -> bool:
+        """True if computing takes no virtual time."""
+        return self._durations is None
+
+    def seconds(self, number: int, samples: int) -> float:
+        """Seconds of the 0-based step `number` with so many samples."""
+        if self._durations is None:
+            return 0.0
+        seconds = self._durations.seconds(number)
+        if self._scales and samples != self._batch_size:
+            seconds *= samples / self._batch_size
+        return seconds
+
+
+class _BackwardClock:
+    """Moves a rank's clock through the backward pass, parameter by parameter, as gradients become ready.
+
+    Its hooks must be registered before the strategy's, so that the time for a gradient has passed when the
+    strategy sends it.
+    """
+
+    def __init__(self, model: nn.Module, comm: Communicator) -> None:
+        self._comm = comm
+        self._seconds = 0.0
+        self._left = 0.0
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        total = sum(parameter.numel() for parameter in parameters) or 1
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._hook(parameter.numel() / total))  # type: ignore[no-untyped-call]
+            for parameter in parameters
+        ]
+
+    def _hook(self, share: float) -> Any:
+        def advance(_: Tensor) -> None:
+            if self._seconds:
+                seconds = min(self._seconds * share, self._left)
+                self._left -= seconds
+                self._comm.advance(seconds)
+
+        return advance
+
+    def begin(self, seconds: float) -> None:
+        """The backward pass that starts now takes so long."""
+        self._seconds = self._left = seconds
+
+    def end(self) -> None:
+        """Charge the rest: parameters without a gradient have cost nothing yet."""
+        self._comm.advance(self._left)
+        self._seconds = self._left = 0.0
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+class TorchLearner:
+    """One rank's torch model: forward and backward passes over a step's micro-batches.
+
+    Make it before the strategy is set up: hooks on the model run in the order in which they came.
+
+    Args:
+        model: the replica, on its device.
+        comm: the rank's, for its clock.
+        before_backward: called before each backward pass with whether it is the step's last.
+        cost: of its steps in virtual time.
+        autocast: `bf16` or `fp16` for forward passes in it; under `fp16` losses are scaled. None for the model's
+            own precision.
+        spreads_backward: virtual time passes in the last backward pass as its gradients become ready, since the
+            strategy sends them meanwhile.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        before_backward: Callable[[bool], None],
+        cost: StepCost,
+        autocast: str | None = None,
+        spreads_backward: bool = False,
+    ) -> None:
+        self._model, self._comm, self._before_backward = model, comm, before_backward
+        self._cost, self._autocast = cost, autocast
+        self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self.scaler = torch.amp.GradScaler(self._device.type) if autocast == "fp16" else None
+        self._clock = _BackwardClock(model, comm) if spreads_backward and not cost.is_free else None
+
+    def gradients(self, step: StepSamples, context: StepContext) -> float:
+        """See `Learner`."""
+        seconds = self._cost.seconds(context.number, step.samples)
+        losses: list[tuple[Tensor, int]] = []
+        last = len(step.micro_batches) - 1
+        for index, (batch, samples) in enumerate(step.micro_batches):
+            loss = self._forward(batch, context.number)
+            losses.append((loss.detach(), samples))
+            weight = samples / step.samples
+            context.last_micro_batch = index == last
+            self._before_backward(index == last)
+            self._backward(loss, weight, seconds * weight, index == last)
+        return losses[0][0].item() if not last else _mean_loss(losses)
+
+    def _forward(self, batch: Any, number: int) -> Tensor:
+        if self._device.type != "cpu":
+            batch = move_batch(batch, self._device)
+        if self._autocast is None:
+            output = self._model(batch)
+        else:
+            with autocast_to(self._autocast, self._device):
+                output = self._model(batch)
+        return as_loss(output, f"rank {self._comm.rank}, step {number + 1}")
+
+    def _backward(self, loss: Tensor, weight: float, seconds: float, last: bool) -> None:
+        if weight != 1:
+            loss = loss * weight
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        with self._time_of_backward(seconds, last):
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def _time_of_backward(self, seconds: float, last: bool) -> Iterator[None]:
+        """Let the seconds of a micro-batch pass, as its gradients come in the last one where that matters."""
+        if self._clock is not None and last:
+            self._comm.advance(seconds * _FORWARD_SHARE)
+            self._clock.begin(seconds * (1 - _FORWARD_SHARE))
+            yield
+            self._clock.end()
+            return
+        yield
+        if seconds:
+            self._comm.advance(seconds)
+
+    def take_over(self, optimizers: Sequence[Optimizer]) -> None:
+        """See `Learner`: they are left as they are."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Learner`."""
+        return {"scaler": self.scaler and self.scaler.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Learner`."""
+        if self.scaler is not None and state["scaler"] is not None:
+            self.scaler.load_state_dict(state["scaler"])
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        if self._clock is not None:
+            self._clock.close()
+
+
+def _mean_loss(losses: list[tuple[Tensor, int]]) -> float:
+    """The mean over micro-batches, weighted by samples."""
+    return sum(float(loss) * samples for loss, samples in losses) / sum(samples for _, samples in losses)

@@ -1,0 +1,254 @@
+"""Run monitor: history, loggers, evaluation and checkpoints, fed by the rows and snapshots of ranks.
+
+The observer works in the turn of ranks that are threads, or in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from exogym_core.results.loggers import FolderLogger, Logger, WandbLogger, end_state, flat
+from exogym_core.results.recorder import RowRecorder
+from exogym_core.run.record import plain_arguments
+from exogym_core.run.resumption import begin_checkpoints, find_resumed, follow, plan
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor, nn
+
+    from exogym_core.results.fit_result import FitResult
+    from exogym_core.run.observer import FinalModels, Observer
+    from exogym_core.run.program import Program
+    from exogym_core.run.request import FitRequest
+    from exogym_core.workers.torchrun.rank import TorchrunHost
+
+__all__ = [
+    "Evaluations",
+    "RunMonitor",
+    "make_loggers",
+    "planned_together",
+    "run_config",
+]
+
+
+def run_config(request: FitRequest, model: nn.Module) -> dict[str, Any]:
+    """Settings of a run for loggers, in plain values."""
+    plain = (bool, int, float, str, type(None))
+    own = {name: value for name, value in vars(request).items() if isinstance(value, plain)}
+    return {
+        "model": type(model).__name__,
+        "model_parameters": sum(parameter.numel() for parameter in model.parameters()) / 1e6,
+        "strategy": type(request.strategy).__name__,
+        "strategy_config": plain_arguments(request.strategy),
+        "topology": request.topology.name if request.topology is not None else None,
+        "hosts": request.hosts,
+        "compute": request.compute.to_mapping() if request.compute is not None else None,
+        **own,
+    }
+
+
+def make_loggers(request: FitRequest, model: nn.Module, checkpoints: Path | None = None) -> list[Logger]:
+    """The loggers that the request names; none where logging is disabled.
+
+    Args:
+        request: of the run.
+        model: of the run.
+        checkpoints: folder of the run's checkpoints, which has the id of its wandb run too.
+    """
+    loggers: list[Logger] = []
+    if request.disable_logging:
+        return loggers
+    config = run_config(request, model)
+    if request.wandb_project is not None:
+        id_file = checkpoints / "wandb" if checkpoints is not None else None
+        loggers.append(
+            WandbLogger(
+                request.wandb_project, request.run_name, dict(flat(config)), request.log_x_axis, id_file
+            )
+        )
+    if request.run_name is not None:
+        loggers.append(FolderLogger(request.run_name, config))
+    return loggers
+
+
+class Evaluations:
+    """Evaluation of snapshots: in the turn of the rank that deposits one, or in a thread that no rank waits for.
+
+    The thread starts with the first snapshot: processes forked before do not have it.
+
+    Args:
+        observer: evaluates; in that thread alone, until `finish`.
+        intra_op_threads: torch's threads for one operator in the thread; they change last bits. None: no thread.
+
+    Attributes:
+        num_given, num_taken: snapshots deposited, and those of them that are evaluated.
+    """
+
+    def __init__(self, observer: Observer, intra_op_threads: int | None) -> None:
+        self._observer, self._intra_op_threads = observer, intra_op_threads
+        self._queue: queue.SimpleQueue[tuple[int, Mapping[str, Any], int] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self.num_given = self.num_taken = 0
+
+    def take(self, rank: int, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+        """Take a snapshot; its tensors may be reused afterwards.
+
+        Raises an exception that the thread has raised since.
+        """
+        self._raise_if_failed()
+        self.num_given += 1
+        if self._intra_op_threads is None:
+            self.num_taken += 1
+            self._observer.take(rank, note, tensors)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="observer", daemon=True)
+            self._thread.start()
+        self._queue.put((rank, note, self._observer.spill.put([tensor.clone() for tensor in tensors])))
+
+    def finish(self) -> FinalModels:
+        """Wait until all snapshots are evaluated; the last has been deposited."""
+        self._stop()
+        self._raise_if_failed()
+        return self._observer.finish()
+
+    def abandon(self) -> None:
+        """Drop waiting snapshots, and end the thread."""
+        self._failure = self._failure or RuntimeError("the run is over")
+        self._stop()
+
+    def _raise_if_failed(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _stop(self) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        assert self._intra_op_threads is not None
+        torch.set_num_threads(self._intra_op_threads)
+        while (item := self._queue.get()) is not None:
+            rank, note, ticket = item
+            tensors = self._observer.spill.pop(ticket)
+            if self._failure is None:
+                try:
+                    self._observer.take(rank, note, tensors)
+                except BaseException as failure:
+                    self._failure = failure
+            self.num_taken += 1
+
+
+_COMPLETE = "newest complete checkpoint"
+
+
+class RunMonitor:
+    """Monitor of a run: takes rows and snapshots of its ranks. Made before they start, since it prepares `program`.
+
+    Args:
+        program: of the ranks.
+        result: filled as rows come.
+        listeners: called with rows, besides those that the request names.
+
+    Attributes:
+        resumed: the checkpoint that the run goes on from, if it does.
+        writer: completes checkpoints.
+        recorder: merges rows.
+        evaluations: evaluates snapshots, in its own thread or in the depositing rank's turn.
+    """
+
+    def __init__(
+        self, program: Program, result: FitResult, listeners: Sequence[Callable[[Mapping[str, Any]], None]]
+    ) -> None:
+        self.resumed = find_resumed(program)
+        program.prepare()
+        request = program.request
+        self.writer = begin_checkpoints(program, self.resumed)
+        self._loggers = make_loggers(request, program.model, program.checkpoints.home)
+        listening = [*listeners, *(logger.event for logger in self._loggers)]
+        if request.on_event is not None:
+            listening.append(request.on_event)
+        has_clock, workers = request.carrier.has_clock, program.workers()
+        clock = "virtual_seconds" if has_clock else "wall_seconds"
+        self.recorder = RowRecorder(result, request.topology is not None, listening, clock)
+        self._observed: deque[Mapping[str, Any]] = deque()  # perhaps in another thread
+        self._observer = program.observer(self._observed.append, self.writer.observed)
+        # Threads take turns with the evaluation; elsewhere it has a thread of its own.
+        is_inline = has_clock and workers.in_one_process
+        self.evaluations = Evaluations(self._observer, None if is_inline else workers.intra_op_threads)
+        for row in self.writer.observed:
+            self.recorder.observe(row)
+
+    def observe(self, row: Mapping[str, Any]) -> None:
+        """Record a row of the observer."""
+        self.recorder.observe(row)
+        self.writer.add_observed(row)
+
+    def settle(self) -> None:
+        """Record the rows that the observer has finished since the last call."""
+        num_taken = self.evaluations.num_taken  # first: rows that come after it do no harm
+        while self._observed:
+            self.observe(self._observed.popleft())
+        self.writer.settle(num_taken)
+
+    def close(self, failed: bool) -> None:
+        """Write what was recorded and release all resources."""
+        if failed:
+            self.evaluations.abandon()
+        try:
+            self.recorder.finish()  # a listener may press Ctrl-C here too
+        finally:
+            self.writer.close()
+            self.writer.release()
+            self._observer.close()
+            error = sys.exception() if failed else None
+            state = end_state(None if error is None else type(error))
+            for logger in self._loggers:
+                logger.close(state)
+
+
+def planned_together(program: Program, host: TorchrunHost, monitor: RunMonitor | None) -> Mapping[str, Any]:
+    """Share the monitoring process's preparations among processes that torchrun has started, off the clock.
+
+    Raises:
+        InputError: a rank's part of the checkpoint to go on from is missing; on all of them.
+    """
+    comm, beside = host.comm, host.beside
+
+    def newest_complete() -> int:
+        return int(beside.posted(_COMPLETE) or -1)
+
+    own, refused = None, ""
+    with comm.off_clock():
+        planned: Mapping[str, Any] = comm.broadcast_object(
+            None if monitor is None else plan(program, monitor.resumed)
+        )
+        if monitor is None:
+            try:
+                own = follow(program, planned, (comm.rank, comm.world_size), newest_complete)
+            except InputError as error:
+                refused = str(error)
+        said = [text for text in comm.all_gather_object(refused) if text]
+    if monitor is not None:
+        if planned["mark"]:
+            (Path(planned["home"]) / planned["mark"]).unlink(missing_ok=True)
+        monitor.writer.on_complete = lambda step: beside.post(_COMPLETE, str(step))
+    if said:
+        raise InputError("\n".join(said))
+    if own is not None:
+        own.keep_only(planned["resumed step"] or None)
+    program.request = replace(program.request, on_event=None)
+    return planned

@@ -1,0 +1,540 @@
+"""Observer of a run: folds the snapshots of ranks as they come, evaluates models off the clock, reports rows.
+
+No rank waits for it. Early snapshots are kept in a buffer that spills to a private file, so memory is bounded however
+far ahead some ranks are. Parts are added up in rank order, in fp32, so that results do not depend on arrival order.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from exogym_core.communicator.values import accumulator_dtype
+from exogym_core.data.batches import as_mean_loss, batch_reader, move_batch
+from exogym_core.data.draws import Draws
+from exogym_core.data.samples import EpochOrder
+from exogym_core.run.learner import autocast_to, kept_rng
+from exogym_core.run.snapshots import load_named, pack, unpack, whole_state
+from exogym_core.workers.rng import RandomStates, seed_device
+from exogym_core.workers.spill_buffer import SpillBuffer
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from exogym_core.run.snapshots import Layout
+
+__all__ = ["Evaluation", "FinalModels", "Observer", "correlation_of"]
+
+
+_ORDER_STREAM = 1 << 32  # keeps the choice of evaluation samples apart from the training order
+
+
+class Evaluation:
+    """Losses on the same samples every time, with the same random numbers where a model draws some.
+
+    Args:
+        dataset: to take samples from.
+        val_size: how many; all of the dataset where it has fewer.
+        batch_size: samples a forward pass.
+        seed: of the choice, which is the same on all ranks.
+        device: where models are.
+        accuracy: `f(model, batch) -> fraction right`.
+        collate: makes a batch of samples.
+        autocast: a key of PRECISIONS to compute in; None for the model's own.
+
+    Raises:
+        InputError: there is nothing to take.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        val_size: int,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        accuracy: Callable[[nn.Module, Any], float] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        autocast: str | None = None,
+    ) -> None:
+        self._device, self._accuracy, self._autocast, self._seed = device, accuracy, autocast, seed
+        # Every rank that judges reads for itself: what is drawn in doing so is the same on all of them.
+        with kept_rng(device), Draws(dataset, seed).at(_ORDER_STREAM):
+            batches = _fixed_batches(dataset, val_size, batch_size, seed, collate)
+        self._batches = [(move_batch(batch, device), samples) for batch, samples in batches]
+        self.num_samples = sum(samples for _, samples in self._batches)
+        if not self.num_samples:
+            raise InputError("fit: the validation set is empty; pass val_size=0 to go without one")
+
+    def loss(self, model: nn.Module) -> float:
+        """Mean loss over the samples, each counting once, in evaluation mode."""
+        return self._mean(model, lambda batch: float(as_mean_loss(model(batch), "evaluation")))
+
+    def accuracy(self, model: nn.Module) -> float | None:
+        """Fraction of the samples right, None where no measure was given."""
+        measure = self._accuracy
+        return None if measure is None else self._mean(model, lambda batch: float(measure(model, batch)))
+
+    def _mean(self, model: nn.Module, measure: Callable[[Any], float]) -> float:
+        modes = [(module, module.training) for module in model.modules()]
+        with (
+            kept_rng(self._device),
+            torch.no_grad(),
+            autocast_to(self._autocast, self._device),
+        ):
+            RandomStates(self._seed, _ORDER_STREAM).load()
+            seed_device(self._device, self._seed, _ORDER_STREAM)
+            model.eval()
+            try:
+                total = sum(measure(batch) * samples for batch, samples in self._batches)
+            finally:
+                for module, training in modes:
+                    module.training = training
+        return total / self.num_samples
+
+
+def _fixed_batches(
+    dataset: Dataset[Any],
+    val_size: int,
+    batch_size: int,
+    seed: int,
+    collate: Callable[[list[Any]], Any] | None,
+) -> list[tuple[Any, int]]:
+    if isinstance(dataset, IterableDataset):
+        samples = list(islice(dataset, val_size))
+        pieces = [samples[start : start + batch_size] for start in range(0, len(samples), batch_size)]
+        gather = collate if collate is not None else default_collate
+        return [(gather(piece), len(piece)) for piece in pieces]
+    order = EpochOrder(len(dataset), True, seed, _ORDER_STREAM)  # type: ignore[arg-type]
+    read = batch_reader(dataset, collate)
+    return [(read(indices), len(indices)) for indices in torch.split(order.of(0)[:val_size], batch_size)]
+
+
+_MEMORY_BYTES = 64 * 2**20  # of waiting snapshots, before a file is used
+_CHUNK = 1 << 18  # values of all replicas that are compared at a time
+
+# Distances up to which replicas count as equal: relative to their norm, and to their distance from the initial model.
+# Real ranks on unlike processors round differently.
+_ROUNDING = 1e-6
+_ROUNDING_OF_UPDATES = 1e-3
+
+
+@dataclass
+class FinalModels:
+    """Models at the end of a run.
+
+    Attributes:
+        mean: state of the mean of the present ranks' models; whole-number and truth-value buffers are the lowest
+            present rank's.
+        judged: state of the model that could be shipped; where every rank has its own, the lowest present rank's.
+    """
+
+    mean: dict[str, Any]
+    judged: dict[str, Any]
+
+
+@dataclass
+class _Mean:
+    """A mean that is built up in order; as long as all parts are equal there is nothing to add up."""
+
+    first: int | None = None  # tickets
+    total: int | None = None
+    count: int = 0
+
+    def add(self, spill: SpillBuffer, flats: Sequence[Tensor]) -> None:
+        """Fold in the next part."""
+        self.count += 1
+        if self.count == 1:
+            self.first = spill.put(flats)
+            return
+        if self.first is not None:
+            first = spill.get(self.first)
+            if all(map(_same, first, flats)):
+                return
+            total = [flat.to(accumulator_dtype(flat.dtype), copy=True) for flat in first]
+            for _ in range(self.count - 2):
+                _add(total, first)
+            spill.drop(self.first)
+            self.first = None
+        else:
+            assert self.total is not None
+            total = spill.pop(self.total)
+        _add(total, flats)
+        self.total = spill.put(total)
+
+    def take(self, spill: SpillBuffer, like: Sequence[Tensor]) -> list[Tensor]:
+        """The mean, in the dtypes of `like`; whole numbers are those of `like`."""
+        if self.first is not None:
+            return spill.pop(self.first)
+        assert self.total is not None
+        total = spill.pop(self.total)
+        return [
+            (each.div_(self.count) if flat.is_floating_point() else flat).to(flat.dtype)
+            for each, flat in zip(total, like, strict=True)
+        ]
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    # By bits: a replica that has become not a number is equal to itself.
+    return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
+
+
+def _add(total: Sequence[Tensor], flats: Sequence[Tensor]) -> None:
+    for each, flat in zip(total, flats, strict=True):
+        if flat.is_floating_point():
+            each.add_(flat)
+
+
+@dataclass
+class _PendingEvaluation:
+    """Evaluation of one step, until all present ranks' parts have come."""
+
+    step: int
+    what: list[str]
+    present: list[int]
+    judged: str
+    waiting: dict[int, tuple[Mapping[str, Any], int]] = field(default_factory=dict)  # rank -> note, ticket
+    num_folded: int = 0
+    mean: _Mean = field(default_factory=_Mean)
+    first: tuple[Mapping[str, Any], int] | None = None  # the lowest rank's
+    losses: list[float] = field(default_factory=list)  # of the ranks' own models, in order
+    accuracies: list[float] = field(default_factory=list)
+    replicas: list[int] = field(default_factory=list)  # tickets, to be compared
+    version: int | None = None  # of the judged model, where a server reports it
+    parts: dict[str, Tensor] = field(default_factory=dict)  # of the judged model
+
+
+class Observer:
+    """Judges a run's models.
+
+    Judged are: the lowest present rank's replica where all are equal, which is checked; the strategy's judged state
+    where it differs from them, once a version; every rank's own otherwise, by the mean of the losses. The loss of the
+    mean of all replicas is a diagnostic.
+
+    Args:
+        model: like the ranks'; copied.
+        device: where it judges.
+        make_evaluation: makes the evaluation at the first need; None: none.
+        report: called with every finished row, in order of steps: an evaluation or a correlation.
+        known: rows of an earlier part of this run.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        make_evaluation: Callable[[], Evaluation] | None,
+        report: Callable[[Mapping[str, Any]], None],
+        known: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self._initial, self._device, self._make, self._report = model, device, make_evaluation, report
+        self._evaluation: Evaluation | None = None
+        self._model: nn.Module | None = None
+        self._spill = SpillBuffer(_MEMORY_BYTES)
+        self._pending: dict[
+            tuple[int, int], _PendingEvaluation
+        ] = {}  # by step and first rank: servers are looked at apart
+        self._rows: dict[int, list[dict[str, Any]]] = {}  # finished, held back for earlier steps
+        self._verdicts: dict[int, tuple[float, float | None]] = {}  # judged version -> loss, accuracy
+        self._final: FinalModels | None = None
+        self._known = {row["step"] for row in known if "judged_loss" in row}
+        for row in known:
+            if "judged_loss" in row:
+                self._verdicts = {row["judged_version"]: (row["judged_loss"], row["accuracy"])}
+
+    @property
+    def spill(self) -> SpillBuffer:
+        """Buffer of waiting snapshots."""
+        return self._spill
+
+    def take(self, rank: int, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+        """Take a rank's snapshot, which the observer owns from now on.
+
+        Raises:
+            InputError: the strategy says that replicas are equal, and they are not.
+        """
+        if note["step"] in self._known and "evaluate" in note["what"]:
+            return
+        key = (note["step"], note["present"][0])
+        pending = self._pending.get(key)
+        if pending is None:
+            pending = _PendingEvaluation(
+                note["step"], list(note["what"]), list(note["present"]), note["judged"]
+            )
+            self._pending[key] = pending
+        if rank not in pending.present:
+            return
+        pending.waiting[rank] = (note, self._spill.put(tensors))
+        while (
+            pending.num_folded < len(pending.present)
+            and pending.present[pending.num_folded] in pending.waiting
+        ):
+            self._fold(pending, *pending.waiting.pop(pending.present[pending.num_folded]))
+        if pending.num_folded == len(pending.present):
+            self._end(pending)
+
+    def finish(self) -> FinalModels:
+        """Finish pending evaluations after the last snapshot.
+
+        Where a rank that was present has gone, the others' count.
+        """
+        for _, pending in sorted(self._pending.items()):
+            for rank in sorted(pending.waiting):
+                self._fold(pending, *pending.waiting.pop(rank))
+            self._end(pending)
+        self._release()
+        assert self._final is not None
+        return self._final
+
+    def close(self) -> None:
+        """Release the buffer."""
+        self._spill.close()
+
+    # --- parts as they come --------------------------------------------------------------------------------
+
+    def _fold(self, pending: _PendingEvaluation, note: Mapping[str, Any], ticket: int) -> None:
+        pending.num_folded += 1
+        layouts: Mapping[str, Layout] = note["layouts"]
+        sections = _sections(layouts, self._spill.get(ticket))
+        replica = [*sections["parameters"], *sections["buffers"]]
+        if not note["is_replica"]:  # a server's, which has the judged model
+            for part in ("judged", "judged_buffers"):
+                if part in sections:
+                    pending.parts |= unpack(layouts[part], sections[part])
+            pending.version = note["version"]
+            self._spill.drop(ticket)
+            return
+        pending.mean.add(self._spill, replica)
+        if "correlate" in pending.what:
+            pending.replicas.append(self._spill.put([flat for flat in replica if flat.is_floating_point()]))
+        if "judged" in sections:
+            for part in ("judged", "judged_buffers"):
+                pending.parts |= unpack(layouts[part], sections[part])
+        if pending.first is None:
+            pending.first = (note, ticket)
+            self._judge_replica(pending, note, sections, accuracy=pending.judged in ("own", "replica"))
+            return
+        if pending.judged == "own":
+            self._judge_replica(pending, note, sections, accuracy=True)
+        if pending.judged == "replica":
+            self._check_equal(pending, note, sections["parameters"])
+        self._spill.drop(ticket)
+
+    def _check_equal(
+        self, pending: _PendingEvaluation, note: Mapping[str, Any], parameters: Sequence[Tensor]
+    ) -> None:
+        """Refuse to judge the lowest rank's replica for all where a rank that has done as many steps has another.
+
+        Buffers may differ: running means are of each rank's own batches. So may last bits, between kinds of processors.
+        """
+        if pending.mean.first is not None:  # all so far are equal, buffers included
+            return
+        assert pending.first is not None
+        first, ticket = pending.first
+        if (
+            first["version"] != note["version"]
+        ):  # evaluated at a virtual time, between two steps of one of them
+            return
+        own = _sections(first["layouts"], self._spill.get(ticket))["parameters"]
+        if all(map(_same, own, parameters)):
+            return
+        _, initial = pack(dict(self._initial.named_parameters()))
+        rounding = _ROUNDING * _distance(own) + _ROUNDING_OF_UPDATES * _distance(own, initial)
+        if _distance(own, parameters) > rounding:
+            raise InputError(_unequal(pending, note))
+
+    def _judge_replica(
+        self,
+        pending: _PendingEvaluation,
+        note: Mapping[str, Any],
+        sections: Mapping[str, Sequence[Tensor]],
+        accuracy: bool,
+    ) -> None:
+        evaluation = self._judge(pending)
+        if evaluation is None or not note["is_worker"]:
+            return
+        model = self._loaded(note, sections)
+        pending.losses.append(evaluation.loss(model))
+        measured = evaluation.accuracy(model) if accuracy else None
+        if measured is not None:
+            pending.accuracies.append(measured)
+
+    def _judge(self, pending: _PendingEvaluation) -> Evaluation | None:
+        if "evaluate" not in pending.what or self._make is None:
+            return None
+        if self._evaluation is None:
+            self._evaluation = self._make()
+        return self._evaluation
+
+    def _loaded(self, note: Mapping[str, Any], sections: Mapping[str, Sequence[Tensor]]) -> nn.Module:
+        """The observer's model with these values."""
+        if self._model is None:
+            self._model = copy.deepcopy(self._initial).to(self._device)
+        for part in ("parameters", "buffers"):
+            load_named(self._model, unpack(note["layouts"][part], sections[part]))
+        return self._model
+
+    # --- all have come -------------------------------------------------------------------------------------
+
+    def _end(self, pending: _PendingEvaluation) -> None:
+        del self._pending[pending.step, pending.present[0]]
+        assert pending.first is not None
+        note, ticket = pending.first
+        sections = _sections(note["layouts"], self._spill.pop(ticket))
+        rows: list[dict[str, Any]] = []
+        verdict = self._verdict(pending, note, sections)
+        judged = whole_state(self._loaded_judged(pending, note, sections)) if "final" in pending.what else {}
+        is_alike = pending.mean.first is not None
+        replica = [*sections["parameters"], *sections["buffers"]]
+        means = pending.mean.take(self._spill, replica)
+        evaluation = self._judge(pending)
+        if evaluation is not None and verdict is not None:
+            local = mean = None  # workers' models: not known where a server alone is looked at
+            if pending.losses:
+                local = mean = pending.losses[0]
+            if pending.losses and not is_alike:
+                mean = evaluation.loss(self._loaded(note, _cut(note["layouts"], means)))
+            rows.append(
+                {
+                    "step": pending.step,
+                    "local_loss": local,
+                    "global_loss": mean,
+                    "judged_loss": verdict[0],
+                    "accuracy": verdict[1],
+                    "judged_version": note["version"] if pending.version is None else pending.version,
+                    "judged_step": note["born"],
+                }
+            )
+        if "correlate" in pending.what:
+            rows.append({"step": pending.step, "correlation": self._correlation(pending.replicas)})
+        if "final" in pending.what:
+            extra = note["extra"]
+            mean_state = whole_state(self._loaded(note, _cut(note["layouts"], means)))
+            self._final = FinalModels({**mean_state, **extra}, {**judged, **extra})
+        self._rows.setdefault(pending.step, []).extend(rows)
+        self._release()
+
+    def _verdict(
+        self, pending: _PendingEvaluation, note: Mapping[str, Any], sections: Mapping[str, Sequence[Tensor]]
+    ) -> tuple[float, float | None] | None:
+        """Loss and accuracy of the judged model; None where nothing is judged."""
+        evaluation = self._judge(pending)
+        if evaluation is None:
+            return None
+        if pending.judged in ("own", "replica"):
+            accuracies = pending.accuracies
+            mean = sum(accuracies) / len(accuracies) if accuracies else None
+            return sum(pending.losses) / len(pending.losses), mean
+        version = note["version"] if pending.version is None else pending.version
+        if version not in self._verdicts:
+            model = self._loaded_judged(pending, note, sections)
+            self._verdicts = {version: (evaluation.loss(model), evaluation.accuracy(model))}
+        return self._verdicts[version]
+
+    def _loaded_judged(
+        self, pending: _PendingEvaluation, note: Mapping[str, Any], sections: Mapping[str, Sequence[Tensor]]
+    ) -> nn.Module:
+        """The judged model: the lowest rank's replica, overwritten by the strategy's judged state."""
+        model = self._loaded(note, sections)
+        whole = {name: value for name, value in pending.parts.items() if not name.endswith("]")}
+        load_named(model, whole)
+        with torch.no_grad():
+            parameters = dict(model.named_parameters())
+            for key, value in pending.parts.items():
+                if key.endswith("]"):
+                    name, _, place = key[:-1].rpartition("[")
+                    start, stop = map(int, place.split(":"))
+                    parameters[name].view(-1)[start:stop] = value.view(-1).to(parameters[name].device)
+        return model
+
+    def _release(self) -> None:
+        """Report the rows before which no evaluation is pending."""
+        for step in sorted(self._rows):
+            if any(other < step for other, _ in self._pending):
+                return
+            for row in self._rows.pop(step):
+                self._report(row)
+
+    def _correlation(self, tickets: Sequence[int]) -> float:
+        sizes = [len(flat) for flat in self._spill.get(tickets[0])]
+
+        def chunks() -> Any:
+            step = max(1, _CHUNK // len(tickets))
+            for index, size in enumerate(sizes):
+                for start in range(0, size, step):
+                    yield torch.stack(
+                        [self._spill.part(ticket, index, start, start + step).double() for ticket in tickets]
+                    )
+
+        value = correlation_of(chunks, len(tickets), sum(sizes))
+        for ticket in tickets:
+            self._spill.drop(ticket)
+        return value
+
+
+def _unequal(pending: _PendingEvaluation, note: Mapping[str, Any]) -> str:
+    """Message for a strategy that claims equal replicas wrongly, with the line to write instead."""
+    return (
+        f"{note['strategy']}: judged = 'replica' says that all ranks' models are equal, but after "
+        f"{note['num_steps']} steps rank {note['rank']}'s is not rank {pending.present[0]}'s; write judged = 'own' to "
+        "judge each rank's model, or judged = 'outer' with a judged_state() that returns the last average"
+    )
+
+
+def _distance(first: Sequence[Tensor], second: Sequence[Tensor] | None = None) -> float:
+    """The norm of the difference of flat tensors, or of the first ones alone."""
+    pairs = zip(first, first if second is None else second, strict=True)
+    return math.sqrt(
+        sum(
+            (a.double() if second is None else a.double() - b.double()).square().sum().item()
+            for a, b in pairs
+        )
+    )
+
+
+def _sections(layouts: Mapping[str, Layout], tensors: Sequence[Tensor]) -> dict[str, Sequence[Tensor]]:
+    """Flat tensors of a snapshot by section."""
+    sections, start = {}, 0
+    for name, layout in layouts.items():
+        sections[name] = tensors[start : start + len(layout)]
+        start += len(layout)
+    return sections
+
+
+def _cut(layouts: Mapping[str, Layout], replica: Sequence[Tensor]) -> dict[str, Sequence[Tensor]]:
+    """Flat tensors of parameters and buffers, apart."""
+    num = len(layouts["parameters"])
+    return {"parameters": replica[:num], "buffers": replica[num:]}
+
+
+def correlation_of(chunks: Callable[[], Any], num_replicas: int, num_values: int) -> float:
+    """Mean Pearson correlation over all pairs of replicas: 1 where they agree, less as they drift apart.
+
+    `nan` for a single replica, which has no pair, and for constant ones.
+
+    Args:
+        chunks: gives the replicas' values piece by piece, [replica, value] in double precision; called twice.
+        num_replicas, num_values: how many there are in all.
+    """
+    if num_replicas < 2:
+        return float("nan")
+    sums = torch.zeros(num_replicas, dtype=torch.float64)
+    for chunk in chunks():
+        sums += chunk.sum(dim=1)
+    means = (sums / max(num_values, 1))[:, None]
+    products = torch.zeros(num_replicas, num_replicas, dtype=torch.float64)
+    for chunk in chunks():
+        centred = chunk - means
+        products += centred @ centred.T
+    deviations = products.diagonal().sqrt()
+    matrix = (products / deviations[:, None] / deviations[None, :]).clip(-1.0, 1.0)
+    pairs = torch.triu_indices(num_replicas, num_replicas, offset=1)
+    return float(matrix[pairs[0], pairs[1]].mean())

@@ -1,0 +1,561 @@
+"""Program of every rank of a `fit`: model and data checked, data dealt out, clock and loop made from the request."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import math
+import os
+import warnings
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from exogym_core.checkpoints.writing import RankCheckpoints
+from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+from exogym_core.cost.compute import Compute, StepDurations, intra_op_threads, measure_seconds
+from exogym_core.cost.flops import count_flops
+from exogym_core.data.batches import batch_reader, collate_of, move_batch
+from exogym_core.data.draws import Draws
+from exogym_core.data.samples import (
+    EpochOrder,
+    OwnData,
+    Reading,
+    SharedData,
+    Source,
+    StreamedData,
+    digest_of,
+    fingerprint,
+    stream_length,
+)
+from exogym_core.names import visible
+from exogym_core.run.learner import StepCost, TorchLearner, fitting_size, kept_rng
+from exogym_core.run.loop import Loop, RankOutcome
+from exogym_core.run.observer import Evaluation, Observer
+from exogym_core.run.server import Server
+from exogym_core.run.snapshots import EvaluationTimes
+from exogym_core.run.stacked import Stack, StackedLearner, StackingError, backward_order
+from exogym_core.strategy.trials import coding_trials, own_codec_trials
+from exogym_core.workers.failures import own_frames
+from exogym_core.workers.rng import seed_device
+from netsim.errors import InputError, NetsimError
+from netsim.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from exogym_core.checkpoints.checkpoint import StoredCheckpoint
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.run.request import FitRequest
+    from exogym_core.workers.spec import WorkerSpec
+
+__all__ = ["DataSets", "Program", "first_batch", "refuse_wrong_parts"]
+
+
+def refuse_wrong_parts(model: object, **datasets: object) -> None:
+    """Raise InputError for a wrong model or data set; `datasets` by argument's name, None for none."""
+    if isinstance(model, type):
+        raise InputError(f"fit: model is the class {model.__name__}; pass one: {model.__name__}()")
+    if not isinstance(model, nn.Module):
+        raise InputError(f"fit: model is a {type(model).__name__}; pass a torch.nn.Module")
+    if all(not parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("fit: the model has no parameter to train; set requires_grad on some")
+    for name, dataset in datasets.items():
+        if isinstance(dataset, DataLoader):
+            raise InputError(
+                f"fit: {name} is a DataLoader; pass its dataset (the trainer makes batches of it)"
+            )
+        if not (
+            dataset is None
+            or callable(dataset)
+            or hasattr(dataset, "__getitem__")
+            or hasattr(dataset, "__iter__")
+        ):
+            raise InputError(f"fit: {name} is a {type(dataset).__name__}; pass a torch Dataset")
+
+
+@contextmanager
+def first_batch(model: nn.Module | None = None) -> Iterator[None]:
+    """Turn an exception of the user's data set or model into one line, with the traceback below it.
+
+    Args:
+        model: takes the batch, if one does.
+
+    Raises:
+        InputError: as described.
+    """
+    try:
+        yield
+    except NetsimError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        trace = "\n".join(own_frames(error))
+        raise InputError(
+            f"fit: a first batch fails: {what} (a model takes a batch as the data set yields it, in one "
+            f"argument, and returns its mean loss{_inputs_of(model)})\n{trace}"
+        ) from None
+
+
+def _inputs_of(model: nn.Module | None) -> str:
+    """Remedy for a model that takes parts of a batch by name, as Hugging Face's do; "" for others."""
+    if model is None:
+        return ""
+    try:
+        names = list(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):  # of a module that is no Python
+        return ""
+    if len(names) < 2:
+        return ""
+    listed = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    return f"; this one takes {listed}: wrap it in a module whose forward(batch) returns model(**batch).loss"
+
+
+class DataSets:
+    """The data sets of a run, and which samples of them a rank sees.
+
+    Args:
+        request: of the run; a micro-batch found later is set here too.
+        train_dataset: one for all ranks, or a factory of each rank's own.
+        val_dataset: for evaluations, or a factory of it.
+    """
+
+    def __init__(
+        self,
+        request: FitRequest,
+        train_dataset: Dataset[Any] | Callable[..., Dataset[Any]],
+        val_dataset: Dataset[Any] | Callable[..., Dataset[Any]] | None,
+    ) -> None:
+        self.request = request
+        self._train_dataset, self._val_dataset = train_dataset, val_dataset
+        self._own_dataset: Dataset[Any] | None = None  # rank 0's, if it had to be made to look at a batch
+        self._order: EpochOrder | None = None
+        self._draws: Draws | None = None  # of a shared training set
+        if not self.is_shared:
+            return
+        self._draws = Draws(train_dataset, request.seed)  # before anything is read
+        if isinstance(train_dataset, IterableDataset):
+            if (remark := _unused_loader(request)) is not None:
+                warnings.warn(remark, UserWarning, stacklevel=6)
+        else:
+            self._order = EpochOrder(_length(train_dataset), request.shuffle, request.seed)
+
+    @property
+    def is_shared(self) -> bool:
+        """True if one training set is for all ranks."""
+        return isinstance(self._train_dataset, Dataset) or not callable(self._train_dataset)
+
+    def sample_batch(self, size: int) -> Any:
+        """A batch of the first samples that rank 0 would read, at most so many."""
+        dataset = self._train_dataset
+        if not self.is_shared:
+            if self._own_dataset is None:
+                self._own_dataset = self._made(0, train=True)
+            dataset = self._own_dataset
+        collate = collate_of(self.request.dataloader_kwargs)[0]
+        if isinstance(dataset, IterableDataset):
+            samples = list(islice(dataset, size))
+            return (collate or default_collate)(samples)
+        return batch_reader(dataset, collate)(torch.arange(min(size, _length(dataset))))  # type: ignore[arg-type]
+
+    def fingerprint(self) -> str | None:
+        """Digest of a training set for all ranks; None where each rank has its own."""
+        if not self.is_shared or self._draws is None:
+            return None
+        with first_batch():
+            return fingerprint(self._train_dataset, self._draws)  # type: ignore[arg-type]
+
+    def validation(self) -> Any:
+        """The validation set, made where it is a factory."""
+        dataset = self._val_dataset
+        if callable(dataset) and not isinstance(dataset, Dataset):
+            return self._made(0, train=False)
+        return dataset
+
+    # --- samples of a rank ------------------------------------------------------------------------------
+
+    def source(self, comm: Communicator, remarks: list[str], *, keeps: bool) -> Source:
+        """Samples of this rank; `keeps`: checkpoints must recognise its own data.
+
+        Warnings for the user are added to `remarks`.
+        """
+        return self.shared_source(comm.rank) if self.is_shared else self._own_source(comm, remarks, keeps)
+
+    def shared_source(self, rank: int) -> Source:
+        """A rank's part of a training set for all."""
+        num_ranks, batch_size = self.request.num_nodes, self.request.batch_size
+        dataset, reading = self._train_dataset, self._reading(self._draws)
+        if isinstance(dataset, IterableDataset):
+            return StreamedData(dataset, rank, num_ranks, batch_size, num_ranks, reading)
+        assert self._order is not None
+        return SharedData(dataset, self._order, rank, num_ranks, batch_size, reading)  # type: ignore[arg-type]
+
+    def _reading(self, draws: Draws | None) -> Reading:
+        collate, drop_last, loader = collate_of(self.request.dataloader_kwargs)
+        return Reading(self.request.minibatch_size, drop_last, collate, loader, draws)
+
+    def _own_source(self, comm: Communicator, remarks: list[str], keeps: bool) -> Source:
+        request = self.request
+        if comm.world_size > request.num_nodes:  # servers read no data
+            comm = comm.group(range(request.num_nodes))
+        prepared = self._own_dataset if comm.rank == 0 else None
+        dataset = prepared if prepared is not None else self._made(comm.rank, train=True)
+        draws = Draws(dataset, request.seed)
+        reading = self._reading(draws)
+        if isinstance(dataset, IterableDataset):
+            if comm.rank == 0 and (remark := _unused_loader(request)) is not None:
+                remarks.append(remark)
+            own = (comm.rank, self._agreed_steps(dataset, draws, comm))
+            source: Source = StreamedData(
+                dataset, 0, 1, request.batch_size, comm.world_size, reading, own=own
+            )
+        else:
+            order = EpochOrder(_length(dataset), request.shuffle, request.seed, comm.rank + 1)
+            lengths = self._agreed_lengths(dataset, draws, comm, remarks)
+            source = OwnData(dataset, order, lengths, comm.rank, request.batch_size, reading)
+        source.known_as = fingerprint(dataset, draws) if keeps else None
+        return source
+
+    def _agreed_lengths(
+        self, dataset: Dataset[Any], draws: Draws, comm: Communicator, remarks: list[str]
+    ) -> list[int]:
+        """Numbers of samples of all ranks' own data sets; a remark where all begin with the same batch."""
+        num_compared = min(self.request.batch_size, _length(dataset))
+        with draws.at(comm.rank):
+            first = digest_of(dataset[index] for index in range(num_compared))
+        with comm.off_clock():
+            facts = comm.all_gather_object((_length(dataset), first))
+        if comm.world_size > 1 and len({digest for _, digest in facts}) == 1:
+            remarks.append(
+                "fit: the dataset factory made datasets that begin with the same batch on every rank; "
+                "use its `rank` and `num_nodes` to give each rank its own samples"
+            )
+        return [length for length, _ in facts]
+
+    def _agreed_steps(self, dataset: IterableDataset[Any], draws: Draws, comm: Communicator) -> int | None:
+        """After how many steps an epoch ends for all ranks, each with a stream of its own; None: it need not end.
+
+        Streams that do not say how long they are get counted, as far as the run can get, where epochs matter.
+        """
+        request, length = self.request, stream_length(dataset)
+        if length is None and request.num_epochs is not None:
+            most = request.limit(None) * request.batch_size
+            with draws.at(comm.rank, 0):
+                length = sum(1 for _ in islice(dataset, most))
+        with comm.off_clock():
+            lengths = comm.all_gather_object(length)
+        if None in lengths:
+            return None
+        smallest = min(lengths)
+        if not (steps := smallest // request.batch_size):
+            raise InputError(
+                f"fit: the iterable dataset that the factory made for rank {lengths.index(smallest)} has "
+                f"{format_count(smallest, 'sample')}, too few for a step; return at least {request.batch_size}"
+            )
+        return int(steps)
+
+    def _made(self, rank: int, *, train: bool) -> Dataset[Any]:
+        """The dataset that the user's factory makes."""
+        factory = self._train_dataset if train else self._val_dataset
+        name = "train_dataset" if train else "val_dataset"
+        arguments = {"rank": rank, "num_nodes": self.request.num_nodes, "train_dataset": train}
+        assert callable(factory)
+        try:
+            inspect.signature(factory).bind(**arguments)
+        except TypeError as error:
+            raise InputError(
+                f"fit: the {name} factory cannot be called ({error}); write f(rank, num_nodes, train_dataset)"
+            ) from None
+        except ValueError:  # no signature to look at
+            pass
+        # Rank 0's may be made in the parent, the validation set by several ranks: alike, whoever makes it.
+        with Draws(None, self.request.seed).at(rank, int(train)):
+            dataset = factory(**arguments)
+        if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__getitem__"):
+            raise InputError(
+                f"fit: the {name} factory returned {type(dataset).__name__} for rank {rank}; return a Dataset"
+            )
+        return dataset
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except TypeError:
+        raise InputError(
+            f"fit: {type(dataset).__name__} has no len(); give it one, or derive it from IterableDataset"
+        ) from None
+
+
+def _unused_loader(request: FitRequest) -> str | None:
+    """Warning about loader arguments that a stream does not use; None without any."""
+    loader = collate_of(request.dataloader_kwargs)[2]
+    if not loader:
+        return None
+    return (
+        f"fit: dataloader_kwargs has {', '.join(sorted(loader))}, which an iterable training set does not use: every "
+        "rank reads it by itself; leave that out"
+    )
+
+
+@dataclass
+class Program:
+    """Program of every rank: `program(comm)`. Made once, read by all ranks, sent to processes whole."""
+
+    request: FitRequest
+    model: nn.Module
+    train_dataset: Dataset[Any] | Callable[..., Dataset[Any]]
+    val_dataset: Dataset[Any] | Callable[..., Dataset[Any]] | None
+    compute: Compute | None = None
+    step_flops: float = 0.0
+    checkpoints: RankCheckpoints = field(default_factory=RankCheckpoints)
+    data: DataSets = field(init=False)
+    backward_order: list[str] | None = field(
+        default=None, init=False
+    )  # of gradients, where replicas are stacked
+    _stack: Stack | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.train_dataset is None:
+            raise InputError("fit: train_dataset is missing; pass a torch Dataset")
+        refuse_wrong_parts(self.model, train_dataset=self.train_dataset, val_dataset=self.val_dataset)
+        self.data = DataSets(self.request, self.train_dataset, self.val_dataset)
+
+    # --- before the run ------------------------------------------------------------------------------------
+
+    def known_max_steps(self) -> int | None:
+        """Number of steps; None where only the ranks can count them."""
+        if self.data.is_shared:
+            return self.request.limit(self.data.shared_source(0).steps_per_epoch)
+        return self.request.max_steps if self.request.num_epochs is None else None
+
+    def prepare(self) -> None:
+        """Measure open settings: the micro-batch that fits, a step's operations or its seconds here."""
+        if self.request.finds_minibatch:
+            self.request = replace(
+                self.request, minibatch_size=self._fitting_minibatch(), finds_minibatch=False
+            )
+            self.data.request = self.request
+        request = self.request
+        if all(request.device_of(rank).type == "cpu" for rank in range(request.num_nodes)):
+            # Every optimizer imports torch's compiler at its first step, which takes a second and more: here
+            # once, where processes for ranks are forked, and not in each of them.
+            importlib.import_module("torch._dynamo")
+        if request.workers.kind == "stacked":
+            self._decide_on_stack()
+        self.compute = request.compute
+        if self.compute is not None and request.carrier.has_clock:
+            shapes = [each.shape for each in self.model.parameters() if each.requires_grad]
+            size = sum(map(math.prod, shapes)), request.num_nodes
+            self.compute = self.compute.with_measured_work(
+                request.workers.intra_op_threads,
+                coding_trials(*size),
+                shapes,
+                own_codec_trials(request.strategy, *size),
+            )
+        by_flops = self.compute is not None and self.compute.kind == "flops"
+        measured = self.compute is not None and self.compute.kind == "measured"
+        if not request.carrier.has_clock or not (by_flops or measured or request.workers.kind == "auto"):
+            return
+        device = request.device_of(0)
+        with kept_rng(device), first_batch(self.model):
+            batch = move_batch(self.data.sample_batch(request.minibatch_size), device)
+            model = copy.deepcopy(self.model).to(device)
+            repeats = request.batch_size // request.minibatch_size
+            counted = count_flops(model, batch)
+            self.step_flops = float(counted.total) * repeats
+            if by_flops:
+                counted.warn_or_refuse()
+            if measured:
+                assert self.compute is not None
+                with intra_op_threads(request.workers.intra_op_threads):
+                    seconds = measure_seconds(model, batch, self.compute.at_once) * repeats
+                self.compute = replace(
+                    self.compute, kind="fixed", seconds=seconds * self.compute.factor, factor=1.0, at_once=1
+                )
+        for rank in range(request.num_nodes):
+            self._durations(rank)  # an unknown device is reported now, not in a rank
+
+    def _decide_on_stack(self) -> None:
+        """Stack the replicas, or warn with the reason for which ranks run in threads instead."""
+        request, device = self.request, self.request.device_of(0)
+        reason: str | None = None
+        if not request.carrier.has_clock:
+            reason = "ranks over real sockets are processes"
+        elif any(request.device_of(rank) != device for rank in range(request.num_nodes)):
+            reason = "replicas are on several devices"
+        elif request.autocast == "fp16":
+            reason = "fp16 scales the loss of each replica by itself"
+        else:
+            with kept_rng(device), first_batch(self.model):
+                batch = move_batch(self.data.sample_batch(request.minibatch_size), device)
+                try:
+                    model = copy.deepcopy(self.model).to(device)
+                    self.backward_order = backward_order(model, batch, request.autocast)
+                except StackingError as error:
+                    reason = str(error)
+        if reason is not None:
+            warnings.warn(f"workers: stacked: ranks run in threads: {reason}", UserWarning, stacklevel=6)
+
+    def workers(self) -> WorkerSpec:
+        """Kind and number of worker processes, `auto` decided by the size of a step."""
+        affinity = getattr(os, "sched_getaffinity", None)
+        num_cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+        request = self.request
+        on_cuda = any(request.device_of(rank).type == "cuda" for rank in range(request.num_nodes))
+        return request.workers.settle(request.num_nodes, num_cores, self.step_flops, on_cuda=on_cuda)
+
+    def _fitting_minibatch(self) -> int:
+        request, device = self.request, self.request.device_of(0)
+        ranks = Counter(str(request.device_of(rank)) for rank in range(request.num_nodes))
+        num_ranks = max(ranks.values())
+        if request.is_apart or request.is_joining:
+            num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1 if request.is_apart else num_ranks))
+        with kept_rng(device), first_batch(self.model):
+            return fitting_size(
+                copy.deepcopy(self.model).to(device),
+                lambda size: move_batch(self.data.sample_batch(size), device),
+                request.batch_size,
+                num_ranks,
+                precision=request.autocast,
+            )
+
+    def refuse_fewer_steps_than(self, resumed: StoredCheckpoint) -> None:
+        """Raise InputError if the run is known to end before the checkpoint that it is to go on from."""
+        if (steps := self.known_max_steps()) is not None:
+            self._refuse_fewer_steps(steps, resumed)
+
+    def _refuse_fewer_steps(self, steps: int, resumed: StoredCheckpoint) -> None:
+        if steps < resumed.step:
+            what = "max_steps" if steps == self.request.max_steps else "num_epochs"
+            raise InputError(
+                f"fit: {what} ends the run after {format_count(steps, 'step')}, but "
+                f"{visible(resumed.path)} has done {resumed.step}; "
+                "ask for at least as many, or resume from an earlier checkpoint"
+            )
+
+    def code_roots(self) -> list[object]:
+        """Inputs of the computation besides options and data: strategy, model, and how batches are made."""
+        request = self.request
+        return [request.strategy, self.model, request.accuracy, dict(request.dataloader_kwargs or {})]
+
+    # --- on a rank -----------------------------------------------------------------------------------------
+
+    def __call__(self, comm: Communicator) -> RankOutcome:
+        """Train on this rank, or serve."""
+        if comm.rank >= self.request.num_nodes:
+            return self.server(comm).run()
+        remarks: list[str] = []
+        outcome = self.loop(comm, remarks).run()
+        return replace(outcome, remarks=tuple(remarks))
+
+    def server(self, comm: Communicator) -> Server:
+        """A rank that computes nothing."""
+        request, device = self.request, self.request.device_of(comm.rank)
+        seed_device(device, request.seed, comm.rank)
+        model = copy.deepcopy(self.model).to(device)
+        strategy = copy.deepcopy(request.strategy)
+        evaluations, checkpoints = self._evaluations(), self.checkpoints
+        return Server(
+            comm, model, strategy, seed=request.seed, evaluations=evaluations, checkpoints=checkpoints
+        )
+
+    def _evaluations(self) -> EvaluationTimes:
+        request = self.request
+        every = request.val_interval if self.evaluates else None
+        return EvaluationTimes(every, request.correlation_interval, request.val_seconds)
+
+    def loop(self, comm: Communicator, remarks: list[str]) -> Loop:
+        """This rank's loop, ready to start; warnings for the user are added to `remarks`."""
+        request, device = self.request, self.request.device_of(comm.rank)
+        seed_device(device, request.seed, comm.rank)
+        data = self.data.source(comm, remarks, keeps=self.checkpoints.home is not None)
+        data.num_epochs = request.num_epochs
+        max_steps = request.limit(data.steps_per_epoch)
+        if self.checkpoints.resumed is not None:
+            self._refuse_fewer_steps(max_steps, self.checkpoints.resumed)
+        strategy, model = copy.deepcopy(request.strategy), copy.deepcopy(self.model).to(device)
+        coding = self.compute.coding if self.compute is not None and self.compute.coding.speeds else None
+        updates = self.compute.updates if self.compute is not None and self.compute.updates.speeds else None
+        by_flops = self.compute is not None and self.compute.kind == "flops"
+        cost = StepCost(self._durations(comm.rank), request.batch_size, scale_with_samples=by_flops)
+
+        def make_learner() -> TorchLearner:
+            if (stack := self._stack_of(comm, model)) is not None:
+                order = self.backward_order if strategy.overlaps_backward else None
+                return StackedLearner(model, comm, strategy.before_backward, cost, stack, order)
+            return TorchLearner(
+                model, comm, strategy.before_backward, cost, request.autocast, strategy.overlaps_backward
+            )
+
+        return Loop(
+            comm,
+            model,
+            strategy,
+            data,
+            make_learner,
+            max_steps,
+            seed=request.seed,
+            until=request.until,
+            evaluations=self._evaluations(),
+            checkpoints=self.checkpoints,
+            coding=coding,
+            updates=updates,
+        )
+
+    def _stack_of(self, comm: Communicator, model: nn.Module) -> Stack | None:
+        """The stack of all ranks of this run; None where replicas are single."""
+        if self.backward_order is None or not isinstance(comm, SimulatedCommunicator) or comm.turns is None:
+            return None
+        if self._stack is None:
+            self._stack = Stack(model, self.request.num_nodes, self.request.autocast, comm.turns)
+        return self._stack
+
+    # --- evaluation ----------------------------------------------------------------------------------------
+
+    @property
+    def evaluates(self) -> bool:
+        """True if models are evaluated."""
+        return self.val_dataset is not None and self.request.val_size > 0
+
+    def observer(
+        self, report: Callable[[Mapping[str, Any]], None], known: Sequence[Mapping[str, Any]]
+    ) -> Observer:
+        """Observer of the run's models; `report` gets its rows, `known` are those of an earlier part."""
+        device = self.request.device_of(0)
+        make = partial(self._evaluation, device) if self.evaluates else None
+        return Observer(self.model, device, make, report, known)
+
+    def _durations(self, rank: int) -> StepDurations | None:
+        request, compute = self.request, self.compute
+        if compute is None or request.topology is None:
+            return None
+        hosts = request.topology.place(request.num_ranks, request.placement)
+        host = request.topology.hosts[hosts[rank]]
+        seconds = compute.step_seconds(
+            self.step_flops, host.device, f"host {host.name}: ", request.autocast is not None
+        )
+        seconds *= host.slowdown(hosts[: request.num_nodes].count(hosts[rank]))  # servers compute nothing
+        # A host is known by its first rank, so that renaming hosts changes no draw.
+        return StepDurations(compute, seconds, request.seed, hosts.index(hosts[rank]))
+
+    def _evaluation(self, device: torch.device) -> Evaluation:
+        request = self.request
+        return Evaluation(
+            self.data.validation(),
+            request.val_size,
+            request.batch_size,
+            request.seed,
+            device,
+            request.accuracy,
+            collate_of(request.dataloader_kwargs)[0],
+            request.autocast,
+        )

@@ -1,0 +1,310 @@
+"""Request of `fit`: its options, checked before anything starts."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from exogym_core.config import OPTIONS, RunConfig
+from exogym_core.cost.compute import Compute
+from exogym_core.data.batches import collate_of
+from exogym_core.meeting_place import is_at_rendezvous
+from exogym_core.results.loggers import X_AXES
+from exogym_core.run.learner import PRECISIONS
+from exogym_core.strategy.base import Strategy
+from exogym_core.workers.run import Transport, transport_named
+from exogym_core.workers.torchrun.rank import torchrun_rank
+from netsim import Topology, random_crashes
+from netsim.errors import InputError, unknown_name
+from netsim.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from exogym_core.workers.spec import WorkerSpec
+
+
+__all__ = ["FitRequest", "with_servers"]
+
+
+def with_servers(
+    topology: Topology, num_workers: int, placement: Sequence[str] | None, groups: Sequence[int]
+) -> Sequence[str] | None:
+    """The host of each worker, then of each server; as given where there are no servers, or where all are placed.
+
+    Args:
+        topology: the network.
+        num_workers: number of workers.
+        placement: of the workers, as `run_ranks` has it.
+        groups: number of servers of each kind.
+    """
+    if not sum(groups) or (placement is not None and len(placement) == num_workers + sum(groups)):
+        return placement
+    hosts = list(topology.place(num_workers, placement))
+    for number in groups:
+        hosts += topology.place(number)
+    return [topology.hosts[host].name for host in hosts]
+
+
+TopologyLike: TypeAlias = Topology | str | Path | Mapping[str, Any]
+
+
+@dataclass(kw_only=True)
+class FitRequest(RunConfig):
+    """The options of a run, checked and completed; the fields listed here have their final types.
+
+    Raises:
+        InputError: an argument is wrong, or two contradict each other; the line says which and what to do.
+    """
+
+    strategy: Strategy
+    num_nodes: int
+    minibatch_size: int
+    finds_minibatch: bool
+    autocast: str | None
+    topology: Topology | None
+    compute: Compute | None
+    workers: WorkerSpec
+    timeout_seconds: float | None
+    until: float | None
+    val_seconds: float | None
+    failures: Mapping[str, float] | None
+
+    @classmethod
+    def check(cls, options: RunConfig) -> FitRequest:
+        """From options that are checked each by itself."""
+        values = {each.name: getattr(options, each.name) for each in fields(RunConfig)}
+        values["topology"] = _loaded(values["topology"])
+        values["num_nodes"] = _num_nodes(values["num_nodes"], values["transport"], values["topology"])
+        if values["compute"] is not None or values["topology"] is not None:
+            values["compute"] = Compute.parse(values["compute"])
+        values["finds_minibatch"] = values["minibatch_size"] == "auto"
+        values["minibatch_size"] = _minibatch(values["minibatch_size"], values["batch_size"])
+        values["autocast"] = _precision(values["autocast"])
+        if values["num_epochs"] is None and values["max_steps"] is None:
+            values["num_epochs"] = 1
+        request = cls(**values)
+        request._check_strategy()
+        request._check_transport()
+        request._settle_servers()
+        request._place_servers()
+        request._settle_failures()
+        if torchrun_rank() is None and not request.is_apart:
+            for rank in range(min(request.num_nodes, len(request.devices or [None]))):
+                _refuse_missing(request.device_of(rank))
+        collate_of(request.dataloader_kwargs)
+        return request
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State for ranks in other processes, without the listener of this one."""
+        return {**vars(self), "on_event": None}
+
+    # --- checks --------------------------------------------------------------------------------------------
+
+    def _check_strategy(self) -> None:
+        if isinstance(self.strategy, type) and issubclass(self.strategy, Strategy):
+            raise InputError(
+                f"fit: strategy is the class {self.strategy.__name__}; pass one: {self.strategy.__name__}()"
+            )
+        if not isinstance(self.strategy, Strategy):
+            what = "missing" if self.strategy is None else f"a {type(self.strategy).__name__}"
+            raise InputError(
+                f"fit: strategy is {what}; pass one such as exogym_core.strategy.DiLoCoStrategy()"
+            )
+
+    def _check_transport(self) -> None:
+        if self.log_x_axis not in X_AXES:
+            raise unknown_name("log_x_axis", str(self.log_x_axis), X_AXES)
+        if not self.carrier.has_clock:
+            for name in ("topology", "placement", "protocol", "trace"):
+                if getattr(self, name) is not None:
+                    raise InputError(
+                        f"fit: transport {self.transport!r} has no virtual time and no {name}; "
+                        f"drop {name} or use 'netsim'"
+                    )
+        if self.carrier.has_clock and self.topology is None and self.placement is not None:
+            raise InputError("fit: placement needs a topology to place ranks in; pass topology=")
+        if self.topology is None and self.compute is not None:
+            warnings.warn("fit: compute has no effect without a topology", UserWarning, stacklevel=5)
+            self.compute = None
+
+    def _settle_servers(self) -> None:
+        """Give a strategy that has servers as many as were asked for."""
+        if self.servers is not None:
+            self.strategy = copy.deepcopy(self.strategy)
+            self.strategy.take_servers(self.servers)
+        timed = [name for name, each in OPTIONS.items() if each.is_timed]
+        name = next((name for name in timed if getattr(self, name) is not None), None)
+        if name is not None and (self.topology is None or not self.carrier.has_clock):
+            raise InputError(f"fit: {name} needs virtual time; pass topology=, and transport 'netsim'")
+
+    def _place_servers(self) -> None:
+        """Workers as without servers, and each kind of servers spread likewise."""
+        if self.topology is not None:
+            groups = self.strategy.server_groups
+            self.placement = with_servers(self.topology, self.num_nodes, self.placement, groups)
+
+    def _settle_failures(self) -> None:
+        """Add the crashes of workers' hosts to the topology's weather."""
+        if self.failures is None or self.topology is None:
+            return
+        if self.until is None:
+            raise InputError("fit: failures need until=, which says how long hosts may fail")
+        hosts = self.topology.place(self.num_ranks, self.placement)[: self.num_nodes]
+        crashes = random_crashes(
+            sorted(set(hosts)), self.failures["mtbf"], self.failures["repair"], self.until, self.seed
+        )
+        weather = self.topology.weather
+        events = sorted((*weather.host_events, *crashes), key=lambda event: (event.at_seconds, event.host))
+        self.topology = replace(self.topology, weather=replace(weather, host_events=tuple(events)))
+
+    # --- what follows from them ----------------------------------------------------------------------------
+
+    @property
+    def num_ranks(self) -> int:
+        """Workers and servers."""
+        return self.num_nodes + self.strategy.num_servers
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host of each worker, by name; none without a topology."""
+        if self.topology is None:
+            return []
+        placed = self.topology.place(self.num_ranks, self.placement)[: self.num_nodes]
+        return [self.topology.hosts[host].name for host in placed]
+
+    @property
+    def carrier(self) -> Transport:
+        """The transport, and what it can do."""
+        return transport_named(self.transport)
+
+    @property
+    def is_joining(self) -> bool:
+        """True if torchrun has started this process as one rank among others."""
+        return self.carrier.joins_launchers and torchrun_rank() is not None and not self.is_apart
+
+    @property
+    def is_apart(self) -> bool:
+        """True if this process is a site that meets others at a rendezvous."""
+        return self.carrier.joins_launchers and is_at_rendezvous()
+
+    def device_of(self, rank: int) -> torch.device:
+        """Device of `rank`: the given one, one of `devices` in turn, else cuda, mps or cpu."""
+        if self.device is not None:
+            kind = parse_device(self.device, "fit: device")
+        elif self.devices is None and torch.cuda.is_available():
+            kind = torch.device("cuda")
+        elif self.devices is None and torch.backends.mps.is_available():
+            kind = torch.device("mps")
+        else:
+            kind = torch.device("cuda" if self.devices is not None else "cpu")
+        if kind.type != "cuda" or kind.index is not None:
+            return kind
+        choice = list(self.devices) if self.devices is not None else list(range(torch.cuda.device_count()))
+        if not choice:
+            raise InputError("fit: device is 'cuda', but there is no CUDA device here; pass device='cpu'")
+        chosen = choice[rank % len(choice)]
+        return (
+            torch.device("cuda", chosen) if isinstance(chosen, int) else parse_device(chosen, "fit: devices")
+        )
+
+    def limit(self, steps_per_epoch: int | None) -> int:
+        """Number of steps: epochs or steps, whichever end sooner.
+
+        Raises:
+            InputError: the length of an epoch is not known before the data are read, and `max_steps` is not given.
+        """
+        if steps_per_epoch is None or self.num_epochs is None:
+            if self.max_steps is None:
+                raise InputError(
+                    "fit: an iterable training set has no known length; pass max_steps= (num_epochs may end it sooner)"
+                )
+            return self.max_steps
+        steps = self.num_epochs * steps_per_epoch
+        return steps if self.max_steps is None else min(steps, self.max_steps)
+
+
+def _loaded(topology: TopologyLike | None) -> Topology | None:
+    if topology is None or isinstance(topology, Topology):
+        return topology
+    return Topology.from_mapping(topology) if isinstance(topology, Mapping) else Topology.load(topology)
+
+
+def _precision(given: object) -> str | None:
+    if given is None or isinstance(given, bool):
+        return "bf16" if given else None
+    if given not in PRECISIONS:
+        raise unknown_name("autocast", str(given), ["true", "false", *PRECISIONS])
+    return str(given)
+
+
+def _minibatch(given: Any, batch_size: int) -> int:
+    size: int = batch_size if given in (None, "auto") else given
+    if batch_size % size:
+        raise InputError(
+            f"fit: minibatch_size {size} does not divide batch_size {batch_size}; "
+            f"use {nearest_divisor(batch_size, size)}"
+        )
+    return size
+
+
+def _num_nodes(given: int | None, transport: str, topology: Topology | None) -> int:
+    by_torchrun = transport_named(transport).joins_launchers and torchrun_rank() is not None
+    if by_torchrun and is_at_rendezvous():  # it has started this site alone
+        by_torchrun = False
+    started = int(os.environ["WORLD_SIZE"]) if by_torchrun else None
+    if started is not None and given not in (None, started):
+        raise InputError(
+            f"fit: num_nodes is {given}, but torchrun has started {format_count(started, 'process')}; make them equal"
+        )
+    if given is not None:
+        return given
+    if started is not None:
+        return started
+    if topology is not None:
+        return len(topology.hosts)
+    raise InputError("fit: num_nodes is missing; pass how many workers there are")
+
+
+def _refuse_missing(device: torch.device) -> None:
+    """Raise InputError where this machine has no such device."""
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            there = (
+                f"there are only {', '.join(f'cuda:{i}' for i in range(count))}" if count else "there is none"
+            )
+            raise InputError(f"fit: device '{device}' is not here: {there}; pass device='cpu' or one that is")
+    elif device.type == "mps" and not torch.backends.mps.is_available():
+        raise InputError("fit: device 'mps' is not here; pass device='cpu'")
+    elif device.type not in ("cpu", "mps"):
+        raise InputError(f"fit: device '{device}' does not train; use 'cpu', 'cuda', 'cuda:1' or 'mps'")
+
+
+def nearest_divisor(number: int, wanted: int) -> int:
+    """The divisor of `number` nearest to `wanted`.
+
+    >>> nearest_divisor(16, 5)
+    4
+    """
+    divisors = [size for size in range(1, number + 1) if number % size == 0]
+    return min(divisors, key=lambda size: abs(size - wanted))
+
+
+def parse_device(given: Any, where: str) -> torch.device:
+    """The device of that name; `where` names the argument or key in the error.
+
+    Raises:
+        InputError: torch has no such device.
+    """
+    try:
+        return torch.device(given)
+    except (RuntimeError, TypeError):
+        raise InputError(f"{where} {given!r} is no device; use 'cpu', 'cuda', 'cuda:1' or 'mps'") from None

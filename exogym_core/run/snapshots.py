@@ -1,0 +1,376 @@
+"""Snapshots of a rank's model for evaluation, and models as a few flat tensors.
+
+    layout, flats = pack(dict(model.named_parameters()))    # one flat tensor a dtype, copies on the CPU
+    named = unpack(layout, flats)                           # name -> view of it
+
+A rank deposits a copy of its model and of the judged one and goes on at once: it waits for nothing, in virtual time
+or host time. A whole state is a model's `state_dict` and the buffers that this leaves out.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from exogym_core.strategy.participation.absence import Participation
+from exogym_core.strategy.parts.flat import flatten, write_back
+from netsim.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import nn
+
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy.base import Strategy
+
+__all__ = [
+    "END",
+    "TIMED",
+    "EvaluationTimes",
+    "Layout",
+    "Snapshots",
+    "broadcast_state",
+    "cpu_state",
+    "load_named",
+    "load_whole_state",
+    "named_tensors",
+    "pack",
+    "passing_buffers",
+    "unpack",
+    "whole_state",
+]
+
+
+Layout = list[list[tuple[str, list[int]]]]
+"""For each flat tensor the names and shapes of its parts, in order."""
+
+
+def pack(named: Mapping[str, Tensor]) -> tuple[Layout, list[Tensor]]:
+    """All tensors in one new flat tensor a dtype, on the CPU, in the order given.
+
+    >>> pack({"a": torch.ones(2), "n": torch.tensor(3), "b": torch.zeros(1, 1)})
+    ([[('a', [2]), ('b', [1, 1])], [('n', [])]], [tensor([1., 1., 0.]), tensor([3])])
+    """
+    members: dict[torch.dtype, list[str]] = {}
+    for name, value in named.items():
+        members.setdefault(value.dtype, []).append(name)
+    layout = [[(name, list(named[name].shape)) for name in names] for names in members.values()]
+    flats = [flatten([named[name].cpu() for name in names]) for names in members.values()]
+    return layout, flats
+
+
+def unpack(layout: Layout, flats: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Undo `pack`: named views of the flat tensors."""
+    named: dict[str, Tensor] = {}
+    for members, flat in zip(layout, flats, strict=True):
+        start = 0
+        for name, shape in members:
+            size = torch.Size(shape).numel()
+            named[name] = flat[start : start + size].view(tuple(shape))
+            start += size
+    return named
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """A model's parameters and buffers as they are now: a buffer may be another tensor after a forward pass."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+@torch.no_grad()
+def load_named(model: nn.Module, named: Mapping[str, Tensor]) -> None:
+    """Give a model these values; buffers also where their shapes have changed."""
+    own = named_tensors(model)
+    for name, value in named.items():
+        if own[name].shape == value.shape:
+            own[name].copy_(value)
+        else:
+            home, _, attribute = name.rpartition(".")
+            device = own[name].device
+            setattr(model.get_submodule(home), attribute, value.to(device, own[name].dtype, copy=True))
+
+
+def broadcast_state(model: nn.Module, comm: Communicator) -> None:
+    """Make every rank's parameters and buffers rank 0's, one message a dtype and device."""
+    members: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for value in named_tensors(model).values():
+        members.setdefault((value.dtype, value.device), []).append(value)
+    for tensors in members.values():
+        write_back(comm.broadcast(flatten(tensors)), tensors)
+
+
+def passing_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that the model's own state_dict leaves out."""
+    kept = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name not in kept}
+
+
+def cpu_state(model: nn.Module) -> dict[str, Any]:
+    """A copy of a model's state_dict on the CPU, with extra states that are no tensors."""
+    return {
+        name: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
+        for name, value in model.state_dict().items()
+    }
+
+
+def whole_state(model: nn.Module) -> dict[str, Any]:
+    """`cpu_state` and the passing buffers, by their names."""
+    passing = {name: value.detach().to("cpu", copy=True) for name, value in passing_buffers(model).items()}
+    return {**cpu_state(model), **passing}
+
+
+def load_whole_state(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Load a `whole_state` into a model of the same kind."""
+    passing = passing_buffers(model).keys()
+    model.load_state_dict({name: value for name, value in state.items() if name not in passing})
+    load_named(model, {name: state[name] for name in passing if name in state})
+
+
+TIMED = 1 << 40  # evaluations by the clock are counted from here, in place of steps
+_JUDGED = ("outer", "own", "replica", "server")
+END = 1 << 62  # the step of the last evaluation where ranks do different numbers of steps
+
+
+@dataclass(frozen=True)
+class EvaluationTimes:
+    """Steps and virtual times of evaluations.
+
+    Attributes:
+        evaluate_every: steps between evaluations; there is one at step 0 and one at the end too. None: none.
+        correlate_every: steps between comparisons of the replicas; None for none.
+        evaluate_seconds: virtual seconds between evaluations, in place of steps; None: steps count.
+    """
+
+    evaluate_every: int | None = None
+    correlate_every: int | None = None
+    evaluate_seconds: float | None = None
+
+    @property
+    def evaluates(self) -> bool:
+        """True if there are evaluations."""
+        return self.evaluate_every is not None
+
+    def due(self, step: int) -> list[str]:
+        """Kinds of evaluation due after so many steps: `evaluate`, `correlate`."""
+        by_steps = self.evaluate_every if self.evaluate_seconds is None else None
+        every = {"evaluate": by_steps, "correlate": self.correlate_every if step else None}
+        return [what for what, steps in every.items() if steps is not None and step % steps == 0]
+
+
+def _check_judged(strategy: Strategy) -> None:
+    """Refuse an unknown kind of judged model, or one that the strategy cannot have."""
+    where, judged = type(strategy).__name__, strategy.judged
+    if judged not in _JUDGED:
+        raise unknown_name(f"judged of {where}", str(judged), _JUDGED)
+    if judged == "server" and not strategy.num_servers:
+        raise InputError(f"{where}: judged = 'server', but num_servers is 0; write judged = 'own' or 'outer'")
+
+
+class Snapshots:
+    """Snapshots of one rank, deposited for evaluation.
+
+    Only ranks that the strategy has not left behind are evaluated. All of them deposit their replicas; the judged
+    model, where it is another, comes once from the lowest of them (in parts from all, if it is in parts).
+
+    Args:
+        comm: the rank's.
+        model: its replica.
+        strategy: its own, set up.
+        evaluations: steps and times of evaluations.
+    """
+
+    def __init__(
+        self, comm: Communicator, model: nn.Module, strategy: Strategy, evaluations: EvaluationTimes
+    ) -> None:
+        _check_judged(strategy)
+        self._comm, self._model, self._strategy, self._evaluations = comm, model, strategy, evaluations
+        self._participation = Participation(strategy, comm)
+        self._version = 0
+        self._born: int | None = 0  # the step that brought that version about; None: the end
+        self._given = -1  # the newest version that has been deposited
+        self._has_buffers = any(True for _ in model.buffers())
+        self._buffers: dict[str, Tensor] = {}  # as they were then
+        self._keep_buffers()
+        self._num_timed = 0  # evaluations by the clock so far
+
+    @property
+    def _is_worker(self) -> bool:
+        return self._comm.rank < self._strategy.num_nodes
+
+    def evaluate(self, step: int) -> None:
+        """Deposit what is due before the next step: `step` are done, or, on a server, have gone in."""
+        self._evaluate_by_clock(step)
+        due = self._evaluations.due(step)
+        if self._strategy.num_servers:  # the server is judged, at its own time
+            due = [what for what in due if (what == "evaluate") != self._is_worker]
+        if due:
+            self._deposit(step, due)
+
+    def _evaluate_by_clock(self, step: int) -> None:
+        """Evaluate for each point of the grid of virtual seconds that has come since the last call."""
+        every = self._evaluations.evaluate_seconds
+        if (
+            every is None
+            or not self._evaluations.evaluates
+            or (self._strategy.num_servers and self._is_worker)
+        ):
+            return
+        now = self._comm.now()
+        while self._num_timed * every <= now:
+            key = TIMED + self._num_timed
+            self._num_timed += 1
+            if self._comm.rank in (0, self._comm.world_size - self._strategy.num_servers):
+                self._comm.mark({"looked": key, "at_step": step})
+            self._deposit(key, ["evaluate"])
+
+    def timed_evaluations(self) -> dict[str, tuple[int, int]]:
+        """Evaluations by the clock so far, if there are any: their keys, first and end."""
+        return (
+            {} if self._evaluations.evaluate_seconds is None else {"looks": (TIMED, TIMED + self._num_timed)}
+        )
+
+    def at_end(self, step: int) -> None:
+        """Deposit the last evaluation and the final models; nothing is in flight any more."""
+        self.after_step(None)
+        self._given = -1  # the final model is deposited whole
+        evaluate = ["evaluate"] if self._evaluations.evaluate_every is not None else []
+        is_timed = self._evaluations.evaluate_seconds is not None
+        if is_timed or not self._strategy.is_synchronous:  # whatever number of steps ranks have done
+            self._deposit(END, [*evaluate, "final"])
+            return
+        self._deposit(
+            step,
+            [*evaluate, *(what for what in self._evaluations.due(step) if what not in evaluate), "final"],
+        )
+
+    def after_step(self, step: int | None) -> None:
+        """Note a new judged model after so many steps (None: all)."""
+        version = self._strategy.judged_version
+        if version != self._version:
+            self._version, self._born = version, step
+            if self._has_buffers:
+                self._keep_buffers()
+
+    @property
+    def _is_apart(self) -> bool:
+        """True if the judged model differs from the replicas."""
+        return self._strategy.judged not in ("replica", "own")
+
+    def _keep_buffers(self) -> None:
+        if self._has_buffers and self._is_apart:
+            self._buffers = {name: buffer.detach().clone() for name, buffer in self._model.named_buffers()}
+
+    def _deposit(self, step: int, what: list[str]) -> None:
+        present = self._participation.present
+        if self._strategy.num_servers:
+            present = self._served(what)
+        if self._comm.members_change:  # models are not gathered: the lowest site has the one that counts
+            here = self._site()
+            what = what if min(present) in here else [each for each in what if each == "final"]
+            present = here if what else []
+        if self._comm.rank not in present:
+            return
+        parameters = dict(self._model.named_parameters())
+        buffers = {
+            name: value for name, value in named_tensors(self._model).items() if name not in parameters
+        }
+        sections: dict[str, Mapping[str, Tensor]] = {"parameters": parameters, "buffers": buffers}
+        sections |= self._judged(present)
+        layouts, tensors = {}, []
+        for name, named in sections.items():
+            layouts[name], flats = pack(named)
+            tensors += flats
+        is_first = self._comm.rank == present[0]
+        is_replica = self._is_worker or len(present) == 1
+        note = {
+            "is_replica": is_replica,
+            "is_worker": self._is_worker,
+            "step": step,
+            "what": what,
+            "present": present,
+            "judged": self._strategy.judged,
+            "strategy": type(self._strategy).__name__,
+            "rank": self._comm.rank,
+            "num_steps": self._strategy.local_step,
+            "version": self._version,
+            "born": self._born,
+            "layouts": layouts,
+            "extra": self._extra() if is_first and "final" in what else {},
+        }
+        self._comm.deposit(note, tensors)
+
+    def _site(self) -> list[int]:
+        """The ranks of this rank's site, where members change."""
+        inside, rank = self._comm.inside, self._comm.rank
+        first, size = (rank, 1) if inside is None else (rank - inside.rank, inside.world_size)
+        return list(range(first, first + size))
+
+    def _served(self, what: list[str]) -> list[int]:
+        """Ranks that deposit in runs with servers: workers and the last server at the end, else evaluated ranks."""
+        workers, last = list(range(self._strategy.num_nodes)), self._comm.world_size - 1
+        if "final" in what:
+            return [*workers, last]
+        return [last] if "evaluate" in what else workers
+
+    def _judged(self, present: list[int]) -> dict[str, Mapping[str, Tensor]]:
+        """The judged model, if it differs from the replicas and this rank deposits it."""
+        if not self._is_apart or self._version == self._given:
+            return {}
+        state = self._strategy.judged_state()
+        self._given = self._version
+        is_first = self._comm.rank == (
+            self._comm.world_size - 1 if self._strategy.num_servers else present[0]
+        )
+        if is_first:
+            self._check(state)
+        if state is None:
+            return {}
+        if not is_first:
+            state = {name: value for name, value in state.items() if "[" in name}
+        return {"judged": state, "judged_buffers": self._buffers if is_first else {}}
+
+    def _check(self, state: Mapping[str, Tensor] | None) -> None:
+        """Refuse an incomplete judged model: the rest would silently be this rank's replica."""
+        where = f"{type(self._strategy).__name__}.judged_state()"
+        if state is None:
+            raise InputError(
+                f"{where}: returns None on rank {self._comm.rank}, but judged = {self._strategy.judged!r}; return the "
+                "parameters by name, or write judged = 'own' to judge each rank's model"
+            )
+        names = {name.partition("[")[0] for name in state}
+        wanted = {name for name, _ in self._strategy.named_trainable()}
+        is_divided = any("[" in name for name in state)  # other ranks of the site have the rest
+        if not is_divided and (missing := sorted(wanted - names)):
+            raise InputError(f"{where}: lacks {missing[0]!r}; return all trainable parameters by name")
+        if unknown := sorted(names - set(named_tensors(self._model))):
+            raise InputError(f"{where}: has {unknown[0]!r}, which the model does not; leave it out")
+
+    def _extra(self) -> dict[str, Any]:
+        """Entries of the model's state_dict that are no tensors."""
+        tensors = named_tensors(self._model).keys()
+        state = self._model.state_dict()
+        return {
+            name: value
+            for name, value in state.items()
+            if name not in tensors and not isinstance(value, Tensor)
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """State that a step changes."""
+        return {
+            "version": self._version,
+            "born": self._born,
+            "given": self._given,
+            "num_timed": self._num_timed,
+            "buffers": dict(self._buffers),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`."""
+        self._version, self._born, self._given = state["version"], state["born"], state["given"]
+        self._num_timed = state["num_timed"]
+        self._buffers = dict(state["buffers"])

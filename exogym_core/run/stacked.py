@@ -1,0 +1,419 @@
+"""Replicas of all ranks of a process as one batched model: `workers: stacked`.
+
+Parameters of N replicas lie in tensors of N rows, and each replica's parameters are rows of them, so that strategies,
+codecs and checkpoints find what they always do. Ranks bring their batches together; one of them computes all gradients
+in one vectorised pass (`torch.vmap` over `torch.func.functional_call`), and likewise all updates of an optimizer that
+works element by element. A rank that finds nobody else to wait for goes on with those that have come, so ranks that do
+not step together are served as well. Requests to the kernel are the same, and so is virtual time, bit for bit;
+losses differ from those of single replicas by rounding.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+from torch.func import functional_call
+
+from exogym_core.data.batches import as_loss, as_mean_loss, move_batch
+from exogym_core.run.learner import StepCost, TorchLearner, autocast_to
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.communicator.simulated.calls import Parking
+
+__all__ = ["Stack", "StackedLearner", "StackingError", "backward_order"]
+
+_ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+)
+_TOLERANCE = 1e-3  # of gradients, relative to the largest: more than rounding is another computation
+
+
+class StackingError(InputError):
+    """Replicas of a model cannot be one batched model; the message says why."""
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class _SharedWork(Generic[Item, Result]):
+    """Work that ranks bring together, done for all who have come by the one that goes on first.
+
+    Args:
+        turns: of the ranks.
+        work: from items to results, by rank in ascending order.
+    """
+
+    def __init__(self, turns: Parking, work: Callable[[dict[int, Item]], dict[int, Result]]) -> None:
+        self._turns, self._work = turns, work
+        self._items: dict[int, Item] = {}
+        self._results: dict[int, Result] = {}
+
+    def attend(self, rank: int, item: Item) -> Result:
+        """Result of this rank's item."""
+        self._items[rank] = item
+        self._turns.park(rank)
+        if rank in self._items:
+            items, self._items = dict(sorted(self._items.items())), {}
+            self._results |= self._work(items)
+            self._turns.unpark(items)
+        return self._results.pop(rank)
+
+
+class Stack:
+    """Parameters and optimizer states of N replicas, and their batched steps.
+
+    Args:
+        model: one replica, on its device; its buffers are all replicas'.
+        num_replicas: N.
+        precision: of forward passes, as `autocast`.
+        turns: of the ranks that train the replicas.
+    """
+
+    def __init__(self, model: nn.Module, num_replicas: int, precision: str | None, turns: Parking) -> None:
+        self._model, self._precision = model, precision
+        self._values = {
+            name: value.detach().new_empty(num_replicas, *value.shape)
+            for name, value in model.named_parameters()
+        }
+        self._trained = {name for name, value in model.named_parameters() if value.requires_grad}
+        self._rows: dict[int, dict[str, Tensor]] = {}  # of each rank's replica, by parameter
+        self._gradients: dict[str, Tensor] = {}
+        self._shadow: Optimizer | None = None
+        self._batches = _SharedWork(turns, self._gradients_of)
+        self._updates = _SharedWork(turns, self._update)
+
+    def adopt(self, rank: int, model: nn.Module) -> None:
+        """Make the parameters of a rank's replica rows of the stack."""
+        self._rows[rank] = dict(model.named_parameters())
+        self._return_rows([rank])
+
+    def gradients(self, rank: int, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of a rank's batch, and the gradients of its trained parameters by name."""
+        return self._batches.attend(rank, batch)
+
+    def take_over(self, rank: int, optimizer: Optimizer) -> None:
+        """Have `optimizer.step` update with the other ranks', if it works element by element on all of the replica."""
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        trained = [value for name, value in self._rows[rank].items() if name in self._trained]
+        if type(optimizer) not in _ELEMENTWISE or list(map(id, parameters)) != list(map(id, trained)):
+            return
+        own_step = optimizer.step
+
+        @functools.wraps(own_step)  # schedulers look for their mark on it
+        def step(closure: None = None) -> None:
+            if not self._updates.attend(rank, optimizer):
+                own_step()
+                return
+            gradients = [each.grad for each in parameters]
+            for each in parameters:
+                each.grad = None
+            own_step()  # updates nothing: for its hooks and its scheduler
+            for each, gradient in zip(parameters, gradients, strict=True):
+                each.grad = gradient
+
+        optimizer.step = step  # type: ignore[method-assign, assignment]
+
+    @torch.no_grad()
+    def _return_rows(self, ranks: Sequence[int]) -> None:
+        """Copy parameters that were given another storage back into the stack."""
+        for name, values in self._values.items():
+            start, size = values.data_ptr(), values.stride(0) * values.element_size()
+            for rank in ranks:
+                parameter = self._rows[rank][name]
+                if parameter.data_ptr() != start + rank * size:
+                    values[rank].copy_(parameter.detach())
+                    parameter.data = values[rank]
+
+    # --- gradients -----------------------------------------------------------------------------------------
+
+    def _gradients_of(self, batches: dict[int, Any]) -> dict[int, tuple[Tensor, dict[str, Tensor]]]:
+        self._return_rows(list(batches))
+        alike: dict[object, list[int]] = {}
+        for rank, batch in batches.items():
+            alike.setdefault(_layout(batch), []).append(rank)
+        found: dict[int, tuple[Tensor, dict[str, Tensor]]] = {}
+        for ranks in alike.values():
+            found |= self._vectorised(ranks, [batches[rank] for rank in ranks])
+        return found
+
+    def _vectorised(
+        self, ranks: list[int], batches: list[Any]
+    ) -> dict[int, tuple[Tensor, dict[str, Tensor]]]:
+        leaves = {
+            name: self._of(values, ranks).detach().requires_grad_(name in self._trained)
+            for name, values in self._values.items()
+        }
+        losses = batched_losses(self._model, leaves, _stacked(batches), self._precision)
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        self._gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+        values, names = losses.detach().unbind(), list(self._gradients)
+        rows = zip(*(gradient.unbind() for gradient in self._gradients.values()), strict=True)
+        return {
+            rank: (values[place], dict(zip(names, row, strict=True)))
+            for place, (rank, row) in enumerate(zip(ranks, rows, strict=True))
+        }
+
+    @staticmethod
+    def _of(values: Tensor, ranks: list[int]) -> Tensor:
+        """Rows of these ranks: the tensor itself where that is all of them."""
+        return values if len(ranks) == len(values) else values[ranks]
+
+    # --- updates -------------------------------------------------------------------------------------------
+
+    def _update(self, optimizers: dict[int, Optimizer]) -> dict[int, bool]:
+        """Update all replicas at once; False for each where they do not step alike."""
+        first = next(iter(optimizers.values()))
+        alike = len(optimizers) == len(self._rows) and all(
+            _options(each) == _options(first) for each in optimizers.values()
+        )
+        done = alike and self._update_alike(list(optimizers.values()))
+        return dict.fromkeys(optimizers, done)
+
+    def _update_alike(self, optimizers: list[Optimizer]) -> bool:
+        names = [name for name in self._values if name in self._trained]
+        replicas = [[self._rows[rank][name] for name in names] for rank in sorted(self._rows)]
+        if any(value.grad is None or value.grad.is_sparse for replica in replicas for value in replica):
+            return False
+        self._return_rows(sorted(self._rows))
+        if self._shadow is None:
+            leaves = iter([self._values[name].requires_grad_() for name in names])
+            groups = [
+                {**group, "params": [next(leaves) for _ in group["params"]]}
+                for group in optimizers[0].param_groups
+            ]
+            self._shadow = type(optimizers[0])(groups)  # type: ignore[call-arg]
+        shadow = self._shadow
+        for group, own in zip(shadow.param_groups, optimizers[0].param_groups, strict=True):
+            group.update({key: value for key, value in own.items() if key != "params"})
+        for place, name in enumerate(names):
+            values = self._values[name]
+            column = [replica[place] for replica in replicas]
+            if not _gather_states(shadow, values, optimizers, column):
+                return False
+            gradient = self._gradients.get(name)
+            values.grad = gradient if gradient is not None and _is_rows(gradient, column) else None
+            if values.grad is None:
+                values.grad = torch.stack([value.grad for value in column])  # type: ignore[misc]
+        shadow.step()
+        for place, name in enumerate(names):
+            _spread_states(shadow, self._values[name], optimizers, [replica[place] for replica in replicas])
+            self._values[name].grad = None
+        return True
+
+
+def _is_rows(stacked: Tensor, column: Sequence[Tensor]) -> bool:
+    """True if the gradients of `column` are the rows of `stacked`."""
+    start, size = stacked.data_ptr(), stacked.stride(0) * stacked.element_size()
+    return len(stacked) == len(column) and all(
+        value.grad is not None and value.grad.data_ptr() == start + row * size
+        for row, value in enumerate(column)
+    )
+
+
+def _gather_states(
+    shadow: Optimizer, values: Tensor, optimizers: Sequence[Optimizer], column: Sequence[Tensor]
+) -> bool:
+    """Bring the states that belong to one parameter of all replicas together; False where steps differ."""
+    states = [optimizer.state.get(value, {}) for optimizer, value in zip(optimizers, column, strict=True)]
+    if any(state.keys() != states[0].keys() for state in states):
+        return False
+    together = shadow.state[values]
+    for key in [key for key in together if key not in states[0]]:
+        del together[key]
+    for key, value in states[0].items():
+        if not isinstance(value, torch.Tensor):
+            if any(state[key] != value for state in states):
+                return False
+            together[key] = value
+        elif value.dim() == 0:
+            if len({float(state[key]) for state in states}) > 1:
+                return False
+            together[key] = value.clone()
+        else:
+            stacked = together.get(key)
+            size = stacked.stride(0) * stacked.element_size() if stacked is not None else 0
+            if stacked is None or any(
+                state[key].data_ptr() != stacked.data_ptr() + row * size for row, state in enumerate(states)
+            ):
+                together[key] = torch.stack([state[key] for state in states])
+                for state, row in zip(states, together[key], strict=True):
+                    state[key] = row
+    return True
+
+
+def _spread_states(
+    shadow: Optimizer, values: Tensor, optimizers: Sequence[Optimizer], column: Sequence[Tensor]
+) -> None:
+    """Give each replica's optimizer its row of a state that is new, and the count of steps."""
+    states = [optimizer.state[value] for optimizer, value in zip(optimizers, column, strict=True)]
+    for key, value in shadow.state[values].items():
+        is_tensor = isinstance(value, torch.Tensor)
+        if key in states[0] and is_tensor and not value.dim():
+            torch._foreach_copy_([state[key] for state in states], [value] * len(states))
+        elif key not in states[0] or not is_tensor:
+            for row, state in enumerate(states):
+                state[key] = (value[row] if value.dim() else value.clone()) if is_tensor else value
+
+
+def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
+    return [
+        {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
+
+
+# --- batches ---------------------------------------------------------------------------------------------------
+
+
+def batched_losses(
+    model: nn.Module, parameters: Mapping[str, Tensor], batch: Any, precision: str | None
+) -> Tensor:
+    """Losses of N replicas of `model`, shape (N,).
+
+    Args:
+        model: the structure; its buffers are all replicas'.
+        parameters: by name, with N rows.
+        batch: of all replicas, its tensors with N rows.
+        precision: as `autocast`.
+    """
+    device = next(iter(parameters.values())).device
+
+    def loss(own: dict[str, Tensor], samples: Any) -> Tensor:
+        with autocast_to(precision, device):
+            return as_mean_loss(functional_call(model, own, (samples,)), "workers: stacked").reshape(())
+
+    return torch.vmap(loss)(dict(parameters), batch)
+
+
+def _layout(batch: Any) -> object:
+    """Containers, shapes and dtypes of a batch."""
+    if isinstance(batch, torch.Tensor):
+        return batch.shape, batch.dtype
+    if isinstance(batch, dict):
+        return tuple((key, _layout(value)) for key, value in batch.items())
+    if isinstance(batch, tuple | list):
+        return type(batch), tuple(map(_layout, batch))
+    return batch
+
+
+def _stacked(batches: Sequence[Any]) -> Any:
+    """Batches of one layout as one, whose tensors have a row for each."""
+    first = batches[0]
+    if isinstance(first, torch.Tensor):
+        return torch.stack(list(batches))
+    if isinstance(first, dict):
+        return {key: _stacked([batch[key] for batch in batches]) for key in first}
+    parts = [_stacked(part) for part in zip(*batches, strict=True)]
+    return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+
+
+def backward_order(model: nn.Module, batch: Any, precision: str | None) -> list[str]:
+    """Names of parameters as their gradients come in a backward pass, after a trial with two stacked replicas.
+
+    Args:
+        model: a copy that may be changed, on its device.
+        batch: any of its batches.
+        precision: as `autocast`.
+
+    Raises:
+        StackingError: they give other gradients than single ones, or none.
+    """
+    order: list[str] = []
+    for name, value in model.named_parameters():
+        if value.requires_grad:
+            value.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))  # type: ignore[no-untyped-call]
+    model.train()
+    buffers = {name: value.clone() for name, value in model.named_buffers()}
+    drawn = torch.get_rng_state()
+    with autocast_to(precision, next(model.parameters()).device):
+        loss = as_loss(model(batch), "workers: stacked")
+    loss.backward()  # type: ignore[no-untyped-call]
+    if any(not torch.equal(value, buffers[name]) for name, value in model.named_buffers()):
+        raise StackingError("its buffers change in training, as those of batch normalisation do")
+    if not torch.equal(drawn, torch.get_rng_state()):
+        raise StackingError("its forward pass draws random numbers, as dropout does")
+    names = [name for name, value in model.named_parameters() if value.requires_grad]
+    parameters = {
+        name: torch.stack([value.detach()] * 2).requires_grad_(value.requires_grad)
+        for name, value in model.named_parameters()
+    }
+    own = dict(model.named_parameters())
+    try:
+        batched_losses(model, parameters, _stacked([batch] * 2), precision).sum().backward()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise StackingError(f"torch.vmap cannot vectorise it: {str(error).strip().splitlines()[0]}") from None
+    for name in names:
+        single, double = own[name].grad, parameters[name].grad
+        if single is None or double is None:
+            if (single is None) != (double is None):
+                raise StackingError(f"either single or stacked replicas have no gradient of {name}")
+            continue
+        scale = float(single.abs().max()) or 1.0
+        if single.is_sparse or float((double - single).abs().max()) > _TOLERANCE * scale:
+            raise StackingError(f"stacked replicas have another gradient of {name}")
+    return order
+
+
+class StackedLearner(TorchLearner):
+    """Gradients of one rank's replica, computed with those of the other ranks.
+
+    Args:
+        model: the replica.
+        comm: the rank's communicator.
+        before_backward: as for `TorchLearner`.
+        cost: likewise.
+        stack: shared by the ranks.
+        order: of gradients in a backward pass where the strategy sends them meanwhile; else None.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        before_backward: Callable[[bool], None],
+        cost: StepCost,
+        stack: Stack,
+        order: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(model, comm, before_backward, cost, spreads_backward=order is not None)
+        self._stack = stack
+        stack.adopt(comm.rank, model)
+        self._trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        self._order = order
+        self._gradients: dict[str, Tensor] = {}  # between the forward and the backward pass
+
+    def take_over(self, optimizers: Sequence[Optimizer]) -> None:
+        """Have updates done together, too."""
+        self._stack.take_over(self._comm.rank, optimizers[0])
+
+    def _forward(self, batch: Any, number: int) -> Tensor:
+        if self._device.type != "cpu":
+            batch = move_batch(batch, self._device)
+        loss, self._gradients = self._stack.gradients(self._comm.rank, batch)
+        return loss
+
+    def _backward(self, loss: Tensor, weight: float, seconds: float, last: bool) -> None:
+        """Give parameters their gradients, one after the other where hooks of clock and strategy expect that."""
+        if weight != 1:
+            torch._foreach_mul_(list(self._gradients.values()), weight)
+        with self._time_of_backward(seconds, last):
+            if self._order is not None:
+                for name in self._order:
+                    self._trained[name].backward(self._gradients[name])  # type: ignore[no-untyped-call]
+                return
+            for name, gradient in self._gradients.items():
+                parameter = self._trained[name]
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient

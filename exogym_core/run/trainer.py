@@ -1,0 +1,201 @@
+"""`Trainer.fit`: places ranks, runs them, gathers model and result."""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+from dataclasses import replace
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from textwrap import indent
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
+
+from exogym_core.annexes import required
+from exogym_core.config import OPTIONS, RunConfig, attributes_section, checked_config, open_device
+from exogym_core.results.fit_result import FitResult
+from exogym_core.results.progress import shown
+from exogym_core.run.program import Program
+from exogym_core.run.record import run_record
+from exogym_core.run.request import FitRequest
+from exogym_core.run.runs import fit_local, fit_torchrun
+from exogym_core.run.snapshots import load_whole_state
+from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
+from exogym_core.workers.torchrun.rank import torchrun_rank
+from netsim.errors import DeadlockError, InputError, MismatchError, RankError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+    from torch import nn
+    from torch.utils.data import Dataset
+
+    from exogym_core.run.record import RunRecord
+
+    class FittedModel(nn.Module):
+        """Result of `fit`: a model like the one given, with the run's result."""
+
+        fit_result: FitResult
+
+
+__all__ = ["LocalTrainer", "Trainer"]
+
+P = ParamSpec("P")
+
+
+def _with_keywords_of(
+    config: Callable[P, RunConfig],
+) -> Callable[[Callable[[Trainer, RunConfig], FittedModel]], Callable[Concatenate[Trainer, P], FittedModel]]:
+    """Decorator of `fit`: its keywords are the fields of `config`, for type checkers, `help` and at run time."""
+
+    def decorate(
+        fit: Callable[[Trainer, RunConfig], FittedModel],
+    ) -> Callable[Concatenate[Trainer, P], FittedModel]:
+        @wraps(fit)
+        def checked(self: Trainer, /, *positional: P.args, **keywords: P.kwargs) -> FittedModel:
+            if unknown := [name for name in keywords if name not in OPTIONS]:
+                raise unknown_arguments("fit", unknown, OPTIONS, FIT_ARGUMENTS)
+            try:
+                return fit(self, checked_config(*positional, **keywords))
+            except (RankError, MismatchError, DeadlockError) as error:
+                raise error.with_traceback(None) from None  # their text has the frames that are the user's
+
+        options = signature(config).parameters.values()
+        own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+        made = Signature([own, *options], return_annotation=signature(fit).return_annotation)
+        checked.__signature__ = made  # type: ignore[attr-defined]
+        del checked.__wrapped__  # tools would show its one parameter
+        attributes = indent(attributes_section(RunConfig), " " * 8)
+        checked.__doc__ = re.sub(r" +options: .*\n", lambda _: f"{attributes}\n", fit.__doc__ or "")
+        return checked
+
+    return decorate
+
+
+class Trainer:
+    """Trains a model on many virtual workers, and measures loss and virtual time together.
+
+    Args:
+        model: `model(batch)` returns the batch's mean loss, a scalar. It is copied, never changed.
+        train_dataset: a `Dataset`, dealt out over ranks so that each sample is seen at most once per epoch; or
+            a factory `f(rank, num_nodes, train_dataset) -> Dataset`, called with keywords, whose datasets
+            are each rank's own.
+        val_dataset: likewise; a factory is called for rank 0 with `train_dataset=False`. None: no evaluation.
+        start_port: accepted for users of EXO Gym; no port is opened.
+        device: where ranks compute; by default cuda, mps or cpu, whichever is there first.
+        devices: CUDA devices that ranks take in turn.
+        unknown: other names, which are refused.
+
+    Attributes:
+        result: the `FitResult` of the last `fit`, as far as it got; None before.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train_dataset: Dataset[Any] | Callable[..., Dataset[Any]],
+        val_dataset: Dataset[Any] | Callable[..., Dataset[Any]] | None = None,
+        start_port: int | None = None,
+        device: str | torch.device | None = None,
+        devices: Sequence[int | str | torch.device] | None = None,
+        **unknown: Any,
+    ) -> None:
+        if unknown:
+            known = list(signature(Trainer).parameters)[:-1]
+            raise unknown_arguments("Trainer", unknown, known, FIT_ARGUMENTS)
+        self.model = model
+        self.train_dataset = train_dataset
+        self.val_dataset = val_dataset
+        self.start_port = start_port
+        self.device = device
+        self.devices = devices
+        self.result: FitResult | None = None
+
+    if not TYPE_CHECKING:  # type checkers report missing attributes themselves
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute(type(self).__name__, name)
+
+    @_with_keywords_of(RunConfig)
+    def fit(self, options: RunConfig) -> FittedModel:
+        """Train, and return a new model: the mean of all ranks' models, as EXO Gym does.
+
+        Floating parameters and buffers are averaged; whole-number and truth-value buffers are rank 0's. This mean
+        costs no virtual time, and between a strategy's rounds it is a model that no rank has: targets, tables and
+        verdicts judge the one that could be shipped, which is in `fit_result.judged_state`. The model's
+        `fit_result`, and this trainer's `result`, hold history, seconds, bytes and rank states.
+
+        Args:
+            options: the fields of `RunConfig`, as keywords.
+
+        Raises:
+            InputError: an argument is wrong; the line says which and what to do.
+            RankError: a rank failed.
+            RecordError: a checkpoint cannot be written, or is damaged.
+            MismatchError: ranks disagreed about a call.
+            DeadlockError: ranks wait for each other.
+            KeyboardInterrupt: on Ctrl-C; `result` holds what was done.
+
+        A loss that is nan or infinite does not end the run: it is recorded, a warning names the step, and
+        `first_non_finite_step` holds it.
+        """
+        device, devices = (
+            _one_of(name, getattr(self, name), getattr(options, name)) for name in ("device", "devices")
+        )
+        request = FitRequest.check(replace(options, device=device, devices=devices))
+        with run_record(request, self.model, self.train_dataset) as (request, record):
+            result = self._train(request, record)
+        model = copy.deepcopy(self.model)
+        load_whole_state(model, result.mean_state)
+        model.fit_result = result  # type: ignore[assignment]
+        return cast("FittedModel", model)
+
+    def _train(self, request: FitRequest, record: RunRecord | None) -> FitResult:
+        program = Program(request, self.model, self.train_dataset, self.val_dataset)
+        result = self.result = FitResult(
+            strategy=type(request.strategy).__name__,
+            num_nodes=request.num_nodes,
+            max_steps=program.known_max_steps() or 0,
+            target_loss=request.target_loss,
+            judged=request.strategy.judged,
+        )
+        if record is not None:
+            record.begin(result)
+        folder = None if record is None else record.folder
+        is_quiet = not request.progress or bool(torchrun_rank())
+        try:
+            with shown(request.run_name or result.strategy, result, folder, is_quiet=is_quiet) as show:
+                if request.is_apart:
+                    fit = required("elastic", "fit", "NETGYM_RENDEZVOUS is set")
+                else:
+                    fit = fit_torchrun if request.is_joining else fit_local
+                _conclude(fit(program, result, [show]), result)
+        finally:
+            if record is not None and (result.history or result.complete):
+                record.end(result)
+        return result
+
+
+LocalTrainer = Trainer
+"""Former name of `Trainer` for local training."""
+
+
+def _one_of(name: str, of_trainer: Any, of_fit: Any) -> Any:
+    of_trainer, of_fit = open_device(of_trainer), open_device(of_fit)
+    if of_trainer is not None and of_fit is not None and of_trainer != of_fit:
+        raise InputError(f"fit: {name} is {of_fit!r}, but Trainer was given {of_trainer!r}; keep one of them")
+    return of_fit if of_fit is not None else of_trainer
+
+
+def _conclude(remarks: Sequence[str], result: FitResult) -> None:
+    result.complete = True
+    for remark in dict.fromkeys(remarks):
+        warnings.warn(remark, UserWarning, stacklevel=4)
+    if result.first_non_finite_step is not None:
+        warnings.warn(
+            f"fit: the loss was not finite at step {result.first_non_finite_step} and training went on; "
+            "lower the learning rate or clip gradients (max_norm)",
+            UserWarning,
+            stacklevel=4,
+        )

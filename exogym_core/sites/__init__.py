@@ -1,0 +1,1 @@
+"""Elastic runs: sites that come and go, and the rendezvous at which they meet."""

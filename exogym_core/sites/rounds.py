@@ -1,0 +1,552 @@
+"""Pending rounds at a rendezvous: members meet, average and confirm, and retry without failed members.
+
+Meetings follow `Communicator.among_present`, as in the simulation. Real sites add two rules: rounds do not wait for a
+process that is gone, and attempts with broken connections begin again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.names import visible
+from exogym_core.sites.pairs import PairTest, test_seconds
+from exogym_core.sites.site_info import START, SiteInfo, names_of, progress_of
+from netsim.ranks import SLOW_TIMES
+from netsim.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from exogym_core.sites.membership import Membership
+
+__all__ = ["WAIT_SECONDS", "Attempt", "PendingRounds", "RoundMeeting"]
+
+WAIT_SECONDS = 600.0
+"""Seconds that a run's begin waits for all sites, by default."""
+
+_ANSWER_SECONDS = 3.0  # after an attempt's time its members may still report its failure
+_SECONDS_BETWEEN_REPORTS = 30.0  # of a site that misses round after round
+_FIRST_REPORT_SECONDS = (
+    30.0  # of a wait; then whenever it has lasted twice as long, at the run's begin each time
+)
+_MOST_BREAKS = 3  # broken attempts of the same members before one is left out
+
+
+@dataclass(eq=False)
+class RoundMeeting:
+    """The meeting before a round; `members` are those present in time, once it is settled."""
+
+    number: int
+    deadline: float
+    seconds: float
+    awaited: frozenset[int] | None
+    come: dict[int, tuple[int, float]] = field(default_factory=dict)  # site -> (question, weight)
+    late: dict[int, int] = field(default_factory=dict)  # site -> question
+    members: tuple[int, ...] = ()
+    sessions: dict[int, str] = field(default_factory=dict)  # the members' processes
+    weights: dict[int, float] = field(default_factory=dict)
+    opened: float = 0.0
+    reported_seconds: float = 0.0  # length of the wait at its last report
+    is_settled: bool = False
+
+
+@dataclass(eq=False)
+class Attempt:
+    """An attempt at a round's work, pending until it is decided which members are `left`."""
+
+    number: int
+    attempt: int
+    group: str
+    members: tuple[int, ...]
+    sessions: Mapping[int, str]  # their processes, where known
+    seconds: float
+    deadline: float
+    num_breaks: int = 0  # attempts of the same members before this one that broke
+    answers: dict[int, tuple[int, bool]] = field(default_factory=dict)  # site -> (question, has finished)
+    failed: float = math.inf  # instant at which the failure was noticed
+    test: PairTest | None = None  # of its members' connections, once it has failed
+    left: tuple[int, ...] | None = None
+    next_group: str = ""
+    opened: float = 0.0
+    reported_seconds: float = 0.0
+
+
+class PendingRounds:
+    """Undecided meetings and attempts.
+
+    Args:
+        members: the sites.
+        wait_seconds: seconds that the run's begin waits for all sites, from the first arrival.
+
+    Attributes:
+        present: members of the last round that was completed.
+    """
+
+    def __init__(self, members: Membership, wait_seconds: float) -> None:
+        self._members, self._wait_seconds = members, wait_seconds
+        self._sites, self._pairs = members.sites, members.pairs
+        self._send, self._say = members.send, members.say
+        self.present: tuple[int, ...] = ()
+        self._rounds: dict[int, RoundMeeting] = {}
+        self._attempts: dict[tuple[int, int, str], Attempt] = {}  # by number, attempt and group
+        self._standing: tuple[tuple[tuple[int, str], ...], str] = ((), "")  # members' sessions, group
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Attempts in order of age, the oldest first."""
+        return list(self._attempts.values())
+
+    def update(self, now: float) -> None:
+        """Decide the meetings and attempts that can be decided."""
+        for attempt in list(self._attempts.values()):
+            self._update_attempt(attempt, now)
+        for meeting in list(self._rounds.values()):
+            self._update_round(meeting, now)
+
+    def forget(self, site: int) -> None:
+        """Drop the questions of an earlier process of this site."""
+        for each in self._rounds.values():
+            each.late.pop(site, None)
+            if not each.is_settled:
+                each.come.pop(site, None)
+
+    def refuse(self, line: str) -> None:
+        """Refuse all sites that wait for a round."""
+        for meeting in self._rounds.values():
+            waiting = {**{site: question for site, (question, _) in meeting.come.items()}, **meeting.late}
+            if not meeting.is_settled:
+                for site, question in waiting.items():
+                    self._send(site, {"id": question, "refused": line})
+                meeting.come.clear()
+
+    def was_away(self, seconds: float) -> None:
+        """Postpone all deadlines: the rendezvous stood still for so long."""
+        for meeting in self._rounds.values():
+            meeting.deadline += seconds
+        for attempt in self._attempts.values():
+            attempt.deadline, attempt.failed = attempt.deadline + seconds, attempt.failed + seconds
+
+    # --- meetings --------------------------------------------------------------------------------------------
+
+    def join(self, site: int, question: int, asked: Mapping[str, Any], now: float) -> None:
+        """Join the meeting of a round: `number`, `seconds`, `averaging_seconds`, `weight`, `awaited`."""
+        number = int(asked["number"])
+        self._members.forget(site)
+        if self._is_over(site, number, now):
+            self._send(site, {"id": question, "refused": self._members.finished_sites.line})
+            return
+        if self._is_late(site, number, now):
+            self._answer_late(site, question, self.present)
+            return
+        meeting = self._rounds.get(number)
+        if meeting is None:
+            self._rounds = {
+                each: meeting
+                for each, meeting in self._rounds.items()
+                if each >= number or meeting.late or (meeting.come and not meeting.is_settled)
+            }
+            awaited = None if asked["awaited"] is None else frozenset(asked["awaited"])
+            deadline = now + (self._wait_seconds if number == START else float(asked["seconds"]))
+            meeting = self._rounds[number] = RoundMeeting(
+                number, deadline, float(asked["averaging_seconds"]), awaited, opened=now
+            )
+        if meeting.is_settled:
+            if not self._answered_again(site, question, meeting):
+                meeting.late[site] = question
+        else:
+            meeting.come[site] = (question, float(asked["weight"]))
+        self._members.update(now)
+
+    def _answered_again(self, site: int, question: int, meeting: RoundMeeting) -> bool:
+        """Answer a member that asks again because its connection took the answer with it; False for others."""
+        for attempt in self._attempts.values():
+            is_open = attempt.number == meeting.number and attempt.left is None and attempt.test is None
+            is_member = site in attempt.members and attempt.sessions.get(site) == self._sites[site].session
+            if is_open and is_member and site not in attempt.answers:
+                self._answer_present(site, question, meeting, attempt)
+                return True
+        return False
+
+    def _is_late(self, site: int, number: int, now: float) -> bool:
+        if number != START:
+            return self._members.newest > number
+        if self._somebody_has_state(site, now):
+            return True
+        there = [info for info in self._sites.values() if info.site != site and not info.is_gone(now)]
+        if self._rounds.get(START) is None or not there:  # no site has a state any more: begin again
+            self._members.newest, self.present = START - 1, ()
+            self._rounds.clear()
+            self._attempts.clear()
+        return False
+
+    def _somebody_has_state(self, site: int, now: float) -> bool:
+        """True if another site has begun and is present; finished sites stay for sites that have arrived."""
+        others = [info for info in self._sites.values() if info.site != site and info.has_begun]
+        return any(info.can_serve or not info.is_gone(now) for info in others)
+
+    def _is_over(self, site: int, number: int, now: float) -> bool:
+        """True if the run is finished for a site that would be alone."""
+        if not self._members.finished_sites or self._sites[site].goes_further:
+            return False
+        return self._members.finished_sites.has_finished_folder or (
+            number == START and not self._somebody_has_state(site, now)
+        )
+
+    def _answer_late(self, site: int, question: int, members: Sequence[int]) -> None:
+        present = [
+            [member, 1.0] for member in members if member != site
+        ]  # an earlier process of it may be a member
+        self._send(site, {"id": question, "present": present, "group": ""})
+
+    def _update_round(self, meeting: RoundMeeting, now: float) -> None:
+        if not meeting.is_settled and START < meeting.number < self._members.newest:
+            # Completed by members that met before this rendezvous was restarted.
+            meeting.is_settled, meeting.members = True, self.present
+            meeting.late = {site: question for site, (question, _) in meeting.come.items()}
+        if meeting.is_settled:
+            if meeting.late and self._members.newest > meeting.number:
+                for site, question in meeting.late.items():
+                    self._answer_late(site, question, meeting.members)
+                meeting.late.clear()
+            elif meeting.late and all(
+                member in meeting.late or self._is_lost(meeting, member, now) for member in meeting.members
+            ):
+                # No member with its result is left: late sites meet again.
+                meeting.is_settled, meeting.members = False, ()
+                meeting.come = {site: (question, 1.0) for site, question in meeting.late.items()}
+                meeting.late, meeting.awaited = {}, frozenset()
+            if meeting.is_settled:
+                return
+        there = [site for site in meeting.come if not self._members.is_gone(site, now)]
+        awaited = self._awaited(meeting, now) if now < meeting.deadline else set[int]()
+        awaited |= self._returning(meeting, now)
+        missing = (awaited & set(self._pairs.mesh({*awaited, *there}))) - set(meeting.come)
+        if there and not missing:
+            self._settle(meeting, self._pairs.mesh(there), now)
+        else:
+            self._report_wait(meeting, there, missing, now, until=meeting.deadline)
+
+    def _returning(self, meeting: RoundMeeting, now: float) -> set[int]:
+        """Sites that download the state of this number, or have just downloaded it.
+
+        The wait for them is longer, by as much as they got the state later.
+        """
+        found = self._members.downloads.of(meeting.number) | {
+            site
+            for site, info in self._sites.items()
+            if info.fetched == meeting.number and now < meeting.deadline + info.fetched_after
+        }
+        infos = [self._sites[site] for site in found if now >= self._sites[site].slow_until]
+        return {info.site for info in infos if not info.has_done_all and not info.is_gone(now)}
+
+    def _awaited(self, meeting: RoundMeeting, now: float) -> set[int]:
+        wanted = range(self._members.num_sites) if meeting.awaited is None else meeting.awaited
+        if meeting.number == START:  # a stopped site may return, perhaps with a newer state
+            return {site for site in wanted if site not in self._sites or not self._sites[site].has_ended}
+
+        def is_awaited(info: SiteInfo) -> bool:
+            return info.has_begun and not info.has_done_all and not info.is_gone(now)
+
+        return {site for site in wanted if site not in self._sites or is_awaited(self._sites[site])}
+
+    def _settle(self, meeting: RoundMeeting, members: tuple[int, ...], now: float) -> None:
+        meeting.is_settled, meeting.members = True, members
+        meeting.sessions = {site: self._sites[site].session for site in members}
+        meeting.weights = {site: weight for site, (_, weight) in meeting.come.items()}
+        if self._members.began is None:
+            self._members.began = now
+        missing = sorted(set(self._sites) - set(members))
+        without = f", without {names_of(missing)}" if missing else ""
+        what = "the run begins" if meeting.number == START else f"round {meeting.number + 1}"
+        if meeting.number == START or members != self.present:
+            self._say(f"{what}: {names_of(members)}{without}")
+        for site in set(meeting.come) - set(members):  # they do not reach all of the others
+            meeting.late[site] = meeting.come[site][0]
+        if meeting.number == START and (away := self._awaited(meeting, now) - set(members)):
+            self._say(
+                f"WARNING: the run begins WITHOUT {names_of(sorted(away))}, not there after "
+                f"{now - meeting.opened:.0f} s (netgym rendezvous --wait); later sites take part from their arrival on"
+            )
+        self._report_absences(meeting, members, now)
+        attempt = self._begin(meeting.number, 0, members, meeting.seconds, now)
+        for site in members:
+            self._answer_present(site, meeting.come[site][0], meeting, attempt)
+
+    def _report_absences(self, meeting: RoundMeeting, members: Sequence[int], now: float) -> None:
+        """Report why a site that is present misses its second round in a row, and again from time to time."""
+        for site, info in self._sites.items():
+            is_coming = info.has_begun or info.downloads_since is not None
+            if site in members or not is_coming or not info.is_connected or info.has_done_all:
+                continue
+            if info.missed is None:
+                info.missed, info.reported_missed = meeting.number, now
+            num_missed = meeting.number + 1 - info.missed
+            if num_missed == 2 or (num_missed > 2 and now >= info.reported_missed + _SECONDS_BETWEEN_REPORTS):
+                info.reported_missed = now
+                self._say(
+                    f"site {site} has missed {format_count(num_missed, 'round')} since round {info.missed + 1}: "
+                    f"{self._why_absent(info, members, now)}"
+                )
+
+    def _why_absent(self, info: SiteInfo, members: Sequence[int], now: float) -> str:
+        cut_off = set(self._pairs.unreached(info.site)) & set(members)
+        if cut_off:
+            return f"it does not reach {names_of(sorted(cut_off))}; it takes part again when it does"
+        if now < info.slow_until:
+            seconds = info.slow_until - now
+            return (
+                f"its last averages took too long, so no site waits for its downloads in the next {seconds:.0f} s; "
+                "give averages more time (averaging_timeout), or this site a faster link"
+            )
+        if info.downloads_since is not None:
+            return f"it downloads the state since {now - info.downloads_since:.0f} s"
+        option = "timeout_waiting_for_peers, or matchmaking_time"
+        return f"it still computes{progress_of(info)}; raise {option}"
+
+    def _answer_present(self, site: int, question: int, meeting: RoundMeeting, attempt: Attempt) -> None:
+        present = [[member, meeting.weights.get(member, 1.0)] for member in attempt.members]
+        self._send(
+            site,
+            {
+                "id": question,
+                "present": present,
+                "group": attempt.group,
+                "attempt": attempt.attempt,
+                "seconds": attempt.seconds,
+            },
+        )
+
+    # --- attempts --------------------------------------------------------------------------------------------
+
+    def _begin(
+        self, number: int, attempt: int, members: tuple[int, ...], seconds: float, now: float
+    ) -> Attempt:
+        sessions = tuple((site, self._sites[site].session) for site in members)
+        if sessions != self._standing[0]:
+            self._standing = (sessions, self._members.new_group())
+        made = Attempt(
+            number, attempt, self._standing[1], members, dict(sessions), seconds, now + seconds, opened=now
+        )
+        for key in [key for key, each in self._attempts.items() if each.number < number]:
+            del self._attempts[key]
+        self._attempts[number, attempt, made.group] = made
+        return made
+
+    def confirm(self, site: int, question: int, asked: Mapping[str, Any], now: float) -> None:
+        """Record that a member finished or failed: `number`, `attempt`, `group`, `members`, `seconds`, `is_through`."""
+        number, nth, group = key = (int(asked["number"]), int(asked["attempt"]), str(asked["group"]))
+        attempt = self._attempts.get(key)
+        if attempt is None:
+            members = tuple(asked["members"])
+            # Begun before this rendezvous was restarted: rebuilt from its members' answers.
+            seconds = float(asked["seconds"])
+            sessions = {member: self._sites[member].session for member in members if member in self._sites}
+            attempt = Attempt(number, nth, group, members, sessions, seconds, now + seconds, opened=now)
+            self._attempts[key] = attempt
+            known = self._rounds.get(number)
+            if known is None or not known.is_settled:
+                meeting = RoundMeeting(number, now, seconds, frozenset(), sessions=sessions)
+                meeting.is_settled, meeting.members = True, members
+                if (
+                    known is not None
+                ):  # sites that have come to this life before its members: it began without them
+                    meeting.late = {site: question for site, (question, _) in known.come.items()}
+                self._rounds[number] = meeting
+        attempt.answers[site] = (question, bool(asked["is_through"]))
+        self._members.update(now)
+
+    def _update_attempt(self, attempt: Attempt, now: float) -> None:
+        if attempt.left is None:
+            if self._members.newest > attempt.number:
+                attempt.left = ()  # reported as completed before this rendezvous was restarted
+            elif all(attempt.answers.get(site, (0, False))[1] for site in attempt.members):
+                self._done(attempt, now)
+            elif not self._has_failed(attempt, now):
+                self._report_wait(attempt, attempt.answers, set(attempt.members) - set(attempt.answers), now)
+                return
+            elif left := self._left(attempt, now):
+                self._go_on(attempt, left, now)
+            else:
+                return
+        for site, (question, _) in list(attempt.answers.items()):
+            if question:
+                self._answer_left(site, question, attempt)
+                attempt.answers[site] = (0, attempt.answers[site][1])
+
+    def _done(self, attempt: Attempt, now: float) -> None:
+        """Close an attempt that all members have completed."""
+        attempt.left = self.present = attempt.members
+        for site in attempt.members:
+            if site in self._sites and not self._is_lost(attempt, site, now):
+                info = self._sites[site]
+                info.has_begun, info.missed = True, None
+                info.num_slow, info.slow_until = 0, -math.inf
+
+    def _has_failed(self, attempt: Attempt, now: float) -> bool:
+        """True if the attempt can never complete; its members then leave the group and test their connections."""
+        if attempt.test is not None:
+            return True
+        there = [site for site in attempt.members if not self._is_lost(attempt, site, now)]
+        has_failed = (
+            len(there) < len(attempt.members)
+            or any(not is_through for _, is_through in attempt.answers.values())
+            or now >= attempt.deadline + _ANSWER_SECONDS
+        )
+        if has_failed:
+            attempt.failed, self._standing = now, ((), "")
+            self._send_all(attempt.members, {"push": "dissolved", "group": attempt.group})
+            attempt.test = self._pairs.test(
+                [site for site in there if site in self._sites], test_seconds(attempt.seconds), now
+            )
+        return has_failed
+
+    def _answer_left(self, site: int, question: int, attempt: Attempt) -> None:
+        assert attempt.left is not None
+        left = attempt.left or [member for member in attempt.members if member != site]
+        answer = {"id": question, "left": list(left), "group": attempt.next_group or attempt.group}
+        following = self._attempts.get((attempt.number, attempt.attempt + 1, attempt.next_group))
+        if following is not None:
+            answer |= {"attempt": following.attempt, "seconds": following.seconds}
+        self._send(site, answer)
+
+    def _left(self, attempt: Attempt, now: float) -> tuple[int, ...]:
+        """Members of the next attempt; () while undecided."""
+        there = {site for site in attempt.members if not self._is_lost(attempt, site, now)}
+        if attempt.test is None or not self._pairs.is_over(attempt.test, there, now):
+            return ()
+        unknown = there - self._sites.keys()  # not yet reconnected to a restarted rendezvous
+        if unknown and now < attempt.deadline:
+            return ()
+        there -= unknown
+        if any(not self._sites[site].is_connected for site in there):
+            return ()  # it reconnects or is dropped within a second
+        answering = there & attempt.answers.keys()
+        if answering != there and now >= attempt.deadline:
+            if now < attempt.deadline + _ANSWER_SECONDS:
+                return ()
+            self._are_slow(there - answering, attempt.seconds, now)
+            there = answering
+        left = self._pairs.mesh(there)
+        was_late = attempt.failed >= attempt.deadline - attempt.seconds / 10
+        if left == attempt.members and len(left) > 1 and (was_late or attempt.num_breaks + 1 >= _MOST_BREAKS):
+            left = self._without_weakest(attempt)
+            self._are_slow(set(attempt.members) - set(left), attempt.seconds, now)
+        return left
+
+    def _are_slow(self, sites: set[int], seconds: float, now: float) -> None:
+        """Wait for no downloads of sites that were too slow twice, for a while: they would hold all others up."""
+        for site in sites & self._sites.keys():
+            info = self._sites[site]
+            if info.num_slow:
+                info.slow_until = now + SLOW_TIMES * (seconds + info.fetched_after)
+            info.num_slow += 1
+
+    def _without_weakest(self, attempt: Attempt) -> tuple[int, ...]:
+        """All members answer, and still fail: the members without the one with the slowest connection here."""
+        delays = {site: float(self._sites[site].pulse.get("delay", 0.0)) for site in attempt.members}
+        weakest = max(attempt.members, key=lambda site: (delays[site], site))
+        return tuple(site for site in attempt.members if site != weakest)
+
+    def _go_on(self, attempt: Attempt, left: tuple[int, ...], now: float) -> None:
+        attempt.left = left
+        lost = sorted(set(attempt.members) - set(left))
+        slow = [site for site in lost if site in self._sites and self._sites[site].num_slow]
+        reason = f"without {names_of(lost)}" if lost else "as a connection broke"
+        if slow:
+            reason += f", as not all members finished in {attempt.seconds:g} s (averaging_timeout)"
+        self._say(f"round {attempt.number + 1}: begins again {reason}")
+        following = self._begin(attempt.number, attempt.attempt + 1, left, attempt.seconds, now)
+        following.num_breaks = attempt.num_breaks + 1 if left == attempt.members else 0
+        attempt.next_group = following.group
+        meeting = self._rounds.get(attempt.number)
+        if meeting is not None:
+            meeting.members = left
+
+    def _send_all(self, sites: Sequence[int], message: Mapping[str, Any]) -> None:
+        for site in sites:
+            if site in self._sites and self._sites[site].is_connected:
+                self._send(site, message)
+
+    # --- reports ---------------------------------------------------------------------------------------------
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Status of the run: `present`, `waits`, reasons of sites that are `absent`, and pairs that are `broken`."""
+        absent = {}
+        for site, info in sorted(self._sites.items()):
+            if not info.is_connected:
+                absent[str(site)] = (
+                    "it has ended" if info.has_ended else f"it is lost since {now - info.lost:.0f} s"
+                )
+            elif site not in self.present and not info.has_ended:
+                since = "" if info.missed is None else f"since round {info.missed + 1}: "
+                absent[str(site)] = since + self._why_absent(info, self.present, now)
+        return {
+            "present": list(self.present),
+            "absent": absent,
+            "broken": self._pairs.broken,
+            "waits": [*self._open_waits(now)],
+        }
+
+    def _open_waits(self, now: float) -> Iterator[dict[str, Any]]:
+        """Waits of sites for others in rounds, and since when."""
+        for meeting in self._rounds.values():
+            if not meeting.is_settled and meeting.come:
+                missing = (self._awaited(meeting, now) | self._returning(meeting, now)) - set(meeting.come)
+                yield _wait(meeting.number, meeting.come, missing, now - meeting.opened, "for a round's end")
+        for attempt in self._attempts.values():
+            if attempt.left is None:
+                missing = set(attempt.members) - set(attempt.answers)
+                yield _wait(attempt.number, attempt.answers, missing, now - attempt.opened, "in an average")
+
+    def _is_lost(self, pending: RoundMeeting | Attempt, site: int, now: float) -> bool:
+        """True if the member's process is gone, even if another process is that site now."""
+        if site not in self._sites:
+            return False
+        session = self._sites[site].session
+        return self._members.is_gone(site, now) or pending.sessions.get(site, session) != session
+
+    def _report_wait(
+        self,
+        pending: RoundMeeting | Attempt,
+        come: Collection[int],
+        missing: Collection[int],
+        now: float,
+        until: float = math.inf,
+    ) -> None:
+        """Report a wait that lasts: sites that have `come` wait for those `missing`, `until` then."""
+        seconds, is_begin = now - pending.opened, pending.number == START and until < math.inf
+        again = pending.reported_seconds + _FIRST_REPORT_SECONDS if is_begin else 2 * pending.reported_seconds
+        if not come or not missing or seconds < max(_FIRST_REPORT_SECONDS, again):
+            return
+        pending.reported_seconds = seconds
+        name = "the run's begin" if pending.number == START else f"round {pending.number + 1}"
+        verb = "waits" if len(come) == 1 else "wait"
+        each = "; ".join(self._whereabouts(site, now) for site in sorted(missing))
+        then = f"; it begins without in {until - now:.0f} s (netgym rendezvous --wait)" if is_begin else ""
+        self._say(f"{name}: {names_of(sorted(come))} {verb} since {seconds:.0f} s: {each}{then}")
+
+    def _whereabouts(self, site: int, now: float) -> str:
+        info = self._sites.get(site)
+        if info is None:
+            return f"site {site} has not come yet"
+        if not info.is_connected:
+            return f"site {site} is lost{progress_of(info)}"
+        if info.downloads_since is not None:
+            return f"site {site} downloads the state since {now - info.downloads_since:.0f} s"
+        place = info.pulse.get("place")
+        where = f", in {visible(place, 120)}" if place else ""
+        return f"site {site} is not there{progress_of(info)}{where}, heard of {now - info.heard:.0f} s ago"
+
+
+def _wait(
+    number: int, come: Collection[int], missing: Collection[int], seconds: float, where: str
+) -> dict[str, Any]:
+    return {
+        "round": number + 1,
+        "where": where,
+        "sites": sorted(come),
+        "for": sorted(missing),
+        "seconds": round(seconds, 1),
+    }

@@ -1,0 +1,92 @@
+"""Facts that a rendezvous keeps about each site."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["START", "SiteInfo", "names_of", "progress_of"]
+
+START = -1
+"""The number of the meeting before the first round, at which all get the same state."""
+
+# A process whose connection ended may only have lost that: it is gone when it has not come back by then.
+_RETURN_SECONDS = 1.0
+
+
+@dataclass(eq=False)
+class SiteInfo:
+    """State of one site.
+
+    Attributes:
+        site: its number.
+        session: names its process.
+        where: host and process, as text.
+        heard: instant of its last message.
+        lost: instant at which its connection ended; infinity while it is connected.
+        has_begun: it has the state of the others, and takes part.
+        has_done_all: its rounds are done; it may still serve others.
+        has_ended: its process has finished the run.
+        goes_further: its file has another length than that of the finished sites.
+        newest: number of the state that it has published.
+        fetched: number of the state that it downloaded last.
+        fetched_after: age of that state at its download, in seconds.
+        downloads_since: begin of the download under way.
+        num_slow: averages without it, as they took too long, since its last completed one.
+        slow_until: until then no site waits for its downloads, as two averages took too long.
+        missed: first of the rounds without it, up to the last one; None: it took part.
+        reported_missed: instant of the last report of that.
+        lanes: its processes, by place in the site, and the address at which each answers others' tests.
+        pulse: step, round and place, as last reported.
+        silent_lanes: its processes that hang: connected, and silent for long.
+    """
+
+    site: int
+    session: str
+    where: str
+    heard: float
+    lost: float = math.inf
+    has_begun: bool = False
+    has_done_all: bool = False
+    has_ended: bool = False
+    goes_further: bool = False
+    newest: int = START - 1
+    fetched: int = START - 1
+    fetched_after: float = 0.0
+    downloads_since: float | None = None
+    num_slow: int = 0
+    slow_until: float = -math.inf
+    missed: int | None = None
+    reported_missed: float = 0.0
+    lanes: dict[int, Any] = field(default_factory=lambda: {0: None})
+    pulse: Mapping[str, Any] = field(default_factory=dict)
+    silent_lanes: set[int] = field(default_factory=set)
+
+    def is_gone(self, now: float) -> bool:
+        """True if the site is not expected back soon."""
+        return self.has_ended or bool(self.silent_lanes) or now >= self.lost + _RETURN_SECONDS
+
+    @property
+    def can_serve(self) -> bool:
+        """True if other sites can download from it."""
+        return self.is_connected and not self.silent_lanes
+
+    @property
+    def is_connected(self) -> bool:
+        """True if messages reach the site."""
+        return self.lost == math.inf
+
+
+def names_of(sites: Sequence[int]) -> str:
+    """Site numbers as text, such as `sites 0 and 2`."""
+    return ("site " if len(sites) == 1 else "sites ") + ", ".join(map(str, sites))
+
+
+def progress_of(info: SiteInfo) -> str:
+    """Progress of a site, as text."""
+    step = info.pulse.get("step")
+    return "" if not step else f", after step {step}"

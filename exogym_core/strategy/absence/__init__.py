@@ -1,1 +1,0 @@
-"""Rounds that go on without those who are late or gone."""

@@ -1,0 +1,44 @@
+"""AllReduce: average gradients at every step, as torch's DistributedDataParallel does."""
+
+from __future__ import annotations
+
+from exogym_core.strategy.chain import Composition, Module
+from exogym_core.strategy.participation.sites import GradientOptions, Sites
+
+__all__ = ["AllReduceStrategy", "SimpleReduceStrategy"]
+
+
+class SimpleReduceStrategy(Composition, name="AllReduce"):
+    """Average gradients over all ranks, clip, step (data-parallel SGD): all ranks are one site.
+
+    Gradients travel in flat buckets, the last layers' first. A bucket leaves as soon as the last backward
+    pass of a step has filled it, always in the same order on all ranks, so that communication hides behind
+    the rest of that pass. A parameter that a rank did not use counts as a zero gradient there; one that no
+    rank used is left alone.
+
+    Bytes: a ring sends `2 (n - 1) / n` times the gradient's bytes per worker and step. With `sharding` this is
+    FSDP, where each rank holds a part of the optimizer's state: as many bytes with "SHARD_GRAD_OP", half as
+    many again with "FULL_SHARD", which gathers parameters for the backward pass once more.
+
+    Args:
+        optim_spec: the optimizer (AdamW by default).
+        max_norm: clip the norm of the mean gradient to this.
+        options: of `exogym_core.strategy.participation.sites:GradientOptions`: `bucket_bytes`, `codec` (codecs
+            other than fp32 communicate after the backward pass), `error_feedback`, `aggregate`, `sharding`,
+            `ranks_per_node`; and of every Strategy: `lr`, `lr_scheduler`, ...
+
+    References:
+        Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, arXiv 2006.15704.
+        Zhao et al., PyTorch FSDP, arXiv 2304.11277.
+    """
+
+    Options = GradientOptions
+    positional = ("optim_spec", "max_norm")
+
+    def compose(self, options: GradientOptions) -> list[Module]:
+        """All ranks as one site."""
+        return [Sites(**vars(options))]
+
+
+#: The same strategy under the name of what it does.
+AllReduceStrategy = SimpleReduceStrategy

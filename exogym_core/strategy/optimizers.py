@@ -1,0 +1,290 @@
+"""Optimizers and learning-rate schedules as values, built by every rank on its own parameters."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+
+from exogym_core.strategy.options import number, positive_int
+from netsim.errors import InputError, unknown_name, unknown_names
+
+__all__ = [
+    "LRSchedulerLike",
+    "OptimSpec",
+    "OptimizerLike",
+    "build_scheduler",
+    "cosine_factor",
+    "ensure_optim_spec",
+    "resolve_scheduler",
+    "state_bytes",
+    "without_updates",
+]
+
+
+Factory: TypeAlias = Callable[..., Optimizer]
+
+
+def _torch_optimizers() -> dict[str, Factory]:
+    """torch's optimizers by lower-case name; L-BFGS is left out because it needs a closure."""
+    classes = (getattr(torch.optim, name) for name in dir(torch.optim))
+    found = [c for c in classes if isinstance(c, type) and issubclass(c, Optimizer)]
+    return {c.__name__.lower(): c for c in found if c not in (Optimizer, torch.optim.LBFGS)}
+
+
+class OptimSpec:
+    """An optimizer yet to be built: a class, a name such as "adamw", or a factory, and its options.
+
+    Args:
+        cls: an optimizer class, the name of one of torch's (in any case), or a callable that takes the
+            parameters (a `functools.partial`, for example).
+        params: maps the model to parameters or parameter groups; all trainable parameters if None.
+        kwargs: options such as `lr`, in the optimizer's own names.
+
+    Raises:
+        UnknownNameError: the name or an option does not exist.
+
+    >>> OptimSpec("sgd", lr=0.1, momentum=0.9)
+    OptimSpec(SGD, lr=0.1, momentum=0.9)
+    """
+
+    def __init__(
+        self,
+        cls: str | Factory,
+        *,
+        params: Callable[[nn.Module], Iterable[Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.cls = _optimizer_named(cls) if isinstance(cls, str) else cls
+        if not callable(self.cls):
+            raise InputError(f"OptimSpec: {cls!r} is not an optimizer class, name or factory")
+        self.params = params
+        self.kwargs = kwargs
+        _check_options(self.cls, kwargs)
+
+    @classmethod
+    def from_string(cls, name: str, **kwargs: Any) -> OptimSpec:
+        """The spec of torch's optimizer called `name`, with `kwargs` as its options."""
+        return cls(name, **kwargs)
+
+    def with_options(self, **kwargs: Any) -> OptimSpec:
+        """This spec with `kwargs` added or replaced."""
+        return OptimSpec(self.cls, params=self.params, **{**self.kwargs, **kwargs})
+
+    def build(self, model: nn.Module | Iterable[Any]) -> Optimizer:
+        """The optimizer over `model`'s trainable parameters, or over the given parameters or groups."""
+        return self.cls(self.groups(model) if isinstance(model, nn.Module) else list(model), **self.kwargs)
+
+    def groups(self, model: nn.Module) -> list[Any]:
+        """Parameters or groups for the optimizer of `model`: the trainable ones, or those of `params`."""
+        if self.params is not None:
+            return list(self.params(model))
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not trainable:
+            raise InputError(f"OptimSpec: {type(model).__name__} has no parameter that requires a gradient")
+        return trainable
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, OptimSpec):
+            return NotImplemented
+        return (self.cls, self.params, self.kwargs) == (other.cls, other.params, other.kwargs)
+
+    __hash__ = None  # type: ignore[assignment]  # options may be lists
+
+    def __repr__(self) -> str:
+        name = getattr(self.cls, "__name__", repr(self.cls))
+        return f"OptimSpec({', '.join([name, *(f'{k}={v!r}' for k, v in self.kwargs.items())])})"
+
+
+OptimizerLike: TypeAlias = str | OptimSpec | Factory | Mapping[str, Any]
+
+
+def ensure_optim_spec(
+    optim: OptimizerLike | None, default: OptimSpec | None = None, **kwargs: Any
+) -> OptimSpec:
+    """An OptimSpec from whatever names an optimizer; `kwargs` are added to its options.
+
+    `optim` may be an OptimSpec, a name, a class, a factory, or a mapping as experiment files write it:
+    `{name: adamw, lr: 0.001}`. None is `default`, or AdamW.
+
+    Raises:
+        UnknownNameError: the name or an option does not exist.
+        InputError: an option is given twice with different values, a mapping has no `name`, or it is an
+            optimizer that is built already.
+
+    >>> ensure_optim_spec({"name": "adam", "lr": 0.01})
+    OptimSpec(Adam, lr=0.01)
+    """
+    if optim is None:
+        return (default or OptimSpec(torch.optim.AdamW)).with_options(**kwargs)
+    if isinstance(optim, Optimizer):
+        name = type(optim).__name__
+        raise InputError(
+            f"optimizer {name}(...): is built already; each rank builds its own, pass OptimSpec({name}, lr=...)"
+        )
+    if isinstance(optim, Mapping):
+        options = dict(optim)
+        name = options.pop("name", None)
+        if name is None:
+            raise InputError(f"optimizer {dict(optim)!r}: say which one, as in {{name: adamw, lr: 0.001}}")
+        optim = OptimSpec(name, **options)
+    spec = optim if isinstance(optim, OptimSpec) else OptimSpec(optim)
+    for name, value in kwargs.items():
+        if spec.kwargs.get(name, value) != value:
+            raise InputError(f"{spec!r}: {name}={value!r} is given as well; give one of them")
+    return spec.with_options(**kwargs) if kwargs else spec
+
+
+def state_bytes(spec: OptimSpec, model: nn.Module) -> int:
+    """Bytes that one of torch's optimizers keeps after a step on `model`; 0 for others, and where a step needs values.
+
+    Found by a step without values on one parameter of each shape.
+    """
+    if not getattr(spec.cls, "__module__", "").startswith("torch.optim"):
+        return 0
+    trainable = (parameter for parameter in model.parameters() if parameter.requires_grad)
+    counts = Counter((parameter.shape, parameter.dtype) for parameter in trainable)
+    of_shapes = [nn.Parameter(torch.empty(shape, dtype=dtype, device="meta")) for shape, dtype in counts]
+    for parameter in of_shapes:
+        parameter.grad = torch.empty_like(parameter)
+    try:
+        optimizer = spec.build(of_shapes)
+        optimizer.step()
+    except (RuntimeError, ValueError):
+        return 0
+    return sum(
+        count * sum(value.nbytes for value in optimizer.state[parameter].values() if torch.is_tensor(value))
+        for parameter, count in zip(of_shapes, counts.values(), strict=True)
+    )
+
+
+def _optimizer_named(name: str) -> Factory:
+    known = _torch_optimizers()
+    if name.lower() not in known:
+        raise unknown_name("optimizer", name, known)
+    return known[name.lower()]
+
+
+def _check_options(factory: Factory, options: Mapping[str, Any]) -> None:
+    """Refuse an option that `factory` does not take, here and not when the first rank builds it."""
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())[1:]
+    except (TypeError, ValueError):  # a callable written in C has no signature
+        return
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    accepted = [p.name for p in parameters]
+    unknown = [name for name in options if name not in accepted]
+    if unknown:
+        raise unknown_names(f"option of {getattr(factory, '__name__', factory)}", unknown, accepted)
+    for name, value in options.items():
+        if name == "lr" and isinstance(value, str):
+            raise InputError(
+                f"optimizer option lr={value!r} must be a number; in YAML write 1.0e-3, not 1e-3"
+            )
+
+
+LRSchedulerLike: TypeAlias = str | Callable[..., LRScheduler]
+
+_COSINE_OPTIONS = ("cosine_anneal", "floor", "max_steps", "warmup_steps")
+
+
+def cosine_factor(
+    step: int,
+    *,
+    warmup_steps: int = 1,
+    cosine_anneal: bool = False,
+    max_steps: int = 1,
+    floor: float = 0.1,
+) -> float:
+    """Factor of "lambda_cosine" on the learning rate at the 0-based `step`; never 0 before `max_steps`.
+
+    Linear warm-up `(step + 1) / warmup_steps`, then 1, or with `cosine_anneal` half a cosine from 1 down
+    to `floor` at `max_steps` (0.1 as in EXO Gym; 0 as in OpenDiLoCo).
+
+    >>> [cosine_factor(step, warmup_steps=4) for step in range(5)]
+    [0.25, 0.5, 0.75, 1.0, 1.0]
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if not cosine_anneal:
+        return 1.0
+    progress = min(1.0, (step - warmup_steps) / max(1, max_steps - warmup_steps))
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def resolve_scheduler(scheduler: LRSchedulerLike, options: Mapping[str, Any]) -> LRSchedulerLike:
+    """`scheduler`, its name looked up and its options checked, before any rank starts.
+
+    Raises:
+        UnknownNameError: no schedule or option of that name.
+        InputError: a schedule that needs a metric, or an option that is wrong or missing.
+    """
+    if scheduler == "lambda_cosine":
+        _check_cosine(options)
+        return scheduler
+    if isinstance(scheduler, str):
+        classes = {name: getattr(lr_scheduler, name) for name in lr_scheduler.__all__}
+        if scheduler not in classes:
+            raise unknown_name("lr_scheduler", scheduler, ["lambda_cosine", *classes])
+        scheduler = classes[scheduler]
+    if scheduler is ReduceLROnPlateau:
+        raise InputError("lr_scheduler: ReduceLROnPlateau needs a metric; use a schedule that counts steps")
+    if not callable(scheduler):
+        raise InputError(f"lr_scheduler={scheduler!r} must be 'lambda_cosine' or a torch scheduler class")
+    try:
+        inspect.signature(scheduler).bind(None, **options)
+    except TypeError as error:
+        name = getattr(scheduler, "__name__", scheduler)
+        raise InputError(f"lr_scheduler_kwargs: {name}: {error}") from None
+    except ValueError:  # no signature to look at
+        pass
+    return scheduler
+
+
+def _check_cosine(options: Mapping[str, Any]) -> None:
+    where = "lr_scheduler_kwargs"
+    unknown = [name for name in options if name not in _COSINE_OPTIONS]
+    if unknown:
+        raise unknown_names("option of lambda_cosine", unknown, _COSINE_OPTIONS)
+    for name in ("warmup_steps", "max_steps"):
+        if options.get(name) not in (None, 0):
+            positive_int(where, name, options[name])
+    floor = options.get("floor")
+    if floor is not None and number(where, "floor", floor) > 1:
+        raise InputError(f"{where}: floor={options['floor']!r} must be a share of the learning rate, 0 to 1")
+    if not isinstance(options.get("cosine_anneal"), bool | None):
+        raise InputError(f"{where}: cosine_anneal={options['cosine_anneal']!r} must be true or false")
+
+
+def build_scheduler(
+    optimizer: Optimizer, scheduler: LRSchedulerLike, options: Mapping[str, Any], max_steps: int
+) -> LRScheduler:
+    """The schedule on `optimizer` for a run of `max_steps` steps."""
+    if scheduler != "lambda_cosine":
+        resolved = resolve_scheduler(scheduler, options)
+        assert callable(resolved)
+        return resolved(optimizer, **options)
+    given = {
+        name: value for name, value in options.items() if value is not None
+    }  # `null` in a file: the default
+    given["max_steps"] = min(given.get("max_steps") or max_steps, max_steps)
+    return LambdaLR(optimizer, partial(cosine_factor, **given))
+
+
+@contextmanager
+def without_updates() -> Iterator[None]:
+    """Schedules may advance in here though their optimizers have not made a step yet."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+        yield

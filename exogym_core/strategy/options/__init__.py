@@ -1,1 +1,0 @@
-"""What strategies are told: arguments, optimizers, learning-rate schedules."""

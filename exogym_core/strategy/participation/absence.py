@@ -1,0 +1,524 @@
+"""Rounds among the ranks that arrive in time, and how the others catch up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from exogym_core.plain import decode, encode
+from exogym_core.strategy.chain import Chain, Module, RoundModule, Scope
+from exogym_core.strategy.options import Options, number, option
+from exogym_core.strategy.participation.site import Site
+from exogym_core.strategy.participation.sites import SiteOptions, Sites
+from exogym_core.strategy.parts.state import State, Stateful
+from netsim.errors import InputError, unknown_name
+from netsim.units import parse_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy.base import Strategy
+    from exogym_core.strategy.parts.outer import OuterStep
+    from exogym_core.strategy.parts.rounds import OuterRounds
+
+__all__ = [
+    "LOST",
+    "Absence",
+    "AmongPresent",
+    "Participation",
+    "ParticipationOptions",
+    "Patience",
+    "PatienceOptions",
+    "Seconds",
+    "absence_of",
+]
+
+
+Seconds = float | str
+"""A number of seconds, or text with a unit such as "10 min"."""
+
+_STRATEGIES = ("wait_for_all", "no_wait")
+
+# OpenDiLoCo's and hivemind's.
+_WAITING, _MATCHMAKING, _AVERAGING = 600.0, 15.0, 60.0
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Waiting for ranks that are late or cut off.
+
+    Attributes:
+        waiting_seconds: how long the first at the end of a round waits for others.
+        averaging_seconds: how long averaging may take before ranks that do not answer are left out.
+        join_at: when ranks come that are not there from the start: rank -> virtual seconds.
+    """
+
+    waiting_seconds: float
+    averaging_seconds: float
+    join_at: Mapping[int, float] = field(default_factory=dict)
+
+    def check(self, where: str, comm: Communicator, ranks_per_worker: int) -> None:
+        """Refuse what time-outs do not go together with."""
+        if not comm.can_leave_behind:
+            raise InputError(
+                f"{where}: time-outs for absent ranks need transport='netsim'; {comm.transport!r} waits for "
+                "every rank and ends where one is gone: leave them out"
+            )
+        here = 1 if comm.inside is None else comm.inside.world_size
+        if comm.members_change and here != ranks_per_worker:
+            raise InputError(
+                f"{where}: ranks_per_worker={ranks_per_worker}, but this site has "
+                f"{here} process{'es' if here > 1 else ''}: make them equal"
+            )
+        if ranks_per_worker > 1 and not comm.members_change:
+            raise InputError(
+                f"{where}: time-outs for absent ranks go with ranks_per_worker=1 in simulation; leave one of both out"
+            )
+        num_sites = comm.world_size // ranks_per_worker
+        late = [site for site in self.join_at if not 0 <= site < num_sites]
+        if late or len(self.join_at) == num_sites:
+            what = "ranks" if ranks_per_worker == 1 else "sites"
+            raise InputError(
+                f"{where}: join_at={dict(self.join_at)} must name some of the {what} 0 to {num_sites - 1}, "
+                "and leave one that is there from the start"
+            )
+
+
+@dataclass(frozen=True)
+class PatienceOptions(Options):
+    """Options of rounds that go on without absent ranks; by default they wait for all.
+
+    Times are virtual, in seconds or as "60 s". A rank that downloads the state of a round is waited for besides, and
+    for its steps as much longer as it got that later.
+
+    Args:
+        averaging_timeout: how long averaging may take; then ranks that cannot be reached are left out, or where all
+            can, those with the narrowest connection, and the others begin again. 60 s where another time-out is
+            given, else there is none.
+        all_reduce_strategy: "wait_for_all" waits for ranks that still compute, "no_wait" goes on without them.
+        timeout_waiting_for_peers: how long "wait_for_all" does so after the first is there; 600 s where another
+            time-out is given, else for ever.
+        matchmaking_time: how long "no_wait" gives others to come all the same; 15 s if None. "wait_for_all" gives
+            them so much longer.
+        join_at: ranks that come late, and when: {3: "10 min"}; with `ranks_per_worker` the numbers of sites.
+    """
+
+    averaging_timeout: Seconds | None = option(None)
+    all_reduce_strategy: str | None = option(None)
+    timeout_waiting_for_peers: Seconds | None = option(None)
+    matchmaking_time: Seconds | None = option(None)
+    join_at: Mapping[int, Seconds] | None = option(None)
+
+    def check(self, where: str) -> None:
+        """Refuse times without meaning."""
+        super().check(where)
+        self.patience(where)
+
+    def patience(self, where: str) -> Patience | None:
+        """Waiting times of these options; None: a round waits for all, as long as it takes.
+
+        Raises:
+            UnknownNameError: no such `all_reduce_strategy`.
+            InputError: a time without meaning, or one that goes with the other strategy.
+        """
+        given, timeout, extra = (
+            self.all_reduce_strategy,
+            self.timeout_waiting_for_peers,
+            self.matchmaking_time,
+        )
+        name = str(given or "wait_for_all").rsplit(".", maxsplit=1)[-1].lower()
+        if name not in _STRATEGIES:
+            raise unknown_name("all_reduce_strategy", str(given), _STRATEGIES)
+        waits = name == "wait_for_all"
+        if not waits and timeout is not None:
+            raise InputError(
+                f"{where}: timeout_waiting_for_peers goes with all_reduce_strategy='wait_for_all'; "
+                "use matchmaking_time"
+            )
+        if waits and self.averaging_timeout is None and timeout is None and not self.join_at:
+            return None
+        averaging = _seconds(where, "averaging_timeout", self.averaging_timeout, _AVERAGING)
+        waiting = _seconds(where, "matchmaking_time", extra, 0.0 if waits else _MATCHMAKING)
+        if not averaging:
+            raise InputError(f"{where}: averaging_timeout={self.averaging_timeout!r} must be above 0")
+        if waits:
+            waiting += _seconds(where, "timeout_waiting_for_peers", timeout, _WAITING)
+        return Patience(waiting, averaging, _join_times(where, self.join_at))
+
+
+def _seconds(where: str, name: str, value: Seconds | None, default: float) -> float:
+    if isinstance(value, str):
+        try:
+            return parse_seconds(value)
+        except InputError as error:
+            raise InputError(f"{where}: {name}: {error}") from None
+    return default if value is None else number(where, name, value)
+
+
+def _join_times(where: str, join_at: Mapping[int, Seconds] | None) -> dict[int, float]:
+    if join_at is None:
+        return {}
+    if not isinstance(join_at, Mapping) or not all(str(rank).isdecimal() for rank in join_at):
+        raise InputError(f"{where}: join_at={join_at!r} must be a mapping such as {{3: '10 min'}}")
+    return {int(rank): _seconds(where, f"join_at[{rank}]", value, 0.0) for rank, value in join_at.items()}
+
+
+#: Round of a rank that can reach no other any more: it has no step left to do.
+LOST = 1 << 62
+
+#: The number of the meeting at which real ranks begin, for the first time or after a stop.
+BEFORE_ROUNDS = -1
+
+
+class Absence(Stateful):
+    """Membership of rounds that go on without ranks that are late or cut off.
+
+    Ranks of a round publish the state that it led to. A rank that is late or cut off loses its steps of that round,
+    downloads the newest state that the others have published, and takes part again in the round after that.
+
+    Before `connect` it is only what users say, and can be copied.
+
+    Args:
+        patience: how long ranks wait for each other.
+        steps_a_round: local steps.
+
+    Attributes:
+        number: the rounds that this rank's parameters have behind them, its own or others'.
+        present: the ranks of the last round, whose models are evaluated together; before the first round, those that
+            are there from the start.
+
+    Sites of several ranks are present or absent as a whole: all their ranks make the same calls, and each does what is
+    done between sites for its own part.
+    """
+
+    state = State("number", "present", has_begun="_has_begun", news="_news")
+
+    def __init__(self, patience: Patience, steps_a_round: int) -> None:
+        self.patience, self.steps_a_round = patience, steps_a_round
+        self.number = 0
+        self.present: list[int] = []
+        self._has_begun = False
+        self._news: dict[str, Any] = {}
+
+    def connect(self, comm: Communicator, ranks_per_site: int, where: str) -> None:
+        """Meet over `comm`.
+
+        Raises InputError, beginning with `where`, where time-outs do not go with the rest.
+        """
+        self.patience.check(where, comm, ranks_per_site)
+        self._comm, self._site_size, self._site = comm, ranks_per_site, Site(None, comm)
+        late = self.patience.join_at
+        self.present = [rank for rank in range(comm.world_size) if rank // ranks_per_site not in late]
+
+    def follow(
+        self, outer: OuterStep, site: Site | None = None, whole: Callable[[], None] = lambda: None
+    ) -> None:
+        """Rounds are those of `outer`, by way of `site`; `whole` is called when parameters have been set."""
+        self._outer, self._whole = outer, whole
+        self._site = self._site if site is None else site
+
+    @property
+    def _meeting(self) -> Communicator:
+        """Connects this rank to its like in other sites."""
+        return self._site.between
+
+    def _sites(self) -> list[int]:
+        return sorted({rank // self._site_size for rank in self.present})
+
+    def _all_at_begin(self) -> list[int]:
+        """Sites to wait for at the begin: those present at a checkpoint, and all that do not join late."""
+        all_sites = range(self._comm.world_size // self._site_size)
+        return sorted({*self._sites(), *(site for site in all_sites if site not in self.patience.join_at)})
+
+    def _are_present(self, sites: Sequence[int]) -> None:
+        size = self._site_size
+        self.present = [site * size + place for site in sites for place in range(size)]
+
+    def is_ahead(self, step: int) -> bool:
+        """True if the others have done the step after `step` steps while this rank was away."""
+        self.begin()
+        return step < self.number * self.steps_a_round
+
+    def begin(self) -> None:
+        """Join, late where `join_at` says so, with the newest state of the others; called before the first step."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        late = self.patience.join_at
+        site = self._comm.rank // self._site_size
+        if site in late:
+            self._meeting.arrive_at(late[site])
+        if self._comm.members_change:
+            self._begin_together()
+        elif site in late:
+            self._catch_up(0, 0)
+        elif late:
+            self._publish()
+
+    def _begin_together(self) -> None:
+        """Share the newest state among real ranks, some of them restarted, or fetch it from running ones."""
+
+        def share(peers: Communicator, weights: list[float]) -> Any:
+            source = weights.index(max(weights))
+            mine = (self.number, self._mine()) if peers.rank == source else None
+            return peers.broadcast_object(mine, src=source)
+
+        present, state = self._meeting.among_present(
+            share,
+            self.patience.waiting_seconds,
+            self.patience.averaging_seconds,
+            weight=1.0 + self.number,
+            number=BEFORE_ROUNDS,
+            awaited=self._all_at_begin(),
+        )
+        self._are_present(present)
+        if state is None:
+            self._catch_up(self.number, self.number)
+            return
+        number, tensors = state
+        if number != self.number:
+            self._news = {"missed_round": self.number, "back_in_round": number + 1}
+        if number != self.number or number == 0:
+            self.number = number
+            self._take_over(tensors)
+        self._publish()
+
+    def round(self) -> None:
+        """End a round: take the outer step with the ranks that arrive in time, or catch up with them."""
+        outer = self._outer
+
+        def average(peers: Communicator, weights: list[float]) -> tuple[list[Tensor], list[Tensor | None]]:
+            residuals = [None if residual is None else residual.clone() for residual in outer.residuals]
+            return outer.averaged(self._site, peers, residuals), residuals
+
+        present, result = self._meeting.among_present(
+            average,
+            self.patience.waiting_seconds,
+            self.patience.averaging_seconds,
+            number=self.number,
+            awaited=self._sites(),
+        )
+        self._are_present(present)
+        if result is None:
+            self._catch_up(self.number + 1, self.number + 1)
+            return
+        gradients, outer.residuals = result
+        outer.spread(self._site, gradients)
+        outer.apply(gradients)
+        outer.reset_parameters()
+        self.number += 1
+        self._news = {"averaged_ranks": list(self.present)}
+        self._publish()
+
+    def _mine(self) -> list[Tensor]:
+        """State published by this rank: nothing where another rank of its site publishes the same."""
+        return _packed(self._outer) if self._site.is_first else []
+
+    def _publish(self) -> None:
+        self._meeting.publish(self.number, self._mine())
+
+    def _take_over(self, state: list[Tensor]) -> None:
+        _unpack(self._outer, self._site.shared(state))
+        self._whole()
+
+    def _catch_up(self, missed: int, at_least: int) -> None:
+        fetched = self._meeting.fetch(at_least)
+        if fetched is None:
+            self.number = LOST
+        else:
+            self.number, tensors = fetched
+            self._take_over(tensors)
+        self._news = {"missed_round": missed, "back_in_round": None if fetched is None else self.number + 1}
+
+    def row(self, step: int) -> dict[str, Any]:
+        """Values of a step's row on its round: its number, and at its end its members."""
+        news, self._news = self._news, {}
+        return {**self.place(step), **news}
+
+    def place(self, step: int) -> dict[str, int]:
+        """The round in which a step is."""
+        return {"round": -(-step // self.steps_a_round)}
+
+    def ends_round(self, step: int) -> bool:
+        """True if the step after `step` steps is the last one of a round."""
+        return (step + 1) % self.steps_a_round == 0
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        super().load_state_dict(state)
+        if self._comm.members_change:  # other ranks may be present now
+            self._has_begun = False
+
+
+@dataclass(frozen=True)
+class ParticipationOptions(SiteOptions, PatienceOptions):
+    """Options of modules whose outer rounds are taken by sites, and go on without absent ones."""
+
+    def parts(self, module: OuterRounds) -> Sequence[Module]:
+        """The module, behind the sites that its ranks form, and within rounds among those that are present."""
+        k, patience = self.ranks_per_worker, self.patience(type(module).__name__)
+        sites = [Sites(k, sharding=self.sharding, ranks_per_node=self.ranks_per_node)] if k > 1 else []
+        return [*sites, module if patience is None else AmongPresent(module, patience, k)]
+
+
+class AmongPresent(RoundModule):
+    """Wrapper of a module: its outer rounds are taken among the sites that are present.
+
+    A site that is absent loses its own steps of the round, and goes on from the newest state of the others.
+
+    Args:
+        rounds: the module.
+        patience: how long sites wait for each other.
+        ranks_per_site: consecutive ranks of a site.
+
+    Attributes:
+        absence: membership of rounds; None where there is but one rank.
+    """
+
+    def __init__(self, rounds: OuterRounds, patience: Patience, ranks_per_site: int) -> None:
+        self.rounds, self.judged = rounds, rounds.judged
+        self.absence: Absence | None = Absence(patience, rounds.H)
+        self._ranks_per_site = ranks_per_site
+
+    @property
+    def H(self) -> int:  # noqa: N802
+        """Local steps a round."""
+        return self.rounds.H
+
+    def check_beside(self, others: Sequence[Module], where: str) -> None:
+        """Refuse modules that wait for all."""
+        waiting = [each for each in others if not (each.goes_first or isinstance(each, AmongPresent))]
+        if waiting:
+            raise InputError(
+                f"{where}: rounds that go on without absent ranks do not go with {type(waiting[0]).__name__}, which "
+                "waits for all; leave the time-outs out"
+            )
+
+    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+        """Join a chain, and connect with the other sites."""
+        self.strategy, scope = strategy, self.rounds.enter(strategy, scope)
+        if self.absence is None or strategy.comm.world_size == 1:
+            self.absence = None
+            return scope
+        self.absence.connect(strategy.comm, self._ranks_per_site, type(strategy).__name__)
+        whole = (lambda: None) if scope.gradients is None else scope.gradients.gather
+        self.absence.follow(self.rounds.outer, scope.site, whole)
+        return scope
+
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
+        self.rounds._init_node(model, rank, num_nodes)
+
+    def end_round(self, number: int) -> None:
+        """Take the outer step with the ranks that are present."""
+        if self.absence is None:
+            self.rounds.end_round(number)
+        else:
+            self.absence.round()
+
+    def step_row(self) -> dict[str, Any]:
+        """The step's round, and at its end its members."""
+        return {} if self.absence is None else self.absence.row(self.strategy.local_step)
+
+    def judged_state(self) -> dict[str, Tensor] | None:
+        """Judged parameters of the module."""
+        return self.rounds.judged_state()
+
+    @property
+    def judged_version(self) -> int:
+        """Rounds of the ranks that take part."""
+        return self.rounds.judged_version if self.absence is None else self.absence.number
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Optimizers of the module."""
+        return self.rounds.optimizers
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the module and of its rounds' membership."""
+        absence = {} if self.absence is None else {"absence": self.absence.state_dict()}
+        return {**self.rounds.state_dict(), **absence}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`."""
+        self.rounds.load_state_dict(state)
+        if self.absence is not None:
+            self.absence.load_state_dict(state["absence"])
+
+
+def absence_of(strategy: Strategy) -> Absence | None:
+    """Absence from the rounds of a strategy; None where everyone takes part, always."""
+    modules = strategy.modules if isinstance(strategy, Chain) else []
+    return next((m.absence for m in modules if isinstance(m, AmongPresent) and m.absence is not None), None)
+
+
+class Participation:
+    """One rank's part in a run of a strategy that is set up: the steps it takes, and the ranks it takes them with.
+
+    By default every rank takes every step. The loop, snapshots and plans ask for it here.
+    """
+
+    def __init__(self, strategy: Strategy, comm: Communicator) -> None:
+        self.absence, self._comm = absence_of(strategy), comm
+        self._goes_alone = not strategy.is_synchronous or strategy.num_nodes == 1
+
+    @property
+    def present(self) -> list[int]:
+        """Ranks that take part in rounds now."""
+        return list(range(self._comm.world_size) if self.absence is None else self.absence.present)
+
+    @property
+    def is_alone(self) -> bool:
+        """True if this rank steps without waiting for others."""
+        return self._goes_alone or self._comm.rank not in self.present
+
+    @property
+    def peers(self) -> Communicator:
+        """Connects the ranks that step together."""
+        present = self.present
+        whole = len(present) == self._comm.world_size
+        return self._comm if whole else self._comm.group(present, reuse=True)
+
+    def begin(self) -> None:
+        """Catch up where members change: the others may be ahead by many rounds."""
+        if self.absence is not None and self._comm.members_change:
+            self.absence.begin()
+
+    def skips(self, step: int) -> bool:
+        """True if others did this step while this rank was absent."""
+        return self.absence is not None and self.absence.is_ahead(step)
+
+    def announced(self, step: int) -> dict[str, int] | None:
+        """Place of a step whose row is marked before the exchange too; None where it is not.
+
+        Others may finish a round in which this rank dies before it has marked the step.
+        """
+        if self.absence is None or not self._comm.members_change or not self.absence.ends_round(step):
+            return None
+        return self.absence.place(step + 1)
+
+
+def _packed(outer: OuterStep) -> list[Tensor]:
+    """Global parameters and the outer optimizer's state, flat: the state that a rank catches up to."""
+    tensors: dict[str, Tensor] = {}
+    plain = json.dumps(encode(outer.optim.state_dict(), tensors), separators=(",", ":"))
+    form = torch.frombuffer(bytearray(plain.encode()), dtype=torch.uint8)
+    return [form, *outer.flats, *tensors.values()]
+
+
+@torch.no_grad()
+def _unpack(outer: OuterStep, packed: Sequence[Tensor]) -> None:
+    form, *tensors = packed
+    states = {str(number): tensor for number, tensor in enumerate(tensors[len(outer.flats) :])}
+    for flat, theirs in zip(outer.flats, tensors, strict=False):
+        flat.copy_(theirs)
+    outer.optim.load_state_dict(decode(json.loads(bytes(form.tolist())), states))
+    outer.reset_parameters()

@@ -1,0 +1,210 @@
+"""Strategies with a server: workers go their own pace, and none waits for another worker."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.options import Options, checked_options, flag, option, positive_int
+from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
+from exogym_core.strategy.parts.state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import nn
+
+
+__all__ = [
+    "ROUNDING_STEPS",
+    "ServedOptions",
+    "ServedStrategy",
+    "from_message",
+    "to_message",
+]
+
+
+@dataclass(frozen=True)
+class ServedOptions(Options):
+    """Options of strategies with a server.
+
+    Args:
+        H: local steps a round (of the fastest worker, with `dylu`).
+        dylu: workers do `floor(H v / max v)` local steps, v their steps a second (dynamic local updates).
+    """
+
+    H: int = option(50, positive_int)
+    dylu: bool = option(False, flag)
+
+
+class _WithoutValues(Tensor):
+    """Message on the meta device: a shape, and the numbers behind it, which decide its receiver."""
+
+    numbers: tuple[float, ...]
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call `func` as for any tensor; copies, as communicators make them, keep the numbers."""
+        made = super().__torch_function__(func, types, args, dict(kwargs or {}))  # type: ignore[no-untyped-call]
+        if func in (Tensor.clone, Tensor.detach):
+            made.numbers = args[0].numbers
+        return made
+
+
+def to_message(flat: Tensor, *numbers: float) -> Tensor:
+    """`flat` (1-D, floating) with `numbers` behind, in its dtype.
+
+    Without values the numbers are attributes, so that plans go where training would.
+
+    >>> to_message(torch.zeros(2), 3, 0.5).tolist()
+    [0.0, 0.0, 3.0, 0.5]
+    >>> from_message(to_message(torch.zeros(2, device="meta"), 3, 0.5), 2)[1]
+    [3.0, 0.5]
+    """
+    behind = torch.tensor(numbers, dtype=flat.dtype, device="cpu" if flat.is_meta else flat.device)
+    if not flat.is_meta:
+        return torch.cat([flat, behind])
+    message = flat.new_empty(len(flat) + len(numbers)).as_subclass(_WithoutValues)
+    message.numbers = tuple(behind.tolist())  # rounded as they would be
+    return message
+
+
+def from_message(message: Tensor, count: int) -> tuple[Tensor, list[float]]:
+    """The flat tensor of a message, and the last `count` numbers behind it."""
+    if isinstance(message, _WithoutValues):
+        return message.as_subclass(Tensor)[:-count], list(message.numbers[-count:])
+    return message[:-count], message[-count:].tolist()
+
+
+#: Local steps that dynamic local updates forgive: speeds travel in fp32, and the fastest worker's is its own.
+ROUNDING_STEPS = 1e-4
+_TAIL = 2  # values behind the parameters: local steps, and their speed
+
+
+class ServedStrategy(Strategy):
+    """Workers train alone for a round, send their displacement to their server, and go on from what it answers.
+
+    Subclasses say what the server does with a displacement (`arrived`) and answers (`self.phi`). Messages are flat, in
+    fp32 (fp64 parameters as they are), with two values behind: the round's local steps and the worker's speed, the
+    answer with the fastest one's.
+
+    Attributes:
+        phi: on a server its parameters, on a worker those that it began its round with; flat.
+        num_arrived: displacements that the server has taken in.
+        arithmetic: names of a server's methods that change values and nothing else: plans, which have none, leave
+            them out.
+    """
+
+    num_servers = 1
+    accepted_servers: tuple[int, float] = (1, 1)
+    is_synchronous = False
+    judged = "server"
+    arithmetic: tuple[str, ...] = ("arrived",)
+    Options: ClassVar[type[Any]] = ServedOptions
+    positional = ("optim_spec",)
+    state = State(
+        *("phi", "num_arrived", "_fastest", "_round_steps", "_steps_left", "_round_began", "_served")
+    )
+    options: ServedOptions
+
+    def __init__(self, *positional: Any, **given: Any) -> None:
+        self.options, others = checked_options(type(self), positional, given)
+        super().__init__(**others)
+
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
+        super()._init_node(model, rank, num_nodes)
+        self.phi = self._flat()
+        self.num_arrived = 0
+        self._round_steps, self._steps_left = self.options.H, self.options.H
+        self._round_began = 0.0
+        self._fastest: dict[int, float] = {}  # worker -> steps a second, as the server has heard
+        self._served = 0.0  # local steps behind what the server has taken in
+
+    def _flat(self) -> Tensor:
+        dtypes = (torch.promote_types(parameter.dtype, torch.float32) for parameter in self.trainable)
+        return flatten([parameter.to(dtype) for parameter, dtype in zip(self.trainable, dtypes, strict=True)])
+
+    # --- a worker ------------------------------------------------------------------------------------------
+
+    @property
+    def server(self) -> int:
+        """The rank that this worker sends to."""
+        return self.comm.world_size - 1
+
+    def step(self) -> None:
+        """A local step; at the end of a round, to the server and back."""
+        self.clip_gradients()
+        self.optimizer_step()
+        self._steps_left -= 1
+        if self._steps_left == 0:
+            self._exchange()
+        super().step()
+
+    def _exchange(self) -> None:
+        now = self.comm.now()
+        passed = now - self._round_began
+        speed = self._round_steps / passed if passed > 0 else 0.0
+        displacement = self.phi - self._flat()
+        self.comm.put(to_message(displacement, self._round_steps, speed), self.server)
+        answers = self.comm.take("answers", wait=math.inf)
+        if answers:
+            self.phi, (fastest,) = from_message(answers[-1][1], 1)
+            write_back(self.phi, self.trainable)
+            self._round_steps = self._next_steps(speed, fastest)
+        self._steps_left = self._round_steps
+        self._round_began = self.comm.now()
+
+    def _next_steps(self, speed: float, fastest: float) -> int:
+        if not self.options.dylu or not speed or not fastest:
+            return self.options.H
+        return max(1, math.floor(self.options.H * min(speed / fastest, 1.0) + ROUNDING_STEPS))
+
+    # --- the server ----------------------------------------------------------------------------------------
+
+    def serve(self, updated: Callable[[float], None]) -> None:
+        """Take in what comes, in order of arrival, and answer each at once."""
+        while messages := self.comm.take(wait=math.inf):
+            for source, message in messages:
+                self._served += self.take_in(source, message)
+            updated(self._served / self.num_nodes)
+
+    def take_in(self, source: int, message: Tensor) -> float:
+        """Apply one worker's displacement and answer; returns the local steps behind it."""
+        displacement, (steps, speed) = from_message(message, _TAIL)
+        self._fastest[source] = speed
+        self.arrived(source, displacement, int(steps))
+        self.num_arrived += 1
+        self.comm.put(to_message(self.phi, max(self._fastest.values())), source, "answers")
+        return steps
+
+    def arrived(self, source: int, displacement: Tensor, steps: int) -> None:
+        """Take in a displacement, flat and fp32: change `self.phi`."""
+        raise NotImplementedError
+
+    def judged_state(self) -> dict[str, Tensor] | None:
+        """On the server, its parameters."""
+        if self.rank < self.num_nodes:
+            return None
+        named = self.named_trainable()
+        parts = unflatten(self.phi, [value for _, value in named])
+        return {name: part.to(value.dtype) for (name, value), part in zip(named, parts, strict=True)}
+
+    @property
+    def judged_version(self) -> int:
+        """Displacements that the server has taken in."""
+        return self.num_arrived
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state; older checkpoints have a part of it under `kept`."""
+        super().load_state_dict({**state, **state.get("kept", {})})

@@ -1,0 +1,322 @@
+"""Rounds of local steps that end in an outer step: whole, encoded to everybody, or in fragments."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from exogym_core.strategy.chain import Module, RoundModule
+from exogym_core.strategy.options import number, option, positive_int, whole_number
+from exogym_core.strategy.parts.average import Averaging, decoded, gathering
+from exogym_core.strategy.parts.flight import Flight
+from exogym_core.strategy.parts.fragments import PATTERNS, fragments_of
+from exogym_core.strategy.parts.outer import OuterOptions, OuterStep, Round
+from exogym_core.strategy.parts.state import State
+from netsim.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from exogym_core.strategy.chain import Chain, Scope
+    from exogym_core.strategy.optimizers import OptimSpec
+    from exogym_core.strategy.parts.codecs import Codec
+    from exogym_core.strategy.parts.flight import Steps
+
+__all__ = ["CodedRounds", "FragmentOptions", "Fragments", "OuterRounds"]
+
+
+class OuterRounds(RoundModule):
+    """Rounds of local steps that end in an outer step: `begin` sends what it needs, `apply` takes that round.
+
+    Attributes:
+        outer: the global parameters theta and their optimizer; set when it enters a chain.
+        num_rounds: that have ended.
+    """
+
+    judged: str | None = "outer"
+    state = State("num_rounds")
+    outer: OuterStep
+    num_rounds: int = 0
+
+    @property
+    def averaging(self) -> Averaging:
+        """Average of the outer gradients."""
+        averaging: Averaging = self.options.averaging()
+        return averaging
+
+    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+        """Begin with the same theta on every rank."""
+        super().enter(strategy, scope)
+        averaging = self.averaging.charged(strategy.coding, strategy.comm)
+        self.outer, self.num_rounds = OuterStep(scope.parameters, self.outer_spec(), averaging), 0
+        return scope
+
+    def outer_spec(self) -> OptimSpec:
+        """The outer optimizer, yet to be built."""
+        spec: OptimSpec = self.options.outer_optim()
+        return spec
+
+    def end_round(self, number: int) -> None:
+        """Send the outer gradient, wait for its mean, and apply that."""
+        self.apply(self.begin())
+
+    def begin(self) -> Round:
+        """Send the outer gradient on its way to its mean."""
+        raise NotImplementedError
+
+    def apply(self, outer_round: Round) -> None:
+        """Take an outer step along the mean; every worker goes on from the new theta."""
+        self.outer.apply(outer_round.wait())
+        self.outer.reset_parameters()
+        self.num_rounds += 1
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The outer optimizer."""
+        return [self.outer.optim]
+
+    def judged_state(self) -> dict[str, Tensor] | None:
+        """Theta; of a shard the parts that this rank holds."""
+        return self.named(self.outer.theta)
+
+    @property
+    def judged_version(self) -> int:
+        """Rounds that have ended."""
+        return self.num_rounds
+
+    def state_dict(self) -> dict[str, Any]:
+        """Theta, the outer optimizer's state, and the declared state."""
+        return {**self.outer.state_dict(), **super().state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`."""
+        self.outer.load_state_dict(state)
+        super().load_state_dict(state)
+
+
+class CodedRounds(OuterRounds):
+    """An outer step every `H` steps along what all ranks have sent of their errors.
+
+    With d = theta - theta_i, how far this rank has gone in the round, negated::
+
+        e = beta e + gain d;  s = decoded(encoded(e));  e = e - s
+        outer gradient = mean over ranks of s
+
+    Args:
+        H: local steps a round.
+        outer_optim: steps along it.
+        beta: how much of an error is left a round later.
+        gain: of the displacement.
+        among_senders: of each value the mean is over the ranks that have sent one other than zero.
+        encoded_mean: the mean is encoded and decoded once more.
+    """
+
+    takes_sites = False
+    state = State("errors")
+    averaging = Averaging()
+
+    def __init__(
+        self,
+        H: int,  # noqa: N803
+        outer_optim: OptimSpec,
+        beta: float,
+        gain: float = 1.0,
+        *,
+        among_senders: bool = False,
+        encoded_mean: bool = False,
+    ) -> None:
+        self._steps, self.outer_optim, self.beta, self.gain = H, outer_optim, beta, gain
+        self.among_senders, self.encoded_mean = among_senders, encoded_mean
+
+    @property
+    def H(self) -> int:  # noqa: N802
+        """Local steps a round."""
+        return self._steps
+
+    def outer_spec(self) -> OptimSpec:
+        """The given `outer_optim`."""
+        return self.outer_optim
+
+    @abstractmethod
+    def codec(self, tensors: Sequence[Tensor]) -> Codec:
+        """Codec of the flat tensor made of `tensors`, the same on all ranks in a round."""
+
+    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+        """Begin without errors.
+
+        Raises:
+            InputError: the chain has sites, or `compute.coding` has no speed for the codec.
+        """
+        super().enter(strategy, scope)
+        self.errors = [torch.zeros_like(flat) for flat in self.outer.flats]
+        for bucket in self.outer.buckets:
+            strategy.charged(self.codec(bucket))
+        return scope
+
+    @torch.no_grad()
+    def begin(self) -> Round:
+        """Send this rank's message on its way to all others."""
+        sent = self.outer.pseudo_gradients()
+        work = zip(sent, self.errors, self.outer.buckets, strict=True)
+        return Round(sent, [Flight(self._mean(d, error, self.codec(bucket))) for d, error, bucket in work])
+
+    def _mean(self, displacement: Tensor, error: Tensor, codec: Codec) -> Steps[Tensor]:
+        codec = self.strategy.charged(codec)
+        error.mul_(self.beta).add_(displacement, alpha=self.gain)
+        messages = yield from gathering(self.comm, codec.encode(error))
+        total, count = torch.zeros_like(error), torch.zeros_like(error)
+        for rank, values in enumerate(decoded(codec, messages, error)):
+            total += values
+            count += values != 0
+            if rank == self.comm.rank:
+                error.sub_(values)
+        mean = total / (count.clamp(min=1) if self.among_senders else len(messages))
+        return codec.decode(codec.encode(mean), len(mean)).to(mean.dtype) if self.encoded_mean else mean
+
+
+@dataclass(frozen=True)
+class FragmentOptions(OuterOptions):
+    """Fragments with rounds of their own, besides an outer step's options; `outer_lr` is 0.4.
+
+    Args:
+        num_fragments: P; a third of the model's layers if it is not given, one at least.
+        fragments: instead, which modules make up each: a list of names, or of lists of names; what none names is a
+            fragment of its own.
+        pattern: "strided" (fragment p has layers p, p + P, ...) or "sequential" (neighbouring layers).
+        tau: steps between a fragment's departure and its application; also `fragment_sync_delay`.
+    """
+
+    outer_lr: float | None = option(0.4, number)
+    num_fragments: int | None = option(None, positive_int)
+    fragments: Sequence[str | Sequence[str]] | None = option(None)
+    pattern: str = option("strided")
+    tau: int = option(1, whole_number)
+
+    def check(self, where: str) -> None:
+        """Refuse a fragment that would leave before it is back."""
+        super().check(where)
+        if self.pattern not in PATTERNS:
+            raise unknown_name(f"pattern of {where}", str(self.pattern), PATTERNS)
+        if self.tau >= self.H and self.tau > 0:
+            raise InputError(
+                f"{where}: tau={self.tau} must be below H={self.H}: a fragment must be back to leave"
+            )
+        if self.num_fragments is not None and self.num_fragments > self.H:
+            raise InputError(f"{where}: num_fragments={self.num_fragments} must be at most H={self.H}")
+        if self.num_fragments is not None and self.fragments is not None:
+            raise InputError(f"{where}: num_fragments and fragments say the same; give one of them")
+
+    def outer_optim(self) -> Any:
+        """The outer optimizer; the rate of 0.4 is of the default one alone."""
+        if self.outer_optim_spec is not None and self.outer_lr == type(self).defaults()["outer_lr"]:
+            return self.outer_optim_spec
+        return super().outer_optim()
+
+
+class Fragments(Module):
+    """Rounds of a model's fragments that overlap training. Subclasses say when they leave and how they are merged.
+
+    Each fragment has a group of its own, so that the collectives of several are on their way at once.
+
+    Attributes:
+        members: indices of parameters, by fragment.
+        outers: the fragments' global parameters and outer optimizers.
+        sent_at: the step after which each last left; 0 before it has.
+    """
+
+    judged = "outer"
+    state = State("outers", "sent_at", "num_applied")
+    options: FragmentOptions
+
+    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+        """Cut the parameters into fragments."""
+        super().enter(strategy, scope)
+        where, names = type(strategy).__name__, [name for name, _ in strategy.named_trainable()]
+        options = self.options
+        self.members = fragments_of(
+            names, options.num_fragments, options.fragments, options.pattern, where, options.H
+        )
+        averaging = options.averaging().charged(strategy.coding, strategy.comm)
+        parts = [[scope.parameters[index] for index in members] for members in self.members]
+        self.outers = [OuterStep(part, options.outer_optim(), averaging) for part in parts]
+        self._sites = [scope.site.apart() for _ in self.members]
+        self._is_staged = averaging.codec is not None or scope.site.inside is not None
+        self._under_way: dict[int, Round] = {}
+        self.sent_at = [0] * len(self.members)
+        self.num_applied = 0
+        return scope
+
+    def leaves(self, p: int, step: int) -> bool:
+        """True if fragment p leaves after this step."""
+        return False
+
+    def merge(self, p: int, outer_round: Round) -> None:
+        """An outer step on phi_p, and what this rank goes on from."""
+        raise NotImplementedError
+
+    def after_update(self) -> None:
+        """End the rounds that are due, begin those that are due."""
+        step = self.strategy.local_step + 1
+        if self._is_staged:
+            for outer_round in self._under_way.values():
+                outer_round.go_on()
+        for p in range(len(self.outers)):
+            if p in self._under_way and step == self.sent_at[p] + self.options.tau:
+                self.apply(p, self._under_way.pop(p))
+            if self.leaves(p, step):
+                self.send(p, step)
+
+    def send(self, p: int, step: int) -> None:
+        """Send the fragment after this step; without a delay, wait for it."""
+        self.sent_at[p] = step
+        self._under_way[p] = self.begin(p)
+        if not self.options.tau:
+            self.apply(p, self._under_way.pop(p))
+
+    def begin(self, p: int) -> Round:
+        """Send the fragment's outer gradient, `phi_p - theta_p`, on its way to its mean."""
+        return self.outers[p].begin(self._sites[p])
+
+    def apply(self, p: int, outer_round: Round) -> None:
+        """Wait for a round and merge it."""
+        self.merge(p, outer_round)
+        self.num_applied += 1
+
+    def at_end(self) -> None:
+        """Apply what is in flight."""
+        for p in sorted(self._under_way):
+            self.apply(p, self._under_way.pop(p))
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Outer optimizers, one a fragment."""
+        return [outer.optim for outer in self.outers]
+
+    def judged_state(self) -> dict[str, Tensor]:
+        """Phi, each fragment as last applied."""
+        values: dict[int, Tensor] = {}
+        for members, outer in zip(self.members, self.outers, strict=True):
+            values |= zip(members, outer.theta, strict=True)
+        return self.named([values[index] for index in range(len(values))])
+
+    @property
+    def judged_version(self) -> int:
+        """Fragments that have been applied."""
+        return self.num_applied
+
+    def state_dict(self) -> dict[str, Any]:
+        """Declared state, and the rounds under way."""
+        under_way = {str(p): outer_round.state_dict() for p, outer_round in self._under_way.items()}
+        return {**super().state_dict(), "under_way": under_way}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it; what was under way is sent again."""
+        super().load_state_dict(state)
+        saved = {int(p): each for p, each in state["under_way"].items()}
+        self._under_way = {p: self.outers[p].resumed(self._sites[p], each) for p, each in saved.items()}

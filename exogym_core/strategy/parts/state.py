@@ -1,0 +1,96 @@
+"""Declared state: attributes that a checkpoint keeps of an object, named once in its class."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["State", "Stateful"]
+
+
+class State:
+    """Names of attributes to keep; a subclass's come on top of its bases'.
+
+    An attribute is a tensor, a generator, an object with a state of its own, a list of these, or a plain value.
+
+    Args:
+        names: of attributes, which are their keys in a checkpoint too.
+        called: keys of attributes with other names.
+    """
+
+    def __init__(self, *names: str, **called: str) -> None:
+        self.attributes = {**{name: name for name in names}, **called}
+
+
+class Stateful:
+    """Object whose state is the attributes that its class and its bases declare.
+
+    >>> class Momentum(Stateful):
+    ...     state = State("velocity", num_steps="_num_steps")
+    ...
+    ...     def __init__(self, size):
+    ...         self.velocity, self._num_steps = torch.ones(size), 3
+    >>> Momentum(2).state_dict()
+    {'velocity': tensor([1., 1.]), 'num_steps': 3}
+    """
+
+    @classmethod
+    def _declared(cls) -> dict[str, str]:
+        """Attribute by key, of the bases first."""
+        declared = [each for base in reversed(cls.__mro__) for each in vars(base).values()]
+        return {
+            k: name for each in declared if isinstance(each, State) for k, name in each.attributes.items()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of the declared attributes."""
+        return {key: _saved(getattr(self, name)) for key, name in self._declared().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, tensors in place, since others may have views of them."""
+        for key, name in self._declared().items():
+            if not _restored(getattr(self, name), state[key]):
+                setattr(self, name, copy.deepcopy(state[key]))
+
+
+def _saved(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if hasattr(value, "state_dict"):
+        return value.state_dict()
+    if _is_list_of_states(value):
+        return [_saved(each) for each in value if each is not None]
+    return copy.deepcopy(value)
+
+
+@torch.no_grad()
+def _restored(held: Any, saved: Any) -> bool:
+    """Restore an attribute in place; False: it has to be replaced."""
+    if isinstance(held, Tensor) and saved is not None:
+        held.copy_(saved[0] if isinstance(saved, list) else saved)  # once, lone tensors were lists too
+    elif isinstance(held, torch.Generator):
+        held.set_state(saved)
+    elif hasattr(held, "load_state_dict"):
+        held.load_state_dict(saved)
+    elif _is_list_of_states(held):
+        there = [each for each in held if each is not None]
+        return len(there) == len(saved) and all([*map(_restored, there, saved)])
+    else:
+        return False
+    return True
+
+
+def _is_list_of_states(value: Any) -> bool:
+    """True if a list holds nothing but tensors and objects with a state, or None in their places."""
+    kinds = (Tensor, torch.Generator, type(None))
+    return isinstance(value, list) and all(
+        isinstance(each, kinds) or hasattr(each, "load_state_dict") for each in value
+    )

@@ -1,1 +1,0 @@
-"""Sites: ranks that act as one participant between sites."""

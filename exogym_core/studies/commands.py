@@ -1,0 +1,366 @@
+"""`netgym sweep` and `netgym tune`: an experiment at many points, in one folder that resumes."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from exogym_core.cli.common_options import (
+    confirm_seeds,
+    debug_flag,
+    jobs_option,
+    not_empty,
+    overriding_options,
+    takes,
+    topology_here,
+    trust_flag,
+    yes_flag,
+)
+from exogym_core.cli.run_commands import show_report, stdout
+from exogym_core.names import visible
+from netsim.errors import InputError
+from netsim.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from exogym_core.results.run_folder import RunFolder
+    from exogym_core.studies.study import Study
+    from exogym_core.studies.tuning import TuneResult
+    from netsim import Document
+
+__all__ = ["ON_HELP", "in_order", "sweep", "tune"]
+
+# The rest of this room, which brings torch, is imported inside functions: `netgym sweep --help` answers at once.
+
+ON_HELP = (
+    "`ray`: points as Ray tasks, on the cluster of RAY_ADDRESS, else on one started on this machine for it; an address "
+    "such as 10.0.0.1:6379: on that Ray cluster."
+)
+_ROWS = 40  # of the table on the terminal
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Command-line arguments that `sweep` and `tune` share."""
+
+    experiment: Path | None
+    resume: Path | None
+    trust: bool
+    search: str | None
+    trials: int | None
+    seeds: str | None
+    topology: str | None
+    scale: str | None
+    overrides: tuple[str, ...]
+    out: str | None
+    place: str | None
+    jobs: int | None
+    yes: bool
+    as_json: bool
+
+    def resumed(self, command: str, what: str, *others: object) -> Path | None:
+        """The folder to resume, which takes no other options; None: begin with the experiment.
+
+        Raises:
+            InputError: neither is given, or both, or options with a folder.
+        """
+        if (self.experiment is None) == (self.resume is None):
+            raise InputError(f"{command}: give an EXPERIMENT, or --resume with {what}")
+        given = (self.search, self.trials, self.seeds, self.topology, self.scale, self.overrides, self.out)
+        if self.resume is not None and any((*given, *others)):
+            raise InputError(
+                f"--resume {visible(self.resume)}: goes on as it was begun: leave out the other options"
+            )
+        return self.resume
+
+    def document(self) -> Document:
+        """The experiment's file with --set, --topology (a path from here) and --scale."""
+        from exogym_core.cli.experiment import apply_overrides
+        from netsim import load_document
+
+        assert self.experiment is not None
+        topology = topology_here(self.topology)
+        options = {} if topology is None else {"topology": topology}
+        return apply_overrides(load_document(self.experiment), self.overrides, options, self.scale)
+
+    def searched(self, **others: Any) -> dict[str, Any]:
+        """Keys of `sweep:` and `tune:` that are given: the search, and seeds (more than 20 are confirmed)."""
+        from netsim import parse_document
+
+        text, seeds = self.seeds, None
+        if text is not None:
+            seeds = parse_document(f"[{text}]" if "," in text else text, f"--seeds {text}").data
+            confirm_seeds(seeds, yes=self.yes)
+        given = {"search": self.search, "trials": self.trials, **others, "seeds": seeds}
+        return {key: value for key, value in given.items() if value is not None}
+
+
+_FOLDER = click.Path(path_type=Path)
+_SEARCHES = ["grid", "random", "optuna"]
+
+
+def _options(name: str) -> Callable[[Any], Any]:
+    """Decorator that adds the shared options; the command gets one `_Asked`."""
+    options = [
+        click.argument("experiment", type=_FOLDER, required=False),
+        click.option("--resume", metavar="DIR", type=_FOLDER, help=f"Resume the {name} in this folder."),
+        trust_flag,
+        click.option("--search", type=click.Choice(_SEARCHES), help="How points are chosen [grid]."),
+        click.option("--trials", type=click.IntRange(1), help="Number of points that a search tries."),
+        click.option("--seeds", metavar="N", help="Seeds of every point: a number, or a list such as 0,3,4."),
+        *overriding_options,
+        click.option(
+            "--out",
+            metavar="DIR",
+            callback=not_empty,
+            help=f"The folder, new or empty [runs/<name>-{name}-<n>].",
+        ),
+        click.option("--on", "place", metavar="WHERE", help=ON_HELP),
+        jobs_option,
+        yes_flag,
+        click.option(
+            "--json", "as_json", is_flag=True, help="Print one JSON document with run_folder and results."
+        ),
+        debug_flag,
+    ]
+    return takes(_Asked, options)
+
+
+@contextmanager
+def in_order(folder: RunFolder, again: str, empty: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Release the folder at the end; after Ctrl-C or SIGTERM print `again`, the command that resumes.
+
+    `empty` removes what was made before a mistake was found.
+    """
+    from exogym_core.cli.signals import Interruption
+
+    with Interruption() as interruption:
+        try:
+            yield
+        except KeyboardInterrupt:
+            click.echo(f"interrupted: to go on: {again}", err=True)
+            raise click.exceptions.Exit(interruption.exit_code or 130) from None
+        except InputError:
+            empty()
+            raise
+        finally:
+            folder.release()
+
+
+def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for cells in rows:
+        table.add_row(*map(Text, cells))
+    stdout().print(table)
+
+
+# --- sweep --------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@_options("sweep")
+@click.option(
+    "--vary",
+    metavar="KEY=[VALUE,...]",
+    multiple=True,
+    help="Another key of `sweep:`, such as 'strategies.*.lr=[0.01, 0.03]'. Repeatable.",
+)
+@click.option("--minimise", metavar="FIELD", help="Field of the summary that a search minimises.")
+@click.option(
+    "--estimate", "only_estimate", is_flag=True, help="Print the estimated time and memory, and run nothing."
+)
+def sweep(asked: _Asked, vary: tuple[str, ...], minimise: str | None, only_estimate: bool) -> None:
+    """Train EXPERIMENT at every point of its `sweep:`, or resume a sweep."""
+    from exogym_core.studies.runners import finish_sweep
+    from exogym_core.studies.study import Study, line_writer
+
+    resumed = asked.resumed("sweep", "a sweep's folder", vary, minimise, only_estimate)
+    if resumed is not None:
+        study = Study.open(resumed, trust=asked.trust)
+        study.folder.owned().clean()
+        study.folder.log("resumed")
+    else:
+        assert asked.experiment is not None
+        folder, stem, document = asked.experiment.parent, asked.experiment.stem, _swept(asked, vary, minimise)
+        if only_estimate:
+            with TemporaryDirectory() as nowhere:
+                study = Study.create(document, folder, nowhere, stem)
+                _print_estimate(study, as_json=asked.as_json)
+                study.folder.release()
+            return
+        study = Study.create(document, folder, asked.out, stem)
+    again = f"netgym sweep --resume {visible(study.folder.path)}"
+    with in_order(study.folder, again, study.discard_if_empty):
+        if resumed is None:
+            for code in study.experiment_at({}).own_code:
+                click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
+        failed = finish_sweep(
+            study, line_writer(study.folder), asked.place, asked.jobs, is_new=resumed is None
+        )
+        _show_sweep(study, failed, as_json=asked.as_json)
+    if failed:
+        total = format_count(len(study.entries), "point")
+        click.echo(f"error: {failed} of {total} failed (see above)", err=True)
+        raise click.exceptions.Exit(1)
+
+
+def _swept(asked: _Asked, vary: Sequence[str], minimise: str | None) -> Document:
+    """The experiment's file with its `sweep` as the options say."""
+    from netsim import parse_document
+
+    document = asked.document()
+    if not isinstance(document.data, dict):
+        return document
+    added = {}
+    for text in vary:
+        key, separator, value = text.partition("=")
+        values = parse_document(value, f"--vary {text}").data if separator and key.strip() else None
+        if not isinstance(values, list | dict):
+            raise InputError(f"--vary {text}: expected KEY=[VALUE, ...], such as 'steps=[100, 200]'")
+        added[key.strip()] = values
+    swept = {**(document.data.get("sweep") or {}), **added, **asked.searched(minimise=minimise)}
+    return replace(document, data={**document.data, "sweep": swept} if swept else document.data)
+
+
+def _print_estimate(study: Study, *, as_json: bool) -> None:
+    from exogym_core.studies.sweep import estimated
+
+    line, _, found = estimated(study)
+    numbers = {} if found is None else asdict(found)
+    document = {"estimate": line, "num_points": study.sweep.num_points, **numbers}
+    click.echo(json.dumps(document) if as_json else line)
+
+
+def _show_sweep(study: Study, failed: int, *, as_json: bool) -> None:
+    """Print every point's strategies; or all as JSON."""
+    from exogym_core.studies.points import point_text
+
+    path, digest = str(study.folder.path), study.digest()
+    if as_json:
+        document = {"run_folder": path, "digest": digest, "failed": failed, "points": study.entries}
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
+        return
+    rows: list[Sequence[str]] = []
+    for entry in study.entries[:_ROWS]:
+        rows += _cells(entry, visible(point_text(entry["point"]), 60))
+    _print_table(("point", "strategy", "final loss", "to target", "wan"), rows)
+    console = stdout()
+    if len(study.entries) > _ROWS:
+        more = format_count(len(study.entries) - _ROWS, "more point")
+        console.print(Text(f"and {more}: see results.csv", style="dim"))
+    console.print(Text(f"digest {digest}"))
+    click.echo(path)
+
+
+def _cells(entry: Mapping[str, Any], point: str) -> Iterator[tuple[str, ...]]:
+    if entry.get("failed"):
+        yield point, "failed", visible(entry.get("error", ""), 60), "", ""
+        return
+    for position, strategy in enumerate(entry.get("strategies", ())):
+        has_time = strategy.get("virtual_seconds") is not None
+        to_target = _time(strategy.get("virtual_seconds_to_target"))
+        yield (
+            "" if position else point,
+            visible(strategy["name"], 40),
+            _loss(strategy.get("final_loss")),
+            "not held" if strategy.get("target") == "touched" else to_target,
+            format_bytes(strategy.get("wan_bytes") or 0) if has_time else "",
+        )
+
+
+def _loss(loss: float | None) -> str:
+    return "" if loss is None else f"{loss:.4g}"
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else format_seconds(seconds)
+
+
+# --- tune ---------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@_options("tune")
+@click.option(
+    "--over",
+    metavar="[STRATEGY.]KEY=VALUES",
+    multiple=True,
+    help="An option and its values, such as lr=1e-3,3e-3, or DiLoCo.H=20,40, or 'lr={low: 1e-4, high: 0.1}'. "
+    "Repeatable. [lr x 1/4, 1/2, 1, 2, 4]",
+)
+def tune(asked: _Asked, over: tuple[str, ...]) -> None:
+    """Search each strategy's best settings on tuning seeds, then compare all at their best on other seeds."""
+    from exogym_core.studies.study import line_writer
+    from exogym_core.studies.tuning import Tuning, with_tune
+
+    resumed = asked.resumed("tune", "a folder of netgym tune", over)
+    if resumed is not None:
+        tuning = Tuning.open(resumed, trust=asked.trust)
+    else:
+        assert asked.experiment is not None
+        document = asked.document()
+        document = with_tune(document, _spaces(document, asked.experiment, over), asked.searched())
+        tuning = Tuning.create(document, asked.experiment.parent, asked.experiment.stem, asked.out)
+    with in_order(tuning.folder, f"netgym tune --resume {visible(tuning.folder.path)}"):
+        result = tuning.run(line_writer(tuning.folder), asked.place, asked.jobs)
+    _show_tuning(result, as_json=asked.as_json)
+    if any(not each.point for each in result.chosen):
+        raise click.exceptions.Exit(1)
+
+
+def _spaces(document: Document, path: Path, over: Sequence[str]) -> dict[str, Any]:
+    """Values of `--over` by option, or by strategy and option."""
+    from exogym_core.cli.experiment import Experiment
+    from netsim import parse_document
+
+    strategies = Experiment.from_document(document, path.parent, path.stem).strategies
+    labels = sorted((str(entry.label) for entry in strategies), key=len, reverse=True)
+    spaces: dict[str, Any] = {}
+    for text in over:
+        key, separator, value = (part.strip() for part in text.partition("="))
+        if not separator or not key or not value:
+            raise InputError(f"--over {visible(text)}: expected KEY=VALUE,VALUE,..., such as lr=1e-3,3e-3")
+        values = parse_document(value if value[0] in "[{" else f"[{value}]", f"--over {text}").data
+        owner = next((label for label in labels if key.startswith(f"{label}.")), None)
+        if owner is None:
+            spaces[key] = values
+        else:
+            spaces.setdefault(owner, {})[key.removeprefix(f"{owner}.")] = values
+    return spaces
+
+
+def _show_tuning(result: TuneResult, *, as_json: bool) -> None:
+    """Print the chosen points, then the comparison; or all as JSON."""
+    from exogym_core.studies.points import point_text
+
+    if as_json:
+        click.echo(json.dumps(result.to_mapping(), indent=2, allow_nan=False))
+        return
+    click.echo(f"Best of each strategy on tuning seeds {', '.join(map(str, result.tuning_seeds))}:")
+    rows = [
+        (
+            visible(each.strategy, 40),
+            point_text(each.point) if each.point else "all failed",
+            _time(each.virtual_seconds_to_target),
+            _loss(each.final_loss),
+            str(each.num_points),
+            "; ".join(each.edges),
+        )
+        for each in result.chosen
+    ]
+    _print_table(("strategy", "best", "to target", "final loss", "points", "at an edge"), rows)
+    seeds = ", ".join(map(str, result.seeds))
+    click.echo(f"\nAll at their best on seed{'s' * (len(result.seeds) > 1)} {seeds}:")
+    show_report(result.comparison)
+    click.echo(str(result.folder))

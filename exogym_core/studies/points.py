@@ -1,0 +1,385 @@
+"""Points of a sweep: the `sweep:` of an experiment, checked, and the sources that propose points.
+
+    sweep:
+      seeds: 3                          # of every point
+      topology: [lan, wan-4-regions]    # a list: every combination of the lists
+      strategies.*.lr: [0.004, 0.016]   # a key path as --set has it; * is every strategy
+      points:                           # and each of these with every combination
+        - {strategies.DiLoCo.H: 20}
+        - {strategies.DiLoCo.H: 80}
+
+    Sweep.parse(document).grid()        # 8 points, each {key path: value}
+
+With `search: random` or `search: optuna` a key may have a range, `{low: 1e-4, high: 1e-1, log: true}`; `trials` is the
+number of points, `minimise` the field of the summary that should be small, and `at_once` the number of points that
+Optuna proposes before it gets results.
+
+A source proposes points and receives their results. It proposes the same points for the same results, so a killed sweep
+resumes without a database.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import warnings
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+
+from pydantic import Field, model_validator
+
+from exogym_core.results.reading import value_text
+from netsim import Document, Schema, validate_document
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+__all__ = [
+    "Point",
+    "Range",
+    "Sweep",
+    "TrialSource",
+    "TuneSettings",
+    "point_text",
+    "source_of",
+    "sweep_schema",
+    "tune_schema",
+    "values_schema",
+]
+
+Point = dict[str, Any]
+"""Key path -> value."""
+
+MOST_POINTS = 100_000
+_OWN_KEYS = ("points", "search", "trials", "minimise", "search_seed", "at_once", "seeds")
+"""Keys of `sweep:` that are no key paths."""
+_REDRAWS = 100  # before a space counts as used up
+
+
+class Range(Schema):
+    """Numbers from `low` to `high`, both included: for searches.
+
+    Attributes:
+        low, high: the bounds; where both are whole numbers, all are.
+        log: drawn evenly over the logarithm.
+        step: the distance of neighbouring numbers, counted from `low`; None: any number (whole ones: 1).
+    """
+
+    low: Annotated[int | float, Field(allow_inf_nan=False)]
+    high: Annotated[int | float, Field(allow_inf_nan=False)]
+    log: bool = False
+    step: Annotated[int | float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Range:
+        if self.high < self.low:
+            raise InputError(f"high {self.high} is below low {self.low}")
+        if self.log and self.low <= 0:
+            raise InputError(f"low {self.low} has no logarithm: give a number above 0, or leave log out")
+        if self.log and self.step is not None:
+            raise InputError("log and step do not go together: leave one out")
+        return self
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the range is of whole numbers."""
+        return all(isinstance(bound, int) for bound in (self.low, self.high, self.step or 1))
+
+    def at(self, fraction: float) -> float | int:
+        """The number at `fraction` (0 to below 1) of the way.
+
+        >>> Range(low=1, high=100, log=True).at(0.5), Range(low=0, high=4, step=2).at(0.99)
+        (10, 4)
+        """
+        if self.log:
+            low, high = math.log(self.low), math.log(self.high)
+            value = math.exp(low + fraction * (high - low))
+            return min(max(round(value), int(self.low)), int(self.high)) if self.is_whole else value
+        step = self.step or (1 if self.is_whole else None)
+        if step is None:
+            return self.low + fraction * (self.high - self.low)
+        return self.low + step * int(fraction * (int((self.high - self.low) / step + 1e-9) + 1))
+
+
+class _Settings(Schema):
+    """The keys of `sweep:` that are no key paths."""
+
+    points: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    search: Literal["grid", "random", "optuna"] = "grid"
+    trials: Annotated[int, Field(ge=1, le=MOST_POINTS)] | None = None
+    minimise: str | None = None
+    search_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    at_once: Annotated[int, Field(ge=1, le=MOST_POINTS)] | None = None
+    seeds: Any = None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A checked sweep.
+
+    Attributes:
+        axes: key path -> values, or a range of numbers.
+        listed: points by hand; every combination of the axes is tried with each.
+        search: `grid` (all points), `random` or `optuna`.
+        trials: number of points that a search tries.
+        minimise: field of the summary that a search minimises.
+        search_seed: of the search's own draws.
+        at_once: points that an Optuna search proposes before it needs results, and so can run side by side.
+        seeds: of every point, as `seeds` of an experiment; None: the experiment's.
+    """
+
+    axes: Mapping[str, Sequence[Any] | Range]
+    listed: Sequence[Point] = field(default=({},))
+    search: str = "grid"
+    trials: int = 0
+    minimise: str | None = None
+    search_seed: int = 0
+    at_once: int = 1
+    seeds: Any = None
+
+    @classmethod
+    def parse(cls, document: Document) -> Sweep:
+        """Read the document's `sweep`.
+
+        Raises:
+            InputError: it has no sweep, or something in it is wrong; the line names the place.
+        """
+        data = document.data.get("sweep") if isinstance(document.data, dict) else None
+        if data is None:
+            remedy = "add one, such as 'sweep: {strategies.*.lr: [0.01, 0.03]}', or use --vary"
+            raise document.error((), f"has no 'sweep': {remedy}")
+        part = document.part(("sweep",))
+        if not isinstance(data, dict) or not data:
+            raise part.error((), "expected a mapping, such as {strategies.*.lr: [0.01, 0.03]}")
+        own = {key: value for key, value in data.items() if key in _OWN_KEYS}
+        settings = validate_document(_Settings, replace(part, data=own))
+        axes = {key: _axis(part, key, value) for key, value in data.items() if key not in _OWN_KEYS}
+        options = settings.model_dump(exclude={"points"}, exclude_none=True)
+        sweep = cls(axes, settings.points or [{}], **options)
+        if settings.at_once is not None and sweep.search != "optuna":
+            raise part.error(
+                ("at_once",), "is for search: optuna: the points of others depend on nothing; leave it out"
+            )
+        sweep._check(part)
+        return sweep
+
+    def _check(self, part: Document) -> None:
+        ranges = [key for key, values in self.axes.items() if isinstance(values, Range)]
+        if self.search == "grid":
+            if ranges:
+                raise part.error((ranges[0],), "a range is for a search: give a list, or add search: random")
+            if self.trials:
+                raise part.error(
+                    ("trials",), "a grid tries all points: leave trials out, or add search: random"
+                )
+            if self.minimise is not None:
+                raise part.error(
+                    ("minimise",), "a grid tries all points: leave it out, or add search: optuna"
+                )
+        elif not self.trials:
+            raise part.error(("search",), "how many points? add trials, such as trials: 50")
+        if self.search == "optuna" and self.minimise is None:
+            problem = "what is to be small? add minimise, such as minimise: virtual_seconds_to_target"
+            raise part.error(("search",), problem)
+        if self.search != "grid" and not self.axes and self.listed == [{}]:
+            raise part.error(
+                (), "there is nothing to search: add a key, such as strategies.*.lr: [0.01, 0.03]"
+            )
+        if self.search == "grid" and self.num_points > MOST_POINTS:
+            raise part.error((), f"{self.num_points} points are too many: {MOST_POINTS} at most")
+
+    @property
+    def num_points(self) -> int:
+        """Number of points; of a search, at most."""
+        if self.search != "grid":
+            return self.trials
+        lengths = [len(values) for values in self.axes.values() if not isinstance(values, Range)]
+        return math.prod(lengths) * len(self.listed)
+
+    @property
+    def keys(self) -> list[str]:
+        """Every key that changes, in the order of the file."""
+        return list(dict.fromkeys([*self.axes, *(key for point in self.listed for key in point)]))
+
+    def grid(self) -> list[Point]:
+        """All combinations, the last key changing first."""
+        lists = {key: values for key, values in self.axes.items() if not isinstance(values, Range)}
+        axes = [[(key, value) for value in values] for key, values in lists.items()]
+        return [
+            {**dict(combination), **listed}
+            for combination in itertools.product(*axes)
+            for listed in self.listed
+        ]
+
+
+def values_schema() -> dict[str, Any]:
+    """JSON Schema of the values of one key."""
+    return {"anyOf": [{"type": "array", "minItems": 1}, {"$ref": "#/$defs/Range"}]}
+
+
+def sweep_schema() -> dict[str, Any]:
+    """JSON Schema of `sweep:`, with the definitions that it refers to."""
+    own: dict[str, Any] = {
+        "points": {"type": "array", "minItems": 1, "items": {"type": "object"}},
+        "search": {"enum": ["grid", "random", "optuna"]},
+        "trials": {"type": "integer", "minimum": 1},
+        "minimise": {"type": "string"},
+        "search_seed": {"type": "integer", "minimum": 0},
+        "seeds": {},
+    }
+    return {
+        "type": "object",
+        "minProperties": 1,
+        "properties": own,
+        "additionalProperties": values_schema(),
+        "$defs": {"Range": Range.model_json_schema()},
+    }
+
+
+class TuneSettings(Schema):
+    """The keys of `tune:`."""
+
+    over: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    seeds: Any = 2
+    search: Literal["grid", "random", "optuna"] = "grid"
+    trials: int | None = Field(default=None, ge=1)
+
+
+def tune_schema() -> dict[str, Any]:
+    """JSON Schema of `tune:`, with the definitions that it refers to."""
+    space = {"type": "object", "additionalProperties": values_schema()}
+    properties = TuneSettings.model_json_schema()["properties"]
+    properties["over"] = {"type": "object", "additionalProperties": space}
+    return {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "$defs": {"Range": Range.model_json_schema()},
+    }
+
+
+def _axis(part: Document, key: str, value: Any) -> Sequence[Any] | Range:
+    if isinstance(value, dict):
+        return validate_document(Range, part.part((key,)))
+    if not isinstance(value, list) or not value:
+        raise part.error((key,), "expected a list of values, or for a search {low: ..., high: ...}")
+    texts = [json.dumps(each, sort_keys=True) for each in value]
+    if len(set(texts)) < len(texts):
+        twice = next(text for text in texts if texts.count(text) > 1)
+        raise part.error((key,), f"{twice} is there twice: give each value once")
+    return value
+
+
+def point_text(point: Mapping[str, Any]) -> str:
+    """A point on one line; of a mapping its name, if it has one.
+
+    >>> point_text({"topology": {"name": "home", "links": []}, "strategies.*.lr": 0.01})
+    'topology=home, strategies.*.lr=0.01'
+    """
+    return ", ".join(f"{key}={value_text(value)}" for key, value in point.items()) or "as it is"
+
+
+class TrialSource(Protocol):
+    """Proposes points one after the other, several before the first result if asked."""
+
+    def ask(self) -> Point | None:
+        """Propose the next point; None: there are no more."""
+
+    def tell(self, value: float | None) -> None:
+        """Take the result of the first point without one: the number to minimise; None: it failed."""
+
+
+def source_of(sweep: Sweep) -> TrialSource:
+    """The source that the sweep names.
+
+    Raises:
+        InputError: it is Optuna, which is not installed.
+    """
+    if sweep.search == "optuna":
+        return _Optuna(sweep)
+    return _Listed(sweep.grid() if sweep.search == "grid" else _drawn(sweep))
+
+
+class _Listed:
+    """Points that depend on no result."""
+
+    def __init__(self, points: Iterable[Point]) -> None:
+        self._points = iter(points)
+
+    def ask(self) -> Point | None:
+        return next(self._points, None)
+
+    def tell(self, value: float | None) -> None:
+        """Ignore the result."""
+
+
+def _drawn(sweep: Sweep) -> Iterator[Point]:
+    """Draw numbers evenly from their ranges and other values evenly from their lists, no point twice."""
+    draw, seen = random.Random(sweep.search_seed), set()
+    for _ in range(sweep.trials):
+        for _ in range(_REDRAWS):
+            point: Point = {
+                key: values.at(draw.random()) if isinstance(values, Range) else draw.choice(values)
+                for key, values in sweep.axes.items()
+            }
+            point |= draw.choice(sweep.listed)
+            text = json.dumps(point, sort_keys=True)
+            if text not in seen:
+                seen.add(text)
+                yield point
+                break
+        else:
+            return
+
+
+class _Optuna:
+    """Optuna's tree-structured Parzen estimator, in memory."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        try:
+            import optuna
+        except ImportError:
+            raise InputError("search optuna: Optuna is not installed: pip install 'netgym[ray]'") from None
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._optuna, self._sweep, self._left = optuna, sweep, sweep.trials
+        self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=sweep.search_seed))
+        self._space = {key: self._distribution(values) for key, values in sweep.axes.items()}
+        if len(sweep.listed) > 1:
+            self._space["points"] = self._distribution(sweep.listed)
+        self._asked: deque[Any] = deque()
+
+    def _distribution(self, values: Any) -> Any:
+        distributions = self._optuna.distributions
+        if not isinstance(values, Range):  # by position, since values may be mappings
+            return distributions.CategoricalDistribution(range(len(values)))
+        low, high = values.low, values.high
+        if values.is_whole:
+            return distributions.IntDistribution(low, high, log=values.log, step=values.step or 1)
+        return distributions.FloatDistribution(low, high, log=values.log, step=values.step)
+
+    def ask(self) -> Point | None:
+        if not self._left:
+            return None
+        self._left -= 1
+        self._asked.append(self._study.ask(self._space))
+        drawn = self._asked[-1].params
+        axes = self._sweep.axes
+        point: Point = {
+            key: drawn[key] if isinstance(values, Range) else values[drawn[key]]
+            for key, values in axes.items()
+        }
+        point |= self._sweep.listed[drawn.get("points", 0)]
+        return point
+
+    def tell(self, value: float | None) -> None:
+        state, trial = self._optuna.trial.TrialState, self._asked.popleft()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if value is None:
+                self._study.tell(trial, state=state.FAIL)
+            else:
+                self._study.tell(trial, value if math.isfinite(value) else math.inf)

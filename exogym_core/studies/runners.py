@@ -1,0 +1,301 @@
+"""Points of a sweep as Ray tasks on a cluster's nodes.
+
+A job is sent the experiment and the modules next to its file, trains in a folder of its own, and returns that folder's
+files. Ray runs it again when its node is lost. Nothing of ours listens on a network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Self
+
+from exogym_core.cli.experiment import Experiment
+from exogym_core.config import yaml_text
+from exogym_core.names import visible
+from exogym_core.results.disk import RecordError
+from exogym_core.results.reading import find_runs, tidy_rows, write_tables
+from exogym_core.results.report.study import study_report
+from exogym_core.results.run_folder import RunFolder
+from exogym_core.studies.sweep import (
+    LocalRunner,
+    SweepProgress,
+    estimated,
+    failed_by,
+    found_by,
+    run_sweep,
+    train_in,
+)
+from exogym_core.workers.ray.cluster import RayCluster
+from netsim import load_document, parse_document
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+    from exogym_core.studies.study import Study
+    from exogym_core.studies.sweep import Found, PointRun, PointRunner, Probe
+
+__all__ = ["RayRunner", "finish_sweep", "runner_at"]
+
+_TRIES = 4  # of a point whose node is lost
+_MOST_CODE_BYTES = 10_000_000
+_NOT_SENT = ("experiment.yaml", "environment.json", "log.txt")
+
+
+def runner_at(
+    where: str | None, measured: Probe | None, jobs: int | None = None
+) -> AbstractContextManager[PointRunner]:
+    """The runner for a place that a user names: `ray`, a cluster's address, or None (this machine).
+
+    Args:
+        where: the place.
+        measured: the probe of a point, whose memory a Ray task asks for; None: not measured.
+        jobs: points at once on this machine; None: as many as cores and memory allow.
+
+    Raises:
+        InputError: no such place, or `jobs` on a cluster; on entering, there is no such cluster.
+    """
+    if where is None:
+        return contextlib.nullcontext(LocalRunner(jobs, measured))
+    if jobs is not None:
+        raise InputError(
+            f"--jobs {jobs}: is for this machine, and --on {visible(where)} is not: leave one out"
+        )
+    if where not in ("ray", "auto") and ":" not in where:
+        raise InputError(
+            f"--on {visible(where)}: write --on ray, or the address of a Ray cluster such as 10.0.0.1:6379"
+        )
+    return RayRunner(RayCluster(None if where == "ray" else where), measured)
+
+
+def finish_sweep(
+    study: Study,
+    write: Callable[[str], None],
+    place: str | None = None,
+    jobs: int | None = None,
+    *,
+    is_new: bool = False,
+) -> int:
+    """Run a sweep's points, and write its tables and page; returns how many points failed.
+
+    Args:
+        study: in its folder.
+        write: takes a line of progress.
+        place, jobs: see `runner_at`.
+        is_new: estimate time and memory first.
+    """
+    measured = None
+    if is_new:
+        line, measured, _ = estimated(study)
+        write(line)
+    with runner_at(place, measured, jobs) as runner:
+        failed = run_sweep(study, SweepProgress(write, study.sweep.num_points), runner)
+    study.folder.log("done")
+    if any(entry.get("strategies") for entry in study.entries):
+        path = study.folder.path
+        write_tables(study.folder, tidy_rows(find_runs([path])))
+        study.folder.write_text("report.html", study_report([path]).html())
+    return failed
+
+
+class RayRunner:
+    """Runs points on the nodes of a cluster: context manager, connected while entered.
+
+    Args:
+        pool: the cluster.
+        measured: the probe of a point, whose memory each job asks for; None: not measured.
+    """
+
+    def __init__(self, pool: RayCluster, measured: Probe | None) -> None:
+        self._pool = pool
+        self._measured = measured
+
+    def __enter__(self) -> Self:
+        self._pool.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.__exit__(kind, error, trace)
+
+    def run(self, points: Sequence[PointRun]) -> Iterator[tuple[int, Found]]:
+        """Run points, as many at once as the cluster has room for."""
+        waiting = iter(points)
+        under_way: dict[Any, tuple[PointRun, RunFolder]] = {}
+        more = True
+        try:
+            while more or under_way:
+                while more and len(under_way) < 2 * self._pool.num_cpus:
+                    each = next(waiting, None)
+                    if each is None:
+                        more = False
+                        break
+                    folder, _ = each.begin()
+                    reference, refused = self._submit(each, folder)
+                    if refused is not None:
+                        yield each.number, each.end(folder, refused)
+                    else:
+                        under_way[reference] = each, folder
+                for reference in self._pool.ready(list(under_way), timeout_seconds=1.0):
+                    each, folder = under_way.pop(reference)
+                    yield each.number, each.end(folder, self._received(reference, folder))
+                for each, _ in list(under_way.values())[:1]:
+                    each.progress.waiting(min(len(under_way), self._pool.num_cpus))
+        finally:
+            for reference, (_, folder) in under_way.items():
+                self._pool.cancel(reference)
+                folder.release()
+
+    def _submit(self, each: PointRun, folder: RunFolder) -> tuple[Any, Found | None]:
+        """A point's job, or its result where it cannot be run."""
+        try:
+            experiment = each.experiment(folder)
+            job = _Job.of(experiment)
+        except RecordError:
+            raise
+        except Exception as error:
+            return None, failed_by(error, folder)
+        needs = self._needs(experiment)
+        self._pool.require(needs, f"point {each.number}")
+        return self._pool.submit(_train, job, needs=needs, tries=_TRIES), None
+
+    def _needs(self, experiment: Experiment) -> dict[str, float]:
+        """Resources of a node that a run takes, in Ray's names."""
+        workers = experiment.settings.workers
+        several = workers.kind == "processes"
+        cores = min(workers.processes or workers.count, workers.count) if several else 1
+        needs: dict[str, float] = {"num_cpus": cores * workers.intra_op_threads}
+        devices = experiment.settings.device
+        cuda = [name for name in (devices if isinstance(devices, list) else [devices]) if "cuda" in name]
+        if cuda:
+            needs["num_gpus"] = len(cuda)
+        if self._measured is not None:
+            needs["memory"] = self._measured.memory_bytes
+        return needs
+
+    def _received(self, reference: Any, folder: RunFolder) -> Found:
+        """Write the files that a job returned."""
+        parcel = self._pool.result(reference)
+        if isinstance(parcel, str):
+            return {"failed": True, "error": visible(parcel, 500), "strategies": []}
+        assert isinstance(parcel, _Parcel)
+        for name, content in parcel.files.items():
+            folder.write_text(name, content)
+        if parcel.settled:
+            stored = _plain(folder.path / "experiment.yaml")
+            folder.write_text("experiment.yaml", yaml_text(stored | parcel.settled))
+        for line in parcel.log:
+            folder.log(line)
+        return parcel.found
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Input of a job: the resolved experiment, and the modules next to its file."""
+
+    experiment: str
+    code: Mapping[str, str]
+    folder: str  # the sweep's working directory, for relative paths of data
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> _Job:
+        code: dict[str, str] = {}
+        for folder in {own.folder for own in experiment.own_code if own.folder is not None}:
+            for path in _modules_in(folder):
+                code[str(path.relative_to(folder))] = path.read_text(encoding="utf-8")
+        if sum(map(len, code.values())) > _MOST_CODE_BYTES:
+            raise InputError(
+                f"the Python files beside the experiment have more than {_MOST_CODE_BYTES // 10**6} MB: keep its "
+                "modules in a folder of their own, or install them on the cluster's nodes"
+            )
+        mapping = experiment.to_mapping()
+        if mapping["workers"]["kind"] == "auto":  # the same bits, on one core
+            mapping["workers"]["kind"] = "threads"
+        return cls(yaml_text(mapping), code, os.getcwd())
+
+
+def _modules_in(folder: Path) -> Iterator[Path]:
+    """Python files of a folder and of its packages."""
+    yield from sorted(folder.glob("*.py"))
+    for package in sorted(folder.glob("*/__init__.py")):
+        yield from sorted(package.parent.rglob("*.py"))
+
+
+@dataclass(frozen=True)
+class _Parcel:
+    """Output of a job.
+
+    Attributes:
+        found: the result.
+        files: of its folder, without those that the sweep's process writes.
+        settled: keys of the experiment that the run determined, such as a measured `compute`.
+        log: lines.
+    """
+
+    found: Found
+    files: dict[str, bytes]
+    settled: dict[str, Any] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+
+
+def _train(job: _Job) -> _Parcel:
+    """Train one point in a temporary folder."""
+    with TemporaryDirectory(prefix="netgym-point-") as place:
+        source = Path(place, "source")
+        for name, text in job.code.items():
+            path = source / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        source.mkdir(exist_ok=True)
+        with contextlib.suppress(OSError):
+            os.chdir(job.folder)
+        folder = RunFolder.create(str(Path(place, "run")), "point")
+        document = parse_document(job.experiment, "experiment.yaml")
+        asked: dict[str, Any] = {}
+
+        def run() -> list[dict[str, Any]]:
+            experiment = Experiment.from_document(document, source, "experiment", source)
+            asked.update(experiment.to_mapping())
+            folder.write_text("experiment.yaml", experiment.to_yaml())
+            return train_in(folder, experiment, _NoProgress())
+
+        found = found_by(run, folder)
+        folder.release()
+        files = {
+            str(path.relative_to(folder.path)): path.read_bytes()
+            for path in sorted(folder.path.rglob("*"))
+            if path.is_file() and path.name not in _NOT_SENT and "checkpoints" not in path.parts
+        }
+        stored = _plain(folder.path / "experiment.yaml") if asked else {}
+        settled = {key: value for key, value in stored.items() if value != asked[key]}
+        log = folder.path / "log.txt"
+        lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+        return _Parcel(found, files, settled, lines)
+
+
+def _plain(path: Path) -> dict[str, Any]:
+    """A resolved experiment's mapping."""
+    data = load_document(path).data
+    assert isinstance(data, dict)
+    return data
+
+
+class _NoProgress:
+    """A `Listener` that ignores everything: a job's rows are in its folder."""
+
+    def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> _NoProgress:
+        """Ignore the start of a strategy."""
+        return self
+
+    def event(self, row: Mapping[str, Any]) -> None:
+        """Ignore a row of metrics."""
+
+    def end(self, words: str) -> None:
+        """Ignore the end of the strategy."""

@@ -1,0 +1,159 @@
+"""Calls, bytes and waiting of a run by the calling line of the program."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from netsim.ranks import Post
+
+if TYPE_CHECKING:
+    from exogym_core.communicator.simulated.calls import ScheduleBook
+    from netsim.ranks import Call, Request, StampedRow
+
+__all__ = ["CallSite", "CallSites", "Instant", "SiteTotals"]
+
+_MOST_KINDS = 4096  # of calls that are counted one by one before their bytes are added up
+
+
+class CallSite(NamedTuple):
+    """A place of the program, and the operation called there."""
+
+    place: str
+    op: str
+
+
+_OUTSIDE = CallSite("outside of calls", "")
+
+
+@dataclass
+class SiteTotals:
+    """Sums over all ranks.
+
+    Attributes:
+        calls: that ranks have posted; a collective of eight ranks counts eight times.
+        num_bytes: of their tensors.
+        exposed_seconds: waited there.
+        network_seconds: the part of it in which bytes were under way; in the rest other members were missing.
+    """
+
+    calls: int = 0
+    num_bytes: int = 0
+    exposed_seconds: float = 0.0
+    network_seconds: float = 0.0
+
+
+class Instant(NamedTuple):
+    """A rank's counters at the end of one of its steps."""
+
+    step: int
+    virtual_seconds: float
+    compute_seconds: float
+    exposed_seconds: float
+    network_seconds: float
+
+
+@dataclass
+class CallSites:
+    """Counts calls and waiting by place, from rows and requests of ranks in order of virtual time.
+
+    A row with `place` and `op` holds for the requests of its rank until its next such row. A row with `step` ends a
+    step; one with `startup_seconds` has the time before the rank's clock started; one with `uncharged` names a backend
+    or device used alongside the simulated network.
+
+    Args:
+        num_ranks: of the program.
+        keeps_history: keep every change of place.
+
+    Attributes:
+        book: bytes of calls; set before the first.
+        num_calls: posted calls.
+        num_started: number of ranks whose clock has started.
+        bytes_sent, wan_bytes: payload that left each rank, and the part of it that went to other regions.
+        first_steps, last_steps: first and last end of a step, by rank.
+        startup_seconds: of each rank.
+        uncharged: backends that ranks used alongside the simulated network.
+        history: changes of place: (rank, instant, place).
+    """
+
+    num_ranks: int
+    keeps_history: bool = False
+    book: ScheduleBook = field(init=False)
+    bytes_sent: list[int] = field(init=False)
+    wan_bytes: list[int] = field(init=False)
+    startup_seconds: list[float] = field(init=False)
+    first_steps: dict[int, Instant] = field(default_factory=dict)
+    last_steps: dict[int, Instant] = field(default_factory=dict)
+    num_calls: int = 0
+    num_started: int = 0
+    uncharged: dict[str, None] = field(default_factory=dict)
+    history: list[tuple[int, float, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.bytes_sent, self.wan_bytes = [0] * self.num_ranks, [0] * self.num_ranks
+        self.startup_seconds = [0.0] * self.num_ranks
+        self._sites = [_OUTSIDE] * self.num_ranks
+        self._counted_until = [(0.0, 0.0)] * self.num_ranks
+        self._totals: defaultdict[CallSite, SiteTotals] = defaultdict(SiteTotals)
+        self._posts: Counter[tuple[int, Call, int]] = Counter()
+
+    def take_request(self, rank: int, request: Request) -> None:
+        """Count a rank's request."""
+        if not isinstance(request, Post):
+            return
+        totals = self._totals[self._sites[rank]]
+        self.num_calls += 1
+        totals.calls += 1
+        totals.num_bytes += request.call.num_bytes
+        self._posts[rank, request.call, request.member] += 1
+        if len(self._posts) >= _MOST_KINDS:
+            self._add_up()
+
+    def take_row(self, row: StampedRow) -> None:
+        """Add a row that a rank has marked."""
+        rank, marked = row.rank, row.row
+        if "place" in marked:
+            self._count_waiting(rank, row.exposed_seconds, row.network_seconds)
+            self._sites[rank] = CallSite(marked["place"], marked["op"])
+            if self.keeps_history:
+                self.history.append((rank, row.virtual_seconds, marked["place"]))
+        elif "step" in marked:
+            seconds = (row.virtual_seconds, row.compute_seconds, row.exposed_seconds, row.network_seconds)
+            self.last_steps[rank] = Instant(marked["step"], *seconds)
+            self.first_steps.setdefault(rank, self.last_steps[rank])
+        elif "startup_seconds" in marked:
+            self.startup_seconds[rank] = marked["startup_seconds"]
+            self.num_started += 1
+        elif "uncharged" in marked:
+            self.uncharged[marked["uncharged"]] = None
+
+    def current(self, rank: int) -> CallSite:
+        """Last place that a rank has marked."""
+        return self._sites[rank]
+
+    def _count_waiting(self, rank: int, exposed_seconds: float, network_seconds: float) -> None:
+        exposed, network = self._counted_until[rank]
+        self._counted_until[rank] = exposed_seconds, network_seconds
+        if exposed_seconds > exposed:
+            totals = self._totals[self._sites[rank]]
+            totals.exposed_seconds += exposed_seconds - exposed
+            totals.network_seconds += network_seconds - network
+
+    def _add_up(self) -> None:
+        for (rank, call, member), num in self._posts.items():
+            sent, wan = self.book.traffic(call, member)
+            self.bytes_sent[rank] += num * sent
+            self.wan_bytes[rank] += num * wan
+        self._posts.clear()
+
+    def finish(self, waited: list[tuple[float, float]]) -> dict[CallSite, SiteTotals]:
+        """The sites in order of their waiting, the longest first.
+
+        Args:
+            waited: seconds of waiting of each rank when the run ended, and the network's part of them.
+        """
+        self._add_up()
+        for rank, seconds in enumerate(waited):
+            self._count_waiting(rank, *seconds)
+        return dict(sorted(self._totals.items(), key=lambda item: (-item[1].exposed_seconds, item[0])))

@@ -1,0 +1,182 @@
+"""Chakra execution traces of a program's ranks, which simulators of clusters such as ASTRA-sim read.
+
+One file a rank: length-delimited protobuf messages, a GlobalMetadata and then a Node for each piece of computing and
+each communication, with its dependencies. Field numbers and enumerations are those of Chakra's
+schema/protobuf/et_def.proto (https://github.com/mlcommons/chakra), whose few messages are written here by hand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from netsim.ranks import Advance, Await, Call, Key, Post, Wait
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from netsim import Span
+    from netsim.ranks import Request
+
+__all__ = ["ExecutionTraces"]
+
+_VERSION = "0.0.4"
+_COMPUTE, _SEND, _RECEIVE, _COLLECTIVE = 4, 5, 6, 7  # NodeType
+_COLLECTIVES = {  # CollectiveCommType
+    "all_reduce": 0,
+    "reduce": 1,
+    "all_gather": 2,
+    "gather": 3,
+    "scatter": 4,
+    "broadcast": 5,
+    "all_to_all": 6,
+    "reduce_scatter": 7,
+    "barrier": 9,
+}
+
+
+class ExecutionTraces:
+    """Execution traces, built from requests of ranks in order of virtual time.
+
+    A node depends on the calls that its rank has waited for (data) and on its last computing (control), so that
+    communication overlaps where it did in the program. The simulator that reads the trace decides when it starts.
+
+    Args:
+        num_ranks: of the program.
+        now: the time on their clock; needed for durations of communication.
+    """
+
+    def __init__(self, num_ranks: int, now: Callable[[], float] = lambda: math.nan) -> None:
+        self._ranks = [_RankTrace() for _ in range(num_ranks)]
+        self._now = now
+
+    def take(self, rank: int, request: Request) -> None:
+        """Add a rank's request."""
+        trace = self._ranks[rank]
+        match request:
+            case Advance():
+                trace.compute(request.seconds)
+            case Post():
+                trace.communicate(request.key, request.member, request.call, self._now())
+            case Wait() | Await():
+                trace.wait(request.key)
+
+    def add_times(self, spans: Iterable[Span]) -> None:
+        """Add the duration of each communication: from its rank's post to its end, late members included.
+
+        Unfinished communication has no duration.
+
+        Args:
+            spans: of ranks, from a `netsim.network.trace.Recorder`.
+        """
+        of_rank: defaultdict[int, list[Span]] = defaultdict(list)
+        for span in spans:
+            if span.kind == "communication":
+                of_rank[span.rank].append(span)
+        for rank, trace in enumerate(self._ranks):
+            trace.add_times(of_rank[rank])
+
+    def write(self, folder: Path, name: str = "chakra") -> None:
+        """Write `name`.RANK.et for every rank."""
+        for rank, trace in enumerate(self._ranks):
+            (folder / f"{name}.{rank}.et").write_bytes(trace.encoded())
+
+
+class _RankTrace:
+    def __init__(self) -> None:
+        self._messages = [_text(1, _VERSION)]
+        self._computed: int | None = None  # the last node of computing
+        self._waited: list[int] = []  # nodes that the next ones depend on
+        self._posted: dict[Key, int] = {}  # not waited for yet
+        self._groups: dict[object, int] = {}
+        self._calls: list[tuple[int, str, float, int]] = []  # node, op, when it was posted, and bytes
+
+    def compute(self, seconds: float) -> None:
+        micros = round(seconds * 1e6)
+        if micros:
+            timing = _number(7, micros)
+            self._computed = self._node("compute", _COMPUTE, timing + _attribute("is_cpu_op", flag=False))
+            self._waited = []
+
+    def communicate(self, key: Key, member: int, call: Call, now: float) -> None:
+        size = _attribute("comm_size", number=call.num_bytes)
+        if call.op == "sendrecv":
+            src, dst = call.ranks
+            kind = _RECEIVE if member else _SEND
+            ends = _attribute("comm_src", number=src) + _attribute("comm_dst", number=dst)
+            name, rest = ("recv" if member else "send"), size + ends + _attribute("comm_tag", number=0)
+        else:
+            kind, name = _COLLECTIVE, call.op
+            group = self._groups.setdefault(call.ranks, len(self._groups))
+            rest = (
+                size
+                + _attribute("comm_type", number=_COLLECTIVES[call.op])
+                + _attribute("pg_name", text=str(group))
+            )
+        node = self._posted[key] = self._node(name, kind, rest + _attribute("is_cpu_op", flag=False))
+        self._calls.append((node, call.op, now, call.num_bytes))
+
+    def add_times(self, spans: list[Span]) -> None:
+        """A span begins when its call is posted; spans that begin together are matched by their bytes."""
+        beginning: defaultdict[tuple[str, float], list[Span]] = defaultdict(list)
+        for span in spans:
+            beginning[span.name, span.begin_seconds].append(span)
+        for node, op, posted_at, num_bytes in self._calls:
+            together = beginning[op, posted_at]
+            if together:
+                span = next((each for each in together if each.num_bytes == num_bytes), together[0])
+                together.remove(span)
+                micros = round((span.end_seconds - span.begin_seconds) * 1e6)
+                self._messages[node] += _number(7, micros)
+        self._calls.clear()
+
+    def wait(self, key: Key) -> None:
+        node = self._posted.pop(key, None)
+        if node is not None:
+            self._waited.append(node)
+
+    def _node(self, name: str, kind: int, rest: bytes) -> int:
+        number = len(self._messages)
+        before = b"" if self._computed is None else _number(4, self._computed)
+        needed = b"".join(_number(5, node) for node in self._waited)
+        head = _number(1, number) + _text(2, name) + _number(3, kind) + before + needed
+        self._messages.append(head + rest)
+        return number
+
+    def encoded(self) -> bytes:
+        return b"".join(_varint(len(message)) + message for message in self._messages)
+
+
+# --- protobuf's wire format ---------------------------------------------------------------------------------
+
+
+def _varint(value: int) -> bytes:
+    made = bytearray()
+    while value > 0x7F:
+        made.append(value & 0x7F | 0x80)
+        value >>= 7
+    made.append(value)
+    return bytes(made)
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(value)) + value
+
+
+def _text(field: int, value: str) -> bytes:
+    return _bytes(field, value.encode())
+
+
+def _attribute(name: str, *, number: int | None = None, text: str | None = None, flag: bool = False) -> bytes:
+    """A Node's AttributeProto: an int64, a string or a boolean."""
+    if number is not None:
+        value = _number(9, number)
+    else:
+        value = _text(29, text) if text is not None else _number(27, int(flag))
+    return _bytes(10, _text(1, name) + value)

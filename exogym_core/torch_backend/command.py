@@ -1,0 +1,153 @@
+"""`netgym launch`: a torch.distributed script over a simulated network."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from exogym_core.cli.run_commands import stdout
+from exogym_core.names import visible
+from netsim.errors import InputError
+from netsim.units import parse_seconds
+
+if TYPE_CHECKING:
+    from exogym_core.results.run_folder import RunFolder
+    from exogym_core.torch_backend.report import LaunchReport
+    from exogym_core.torch_backend.run import Launch
+
+__all__ = ["command"]
+
+
+@click.command("launch", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option(
+    "-n",
+    "--nproc-per-node",
+    "num_ranks",
+    metavar="N",
+    type=int,
+    help="Processes that run SCRIPT, a rank each [one, which starts its ranks itself].",
+)
+@click.option(
+    "--topology", metavar="NAME", default="lan", show_default=True, help="A shipped name or a file."
+)
+@click.option("--protocol", metavar="NAME", help="How transfers use links [the topology's, else gloo].")
+@click.option("--placement", metavar="HOSTS", help="Host names, one a rank, with commas between.")
+@click.option(
+    "--compute",
+    metavar="HOW",
+    default="live",
+    show_default=True,
+    help="What computing costs: 'live', 'live 0.1' (measured, times a factor), 'flops h100 0.4', or 'marks'.",
+)
+@click.option("--collectives", metavar="NAME", help="Algorithm of all collectives [the fastest here].")
+@click.option("--until", metavar="TIME", help="Cut the run at this virtual time, such as '60 s'.")
+@click.option("--cuda-as-cpu", is_flag=True, help="CUDA devices that SCRIPT names are the CPU.")
+@click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="A run folder, new or empty.")
+@click.option("--trace", is_flag=True, help="Write trace.json.gz into it, to look at with Perfetto.")
+@click.option("--chakra", is_flag=True, help="Write Chakra execution traces into it, chakra.RANK.et each.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document; SCRIPT prints to stderr.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(
+    num_ranks: int | None,
+    topology: str,
+    protocol: str | None,
+    placement: str | None,
+    compute: str,
+    collectives: str | None,
+    until: str | None,
+    cuda_as_cpu: bool,
+    is_module: bool,
+    out: Path | None,
+    trace: bool,
+    chakra: bool,
+    as_json: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run the torch.distributed program SCRIPT on a simulated network.
+
+    With -n the script runs as under torchrun; without -n as under python, and starts its ranks itself. SCRIPT stays
+    unchanged: its groups carry real values and cost virtual time, whatever backend it names. Every ending prints the
+    virtual time and where it went. Options of netgym go before SCRIPT, the script's own after it.
+    """
+    from exogym_core.results.run_folder import RunFolder
+    from exogym_core.torch_backend.run import Launch, Script
+    from exogym_core.torch_backend.session import ComputeClock
+    from netsim import Topology
+
+    if script.startswith("-"):
+        raise InputError(f"netgym launch: no such option: {visible(script)}: netgym launch --help lists them")
+    if num_ranks is not None and num_ranks < 1:
+        raise InputError(f"netgym launch: -n {num_ranks}: give a whole number from 1 up")
+    if not is_module and not Path(script).is_file():
+        raise InputError(f"{visible(script)}: no such script; for a module add -m")
+    if (trace or chakra) and out is None:
+        flag = "--trace" if trace else "--chakra"
+        raise InputError(f"netgym launch: {flag} needs a run folder: add --out DIR")
+    ComputeClock.parse(compute)
+    until_seconds = _until(until)
+    network = Topology.load(topology)
+    folder = RunFolder.create(str(out), Path(script).stem) if out is not None else None
+    launch = Launch(
+        Script(script, arguments, is_module, as_json),
+        num_ranks,
+        network,
+        compute=compute,
+        placement=placement.split(",") if placement is not None else None,
+        protocol=protocol,
+        collectives=collectives,
+        until_seconds=until_seconds,
+        cuda_as_cpu=cuda_as_cpu,
+        trace=folder.path / "trace.json.gz" if folder is not None and trace else None,
+        chakra=folder.path if folder is not None and chakra else None,
+    )
+    _run(launch, folder, as_json=as_json)
+
+
+def _until(text: str | None) -> float:
+    try:
+        seconds = math.inf if text is None else parse_seconds(text)
+    except InputError as error:
+        raise InputError(f"netgym launch: --until: {error}") from None
+    if seconds <= 0:
+        raise InputError(f"netgym launch: --until {text}: give a time above 0 s")
+    return seconds
+
+
+def _run(launch: Launch, folder: RunFolder | None, *, as_json: bool) -> None:
+    """Run it; write and print the report, however it ended."""
+    from exogym_core.cli.signals import Interruption
+    from exogym_core.torch_backend.program import run_program
+
+    with Interruption() as interruption:
+        try:
+            report, error = run_program(launch, lambda text: click.echo(f"warning: {text}", err=True))
+        except KeyboardInterrupt:
+            if folder is not None:
+                folder.discard()
+            click.echo("interrupted: no rank had joined the simulation, and nothing is left", err=True)
+            raise click.exceptions.Exit(interruption.exit_code or 130) from None
+    _show(report, folder, as_json=as_json)
+    if error is not None:
+        raise error
+    if report.ending == "interrupted":
+        click.echo("interrupted: the figures are those until then", err=True)
+        raise click.exceptions.Exit(interruption.exit_code or 130)
+
+
+def _show(report: LaunchReport, folder: RunFolder | None, *, as_json: bool) -> None:
+    from exogym_core.torch_backend.report import show_summary, write_launch
+
+    if folder is not None:
+        report = write_launch(folder, report)
+    if as_json:
+        click.echo(report.model_dump_json())
+        return
+    show_summary(report, stdout())
+    if folder is not None:
+        click.echo(str(folder.path))

@@ -1,0 +1,1 @@
+"""Runners of ranks: threads of this process, or processes."""

@@ -1,0 +1,130 @@
+"""Failures of ranks, and the one error of a run that the user sees."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.workers.turns import Aborted
+from exogym_core.workers.watch import is_own
+from netsim.errors import BrokenCallError, DeadlockError, MismatchError, NetsimError, RankError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableSequence
+    from types import TracebackType
+
+    from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+
+__all__ = ["FirstFailure", "own_frames", "reported_error", "run_rank"]
+
+
+def run_rank(
+    comm: SimulatedCommunicator, body: Callable[[Any], Any], results: MutableSequence[Any] | dict[int, Any]
+) -> BaseException | None:
+    """Run one rank to its end; its result goes to `results[comm.rank]`, its failure is returned.
+
+    Raises:
+        Aborted: the run is being unwound, and this rank had no failure of its own.
+    """
+    try:
+        results[comm.rank] = body(comm)
+        comm.finish()
+    except Aborted as aborted:
+        cause = _own_cause(aborted)
+        if cause is None:
+            raise
+        return cause
+    except BaseException as error:  # SystemExit in a rank must not end the process silently
+        return error
+    return None
+
+
+class FirstFailure:
+    """The failure that explains a run's end: the first, unless a rank's own exception lies behind it."""
+
+    def __init__(self) -> None:
+        self.error: NetsimError | None = None
+
+    def add(self, error: NetsimError) -> None:
+        """Keep a failure, if it explains the end better."""
+        # A collective in a `finally` block turns one rank's KeyError into a mismatch on all ranks.
+        explained = isinstance(self.error, DeadlockError | MismatchError) and isinstance(error, RankError)
+        if self.error is None or explained or (_is_consequence(self.error) and not _is_consequence(error)):
+            self.error = error
+
+    def raise_if_any(self) -> None:
+        """Raise the failure, if there was one."""
+        if self.error is not None:
+            raise self.error
+
+
+def _own_cause(error: BaseException) -> BaseException | None:
+    """The exception of the user's own at or behind `error`, if there is one."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if not isinstance(cause, NetsimError | Aborted):
+            return cause
+        cause = cause.__context__
+    return None
+
+
+def reported_error(rank: int, error: BaseException) -> NetsimError:
+    """Error that reports rank `rank`'s failure to the user.
+
+    Errors of ours stay as they are; any other becomes a `RankError`: what, which rank, where in the user's code, and
+    the frames from there on below. The result holds text only: a traceback would keep the rank's model and data alive.
+    """
+    of_calls = isinstance(error, Aborted | DeadlockError | MismatchError)
+    cause = _own_cause(error) if of_calls or not isinstance(error, NetsimError) else None
+    if cause is None:
+        assert isinstance(error, NetsimError)
+        error.__traceback__ = error.__context__ = None
+        return error
+    frames = traceback.extract_tb(cause.__traceback__)
+    own = [frame for frame in frames if is_own(frame.filename)] or frames
+    where = f" at {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
+    what = f"{type(cause).__name__}: {_text_of(cause)}".splitlines()[0]
+    failed = RankError("\n".join([f"rank {rank} failed{where}: {what}", *own_frames(cause)]), rank)
+    failed.is_consequence = _is_closed(cause)
+    return failed
+
+
+def _is_consequence(error: NetsimError) -> bool:
+    return isinstance(error, RankError) and error.is_consequence
+
+
+def _is_closed(error: BaseException) -> bool:
+    """True if an error was caused by a call that ended because another rank had gone, or was late."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, BrokenCallError):
+            return "Connection closed by peer" in str(cause)
+        cause = cause.__context__
+    return False
+
+
+def own_frames(error: BaseException) -> list[str]:
+    """The lines of a traceback from the first frame of the user's own on; of all frames if there is none.
+
+    The lines at its start and end, which say that it is one and repeat the error, are left out where the error has one
+    line and no other behind it.
+    """
+    whole = first = error.__traceback__
+    while first is not None and not is_own(first.tb_frame.f_code.co_filename):
+        first = first.tb_next
+    trace: TracebackType | None = first or whole
+    behind = error.__cause__ or (error.__context__ if not error.__suppress_context__ else None)
+    special = isinstance(error, SyntaxError | BaseExceptionGroup) or hasattr(error, "__notes__")
+    if behind is None and not special and "\n" not in _text_of(error):
+        lines = traceback.format_tb(trace)
+    else:
+        lines = traceback.format_exception(type(error), error, trace)
+    return "".join(lines).rstrip().splitlines()
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an exception of a user's own whose __str__ fails must not hide that it was raised
+        return "(its text cannot be told: __str__ failed)"

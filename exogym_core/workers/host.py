@@ -1,0 +1,175 @@
+"""Hosts: the places where ranks of a run live, under one interface.
+
+    run_ranks, fit --- Host.run(body, sinks) ---> body(comm) on every rank of the host
+                   <--- rows, snapshots: Sinks; results, times, traffic: RunResult
+
+A host is threads or worker processes of this machine, actors of a Ray cluster, processes joined by gloo, one of
+torchrun's processes, or a site that meets others at a rendezvous.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+
+from torch import Tensor
+
+from exogym_core.workers.journal import Journal
+from netsim.ranks import StampedRow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from exogym_core.communicator.base import Traffic
+    from exogym_core.communicator.simulated.simulation import Simulation, World
+    from exogym_core.workers.runner import Runner
+    from exogym_core.workers.spec import WorkerSpec
+    from netsim import Recorder
+
+__all__ = ["Host", "OnDeposit", "RunResult", "SimulatedHost", "Sinks", "rows_in_order", "untimed_row"]
+
+T = TypeVar("T")
+
+OnDeposit = Callable[[int, Mapping[str, Any], Sequence[Tensor]], None]
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """Receivers of a run's events.
+
+    Attributes:
+        on_row: called with every row that a rank marks, in order of virtual time; without a clock, as rows arrive.
+        on_deposit: called with (rank, note, tensors) of every snapshot that a rank deposits; the tensors are valid
+            until it returns. None: snapshots are dropped.
+        journal: requests of ranks, each as it is served; those from before the run are replayed first.
+        recorder: trace of the network; None: no trace.
+    """
+
+    on_row: Callable[[StampedRow], None]
+    on_deposit: OnDeposit | None = None
+    journal: Journal = field(default_factory=Journal)
+    recorder: Recorder | None = None
+
+    def take_untimed(self, rank: int, row: Mapping[str, Any]) -> None:
+        """Log and pass on a row marked where there is no virtual time."""
+        self.journal.mark(rank, row)
+        self.on_row(untimed_row(rank, row))
+
+
+@dataclass(frozen=True)
+class RunResult(Generic[T]):
+    """Results of the ranks of a host, and times and traffic of their run.
+
+    Attributes:
+        results: what `body` returned, in rank order.
+        virtual_seconds: when the last rank ended; None without a topology, or on a real transport.
+        rank_virtual_seconds: when each rank ended, likewise.
+        compute_seconds, exposed_seconds: virtual seconds each rank computed, and waited without computing.
+        rows: marked rows, in order of virtual time.
+        traffic: what each rank sent.
+        network_seconds: the part of `exposed_seconds` in which what a rank waited for was under way.
+        window_limit: where a sender's window limited collectives most, with the remedy; None where links did.
+        collectives: the algorithms that were used, by operation; empty where nothing was simulated.
+        link_bytes: payload that crossed each link of the topology; empty where nothing was simulated.
+        link_history: the same in the course of the run: rows of `virtual_seconds` and bytes from the start by link.
+    """
+
+    results: list[T]
+    virtual_seconds: float | None
+    rank_virtual_seconds: list[float] | None
+    compute_seconds: list[float]
+    exposed_seconds: list[float]
+    rows: list[StampedRow]
+    traffic: list[Traffic]
+    network_seconds: list[float] = field(default_factory=list)
+    window_limit: str | None = None
+    collectives: dict[str, list[str]] = field(default_factory=dict)
+    link_bytes: list[float] = field(default_factory=list)
+    link_history: list[dict[str, float]] = field(default_factory=list)
+
+    @classmethod
+    def simulated(
+        cls, simulation: Simulation, results: list[T], traffic: list[Traffic], rows: list[StampedRow]
+    ) -> Self:
+        """Result of a finished simulation."""
+        kernel, network, history = simulation.kernel, simulation.network, simulation.link_history
+        limit = simulation.window_limit
+        return cls(
+            results=results,
+            virtual_seconds=max(kernel.end_seconds) if network is not None else None,
+            rank_virtual_seconds=kernel.end_seconds if network is not None else None,
+            compute_seconds=kernel.compute_seconds,
+            exposed_seconds=kernel.exposed_seconds,
+            rows=rows,
+            traffic=traffic,
+            network_seconds=kernel.network_seconds,
+            window_limit=str(limit) if limit is not None else None,
+            collectives={op: sorted(names) for op, names in sorted(simulation.algorithms.items())},
+            link_bytes=network.link_bytes.tolist() if network is not None else [],
+            link_history=history.rows() if history is not None else [],
+        )
+
+    @classmethod
+    def untimed(cls, results: list[T], traffic: list[Traffic]) -> Self:
+        """Result of ranks without virtual time."""
+        zeros = [0.0] * len(results)
+        return cls(results, None, None, zeros, zeros, [], traffic, zeros)
+
+
+class Host(Protocol):
+    """Place where ranks of a run live; all that `run_ranks` and `fit` know of it."""
+
+    def run(self, body: Callable[[Any], T], sinks: Sinks) -> RunResult[T]:
+        """Run `body(comm)` on every rank of this host, to its end.
+
+        Args:
+            body: ordinary blocking code; `comm` is the rank's Communicator of the whole world.
+            sinks: receive rows, snapshots and requests while it runs.
+
+        Returns:
+            Results of the ranks that live here; `rows` stays empty, since `sinks` has them.
+
+        Raises:
+            NetsimError: what ended the run: a mismatch, a deadlock, a rank's own failure (RankError).
+            InputError: `body` cannot be sent to where ranks live, or a result back.
+        """
+
+
+@dataclass(frozen=True)
+class SimulatedHost(ABC):
+    """Host whose ranks are served by the simulation, which runs in this process.
+
+    Attributes:
+        world: ranks, topology, protocol and collectives.
+        seed: random streams are made from (seed, rank).
+        spec: number of processes and intra-op threads; settled.
+    """
+
+    world: World
+    seed: int
+    spec: WorkerSpec
+
+    def run(self, body: Callable[[Any], T], sinks: Sinks) -> RunResult[T]:
+        """Run `body(comm)` on every rank of the world."""
+        run = self.simulate(body, sinks)
+        return RunResult.simulated(run.simulation, run.results, [state.traffic for state in run.states], [])
+
+    @abstractmethod
+    def simulate(self, body: Callable[[Any], Any], sinks: Sinks) -> Runner:
+        """Run the simulation and its ranks to their end; raises as `run`."""
+
+
+def untimed_row(rank: int, row: Mapping[str, Any]) -> StampedRow:
+    """Row marked where there is no virtual time."""
+    return StampedRow(rank, 0.0, 0.0, 0.0, row)
+
+
+def rows_in_order(rows: Iterable[StampedRow], num_ranks: int) -> list[StampedRow]:
+    """Untimed rows of all ranks in one list: the first of each rank in rank order, then the second ..."""
+    own: list[list[StampedRow]] = [[] for _ in range(num_ranks)]
+    for row in rows:
+        own[row.rank].append(row)
+    return [row for same_place in itertools.zip_longest(*own) for row in same_place if row is not None]

@@ -1,0 +1,231 @@
+"""The ranks' request streams as lines of text, and the messages in flight at a checkpoint.
+
+Generators cannot be saved, but a fresh kernel that is fed the same requests arrives at the same instant with
+the same transfers in flight. A request is a line of JSON; groups and keys are nested tuples of numbers and
+names, which JSON writes as lists.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from netsim.errors import InputError
+from netsim.ranks import (
+    Advance,
+    Call,
+    Confirm,
+    Fetch,
+    FirstSent,
+    Join,
+    Key,
+    Mark,
+    Post,
+    Publish,
+    Put,
+    Request,
+    Stand,
+    Take,
+    Wait,
+    Withdraw,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Mapping
+
+    from torch import Tensor
+
+    from netsim.ranks import Letter, Request
+
+__all__ = [
+    "Journal",
+    "MessageName",
+    "MessagesInFlight",
+    "message_name",
+    "request_from_record",
+    "request_to_line",
+]
+
+# --- messages in flight at a checkpoint ----------------------------------------------------------------------
+
+
+MessageName = tuple[tuple["Hashable", int], int]
+"""((box, sender), number among the sender's messages to the box)."""
+
+
+def message_name(take: Take, letter: Letter) -> MessageName:
+    """Name of a message that a `Take` returned."""
+    return (take.box, letter.source), letter.number
+
+
+class MessagesInFlight:
+    """Messages in flight, and those that a checkpoint needs.
+
+    Args:
+        step: of the checkpoint that the run goes on from; 0 for one from the start.
+        kept: the messages that lie in it.
+
+    Attributes:
+        kept: as given.
+        look: returns the tensors of a message that has not been taken; set by the owner of the values.
+    """
+
+    def __init__(self, step: int = 0, kept: Mapping[MessageName, tuple[Tensor, ...]] | None = None) -> None:
+        self.kept = dict(kept or {})
+        self.look: Callable[[MessageName], tuple[Tensor, ...]] = self.kept.__getitem__
+        self._last_complete = step
+        self._passed: Counter[int] = Counter()  # rank -> the step of the last checkpoint that has its state
+        self._under_way: dict[MessageName, int] = {}  # not taken -> what its sender had passed
+        self._open: dict[int, dict[MessageName, tuple[Tensor, ...]]] = {}  # step -> messages taken meanwhile
+
+    def requested(self, rank: int, request: Request) -> None:
+        """Follow a request as the clock serves it."""
+        if isinstance(request, Put):
+            self._under_way[(request.box, rank), request.number] = self._passed[rank]
+        elif isinstance(request, Mark) and "checkpoint" in request.row:
+            step = request.row["step"]
+            self._passed[rank] = step
+            if step > self._last_complete:
+                self._open.setdefault(step, {})
+
+    def taken(self, rank: int, names: Iterable[MessageName]) -> None:
+        """A rank takes these messages."""
+        for name in names:
+            sent = self._under_way.pop(name)
+            crossed = [step for step in self._open if sent < step <= self._passed[rank]]
+            for step in crossed:
+                self._open[step][name] = self.look(name)
+
+    def complete(self, step: int) -> dict[MessageName, tuple[Tensor, ...]]:
+        """Messages of a step's checkpoint, which every rank has passed."""
+        taken = self._open.pop(step, {})
+        waiting = {name: self.look(name) for name, sent in self._under_way.items() if sent < step}
+        self._open = {other: taken for other, taken in self._open.items() if other > step}
+        self._last_complete = max(step, self._last_complete)
+        return taken | waiting
+
+
+# --- requests ------------------------------------------------------------------------------------------------
+
+
+def _ignore(rank: int, request: Request) -> None:
+    """Drop a request."""
+
+
+@dataclass
+class Journal:
+    """Requests of ranks: before this run began, and since.
+
+    Attributes:
+        past: the requests of each rank that the kernel serves before the rank's own; empty for a run from the
+            start.
+        on_request: called with each rank and request as it is served, beginning with the past.
+        in_flight: messages in flight at checkpoints; None: they are not followed.
+    """
+
+    past: list[list[Request]] = field(default_factory=list)
+    on_request: Callable[[int, Request], None] = _ignore
+    in_flight: MessagesInFlight | None = None
+
+    def mark(self, rank: int, row: Mapping[str, Any]) -> None:
+        """Log a row of a rank without a kernel."""
+        self.on_request(rank, Mark(row))
+
+    def past_rows(self) -> list[tuple[int, Mapping[str, Any]]]:
+        """Rows marked before this run began: (rank, row), rank by rank."""
+        return [
+            (rank, each.row) for rank, own in enumerate(self.past) for each in own if isinstance(each, Mark)
+        ]
+
+
+def request_to_line(rank: int, request: Request) -> str:
+    """A line of JSON: `[rank, kind, ...]`.
+
+    Raises:
+        InputError: a marked row holds something other than numbers, text, lists and mappings.
+    """
+    try:
+        return json.dumps([rank, *_plain(request)], separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"rank {rank}, checkpoint: the row {request!r} cannot be kept ({error}); "
+            "mark rows of numbers, text, lists and mappings"
+        ) from None
+
+
+def request_from_record(record: list[Any]) -> Request:
+    """The request of a line, without the rank.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is none.
+    """
+    return _request(record)
+
+
+def _plain(request: Request) -> list[Any]:
+    match request:
+        case Advance():
+            return ["advance", request.seconds]
+        case Post():
+            return ["post", *request.key, request.member, request.call]  # and no time: only programs give one
+        case Wait():
+            return ["wait", *request.key]
+        case Join():
+            return ["join", *request]
+        case Confirm():
+            return ["confirm", *request]
+        case Publish():
+            return ["publish", *request]
+        case Fetch():
+            return ["fetch", *request]
+        case Put():
+            return ["put", *request]
+        case Take():
+            return ["take", request.box, str(request.seconds), request.is_past]
+        case FirstSent():
+            return ["receive", *request]
+        case Withdraw():
+            return ["withdraw", *request]
+        case Stand():
+            return ["stand", request.until]
+        case Mark():
+            return ["mark", request.row]
+        case _:  # such as Await, which only programs ask that keep no log
+            raise TypeError(f"{type(request).__name__} is no part of a log")
+
+
+def _request(record: list[Any]) -> Request:
+    match record:
+        case ["advance", seconds]:
+            return Advance(seconds)
+        case ["post", group, number, member, call]:
+            return Post(Key(_tuples(group), _tuples(number)), member, Call(*map(_tuples, call)))
+        case ["wait", group, number]:
+            return Wait(Key(_tuples(group), _tuples(number)))
+        case ["join", [group, number], *rest]:
+            return Join(Key(_tuples(group), _tuples(number)), *map(_tuples, rest))
+        case ["confirm", [group, number], *rest]:
+            return Confirm(Key(_tuples(group), _tuples(number)), *rest)
+        case ["publish", [group, number], num_bytes]:
+            return Publish(Key(_tuples(group), _tuples(number)), num_bytes)
+        case ["fetch", group, *rest]:
+            return Fetch(_tuples(group), *rest)
+        case ["put", box, number, call]:
+            return Put(_tuples(box), number, Call(*map(_tuples, call)))
+        case ["take", box, seconds, is_past]:
+            return Take(_tuples(box), float(seconds), is_past)
+        case ["receive", box, is_past]:
+            return FirstSent(_tuples(box), is_past)
+        case ["withdraw", [group, number], is_past]:
+            return Withdraw(Key(_tuples(group), _tuples(number)), is_past)
+        case ["stand", until]:
+            return Stand(until)
+        case ["mark", row]:
+            return Mark(row)
+    raise ValueError(f"no request: {record!r}")
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,221 @@
+"""Jobs side by side: calls in forked processes of this machine, each on its share of the cores.
+
+    def train(report): report.step(1); return 0.5
+    for job, end in run_jobs(iter([Job("a", train, progress), Job("b", train, progress)]), num_jobs=2):
+        end.error or end.result
+
+A fork shares what is imported and loaded here, so a job starts within milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pickle
+import signal
+import traceback
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import torch
+
+from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe
+from netsim.errors import NetsimError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+    from types import FrameType, TracebackType
+
+__all__ = ["Job", "JobEnd", "run_jobs"]
+
+
+@dataclass(eq=False)
+class Job:
+    """A call that may run in a process of its own.
+
+    Attributes:
+        name: precedes warnings.
+        call: `call(report)`.
+        report: object of this process; methods that `call` calls on its argument run here, and return None there.
+        is_dropped: the result is no longer wanted: a running process is killed.
+    """
+
+    name: str
+    call: Callable[[Any], Any]
+    report: Any
+    is_dropped: bool = False
+
+
+class JobEnd(NamedTuple):
+    """Result of a job, or the error that ended it."""
+
+    result: Any = None
+    error: Exception | None = None
+
+
+def run_jobs(jobs: Iterator[Job | None], num_jobs: int) -> Generator[tuple[Job, JobEnd]]:
+    """Run jobs, up to `num_jobs` at once; yields each with its end. One at a time runs in this process.
+
+    Closing the generator, Ctrl-C and errors of reports interrupt what runs: a job in a process gets KeyboardInterrupt,
+    and its reports are taken until it has ended.
+
+    Args:
+        jobs: asked for the next one when there is room; None: none before a running job has reported or ended.
+        num_jobs: at once; more than one needs `can_fork()`.
+    """
+    if num_jobs == 1:
+        for job in jobs:
+            if job is not None:
+                yield job, _attempt(job.call, job.report)
+        return
+    with _Pool(num_jobs) as pool:
+        try:
+            has_more = True
+            while has_more or pool.running:
+                while has_more and len(pool.running) < num_jobs:
+                    job = next(jobs, _NO_MORE)
+                    has_more = job is not _NO_MORE
+                    if job is None or job is _NO_MORE:
+                        break
+                    pool.start(job)
+                yield from pool.receive()
+        except BaseException:
+            pool.interrupt()
+            raise
+
+
+_NO_MORE = Job("", lambda report: None, None)
+
+
+def _attempt(call: Callable[[Any], Any], report: Any) -> JobEnd:
+    try:
+        return JobEnd(call(report))
+    except Exception as error:
+        return JobEnd(error=error)
+
+
+class _Running(NamedTuple):
+    job: Job
+    share: int  # of the cores
+
+
+class _Pool:
+    """Processes of running jobs: context manager.
+
+    Attributes:
+        running: by index of the child.
+    """
+
+    def __init__(self, num_jobs: int) -> None:
+        self.running: dict[int, _Running] = {}
+        self._num_jobs = num_jobs
+        self._children = Children(self._run, 0, method="fork")
+
+    def __enter__(self) -> Self:
+        # Every optimizer imports torch's compiler at its first step, which takes a second and more: here once.
+        importlib.import_module("torch._dynamo")
+        self._children.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._children.__exit__(kind, error, trace)
+
+    def start(self, job: Job) -> None:
+        """Fork a process for `job`."""
+        taken = {each.share for each in self.running.values()}
+        share = next(share for share in range(self._num_jobs) if share not in taken)
+        self._starting = _Running(job, share)  # read by the child
+        index = self._children.add(f"netgym job {share}")
+        self.running[index] = self._starting
+
+    def receive(self) -> Iterator[tuple[Job, JobEnd]]:
+        """Wait for messages of jobs and pass them to their reports; yields the jobs that have ended."""
+        for index in self._children.ready(self.running):
+            job = self.running[index].job
+            if job.is_dropped:
+                self._children.send_signal(index, signal.SIGKILL)
+            try:
+                message = self._children.channels[index].recv()
+            except ChannelClosed:
+                how = self._children.reap(index, timeout_seconds=10.0) or "closed its channel"
+                hint = " (too little memory? try fewer --jobs)" if "SIGKILL" in how else ""
+                message = JobEnd(error=NetsimError(f"its process ended: {how}{hint}"))
+            if isinstance(message, JobEnd):
+                del self.running[index]
+                self._children.reap(index, timeout_seconds=10.0)
+                yield job, message
+            elif not job.is_dropped:
+                _take(job, *message)
+
+    def interrupt(self) -> None:
+        """Interrupt every job and take its reports until it has ended; errors of reports are ignored."""
+        for index in self.running:
+            self._children.send_signal(index, signal.SIGTERM)
+        while self.running:
+            with contextlib.suppress(NetsimError):  # the cause of the interruption is raised already
+                for _ in self.receive():
+                    pass
+
+    def _run(self, index: int, channel: Pipe) -> None:
+        """Run a job in its process."""
+        job, share = self._starting
+        signal.signal(signal.SIGTERM, _interrupt_once)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal reaches the parent, which interrupts
+        if hasattr(os, "sched_getaffinity"):
+            cores = sorted(os.sched_getaffinity(0))
+            os.sched_setaffinity(0, set(cores[share :: self._num_jobs]) or {cores[share % len(cores)]})
+        torch.set_num_threads(1)
+        reporter = _Reporter(channel)
+        warnings.showwarning = lambda message, *_, **__: reporter.warn(str(message))
+        try:
+            end = _attempt(job.call, reporter)
+        except KeyboardInterrupt:
+            end = JobEnd(error=NetsimError("interrupted"))
+        reporter.send(JobEnd(end.result, end.error and _portable(end.error)))
+
+
+def _take(job: Job, method: str, arguments: tuple[Any, ...]) -> None:
+    if method == "warn":
+        warnings.warn(f"{job.name}: {arguments[0]}", UserWarning, stacklevel=2)
+    else:
+        getattr(job.report, method)(*arguments)
+
+
+def _interrupt_once(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the saving
+    raise KeyboardInterrupt
+
+
+class _Reporter:
+    """A report's methods, called in the parent."""
+
+    def __init__(self, channel: Pipe) -> None:
+        self._channel = channel
+
+    def __getattr__(self, method: str) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            self.send((method, arguments))
+
+        return call
+
+    def send(self, message: object) -> None:
+        # An interruption in the middle of a frame would leave a part of it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            self._channel.send(message)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that can be sent, with the frames of one that is not reported by its line alone."""
+    if not isinstance(error, NetsimError):
+        error.add_note("".join(traceback.format_exception(error)).rstrip())
+    try:
+        return pickle.loads(pickle.dumps(error))  # type: ignore[no-any-return]
+    except Exception:
+        return NetsimError(f"{type(error).__name__}: {error}")

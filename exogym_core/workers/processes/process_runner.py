@@ -1,0 +1,489 @@
+"""The simulation's end of the protocol: rank groups in worker processes, the kernel and the exchange in this one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import math
+import time
+import warnings
+from collections import Counter, deque
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from exogym_core.communicator.values import Combine, Outcome, combine
+from exogym_core.workers.host import SimulatedHost
+from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe
+from exogym_core.workers.processes.protocol import (
+    Abort,
+    Answered,
+    Asking,
+    Blocked,
+    Deposited,
+    Done,
+    Ended,
+    Failed,
+    Freed,
+    Requests,
+    Values,
+    loads,
+)
+from exogym_core.workers.processes.rank_group import RankGroup
+from exogym_core.workers.processes.shared_memory import Arena, Leases, blocks_in
+from exogym_core.workers.runner import Runner
+from exogym_core.workers.watch import SECONDS_OF_SILENCE, Silence, spent_seconds
+from netsim.errors import BrokenCallError, InputError, MismatchError, NetsimError, RankError
+from netsim.ranks import Await, CallEnding, gives_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from exogym_core.communicator.exchange import Slot
+    from exogym_core.communicator.simulated.simulation import World
+    from exogym_core.workers.host import Sinks
+    from exogym_core.workers.processes.rank_group import Body
+    from exogym_core.workers.processes.shared_memory import Block, Store
+    from netsim.ranks import Answer, Key, StampedRow
+
+__all__ = ["ProcessHost", "ProcessRunner", "WorkerProcesses", "blocks_of", "ready_in_time", "ready_or_idle"]
+
+# --- worker processes ----------------------------------------------------------------------------------------
+
+
+# A process with a busy rank says so this often at least, as long as its Python runs (host time).
+_SECONDS_OF_SILENCE = 1.5 * SECONDS_OF_SILENCE
+# Ranks are idle whose processes sleep, or use less than this share of a processor, at most of the looks at them.
+_SECONDS_A_LOOK, _BUSY_SHARE = 0.1, 0.3
+
+
+class WorkerProcesses(Protocol):
+    """Processes of rank groups, each with a channel, such as `Children`."""
+
+    @property
+    def channels(self) -> Sequence[Any]:
+        """Channel to each process."""
+
+    @property
+    def pids(self) -> Sequence[Any]:
+        """Process ids, or other names for the user to end them by."""
+
+    def ready(self, indices: Iterable[int], timeout_seconds: float | None = None) -> list[int]:
+        """Processes that have sent a message or ended; blocks for the first."""
+
+    def describe_exit(self, index: int, timeout_seconds: float = 0.0) -> str | None:
+        """Exit of a process in words; None while it runs."""
+
+    def is_stopped(self, index: int) -> bool:
+        """True if a signal has stopped it."""
+
+
+def ready_in_time(
+    children: WorkerProcesses,
+    live: Sequence[int],
+    can_go_on: Callable[[int], bool],
+    names: Callable[[int], str],
+) -> list[int]:
+    """Processes that have sent a message; blocks for the first, and warns of silent ones.
+
+    Args:
+        children: all of them.
+        live: those whose ranks have not ended.
+        can_go_on: whether a rank of one can.
+        names: of one's ranks.
+    """
+    ready = children.ready(live, _SECONDS_OF_SILENCE)
+    if ready:
+        return ready
+    for index in filter(can_go_on, live):
+        pid = children.pids[index]
+        state = (
+            f"is stopped: kill -CONT {pid} has it go on"
+            if children.is_stopped(index)
+            else "sends nothing: it is busy in a call that holds Python's lock"
+        )
+        warnings.warn(f"the process of {names(index)} ({pid}) {state}", UserWarning, stacklevel=2)
+    return children.ready(live)
+
+
+def ready_or_idle(
+    children: WorkerProcesses, live: Sequence[int], can_go_on: Callable[[int], bool], seconds: float
+) -> list[int]:
+    """Processes that have sent a message; none when the others have been idle for so long.
+
+    Where a rank has given a call a time, others may wait outside of our calls for what it does when that is up.
+    """
+    num_looks = math.ceil(seconds / _SECONDS_A_LOOK)
+    while True:
+        num_busy, spent = 0, _spent_seconds(children, live, can_go_on)[0]
+        for _ in range(num_looks):
+            ready = children.ready(live, seconds / num_looks)
+            if ready:
+                return ready
+            now, is_asleep = _spent_seconds(children, live, can_go_on)
+            num_busy += not is_asleep or now - spent > _BUSY_SHARE * seconds / num_looks
+            spent = now
+        if num_busy < num_looks / 2:
+            return []
+
+
+def _spent_seconds(
+    children: WorkerProcesses, live: Sequence[int], can_go_on: Callable[[int], bool]
+) -> tuple[float, bool]:
+    """Processor seconds of the processes whose ranks can go on; and whether all of them sleep."""
+    seen = [spent_seconds(children.pids[index]) for index in filter(can_go_on, live)]
+    return sum(spent for spent, _ in seen), all(is_asleep for _, is_asleep in seen)
+
+
+# --- the runner ----------------------------------------------------------------------------------------------
+
+
+# What unwinding ranks may take before their processes are killed (host time).
+_GRACE_SECONDS = 1.0
+# Ranks that may meet outside of our calls: how long nothing may arrive (host time) before their calls are answered
+# early; how long they may stand idle before the clock goes on without them; and before others' time is up.
+_SECONDS_TO_EARLY, _SECONDS_IDLE, _MOST_SECONDS_IDLE = 0.1, 1.0, 30.0
+
+
+class ProcessRunner(Runner):
+    """The simulation, fed by the records of the ranks' processes.
+
+    Args:
+        world: where the run takes place.
+        blocks: the ranks of each process.
+        store: where values lie.
+        sinks: receivers of rows, snapshots and requests.
+        combined: what collectives compute.
+        meets_outside: ranks may wait for each other outside of our calls, as programs of others do (files, stores).
+    """
+
+    def __init__(
+        self,
+        world: World,
+        blocks: Sequence[range],
+        store: Store,
+        sinks: Sinks,
+        combined: Combine = combine,
+        *,
+        meets_outside: bool = False,
+    ) -> None:
+        self._steps: dict[int, int] = {}  # the last of each rank that was marked
+
+        def stepped(row: StampedRow) -> None:
+            if "step" in row.row:
+                self._steps[row.rank] = row.row["step"]
+            sinks.on_row(row)
+
+        super().__init__(world, replace(sinks, on_row=stepped), combined)
+        self._blocks, self._store, self._leases = blocks, store, Leases(store)
+        self._process_of = {rank: index for index, block in enumerate(blocks) for rank in block}
+        self._given: dict[Key, list[Block]] = {}  # what the values of calls that wait for members lie in
+        self._unfinished = [set(block) for block in blocks]
+        self._live = list(range(len(blocks)))  # processes whose ranks have not all ended
+        self._inboxes: deque[tuple[int, list[NamedTuple]]] = deque()
+        self._meets_outside = meets_outside
+        self._gives_times = False  # a rank has given a call a time
+        self._awaited: dict[int, Key] = {}  # by rank, the call whose end it asks for
+        self._num_early: Counter[int] = (
+            Counter()
+        )  # by rank, questions that were answered before the clock had
+        self._undone: set[Key] = set()  # calls of broken groups, whose members hear of it at its virtual time
+        self.children: WorkerProcesses | None = None
+
+    def run(self, children: WorkerProcesses) -> None:
+        """Bring the run to its end; `failure` says whether that was its own."""
+        self.children = children
+        try:
+            self.simulation.kernel.run()
+        except NetsimError as error:
+            self.failure.add(error)
+        if self.failure.error is not None:
+            self._abort()
+
+    def _abort(self) -> None:
+        """Unwind every rank, and receive the cause behind the first failure."""
+        assert self.children is not None
+        live = {index for index, ranks in enumerate(self._unfinished) if ranks}
+        for index in live:
+            self._send(index, Abort(str(self.failure.error).partition("\n")[0]))
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while live and time.monotonic() < deadline:
+            for index in self.children.ready(live, timeout_seconds=deadline - time.monotonic()):
+                try:
+                    self._inboxes += ((index, each) for each in self.children.channels[index].recv_all())
+                except ChannelClosed:
+                    live.discard(index)
+        for _, batch in self._inboxes:
+            for record in batch:
+                if isinstance(record, Failed):
+                    self.failure.add(record.error)
+
+    def _let_run(self, rank: int | None) -> bool:
+        """Take in what children have sent, waiting for the first; called when the kernel needs `rank`."""
+        assert self.children is not None
+        # Raised here and not below: what ranks had requested before a failure is served first.
+        self.failure.raise_if_any()
+        if not self._inboxes:
+            if not self.simulation.exchange.running:
+                return False
+            for index in self._ready(rank):
+                try:
+                    self._inboxes += ((index, each) for each in self.children.channels[index].recv_all())
+                except ChannelClosed:
+                    raise self._died(index) from None
+        if not self._inboxes:
+            return False
+        index, batch = self._inboxes.popleft()
+        self.simulation.away -= self._unfinished[index]
+        for record in batch:
+            self._take_in(index, record)
+        return True
+
+    def _ready(self, rank: int | None) -> list[int]:
+        """The processes that have sent something, waiting for the first; none where the clock goes on without ranks."""
+        assert self.children is not None
+        away, running = self.simulation.away, self.simulation.exchange.running
+        if rank is None and running <= away:
+            return self.children.ready(self._live, self._seconds_before_alarm())
+        while self._meets_outside and rank not in away:
+            early = [each for each, key in self._awaited.items() if self._is_there(each, key)]
+            patience = self._patience_seconds()
+            if early:
+                ready = self.children.ready(self._live, _SECONDS_TO_EARLY)
+            elif patience < math.inf:
+                ready = ready_or_idle(self.children, self._live, self._can_go_on, patience)
+            else:
+                break
+            if ready or not early:
+                if not ready:
+                    self._goes_on_without(running - away)
+                return ready
+            for each in early:
+                self._answer_early(each)
+        return ready_in_time(self.children, self._live, self._can_go_on, self._names)
+
+    def _goes_on_without(self, ranks: AbstractSet[int]) -> None:
+        if not self.simulation.away:
+            warnings.warn(
+                f"rank {min(ranks)} makes no call and sleeps, while others whose calls have time-outs wait for the "
+                "clock: it goes on without that rank, so times of this run may depend on the machine",
+                UserWarning,
+                stacklevel=2,
+            )
+        self.simulation.away |= ranks
+
+    def _recall(self) -> bool:
+        return bool(self.simulation.away) and self._let_run(min(self.simulation.away))
+
+    # --- ranks that meet outside of our calls ----------------------------------------------------------------
+
+    def _is_there(self, rank: int, key: Key) -> bool:
+        """True if the values of a call that the rank has posted are known."""
+        slot = self.simulation.exchange.open_call(key)
+        if slot is None:
+            return key not in self._undone
+        member = slot.ranks.index(rank)
+        signature = slot.signatures[member]
+        return member in slot.served or (signature is not None and signature.needs_nobody(member))
+
+    def _answer_early(self, rank: int) -> None:
+        """A call's values are there: the rank need not wait until the clock, too, has got to its end.
+
+        The clock may need a rank that waits for this one outside of our calls. Times do not change; should the call
+        turn out to have ended undone, the run ends.
+        """
+        self._num_early[rank] += 1
+        del self._awaited[rank]
+        self.simulation.exchange.unblock(rank)
+        self._send(self._process_of[rank], Answered(rank, CallEnding.DONE))
+
+    def _seconds_before_alarm(self) -> float:
+        """Seconds of host time to wait for ranks that are away as others' time will be up next; 0 where it will not."""
+        kernel = self.simulation.kernel
+        alarm = kernel.seconds_to_alarm
+        is_next = alarm < math.inf and kernel.clock.peek() >= kernel.clock.now + alarm
+        return min(alarm, _MOST_SECONDS_IDLE) if is_next else 0.0
+
+    def _patience_seconds(self) -> float:
+        """Seconds of host time that ranks may stand idle before the clock goes on.
+
+        As long as it takes, unless ranks wait for the clock that give calls a time; up to that time where its end
+        would be next.
+        """
+        if not (self._gives_times and self.simulation.exchange.is_clock_awaited):
+            return math.inf
+        return self._seconds_before_alarm() or _SECONDS_IDLE
+
+    def _can_go_on(self, index: int) -> bool:
+        return not self.simulation.exchange.running.isdisjoint(self._unfinished[index])
+
+    def _take_in(self, index: int, record: NamedTuple) -> None:
+        exchange, store = self.simulation.exchange, self._store
+        error = None
+        match record:
+            case Requests():
+                self._gives_times = self._gives_times or any(map(gives_time, record.requests))
+                self.simulation.kernel.streams[record.rank].extend(record.requests)
+                last = record.requests[-1]
+                if isinstance(last, Await):
+                    self._awaited[record.rank] = last.key
+            case Values():
+                blocks = blocks_in(record.refs)
+                if blocks:
+                    self._leases.lend(blocks)
+                    self._given.setdefault(record.key, []).extend(blocks)
+                tensors = [store.get(ref) for ref in record.refs]
+                exchange.put(record.rank, record.key, record.ranks, record.member, record.signature, tensors)
+            case Deposited():
+                if self.on_deposit is not None:
+                    self.on_deposit(record.rank, record.note, [store.get(ref) for ref in record.refs])
+                self._send(index, Freed(blocks_in(record.refs)))
+            case Blocked():
+                waited_for = exchange.open_call(record.key)
+                # Else its values are on their way to the child.
+                if waited_for is not None and record.member not in waited_for.served:
+                    error = exchange.block(record.rank, waited_for, record.member)
+            case Asking():
+                self.simulation.wait_for_clock(record.rank)
+            case Ended():
+                self.results[record.rank] = loads(record.result, lambda ref: store.get(ref).clone())
+                self.states[record.rank] = record.state
+                self._unfinished[index].discard(record.rank)
+                self._live = [each for each, ranks in enumerate(self._unfinished) if ranks]
+                error = exchange.exit(record.rank)
+            case Failed():
+                self.failure.add(record.error)
+            case Freed():
+                self._leases.give_back(record.blocks)
+            case Silence():
+                self._silent(record, self._blocks[index])
+        if error is not None:
+            self.failure.add(error)
+
+    def _served(self, slot: Slot, members: Sequence[int]) -> None:
+        """Send every child the values of its members, once each."""
+        if slot.ends_run and slot.error is not None:
+            self.failure.add(slot.error)
+        by_process: dict[int, list[int]] = {}
+        for member in members:
+            by_process.setdefault(self._process_of[slot.ranks[member]], []).append(member)
+        outcome = slot.outcome if slot.outcome is not None else Outcome()
+        shared = [self._store.put(tensor) for tensor in outcome.shared]
+        own = {
+            member: [self._store.put(tensor) for tensor in outcome.own[member]]
+            for member in members
+            if member in outcome.own
+        }
+        assert isinstance(slot.error, MismatchError | BrokenCallError | None)
+        done = []
+        for index, local in by_process.items():
+            theirs = {member: own[member] for member in local if member in own} if own else own
+            done.append((index, Done(slot.key, tuple(local), shared, theirs, slot.error, [])))
+            self._leases.lend(done[-1][1].blocks)
+        if slot.is_over:
+            if slot.error is not None:
+                self._undone.add(slot.key)
+            self._leases.give_back(self._given.pop(slot.key, []))
+        for index, message in done:
+            freed = self._leases.due_to(index)
+            self._send(index, message._replace(freed=freed) if freed else message)
+
+    def _answered(self, rank: int, value: Answer) -> None:
+        if self._num_early[rank]:
+            self._num_early[rank] -= 1
+            if value != CallEnding.DONE:
+                at = f"{self.simulation.kernel.clock.now:.10g} s"
+                self.failure.add(
+                    BrokenCallError(
+                        f"rank {rank}: a call has ended undone at {at}, and the rank had gone on with its values since "
+                        "others met outside of torch.distributed meanwhile: give the call a longer time-out"
+                    )
+                )
+            return
+        self._awaited.pop(rank, None)
+        self.simulation.exchange.unblock(rank)
+        self._send(self._process_of[rank], Answered(rank, value))
+
+    def _send(self, index: int, message: NamedTuple) -> None:
+        assert self.children is not None
+        try:
+            received = self.children.channels[index].send_receiving(message)
+        except ChannelClosed:
+            return  # found, with the reason, when its records are read
+        self._inboxes.extend((index, batch) for batch in received)
+
+    def _names(self, index: int) -> str:
+        ranks = sorted(self._unfinished[index])
+        return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+
+    def _died(self, index: int) -> RankError:
+        assert self.children is not None
+        ended = self.children.describe_exit(index, timeout_seconds=1.0) or "closed its channel"
+        calls = self.simulation.exchange.calls_in_flight()
+        flight = f"; in flight: {calls[0]}" if calls else ""
+        step = max((self._steps.get(rank, 0) for rank in self._unfinished[index]), default=0)
+        after = f" after step {step}" if step else ""
+        lines = [
+            f"the process of {self._names(index)} ended{after}: {ended}{flight}",
+            *(f"  in flight: {call}" for call in calls[1:]),
+        ]
+        return RankError("\n".join(lines), min(self._unfinished[index]))
+
+
+def blocks_of(num_ranks: int, num_blocks: int) -> list[range]:
+    """Contiguous blocks of ranks, as even as can be.
+
+    >>> blocks_of(5, 2)
+    [range(0, 2), range(2, 5)]
+    """
+    edges = [num_ranks * index // num_blocks for index in range(num_blocks + 1)]
+    return [range(start, end) for start, end in itertools.pairwise(edges)]
+
+
+class ProcessHost(SimulatedHost):
+    """Ranks in contiguous blocks over `spec.processes` worker processes."""
+
+    def simulate(self, body: Body, sinks: Sinks) -> Runner:
+        """Run the simulation here, fed by the worker processes."""
+        world, processes, intra_op_threads = self.world, self.spec.processes, self.spec.intra_op_threads
+        assert processes is not None
+        blocks = blocks_of(world.num_ranks, processes)
+        target = partial(_run_child, world, blocks, body, self.seed, intra_op_threads)
+        # With more intra-op threads than one, a forked child would hang in the parent's OpenMP pool.
+        method = "auto" if intra_op_threads == 1 else "spawn"
+        try:
+            with (
+                contextlib.closing(Arena(num_regions=processes + 1)) as arena,
+                Children(target, processes, method=method) as children,
+            ):
+                for channel in children.channels:
+                    channel.send_fds([arena.fd])
+                    channel.reads_ahead = True
+                run = ProcessRunner(world, blocks, arena, sinks, partial(combine, empty=arena.empty))
+                run.run(children)
+                run.failure.raise_if_any()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            raise InputError(
+                f"{processes} processes need more open files than are allowed here: raise the limit (ulimit -n 1024), "
+                "or use fewer (workers.processes) or workers.kind=threads"
+            ) from error
+        return run
+
+
+def _run_child(
+    world: World,
+    blocks: Sequence[range],
+    body: Body,
+    seed: int,
+    intra_op_threads: int,
+    index: int,
+    channel: Pipe,
+) -> None:
+    arena = Arena(channel.recv_fds(1)[0], num_regions=len(blocks) + 1, region=index + 1)
+    channel.reads_ahead = True
+    block = RankGroup.by_turns(world, blocks[index], channel, arena, seed, intra_op_threads, nth_core=index)
+    block.run(body)

@@ -1,0 +1,246 @@
+"""Memory that the processes of a run share, tensors in it, and leases: which readers still hold which part."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import resource
+import tempfile
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Arena", "Block", "Leases", "Store", "TensorRef", "blocks_in"]
+
+# Virtual: pages come into being when written. Less where the address space of processes is limited (`ulimit -v`).
+_MOST_BYTES_A_REGION, _LEAST_BYTES_A_REGION = 1 << 38, 1 << 29
+_MOST_BYTES = 1 << 45
+_INLINE_BYTES = 4096  # below this a copy through the pipe is cheaper than keeping books
+_IN_NUMPY = {
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+}
+
+
+class Block(NamedTuple):
+    """A part of the arena: where, and how many bytes of it are in use."""
+
+    offset: int
+    num_bytes: int
+
+
+class TensorRef(NamedTuple):
+    """A tensor on its way to another process: `content` is its bytes, or its offset in the arena."""
+
+    content: bytes | int
+    num_bytes: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def blocks_in(refs: Sequence[TensorRef]) -> list[Block]:
+    """The parts of the arena that these tensors lie in."""
+    return [Block(ref.content, ref.num_bytes) for ref in refs if isinstance(ref.content, int)]
+
+
+class Store(Protocol):
+    """Region of shared memory in which one process puts tensors for others."""
+
+    def put(self, tensor: Tensor) -> TensorRef:
+        """Have `tensor` lie where others can read it."""
+
+    def get(self, ref: TensorRef) -> Tensor:
+        """The tensor behind `ref`."""
+
+    def free(self, blocks: Sequence[Block]) -> None:
+        """Release blocks without readers."""
+
+    def owner(self, block: Block) -> int:
+        """The region that a block is of."""
+
+
+class Arena:
+    """Memory that some processes share, which inherit it by fork or open it by its descriptor.
+
+    Everybody reads all of it; each puts what it has into a region of its own, which it alone hands out. Nothing of it
+    has a name, so nothing is left behind however the processes end. Blocks come in powers of two and are kept for
+    the next tensor of that size.
+
+    Args:
+        fd: of the memory that others have made; None: make it.
+        num_regions: into how many it is cut.
+        region: one's own.
+    """
+
+    def __init__(self, fd: int | None = None, *, num_regions: int = 2, region: int = 0) -> None:
+        self.fd = fd if fd is not None else _anonymous_file(num_regions)
+        self._map = _mapped(self.fd)
+        self._begin = torch.frombuffer(self._map, dtype=torch.uint8, count=1).data_ptr()
+        self._region_bytes = len(self._map) // num_regions
+        self._next = region * self._region_bytes
+        self._end = self._next + self._region_bytes
+        self._free: dict[int, list[int]] = defaultdict(list)
+
+    def put(self, tensor: Tensor) -> TensorRef:
+        """Copy `tensor` to where the others can read it; what lies there already stays where it is."""
+        shape, num_bytes, dtype = tuple(tensor.shape), tensor.nbytes, tensor.dtype
+        content: bytes | int
+        if num_bytes <= _INLINE_BYTES:
+            return TensorRef(_bytes_of(tensor), num_bytes, shape, dtype)
+        content = tensor.data_ptr() - self._begin
+        if not 0 <= content < len(self._map):
+            content = self._allocate(num_bytes)
+            self._view(content, shape, dtype).copy_(tensor)
+        return TensorRef(content, num_bytes, shape, dtype)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Room for what will be `put`, which then needs no copy."""
+        num_bytes = torch.Size(shape).numel() * dtype.itemsize
+        if num_bytes <= _INLINE_BYTES:
+            return torch.empty(tuple(shape), dtype=dtype)
+        return self._view(self._allocate(num_bytes), shape, dtype)
+
+    def get(self, ref: TensorRef) -> Tensor:
+        """The tensor behind `ref`, without a copy: valid until it is said to have been read."""
+        if isinstance(ref.content, int):
+            return self._view(ref.content, ref.shape, ref.dtype)
+        if not ref.content:
+            return torch.empty(ref.shape, dtype=ref.dtype)
+        line = torch.frombuffer(bytearray(ref.content), dtype=ref.dtype)
+        return line if len(ref.shape) == 1 else line.view(ref.shape)
+
+    def free(self, blocks: Sequence[Block]) -> None:
+        """Hand out these blocks of one's own region again: they have no reader any more."""
+        for block in blocks:
+            self._free[_block_bytes(block.num_bytes)].append(block.offset)
+
+    def owner(self, block: Block) -> int:
+        """The region that a block is of."""
+        return block.offset // self._region_bytes
+
+    def close(self) -> None:
+        """Give the descriptor back; the memory goes with the last tensor in it."""
+        os.close(self.fd)
+
+    def _allocate(self, num_bytes: int) -> int:
+        size = _block_bytes(num_bytes)
+        if self._free[size]:
+            return self._free[size].pop()
+        if self._next + size > self._end:
+            raise InputError(
+                f"a tensor of {num_bytes} bytes finds no room in the {self._region_bytes >> 20} MiB that a process "
+                "shares here: raise the limit on the address space (ulimit -v), or use workers.kind=threads"
+            )
+        self._next += size
+        return self._next - size
+
+    def _view(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        count = torch.Size(shape).numel()
+        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset).view(tuple(shape))
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    """The values of a small tensor, in order."""
+    if tensor.is_cpu and tensor.dtype in _IN_NUMPY and not tensor.is_conj() and not tensor.is_neg():
+        return tensor.detach().numpy().tobytes()
+    # Not contiguous(): one element with another stride counts as such, and cannot be viewed as bytes.
+    line = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).view(-1)
+    return line.view(torch.uint8).numpy().tobytes()
+
+
+def _block_bytes(num_bytes: int) -> int:
+    return 1 << max(12, (num_bytes - 1).bit_length())
+
+
+def _anonymous_file(num_regions: int) -> int:
+    """The descriptor of a file without a name, as large as an arena and taking no space yet."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("netgym", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        os.ftruncate(fd, _region_bytes(num_regions) * num_regions)
+    except OSError as error:
+        os.close(fd)
+        raise InputError(
+            f"processes cannot share memory ({error.strerror}): raise the limit on the size of files "
+            "(ulimit -f unlimited), or use workers.kind=threads"
+        ) from None
+    return fd
+
+
+def _region_bytes(num_regions: int) -> int:
+    """Share of a process's address space that a region may take."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    room = _MOST_BYTES if limit == resource.RLIM_INFINITY else limit // 4
+    size = max(_LEAST_BYTES_A_REGION, min(_MOST_BYTES_A_REGION, room // num_regions))
+    return size & -4096
+
+
+def _mapped(fd: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(fd, os.fstat(fd).st_size)
+    except OSError as error:
+        os.close(fd)
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise InputError(
+            f"processes cannot share memory ({error.strerror}): raise the limit on the address space (ulimit -v), or "
+            "use workers.kind=threads"
+        ) from None
+
+
+class Leases:
+    """Counts the readers of blocks; those without any go back to their owner.
+
+    Region 0 of the store is the simulation's own, region `i + 1` that of process `i`.
+
+    Args:
+        store: where the blocks are.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._num_readers: dict[int, int] = {}  # by offset
+        self._due: defaultdict[int, list[Block]] = defaultdict(list)
+
+    def lend(self, blocks: Sequence[Block]) -> None:
+        """One more reads each of these."""
+        for block in blocks:
+            self._num_readers[block.offset] = self._num_readers.get(block.offset, 0) + 1
+
+    def give_back(self, blocks: Sequence[Block]) -> None:
+        """One has read each of these."""
+        for block in blocks:
+            left = self._num_readers[block.offset] - 1
+            if left:
+                self._num_readers[block.offset] = left
+                continue
+            del self._num_readers[block.offset]
+            owner = self._store.owner(block)
+            if owner:
+                self._due[owner - 1].append(block)
+            else:
+                self._store.free([block])
+
+    def due_to(self, index: int) -> list[Block]:
+        """Blocks returned to process `index` and not yet reported to it."""
+        return self._due.pop(index, [])

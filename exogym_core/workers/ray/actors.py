@@ -1,0 +1,423 @@
+"""Ranks as actors on the nodes of a Ray cluster: a rank group in each, the simulation in this process.
+
+Messages travel as arguments and results of Ray's calls, tensors through its object store: put by their owner, reduced
+piece by piece, fetched by their reader. This process handles references; only small tensors pass through it. Reductions
+go in rank order within each piece, so the bits are those of a reduction of whole tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sys
+import time
+import warnings
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+import cloudpickle
+import numpy as np
+import torch
+
+from exogym_core.communicator.values import Outcome, combine, reduce_tensors
+from exogym_core.workers.failures import reported_error
+from exogym_core.workers.host import SimulatedHost
+from exogym_core.workers.processes.children import ChannelClosed
+from exogym_core.workers.processes.process_runner import ProcessRunner, blocks_of
+from exogym_core.workers.processes.protocol import Failed, dumps_for_child
+from exogym_core.workers.processes.rank_group import RankGroup
+from exogym_core.workers.processes.shared_memory import TensorRef
+from exogym_core.workers.ray.cluster import RayCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import TracebackType
+
+    from torch import Tensor
+
+    from exogym_core.communicator.simulated.simulation import World
+    from exogym_core.workers.host import OnDeposit, Sinks
+    from exogym_core.workers.processes.rank_group import Body
+    from exogym_core.workers.processes.shared_memory import Block
+    from exogym_core.workers.runner import Runner
+
+__all__ = ["FarTensor", "ObjectStore", "RayHost", "combined_far", "fetched", "reduced_piece"]
+
+_INLINE_BYTES = 1 << 16  # below this a copy by way of the simulation is cheaper than the store
+_PIECE_BYTES = 1 << 18  # at least, where a tensor is cut for several owners
+
+
+@dataclass(frozen=True)
+class FarTensor:
+    """A tensor whose values are elsewhere: in pieces of its flattened elements, each an object of the store.
+
+    It stands where the exchange of values has tensors, and is never changed.
+    """
+
+    pieces: tuple[Any, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def clone(self) -> FarTensor:
+        """Return self: far tensors are immutable."""
+        return self
+
+
+class ObjectStore:
+    """Tensors sent between machines, as by `Arena` within one; nothing needs to be freed.
+
+    Args:
+        ray: the module.
+        num_owners: into how many pieces a large tensor is cut at most.
+    """
+
+    def __init__(self, ray: Any, num_owners: int) -> None:
+        self._ray, self._num_owners = ray, num_owners
+
+    def put(self, tensor: Tensor | FarTensor) -> TensorRef:
+        """Reference by which the other side reads the tensor."""
+        if isinstance(tensor, FarTensor):
+            return TensorRef(tensor, tensor.nbytes, tensor.shape, tensor.dtype)  # type: ignore[arg-type]
+        shape, num_bytes = tuple(tensor.shape), tensor.nbytes
+        flat = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).view(-1)
+        if num_bytes <= _INLINE_BYTES:
+            content: Any = flat.view(torch.uint8).numpy().tobytes()
+        else:
+            num_pieces = min(self._num_owners, -(-num_bytes // _PIECE_BYTES))
+            pieces = [self._ray.put(piece.view(torch.uint8).numpy()) for piece in flat.chunk(num_pieces)]
+            content = FarTensor(tuple(pieces), shape, tensor.dtype)
+        return TensorRef(content, num_bytes, shape, tensor.dtype)
+
+    def get(self, ref: TensorRef) -> Tensor:
+        """The tensor behind `ref`."""
+        content: Any = ref.content
+        if isinstance(content, FarTensor):
+            return fetched(self._ray, content)
+        return _tensor(np.frombuffer(bytearray(content), dtype=np.uint8), ref.dtype, ref.shape)
+
+    def reference(self, ref: TensorRef) -> Any:
+        """The tensor behind `ref`, left where it is if it is large."""
+        content: Any = ref.content
+        return content if isinstance(content, FarTensor) else self.get(ref)
+
+    def free(self, blocks: Sequence[Block]) -> None:
+        """No action: Ray drops objects without references."""
+
+    def owner(self, block: Block) -> int:
+        """None: an object store has no blocks."""
+        raise AssertionError(block)
+
+
+def fetched(ray: Any, tensor: Any) -> Tensor:
+    """The values of a far tensor; any other as it is."""
+    if not isinstance(tensor, FarTensor):
+        return tensor  # type: ignore[no-any-return]
+    return _tensor(np.concatenate(ray.get(list(tensor.pieces))), tensor.dtype, tensor.shape)
+
+
+def reduced_piece(ray: Any, pieces: Sequence[Any], dtype: torch.dtype, op: str) -> Any:
+    """One piece of every member, reduced in rank order in the calling process."""
+    parts = [_tensor(np.array(raw), dtype, (-1,)) for raw in ray.get(list(pieces))]
+    return reduce_tensors(parts, op).view(torch.uint8).numpy()
+
+
+def combined_far(
+    reduce_at: Callable[[int, Sequence[Any], torch.dtype, str], Any],
+) -> Callable[[str, Sequence[Sequence[Any]], str, int], Outcome]:
+    """Replacement of `exogym_core.communicator.values:combine` whose reductions run at the owners of far tensors.
+
+    Args:
+        reduce_at: (number of a piece, that piece of every member, dtype, op) -> a reference to the reduced piece.
+    """
+
+    def reduced(tensors: Sequence[Any], op: str, first_owner: int = 0) -> Any:
+        if not isinstance(tensors[0], FarTensor):
+            return reduce_tensors(tensors, op)
+        head = tensors[0]
+        pieces = [
+            reduce_at(first_owner + number, each, head.dtype, op)
+            for number, each in enumerate(zip(*(tensor.pieces for tensor in tensors), strict=True))
+        ]
+        return FarTensor(tuple(pieces), head.shape, head.dtype)
+
+    def far(name: str, inputs: Sequence[Sequence[Any]], reduce_op: str, root: int) -> Outcome:
+        if name in ("all_reduce", "reduce"):
+            total = reduced([tensors[0] for tensors in inputs if tensors], reduce_op)
+            return Outcome(shared=(total,)) if name == "all_reduce" else Outcome(own={root: (total,)})
+        if name == "reduce_scatter":
+            parts = enumerate(zip(*inputs, strict=True))
+            return Outcome(own={member: (reduced(part, reduce_op, member),) for member, part in parts})
+        return combine(name, inputs, reduce_op, root)  # hands on what it is given
+
+    return far
+
+
+def _tensor(raw: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    if not raw.size:
+        return torch.empty([max(size, 0) for size in shape], dtype=dtype)
+    return torch.from_numpy(raw).view(dtype).view(shape)
+
+
+_SECONDS_UNTIL_REPORT = 5.0  # that the cluster has no room for all actors yet (host time)
+
+
+class RayHost(SimulatedHost):
+    """Ranks in contiguous blocks over actors of a Ray cluster.
+
+    `spec` says which cluster; how many actors (None: as many as it has room for, and no more than ranks); GPUs of
+    each, and cores: its `intra_op_threads`.
+    """
+
+    def simulate(self, body: Body, sinks: Sinks) -> Runner:
+        """Run the simulation here, fed by the actors; snapshots are fetched here."""
+        world, spec = self.world, self.spec
+        with RayCluster(spec.address) as cluster:
+            needs = {"num_cpus": float(spec.intra_op_threads)}
+            if spec.num_gpus:
+                needs["num_gpus"] = float(spec.num_gpus)
+            num = spec.processes or max(1, min(world.num_ranks, cluster.room_for(needs)))
+            cluster.require(needs, "an actor of ranks")
+            cluster.require_all(needs, num, f"workers on ray in {num} processes")
+            blocks = blocks_of(world.num_ranks, num)
+            start = partial(
+                _ActorGroup, world, seed=self.seed, intra_op_threads=spec.intra_op_threads, num_actors=num
+            )
+            store = _Referring(ObjectStore(cluster.ray, num))
+            on_deposit = sinks.on_deposit and partial(_deposited, cluster, sinks.on_deposit)
+            with _Actors(cluster, blocks, start, needs, dumps_for_child(body)) as actors:
+                combined = combined_far(actors.reduce_at)
+                run = ProcessRunner(world, blocks, store, replace(sinks, on_deposit=on_deposit), combined)
+                run.run(actors)
+                run.failure.raise_if_any()
+        return run
+
+
+def _deposited(
+    cluster: RayCluster, on_deposit: OnDeposit, rank: int, note: Mapping[str, Any], tensors: Sequence[Any]
+) -> None:
+    on_deposit(rank, note, [fetched(cluster.ray, tensor) for tensor in tensors])
+
+
+class _Referring:
+    """The simulation's side of an `ObjectStore`: large tensors stay where they are."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.put, self.get = store.put, store.reference
+        self.free, self.owner = store.free, store.owner
+
+
+# --- here --------------------------------------------------------------------------------------------------
+
+
+class _Actors:
+    """Context manager: the actors, seen as `Children` of this process are.
+
+    Args:
+        cluster: where they live.
+        blocks: the ranks of each.
+        start: (ranks, index) -> what an actor is.
+        needs: of each, in Ray's words.
+        body: what ranks run, pickled.
+    """
+
+    def __init__(
+        self,
+        cluster: RayCluster,
+        blocks: Sequence[range],
+        start: Callable[..., _ActorGroup],
+        needs: Mapping[str, float],
+        body: bytes,
+    ) -> None:
+        self._cluster, self._ray = cluster, cluster.ray
+        groups = {"run": 1, "listen": 1, "deliver": 1, "reduce": 1}
+        remote = self._ray.remote(
+            **needs, max_restarts=0, concurrency_groups=groups, scheduling_strategy="SPREAD"
+        )(_Actor)
+        self._actors = [
+            remote.remote(cloudpickle.dumps(partial(start, block, index)), sys.path, os.getcwd())
+            for index, block in enumerate(blocks)
+        ]
+        self._body = body
+        self.channels = [_Wire(self._ray, actor) for actor in self._actors]
+        self.pids = [f"on Ray, actor {index}" for index in range(len(blocks))]
+
+    def __enter__(self) -> Self:
+        begun, is_reported = time.monotonic(), False
+        waiting = [actor.hello.remote() for actor in self._actors]
+        while waiting:
+            there = self._cluster.ready(waiting, timeout_seconds=1.0)
+            waiting = [each for each in waiting if each not in there]
+            if waiting and not is_reported and time.monotonic() - begun > _SECONDS_UNTIL_REPORT:
+                is_reported = True
+                warnings.warn(
+                    f"{len(waiting)} of {len(self._actors)} actors wait for room on the cluster",
+                    UserWarning,
+                    stacklevel=2,
+                )
+        for actor, line in zip(self._actors, self.channels, strict=True):
+            actor.run.options(concurrency_group="run").remote(self._body)
+            line.listen()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for actor in self._actors:
+            self._ray.kill(actor)
+
+    def ready(self, indices: Iterable[int], timeout_seconds: float | None = None) -> list[int]:
+        """Actors that have sent a message or ended; blocks for the first."""
+        owner = {self.channels[index].coming: index for index in indices}
+        found = self._cluster.ready(list(owner), timeout_seconds)
+        return sorted(owner[reference] for reference in found)
+
+    def describe_exit(self, index: int, timeout_seconds: float = 0.0) -> str:
+        """Exit of an actor in words."""
+        return self.channels[index].ended
+
+    def is_stopped(self, index: int) -> bool:
+        """False: an actor's state cannot be read."""
+        return False
+
+    def reduce_at(self, number: int, pieces: Sequence[Any], dtype: torch.dtype, op: str) -> Any:
+        """Reduce a piece on one of the actors; returns a reference to the result."""
+        actor = self._actors[number % len(self._actors)]
+        return actor.reduce.options(concurrency_group="reduce").remote(list(pieces), dtype, op)
+
+
+class _Wire:
+    """Channel to one actor."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray, self._actor = ray, actor
+        self.coming: Any = None
+        self.ended = "has come to its end"
+
+    def listen(self) -> None:
+        """Request the next batch."""
+        self.coming = self._actor.listen.options(concurrency_group="listen").remote()
+
+    def recv_all(self) -> list[Any]:
+        """Messages received; raises `ChannelClosed` when the actor has finished or is lost."""
+        try:
+            batch = self._ray.get(self.coming)
+        except self._ray.exceptions.RayError as error:
+            self.ended = f"lost with its node or killed ({type(error).__name__})"
+            raise ChannelClosed(self.ended) from None
+        if batch is None:
+            raise ChannelClosed(self.ended)
+        self.listen()
+        return [batch]
+
+    def send_receiving(self, message: Any) -> list[Any]:
+        """Send one record, waiting for nothing."""
+        self._actor.deliver.options(concurrency_group="deliver").remote(message)
+        return []
+
+
+# --- on a node ---------------------------------------------------------------------------------------------
+
+
+class _Actor:
+    """Actor on a node; groups of its methods have a thread each, in which calls keep their order."""
+
+    def __init__(self, start: bytes, path: list[str], folder: str) -> None:
+        with contextlib.suppress(
+            OSError
+        ):  # relative paths mean the same on nodes that share the driver's disk
+            os.chdir(folder)
+        sys.path += [entry for entry in path if entry not in sys.path]  # where the driver finds its modules
+        # From the process that runs the simulation, by way of Ray, which runs what its driver sends anyway.
+        self._group: _ActorGroup = cloudpickle.loads(start)()  # nosec B301
+
+    def hello(self) -> None:
+        """Return when the actor has started."""
+
+    def run(self, body: bytes) -> None:
+        """Run the ranks to their end."""
+        group = self._group
+        try:
+            group.run(cloudpickle.loads(body))  # nosec B301
+        except Exception as error:
+            group.channel.send([Failed(group.ranks[0], reported_error(group.ranks[0], error))])
+        finally:
+            group.channel.finish()
+
+    def listen(self) -> Any:
+        """The next batch of records, when there is one; None after the last."""
+        return self._group.channel.sent()
+
+    def deliver(self, message: Any) -> None:
+        """Take a record in."""
+        self._group.channel.deliver(message)
+
+    def reduce(self, pieces: list[Any], dtype: torch.dtype, op: str) -> Any:
+        """Reduce one piece of every member."""
+        return reduced_piece(self._group.ray, pieces, dtype, op)
+
+
+class _ActorGroup:
+    """Rank group of one actor, and its end of the channel."""
+
+    def __init__(
+        self,
+        world: World,
+        ranks: range,
+        index: int,
+        *,
+        seed: int,
+        intra_op_threads: int,
+        num_actors: int,
+    ) -> None:
+        import ray
+
+        self.ray: Any = ray
+        self.ranks = ranks
+        self.channel = _Queues()
+        store = ObjectStore(ray, num_actors)
+        self._block = RankGroup.by_turns(
+            world, ranks, self.channel, store, seed, intra_op_threads, nth_core=index
+        )
+
+    def run(self, body: Body) -> None:
+        """Run the ranks to their end."""
+        self._block.run(body)
+
+
+class _Queues:
+    """A `Pipe` between threads of one actor: the ranks' on one side, Ray's calls on the other."""
+
+    def __init__(self) -> None:
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def send(self, batch: Any) -> None:
+        """A batch of records for the simulation."""
+        self._outbox.put(batch)
+
+    def recv(self) -> Any:
+        """The next record for the ranks."""
+        return self._inbox.get()
+
+    def waiting(self) -> bool:
+        """True if there is one already."""
+        return not self._inbox.empty()
+
+    def sent(self) -> Any:
+        """The next batch that the ranks have sent; None after the last."""
+        return self._outbox.get()
+
+    def deliver(self, message: Any) -> None:
+        """A record from the simulation."""
+        self._inbox.put(message)
+
+    def finish(self) -> None:
+        """Close the channel."""
+        self._outbox.put(None)

@@ -1,0 +1,260 @@
+"""Runs of a simulated world: the simulation, its sinks, results and failures; and ranks in threads."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.communicator.simulated.calls import RankState
+from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+from exogym_core.communicator.simulated.simulation import Simulation
+from exogym_core.communicator.values import Combine, combine
+from exogym_core.workers.failures import FirstFailure, reported_error, run_rank
+from exogym_core.workers.host import SimulatedHost
+from exogym_core.workers.journal import message_name
+from exogym_core.workers.turns import Turns
+from exogym_core.workers.watch import SECONDS_BETWEEN_ROWS
+from netsim.errors import NetsimError
+from netsim.ranks import Key, Mark, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from exogym_core.communicator.exchange import Signature, Slot
+    from exogym_core.communicator.simulated.simulation import World
+    from exogym_core.workers.host import Sinks
+    from exogym_core.workers.watch import Silence
+    from netsim.ranks import Answer, Letter, Question, Take
+
+__all__ = ["Runner", "ThreadHost"]
+
+
+class Runner(ABC):
+    """One run of a world's ranks.
+
+    Args:
+        world: where it takes place.
+        sinks: receivers of rows, snapshots and requests.
+        combined: what collectives compute.
+
+    Attributes:
+        simulation: at its end when the run has finished.
+        failure: the error that ended the run, if any.
+        results: what `body` returned, in rank order.
+        states: every rank's counters.
+    """
+
+    def __init__(self, world: World, sinks: Sinks, combined: Combine = combine) -> None:
+        self.on_deposit, journal = sinks.on_deposit, sinks.journal
+        self.simulation = Simulation(
+            world,
+            self._let_run,
+            self._served,
+            self._answered,
+            sinks.on_row,
+            journal.past,
+            journal.on_request,
+            sinks.recorder,
+            combined,
+            self._recall,
+            self._taken,
+        )
+        self._in_flight = journal.in_flight
+        if self._in_flight is not None:
+            self._in_flight.look = self.simulation.exchange.message
+            for name, tensors in self._in_flight.kept.items():
+                self.simulation.exchange.keep_message(name, tensors)
+        self.failure = FirstFailure()
+        self.results: list[Any] = [None] * world.num_ranks
+        self.states = [RankState() for _ in range(world.num_ranks)]
+        self._told_silences: set[tuple[int, int]] = set()
+
+    def _taken(self, rank: int, take: Take, messages: tuple[Letter, ...]) -> None:
+        names = [message_name(take, message) for message in messages]
+        if self._in_flight is not None:
+            self._in_flight.taken(rank, names)
+        if take.is_past:  # its state has them
+            for name in names:
+                self.simulation.exchange.drop_message(name)
+
+    def _silent(self, silence: Silence, block: range) -> None:
+        """Warn of a rank that makes no call, once, if it is those of its process alone that can go on."""
+        which = (silence.rank, silence.num_calls)
+        others_wait = self.simulation.exchange.running <= set(block) and len(self.states) > 1
+        if silence.is_unusual and others_wait and which not in self._told_silences:
+            self._told_silences.add(which)
+            silence.warn()
+
+    @abstractmethod
+    def _let_run(self, rank: int | None) -> bool:
+        """Run ranks until the kernel may have `rank`'s next request (None: any); False where none can run.
+
+        Raises what ends the run.
+        """
+
+    def _recall(self) -> bool:
+        """Wait for a call of a rank that is away; False where none is."""
+        return False
+
+    @abstractmethod
+    def _served(self, slot: Slot, members: Sequence[int]) -> None:
+        """Resume the members of `slot` that wait for its values, or its error."""
+
+    @abstractmethod
+    def _answered(self, rank: int, value: Answer) -> None:
+        """Resume `rank` with the kernel's answer."""
+
+
+# A rank that only computes may run ahead; now and then the kernel takes in what it has asked for.
+_BACKLOG = 10_000
+
+
+class _ThreadRunner(Runner):
+    """One run: the simulation in the calling thread, every rank in a thread of its own."""
+
+    def __init__(self, world: World, seed: int, intra_op_threads: int, sinks: Sinks) -> None:
+        ranks = range(world.num_ranks)
+        self.turns = Turns(
+            ranks, seed, intra_op_threads, os.getpid(), lambda silence: self._silent(silence, ranks)
+        )
+        super().__init__(world, sinks)
+        self.answers: dict[int, Answer] = {}
+        self._next_rows = 0.0
+
+    def run(self, body: Callable[[SimulatedCommunicator], Any]) -> None:
+        self.turns.run(lambda rank: self._rank(rank, body), self.simulation.kernel.run)
+
+    def _rank(self, rank: int, body: Callable[[SimulatedCommunicator], Any]) -> None:
+        world = self.simulation.world
+        port = _ThreadPort(self, rank)
+        comm = SimulatedCommunicator(
+            port, range(world.num_ranks), rank, self.simulation.schedules, self.states[rank]
+        )
+        failed = run_rank(comm, body, self.results)
+        if failed is not None:
+            self.fail(reported_error(rank, failed))
+        self.fail(self.simulation.exchange.exit(rank))
+
+    def fail(self, error: NetsimError | None) -> None:
+        """Keep the first failure and have every rank unwound."""
+        if error is not None:
+            self.failure.add(error)
+            self.turns.aborting = True
+
+    def is_row_due(self) -> bool:
+        """True if the kernel should run, so that marked rows are reported."""
+        now = time.monotonic()
+        if now < self._next_rows:
+            return False
+        self._next_rows = now + SECONDS_BETWEEN_ROWS
+        return True
+
+    # --- what the simulation asks for, in the host's turn --------------------------------------------------
+
+    def _let_run(self, rank: int | None) -> bool:
+        # Raised here and not below: what ranks had requested before a failure is served first.
+        self.failure.raise_if_any()
+        if not self.turns.ready:
+            self.turns.unpark(list(self.turns.parked)[:1])
+        if not self.turns.ready:
+            return False
+        self.turns.let_ranks_run()
+        return True
+
+    def _served(self, slot: Slot, members: Sequence[int]) -> None:
+        self.turns.ready.extend(rank for rank, member in slot.waiters if member in slot.served)
+        if slot.ends_run:
+            self.fail(slot.error)
+
+    def _answered(self, rank: int, value: Answer) -> None:
+        self.simulation.exchange.unblock(rank)
+        self.answers[rank] = value
+        self.turns.ready.append(rank)
+
+
+class _ThreadPort:
+    """Port of a rank to the simulation in the same process; gives way where the rank must wait."""
+
+    copies = False
+
+    def __init__(self, run: _ThreadRunner, rank: int) -> None:
+        self._run, self._rank, self._turns = run, rank, run.turns
+        self.turns = run.turns
+        self._exchange = run.simulation.exchange
+        self._stream = run.simulation.kernel.streams[rank]
+
+    def request(self, request: Request) -> None:
+        self._turns.check()
+        self._stream.append(request)
+        behind = len(self._stream) > _BACKLOG or (isinstance(request, Mark) and self._run.is_row_due())
+        if behind and self._turns.is_rank_thread(self._rank):
+            self._turns.give_way_to_host(self._rank)
+
+    def post(
+        self,
+        key: Key,
+        ranks: tuple[int, ...],
+        member: int,
+        signature: Signature,
+        tensors: Sequence[Tensor],
+        waits: bool = False,
+    ) -> Slot:
+        self._turns.check()
+        return self._exchange.put(self._rank, key, ranks, member, signature, tensors)
+
+    def take(self, ticket: Slot, member: int) -> tuple[Tensor, ...]:
+        self._turns.check()
+        if member not in ticket.served:
+            self._turns.require_rank_thread(self._rank)
+            self._run.fail(self._exchange.block(self._rank, ticket, member))
+            self._turns.give_way(self._rank)
+        if ticket.error is not None:
+            raise type(ticket.error)(
+                *ticket.error.args
+            )  # one object a rank: each gets a traceback of its own
+        assert ticket.outcome is not None
+        return ticket.outcome.of(member)
+
+    def taken(self, ticket: Slot) -> None:
+        """No lease to return: values were passed by reference."""
+
+    def ready(self, ticket: Slot, member: int) -> bool:
+        return member in ticket.served
+
+    def forget(self, ticket: Slot, member: int) -> None:
+        """No state to drop: the exchange has forgotten the post."""
+
+    def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+        self._turns.check()
+        if self._run.on_deposit is not None:
+            self._run.on_deposit(self._rank, note, tensors)
+
+    def flush(self) -> None:
+        if self._turns.is_rank_thread(self._rank):
+            self._turns.give_way_to_host(self._rank)
+
+    def ask(self, question: Question) -> Answer:
+        self._turns.check()
+        self._turns.require_rank_thread(self._rank)
+        self._stream.append(question)
+        self._run.simulation.wait_for_clock(self._rank)
+        self._turns.give_way(self._rank)
+        return self._run.answers.pop(self._rank)
+
+
+class ThreadHost(SimulatedHost):
+    """Every rank in a thread of this process, by turns."""
+
+    def simulate(self, body: Callable[[SimulatedCommunicator], Any], sinks: Sinks) -> Runner:
+        """Run the simulation in the calling thread."""
+        run = _ThreadRunner(self.world, self.seed, self.spec.intra_op_threads, sinks)
+        try:
+            run.run(body)
+        except NetsimError as error:
+            run.failure.add(error)
+        run.failure.raise_if_any()
+        return run

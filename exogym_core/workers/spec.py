@@ -1,0 +1,89 @@
+"""Threads and processes of ranks: the `workers` of an experiment and of `fit`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from netsim import Document, Schema, validate_document
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["IN_ONE_PROCESS", "WorkerSpec"]
+
+IN_ONE_PROCESS = ("threads", "stacked")
+"""Kinds whose ranks are threads of the process that starts the run."""
+
+# Below this, handing ranks to other processes costs more than the second core gives (measured on two cores:
+# an MLP step of 0.9 ms is slower in two processes, a GPT step of 120 ms nearly twice as fast).
+_TINY_STEP_FLOPS = 2e8
+
+
+class WorkerSpec(Schema):
+    """Threads of this process, or some processes with threads in each; results are the same bits.
+
+    Attributes:
+        kind: `threads`, `processes`, `ray` (actors on a cluster), `stacked` (all replicas as one batched model: faster
+            for many small ones, with other roundings), or `auto`: a process a core, threads alone for tiny steps.
+        processes: number of processes; None: as many as there are cores. Ranks are dealt out in contiguous blocks.
+        intra_op_threads: torch's threads for one operator. It changes bits, so it is part of an experiment.
+        address: of the Ray cluster; None: that of RAY_ADDRESS, else one of this machine for the time of the run.
+        num_gpus: that each actor asks the Ray cluster for; None: one where ranks compute on CUDA, else none.
+    """
+
+    kind: Literal["auto", "threads", "processes", "ray", "stacked"] = "auto"
+    processes: Annotated[int, Field(ge=1)] | None = None
+    intra_op_threads: Annotated[int, Field(ge=1)] = 1
+    address: str | None = None
+    num_gpus: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def in_one_process(self) -> bool:
+        """True if all ranks are threads of the process that starts the run."""
+        return self.kind in IN_ONE_PROCESS
+
+    @model_validator(mode="after")
+    def _check_ray(self) -> WorkerSpec:
+        for name in ("address", "num_gpus"):
+            if getattr(self, name) is not None and self.kind != "ray":
+                raise InputError(f"{name} is for a Ray cluster: add kind: ray, or leave {name} out")
+        return self
+
+    @classmethod
+    def parse(cls, spec: str | Mapping[str, Any] | WorkerSpec | None) -> WorkerSpec:
+        """Parse a kind, a mapping of the attributes, or nothing (`auto`).
+
+        Raises:
+            InputError: a kind, key or number that does not exist; the message has the accepted ones.
+        """
+        if isinstance(spec, WorkerSpec):
+            return spec
+        given = {"kind": spec} if isinstance(spec, str) else {} if spec is None else spec
+        return validate_document(cls, Document("workers", given))
+
+    def settle(
+        self, num_ranks: int, num_cores: int, step_flops: float = 0.0, *, on_cuda: bool = False
+    ) -> WorkerSpec:
+        """Resolve `auto`, the number of processes and of GPUs.
+
+        Args:
+            num_ranks: ranks to run.
+            num_cores: cores of this machine.
+            step_flops: floating-point operations of one rank's step, if known.
+            on_cuda: whether ranks compute on CUDA devices.
+        """
+        kind = self.kind
+        if kind == "auto":
+            worth_it = num_cores > 1 and num_ranks > 1 and step_flops >= _TINY_STEP_FLOPS
+            kind = "processes" if worth_it or self.processes is not None else "threads"
+        if kind in IN_ONE_PROCESS:
+            return self.model_copy(update={"kind": kind, "processes": None})
+        if kind == "ray":  # how many there is room for is known once the cluster is
+            return self.model_copy(
+                update={"num_gpus": int(on_cuda) if self.num_gpus is None else self.num_gpus}
+            )
+        wanted = self.processes if self.processes is not None else num_cores
+        return self.model_copy(update={"kind": kind, "processes": min(wanted, num_ranks)})

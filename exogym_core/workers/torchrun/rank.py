@@ -1,0 +1,313 @@
+"""One rank of a run whose processes torchrun has started, on one machine or several."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import signal
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+
+import torch
+
+from exogym_core.communicator.gloo.communicator import GlooCommunicator
+from exogym_core.communicator.gloo.rendezvous import TIMEOUT_SECONDS, Rendezvous
+from exogym_core.plain import packed, unpacked
+from exogym_core.workers.host import RunResult
+from exogym_core.workers.rng import RandomStates
+from exogym_core.workers.spill_buffer import SpillBuffer
+from exogym_core.workers.torchrun.side_channel import SideChannel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import FrameType, TracebackType
+
+    from torch import Tensor
+
+    from exogym_core.workers.host import OnDeposit, Sinks
+
+__all__ = ["Ending", "SnapshotCollector", "TorchrunHost", "agreed", "recalled", "remember", "torchrun_rank"]
+
+T = TypeVar("T")
+
+# --- termination by torchrun ---------------------------------------------------------------------------------
+
+
+class Ending:
+    """Context manager: handles SIGTERM and SIGINT.
+
+    Python runs a signal's handler when the main thread is back from what it is in, which in gloo can be never. So a
+    thread hears of the signal at once: it reports, and ends the process if the main thread has not
+    left this context some seconds later. Outside of the main thread it does nothing.
+
+    Args:
+        report: called in that thread, with the signal's number.
+        grace_seconds: for the main thread to save what it has.
+    """
+
+    def __init__(self, report: Callable[[int], None], grace_seconds: float) -> None:
+        self._report, self._grace_seconds = report, grace_seconds
+        self._is_main = threading.current_thread() is threading.main_thread()
+        self._left, self._heard, self._reported = threading.Event(), threading.Event(), threading.Event()
+        self._before_term = signal.SIG_DFL
+
+    def __enter__(self) -> Self:
+        if self._is_main:
+            self._mine, theirs = socket.socketpair()
+            self._theirs = theirs
+            theirs.setblocking(False)
+            self._before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, _interrupt)
+                self._restores = True
+            else:
+                self._restores = False
+            threading.Thread(target=self._listen, name="ending", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left.set()
+        # The main thread may have been interrupted before the other one has heard of it.
+        interrupted = isinstance(sys.exception(), KeyboardInterrupt)
+        if self._is_main and (interrupted or self._heard.is_set()):
+            self._reported.wait(self._grace_seconds)
+        if self._is_main:
+            signal.set_wakeup_fd(self._before)
+            if self._restores:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._theirs.close()
+
+    def _listen(self) -> None:
+        with self._mine:
+            while select.select([self._mine], [], []) and (received := self._mine.recv(1)):
+                number = received[0]
+                if number in (signal.SIGTERM, signal.SIGINT):
+                    self._heard.set()
+                    with contextlib.suppress(Exception):
+                        self._report(number)
+                    self._reported.set()
+                    if not self._left.wait(self._grace_seconds):
+                        _end(128 + number)
+                    return
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _end(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+# --- snapshots -----------------------------------------------------------------------------------------------
+
+
+class SnapshotCollector:
+    """One rank's side. Every rank deposits as often as the others, at its own time; no rank waits in doing so.
+
+    Args:
+        comm: of all ranks; a group of the same ranks is made for this.
+        on_deposit: takes what comes; on rank 0.
+
+    Attributes:
+        num_put: how much this rank has deposited.
+    """
+
+    def __init__(self, comm: GlooCommunicator, on_deposit: OnDeposit | None) -> None:
+        self._comm, self._on_deposit = comm, on_deposit
+        self._wire = comm.group(range(comm.world_size)).control
+        self._buffer = SpillBuffer()
+        self._queue: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._failure: BaseException | None = None
+        self.num_put = 0
+        self._thread = threading.Thread(target=self._run, name="deposits", daemon=True)
+        self._thread.start()
+
+    def put(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+        """Send a deposit on its way."""
+        self._raise_if_failed()
+        self.num_put += 1
+        payload = torch.frombuffer(bytearray(packed((dict(note), list(tensors)))), dtype=torch.uint8)
+        self._queue.put(self._buffer.put([payload]))
+
+    def finish(self) -> None:
+        """Wait until rank 0 has all that this rank has deposited."""
+        self._queue.put(None)
+        self._thread.join()
+        self._buffer.close()
+        self._raise_if_failed()
+
+    def _raise_if_failed(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            while (ticket := self._queue.get()) is not None:
+                (payload,) = self._buffer.pop(ticket)
+                self._send(payload)
+        except BaseException as failure:
+            self._failure = failure
+
+    def _send(self, payload: Tensor) -> None:
+        """One deposit of each rank, one after the other: rank 0 holds no more than one of them besides its own."""
+        wire, me = self._wire, self._comm.rank
+        if wire.group is None:
+            self._taken(0, payload)
+            return
+        sizes = wire.gather_records(torch.tensor([payload.numel()]).view(torch.uint8))
+        if me == 0:
+            self._taken(0, payload)
+            for rank, size in enumerate(sizes[1:], start=1):
+                got = torch.empty(int(size.view(torch.int64)), dtype=torch.uint8)
+                wire.receive(got, rank, 0).wait()
+                self._taken(rank, got)
+        else:
+            wire.send(payload, 0, 0).wait()
+
+    def _taken(self, rank: int, payload: Tensor) -> None:
+        if self._on_deposit is not None:
+            note, tensors = unpacked(payload.numpy().tobytes())
+            self._on_deposit(rank, note, tensors)
+
+
+# --- the rank ------------------------------------------------------------------------------------------------
+
+
+# For rank 0 to save what it has, and for the others, which save nothing.
+_GRACE_SECONDS, _SHORT_GRACE_SECONDS = 10.0, 1.0
+
+
+def torchrun_rank() -> int | None:
+    """Rank of this process under torchrun; None without torchrun."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return int(os.environ["RANK"])
+    return None
+
+
+def recalled(name: str) -> str | None:
+    """Text that `remember` kept under that name before torchrun restarted the ranks, or None."""
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        return None
+    store = Rendezvous.from_environment(True, TIMEOUT_SECONDS, "gloo").kept_store()
+    return None if store is None or not store.check([name]) else store.get(name).decode()
+
+
+def remember(name: str, text: str) -> None:
+    """Keep a text for when torchrun restarts the ranks (`--max-restarts`)."""
+    store = Rendezvous.from_environment(True, TIMEOUT_SECONDS, "gloo").kept_store()
+    if store is not None:
+        store.set(name, text)
+
+
+def agreed(value: Any) -> Any:
+    """Rank 0's `value`, a plain one, on every rank."""
+    with GlooCommunicator.from_environment(backend="gloo") as comm:
+        return comm.broadcast_object(value)
+
+
+class TorchrunHost:
+    """One rank in this process, beside those that torchrun has started elsewhere.
+
+    Its random generators are made from (seed, rank), and are as before afterwards. If it is lost, or another is, the
+    error says which, and where it was; under torchrun, which ends all ranks then, rank 0 prints it before it ends.
+
+    Args:
+        there_is: describes what there is to go on from, such as the last checkpoint.
+        seed: of the run.
+        timeout_seconds: how long ranks wait for each other; None: as `GlooCommunicator.from_environment` has it.
+        compare_calls: whether calls are compared before they run.
+
+    Attributes:
+        comm, beside: the communicator and the side channel, during `run`.
+    """
+
+    comm: GlooCommunicator
+    beside: SideChannel
+
+    _is_gathered = False
+
+    def __init__(
+        self,
+        there_is: Callable[[], str],
+        seed: int = 0,
+        timeout_seconds: float | None = None,
+        compare_calls: bool = True,
+    ) -> None:
+        self._there_is, self._seed = there_is, seed
+        self._timeout_seconds, self._compare_calls = timeout_seconds, compare_calls
+
+    def run(self, body: Callable[[GlooCommunicator], T], sinks: Sinks) -> RunResult[T]:
+        """Run `body(comm)` as this rank; on rank 0 `sinks` receives the rows and snapshots of all ranks.
+
+        Rows arrive in another thread.
+
+        Raises:
+            RankError: another rank was lost or has failed.
+            Exception: of `body`, or of `sinks`.
+        """
+        rendezvous = Rendezvous.from_environment(self._compare_calls, self._timeout_seconds, "auto")
+        before = RandomStates.of_process()
+        with contextlib.ExitStack() as opened:
+            self.comm = GlooCommunicator.connect(rendezvous, self.mark)
+            opened.callback(before.load)
+            opened.callback(self.comm.close)
+            self.beside = opened.enter_context(SideChannel(rendezvous, sinks.take_untimed))
+            grace = _GRACE_SECONDS if rendezvous.rank == 0 else _SHORT_GRACE_SECONDS
+            opened.enter_context(Ending(self._report_lost, grace))
+            RandomStates(self._seed, rendezvous.rank).load()
+            try:
+                self._snapshots = SnapshotCollector(self.comm, sinks.on_deposit)
+                self.comm.observed_by(self._snapshots.put)
+                result = body(self.comm)
+                if not self._is_gathered:
+                    self.gather()
+            except Exception as error:
+                self.beside.say_failed(f"{type(error).__name__}: {error}".partition("\n")[0])
+                explained = self.beside.explained(error, self._there_is())
+                if explained is error:
+                    raise
+                raise explained from None
+            self.comm.finish()
+            return RunResult.untimed([result], [self.comm.traffic])
+
+    def mark(self, row: Mapping[str, Any]) -> None:
+        """Send a row to rank 0, soon; that of a checkpoint with the number of snapshots before it."""
+        is_checkpoint = "checkpoint" in row
+        self.beside.mark({**row, "num_deposited": self._snapshots.num_put} if is_checkpoint else row)
+
+    def gather(self, value: Any = None) -> list[Any]:
+        """Bring the remaining rows and snapshots of all ranks to rank 0; returns the `value` of every rank.
+
+        Called by every rank, by `body` after its last row, or else when it returns.
+        """
+        self._is_gathered = True
+        self._snapshots.finish()
+        parts = self.beside.send_rest()
+        with self.comm.off_clock():
+            ends = self.comm.all_gather_object((parts, value))
+        if self.comm.rank == 0:
+            self.beside.take_rest([number for number, _ in ends])
+        return [each for _, each in ends]
+
+    def _report_lost(self, number: int) -> None:
+        """Print the lost ranks, a line each, once among the ranks that are ended."""
+        lost, ended = self.beside.missing()
+        survivors = [rank for rank in range(self.comm.world_size) if rank not in lost]
+        if survivors[:1] != [self.comm.rank]:
+            return
+        for rank, pulse in [*lost.items(), *ended.items()]:
+            print(
+                f"error: {self.beside.described(rank, pulse)}; {self._there_is()}",
+                file=sys.stderr,
+                flush=True,
+            )

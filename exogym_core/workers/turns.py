@@ -1,0 +1,280 @@
+"""Ranks as threads of one process that run one at a time.
+
+torch's default generator, numpy's and `random`'s belong to the process, so freely running threads would be
+neither repeatable nor equal to processes. One participant has the turn; it gives way only when it blocks in
+one of our calls, and the random states travel with the turn. The host (the thread that called `run`) is a
+participant too: it runs the kernel, or carries messages, and has the turn when no rank is ready.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+import warnings
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+
+from exogym_core.workers.rng import RandomStates
+from exogym_core.workers.watch import Watch
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from exogym_core.workers.watch import Silence
+
+__all__ = ["Aborted", "Turns"]
+
+_HOST = -1
+# What a rank's own code may take to come to an end after Ctrl-C, before it is interrupted, and then once more.
+_GRACE_SECONDS = 0.5
+
+
+class Aborted(BaseException):
+    """The run is being unwound; not an `Exception`, so that `except Exception` in a rank does not keep it."""
+
+
+class Turns:
+    """Turns of ranks of this process and their host.
+
+    Args:
+        ranks: the ranks that live here.
+        seed: random streams are made from (seed, rank).
+        intra_op_threads: torch's threads for one operator, in every rank thread.
+        nth_core: which of this process's cores all its ranks share; a hand-over on one core costs 5 to 15 us,
+            between two 15 to 33. Ignored with more intra-op threads than one.
+        on_silence: called, in a thread of its own, with a rank that has the turn and makes no call for long.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        seed: int,
+        intra_op_threads: int,
+        nth_core: int,
+        on_silence: Callable[[Silence], None],
+    ) -> None:
+        self.ready: deque[int] = deque(ranks)
+        self.parked: dict[int, None] = {}  # ranks that go on with others, or when nobody else can, in order
+        self.aborting = False
+        self._intra_op_threads = intra_op_threads
+        self._states = {rank: RandomStates(seed, rank) for rank in ranks}
+        self._locks = {who: threading.Lock() for who in (_HOST, *ranks)}
+        for lock in self._locks.values():
+            lock.acquire()
+        self._threads: dict[int, threading.Thread] = {}
+        self._nth_core = nth_core
+        self._holder = _HOST  # of the turn
+        self._num_calls = 0
+        self._left_behind: list[threading.Thread] = []
+        self._watch = Watch(self._look, self._threads.get, on_silence)
+
+    def run(self, body: Callable[[int], None], host: Callable[[], None]) -> None:
+        """Run `body(rank)` of every rank in a thread of its own, and `host()` here, by turns.
+
+        `host` has the turn first. When it returns or raises, ranks that have not ended are unwound.
+        `body` must not raise anything but `Aborted`.
+        """
+        self._states[_HOST] = RandomStates.of_process()
+        for rank in self.ready:
+            self._threads[rank] = threading.Thread(
+                target=self._rank_thread, args=(rank, body), name=f"rank {rank}", daemon=True
+            )
+        threads = list(self._threads.values())
+        with self._watch, self._one_core(), _kept_intra_op_threads():
+            try:
+                for thread in threads:
+                    thread.start()
+                host()
+            finally:
+                self._unwind()
+                for thread in threads:
+                    if thread.ident is not None and thread not in self._left_behind:
+                        thread.join()
+
+    def _look(self) -> tuple[int | None, int]:
+        holder = self._holder
+        return None if holder == _HOST else holder, self._num_calls
+
+    def is_rank_thread(self, rank: int) -> bool:
+        """True if the calling thread is the one that runs `rank`."""
+        return threading.current_thread() is self._threads.get(rank)
+
+    def require_rank_thread(self, rank: int) -> None:
+        """Check that the calling thread is the rank's, before it gives way.
+
+        Raises:
+            InputError: this is another thread, such as autograd's, which serves all ranks of a process.
+        """
+        if not self.is_rank_thread(rank):
+            raise InputError(
+                f"rank {rank}: a blocking call in a gradient hook on autograd's own thread; post it "
+                f"with async_op=True and wait in step(), or give every rank its own process"
+            )
+
+    # --- giving way ----------------------------------------------------------------------------------------
+
+    def give_way(self, rank: int) -> None:
+        """Pass the turn on from a rank that waits; returns when it has the turn again.
+
+        Raises:
+            Aborted: the run is being unwound.
+        """
+        self._hand_over(rank, self._next())
+        if self.aborting:
+            raise Aborted
+
+    def give_way_to_host(self, rank: int) -> None:
+        """Pass the turn to the host though this rank could go on."""
+        self.ready.append(rank)
+        self._hand_over(rank, _HOST)
+        if self.aborting:
+            raise Aborted
+
+    def park(self, rank: int) -> None:
+        """Give way until another rank says `unpark`, or no other rank can go on."""
+        self.parked[rank] = None
+        self.give_way(rank)
+
+    def unpark(self, ranks: Iterable[int]) -> None:
+        """Let parked ones of these ranks go on."""
+        for rank in ranks:
+            if rank in self.parked:
+                del self.parked[rank]
+                self.ready.append(rank)
+
+    def let_ranks_run(self) -> None:
+        """Run ranks, called by the host; returns when no rank is ready, or one passes the turn to the host."""
+        if self.ready:
+            self._hand_over(_HOST, self.ready.popleft())
+
+    def _next(self) -> int:
+        if self.aborting or not self.ready:
+            return _HOST
+        return self.ready.popleft()
+
+    def _hand_over(self, me: int, to: int) -> None:
+        if to == me:
+            return
+        self._leave(me, to)
+        try:
+            self._release(to)
+            self._locks[me].acquire()
+        except BaseException:  # Ctrl-C reaches the host while a rank has the turn: get it back, then unwind
+            self.aborting = True
+            self._get_back(me)
+            raise
+
+    def _leave(self, me: int, to: int) -> None:
+        leaving = self._states[me]
+        leaving.save()
+        self._states[to].load(leaving)
+
+    def _release(self, to: int) -> None:
+        self._holder = to
+        self._locks[to].release()
+
+    def _get_back(self, me: int) -> None:
+        """Regain the turn after an exception that interrupted the wait for it, or its arrival."""
+        while not self._locks[me].acquire(timeout=_GRACE_SECONDS):
+            if self._holder == me:
+                return
+            if me == _HOST:
+                self._stop(self._holder)
+
+    def _stop(self, rank: int) -> None:
+        """End a rank that is busy with code of its own; one that does not end is left behind."""
+        thread = self._threads.get(rank)
+        if thread is None:
+            return
+        # Raised in that thread at its next line of Python.
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Aborted)
+        )
+        thread.join(_GRACE_SECONDS)
+        if thread.is_alive() and self._holder == rank:
+            self._left_behind.append(self._threads.pop(rank))
+            self._release(_HOST)
+            warnings.warn(
+                f"rank {rank} does not end: its thread is left behind, inside of a call that Python cannot "
+                "interrupt",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def check(self) -> None:
+        """Count a call of a rank.
+
+        Raises:
+            Aborted: the run is being unwound.
+        """
+        self._num_calls += 1
+        if self.aborting:
+            raise Aborted
+
+    def _rank_thread(self, rank: int, body: Callable[[int], None]) -> None:
+        self._locks[rank].acquire()
+        try:
+            if not self.aborting:
+                torch.set_num_threads(self._intra_op_threads)  # OpenMP's count is one a thread
+                body(rank)
+        except Aborted:
+            pass
+        finally:
+            if self._threads.get(rank) is threading.current_thread():  # else it was left behind
+                to = self._next()
+                self._leave(rank, to)
+                del self._threads[rank]
+                self._release(to)
+
+    def _unwind(self) -> None:
+        """Give every unfinished rank the turn, so that its `finally` blocks run."""
+        self.aborting = True
+        interrupted: KeyboardInterrupt | None = None
+        for rank, thread in sorted(self._threads.items()):
+            while rank in self._threads and thread.ident is not None:  # it has been started
+                try:
+                    self._hand_over(_HOST, rank)
+                except KeyboardInterrupt as error:
+                    interrupted = error
+        self._states[_HOST].load()
+        if interrupted is not None:
+            raise interrupted
+
+    @contextlib.contextmanager
+    def _one_core(self) -> Iterator[None]:
+        """Pin this thread, and the rank threads it starts, to one core."""
+        if self._intra_op_threads > 1 or not hasattr(os, "sched_getaffinity"):
+            yield
+            return
+        cores = os.sched_getaffinity(0)
+        # A batch thread that is woken does not interrupt the one that wakes it, which holds Python's lock and is
+        # about to sleep: half the switches of a hand-over.
+        is_plain = os.sched_getscheduler(0) == os.SCHED_OTHER
+        try:
+            os.sched_setaffinity(0, {sorted(cores)[self._nth_core % len(cores)]})
+            if is_plain:
+                _schedule_as(os.SCHED_BATCH)
+            yield
+        finally:
+            os.sched_setaffinity(0, cores)
+            if is_plain:
+                _schedule_as(os.SCHED_OTHER)
+
+
+@contextlib.contextmanager
+def _kept_intra_op_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)  # the setting of new threads is the process's
+
+
+def _schedule_as(policy: int) -> None:
+    with contextlib.suppress(OSError):  # a sandbox may forbid it
+        os.sched_setscheduler(0, policy, os.sched_param(0))

@@ -1,0 +1,264 @@
+"""The commands `netgym compare`, `run`, `sweep` and `plan` as functions: results instead of printed tables."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import yaml
+
+from exogym_core.cli.experiment import Experiment, apply_values
+from exogym_core.cli.run_commands import train_new
+from exogym_core.config import yaml_text
+from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
+from exogym_core.names import file_name, visible
+from exogym_core.planning.commands import plan_rows
+from exogym_core.planning.planned import request_of
+from exogym_core.results.report import write_report
+from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own
+from netgym.results import Comparison, SweepResult
+from netsim import DelayedProgress, Document, Topology, load_document, parse_document
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Unpack
+
+__all__ = ["Changes", "compare", "plan", "run", "sweep"]
+
+
+class Changes(TypedDict, total=False):
+    """Keywords of `compare`, `run` and `sweep`: changes to an experiment, and where its results go.
+
+    Attributes:
+        out: the folder of results, new or empty; None: a temporary folder, removed with the result.
+        seeds: number of seeds, counted up from the experiment's, or a list.
+        topology: another network: a shipped name, a file, a mapping or a `Topology`.
+        protocol: another protocol.
+        overrides: values by key path, such as `{"steps": 20, "strategies.DiLoCo.H": 50}`.
+        jobs: runs at once, to the same results; None: as many as cores and memory allow.
+        progress: print progress to stderr, as a bar in notebooks.
+    """
+
+    out: str | Path | None
+    seeds: int | Sequence[int] | None
+    topology: str | Path | Topology | Mapping[str, Any] | None
+    protocol: str | Mapping[str, Any] | None
+    overrides: Mapping[str, Any] | None
+    jobs: int | None
+    progress: bool
+
+
+def compare(
+    experiment: str | Path | Mapping[str, Any], *, strategy: str | None = None, **changes: Unpack[Changes]
+) -> Comparison:
+    """Train with every strategy of an experiment, as `netgym compare` does.
+
+    Args:
+        experiment: a YAML file, or the same as a mapping; paths in a mapping are relative to the current folder.
+        strategy: name or label of the only strategy to train.
+        changes: `out`, `seeds`, `topology`, `protocol`, `overrides`, `jobs` and `progress`, see `Changes`.
+
+    Raises:
+        InputError: the experiment is wrong, a line a mistake; or this process is one of several.
+        RankError: the only strategy failed. Where others go on, the summary marks it and a line on stderr says so.
+    """
+    loaded = _load(experiment, changes)
+    return _train(loaded if strategy is None else loaded.only(strategy), changes)
+
+
+def run(
+    experiment: str | Path | Mapping[str, Any], *, strategy: str | None = None, **changes: Unpack[Changes]
+) -> Comparison:
+    """Train with one strategy of an experiment, as `netgym run` does.
+
+    Args:
+        experiment, changes: as in `compare`.
+        strategy: name or label; None where the experiment has only one.
+
+    Raises:
+        InputError: as in `compare`; or the experiment has several strategies and none is named.
+    """
+    loaded = _load(experiment, changes)
+    if strategy is None and len(loaded.strategies) > 1:
+        labels = ", ".join(str(entry.label) for entry in loaded.strategies)
+        raise loaded.document.error(
+            ("strategies",), f"netgym.run trains one: add strategy= with one of {labels}"
+        )
+    return _train(loaded if strategy is None else loaded.only(strategy), changes)
+
+
+def sweep(
+    experiment: str | Path | Mapping[str, Any],
+    *,
+    over: Mapping[str, Any] | None = None,
+    search: str | None = None,
+    trials: int | None = None,
+    minimise: str | None = None,
+    on: str | None = None,
+    **changes: Unpack[Changes],
+) -> SweepResult:
+    """Train an experiment at every point of its `sweep:`, as `netgym sweep` does.
+
+    Args:
+        experiment, changes: as in `compare`; seeds are those of every point.
+        over: values by key path, such as `{"strategies.*.lr": [0.01, 0.03]}`, added to the file's `sweep:`.
+        search: `grid` (all points), `random` or `optuna`.
+        trials: number of points that a search tries.
+        minimise: field of the summary that a search minimises.
+        on: None: this machine; `ray`, or a cluster's address.
+
+    Raises:
+        InputError: the experiment or the sweep is wrong. A point that fails is marked, and the others run.
+    """
+    from exogym_core.studies.runners import finish_sweep
+    from exogym_core.studies.study import Study
+
+    document, folder, name, _ = _document(experiment, changes, "netgym.sweep")
+    given = {"search": search, "trials": trials, "minimise": minimise, "seeds": _seeds(changes)}
+    swept = document.data.get("sweep") or {} if isinstance(document.data, dict) else {}
+    swept = {**swept, **(over or {}), **{key: value for key, value in given.items() if value is not None}}
+    document = replace(document, data={**document.data, "sweep": swept} if swept else document.data)  # type: ignore[dict-item]
+    is_shown = changes.get("progress", True)
+
+    def write(line: str) -> None:
+        study.folder.log(line)
+        if is_shown:
+            print(visible(line, 500), file=sys.stderr)
+
+    with _place(changes, f"{name}-sweep") as (path, temporary):
+        study = Study.create(document, folder, str(path), name)
+        try:
+            finish_sweep(study, write, on, changes.get("jobs"))
+        except BaseException:
+            study.discard_if_empty()
+            raise
+        finally:
+            study.folder.release()
+        return SweepResult(study.folder.path, temporary)
+
+
+def plan(
+    experiment: str | Path | None = None,
+    *,
+    model: str | None = None,
+    strategies: Sequence[str] = (),
+    topology: str | None = None,
+    workers: int | None = None,
+    tokens: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Plan an experiment without training, as `netgym plan --json` does: an object a strategy.
+
+    Args:
+        experiment: a file or a run's folder; None: `model`, `strategies` and `topology` are given.
+        model: such as `llama-13b`.
+        strategies: names.
+        topology: a shipped network or a file.
+        workers: how many; None: one a host.
+        tokens: the budget, such as `200B`.
+        overrides: values by key path.
+        options: further options of the command, such as `device="h100"` or `price=20`.
+
+    Raises:
+        InputError: the experiment is wrong, or no strategy can be planned.
+    """
+    request = request_of(
+        None if experiment is None else Path(experiment),
+        {},
+        model=model,
+        strategies=strategies,
+        topology=topology,
+        workers=workers,
+        tokens=tokens,
+        overrides=[f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items()],
+        **options,
+    )
+    with DelayedProgress("planning") as progress:
+        rows = list(plan_rows(request, (), progress))
+    if all("refused" in row for row in rows):
+        raise InputError(rows[0]["refused"])
+    return rows
+
+
+def _document(
+    experiment: str | Path | Mapping[str, Any], changes: Changes, caller: str
+) -> tuple[Document, Path, str, Path | None]:
+    """The changed document, the folder of its paths, its name, and the folder of its modules."""
+    if under_torchrun() or is_at_rendezvous():
+        raise InputError(
+            f"{caller}: trains in one process, and the environment is that of several: use the command "
+            f"{caller.replace('.', ' ')} EXPERIMENT"
+        )
+    if isinstance(experiment, Mapping):
+        try:
+            data = parse_document(yaml_text(experiment), "experiment").data
+        except yaml.YAMLError as error:
+            raise InputError(f"experiment: expected plain values: {error}") from None
+        document, folder, name, code = Document("experiment", data), Path(), "experiment", None
+    else:
+        path = Path(experiment)
+        document, folder, name = load_document(path), path.parent, path.stem
+        code = code_folder_of(folder) if is_own(folder) else None
+    given = {"topology": _plain_topology(changes.get("topology")), "protocol": changes.get("protocol")}
+    if caller != "netgym.sweep":
+        given["seeds"] = _seeds(changes)
+    values = {key: value for key, value in given.items() if value is not None} | dict(
+        changes.get("overrides") or {}
+    )
+    return apply_values(document, values, caller), folder, name, code
+
+
+def _load(experiment: str | Path | Mapping[str, Any], changes: Changes) -> Experiment:
+    return Experiment.from_document(*_document(experiment, changes, "netgym.compare"))
+
+
+@contextmanager
+def _place(changes: Changes, name: str) -> Iterator[tuple[Path, Path | None]]:
+    """The folder for results, and the temporary one around it, which is removed after an exception."""
+    out = changes.get("out")
+    temporary = Path(tempfile.mkdtemp(prefix="netgym-")) if out is None else None
+    try:
+        yield (Path(out) if temporary is None else temporary / file_name(name)), temporary  # type: ignore[arg-type]
+    except BaseException:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _train(experiment: Experiment, changes: Changes) -> Comparison:
+    name = str(experiment.settings.name)
+    with _place(changes, name) as (path, temporary):
+        folder = RunFolder.create(path, name)
+        try:
+            train_new(experiment, folder, jobs=changes.get("jobs"), progress=changes.get("progress", True))
+            write_report(folder)
+        except KeyboardInterrupt:
+            if not folder.has_trained():
+                folder.discard()
+            raise
+        finally:
+            folder.release()
+        return Comparison(folder.path, temporary)
+
+
+def _seeds(changes: Changes) -> int | list[int] | None:
+    seeds = changes.get("seeds")
+    return seeds if seeds is None or isinstance(seeds, int) else list(seeds)
+
+
+def _plain_topology(topology: str | Path | Topology | Mapping[str, Any] | None) -> Any:
+    """Topology as an experiment file has it; a path is relative to the current folder, not to the experiment's."""
+    if isinstance(topology, Topology):
+        return topology.to_mapping()
+    if isinstance(topology, Path) or (isinstance(topology, str) and Path(topology).is_file()):
+        return str(Path(topology).resolve())
+    return topology

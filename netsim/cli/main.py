@@ -1,0 +1,81 @@
+"""`netsim`: show and validate topologies, time flows and collectives on them.
+
+Each command is imported when it is used, so that `netsim --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from netsim.cli.terminal import CommandGroup, plain_lines, usage_message
+from netsim.errors import InputError, NetsimError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+_COMMANDS = {
+    "show": {
+        "command": "netsim.cli.show:show_command",
+        "help": "Print hosts, links and the matrix of bandwidth and latency.",
+    },
+    "validate": {
+        "command": "netsim.cli.show:validate_command",
+        "help": "Check a topology file; every mistake with its line.",
+    },
+    "flows": {"command": "netsim.cli.timing:flows_command", "help": "Time transfers from a CSV file."},
+    "collective": {"command": "netsim.cli.timing:collective_command", "help": "Time one collective."},
+    "plot": {"command": "netsim.cli.plot:command", "help": "Draw a topology and how its links are used."},
+}
+
+
+@click.group(
+    cls=CommandGroup,
+    declared=_COMMANDS,
+    package=Path(__file__).parents[1],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(package_name="netgym", prog_name="netsim", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Simulate networks and the collectives that run over them.
+
+    TOPOLOGY is a YAML file, or the name of one that ships, such as wan-4-regions.
+    """
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code. Mistakes are reported in one line, without a traceback."""
+    try:
+        result = cli.main(
+            args=None if args is None else list(args), prog_name="netsim", standalone_mode=False
+        )
+        sys.stdout.flush()
+    except click.exceptions.Exit as ending:
+        return ending.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 2
+    except click.ClickException as error:
+        return _fail(usage_message(error))
+    except InputError as error:
+        return _fail(str(error))
+    except NetsimError as error:
+        return _fail(str(error), 1)
+    except BrokenPipeError:
+        # The reader closed the pipe; Python must not report that again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str, exit_code: int = 2) -> int:
+    click.echo(f"error: {plain_lines(message)}", err=True)
+    return exit_code

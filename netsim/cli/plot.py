@@ -1,0 +1,353 @@
+"""`netsim plot`: a picture of a topology, and of how its links are used."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from netsim.cli.terminal import OneLineCommand
+from netsim.errors import InputError
+from netsim.files.plain_files import output_file
+from netsim.network.trace import Recorder
+from netsim.topology.protocol import Protocol
+from netsim.topology.sketch import Sketch
+from netsim.topology.topology import Topology
+from netsim.transfers import read_flows, time_flows
+from netsim.units import format_bits_per_second, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.figure import Figure
+
+    from netsim.topology.topology import FloatArray
+
+__all__ = ["command", "draw", "mean_use"]
+
+_FORMATS = (".png", ".svg", ".pdf")
+_SKETCH_HEIGHT = 6.2  # inches
+_MOST_ROWS = 24  # links whose use is shown
+_COLUMNS = 480  # instants of the picture of use
+_BOX_WIDTH, _LINE_HEIGHT = 0.32, 0.055  # of a label; the picture is two wide and two high
+_BESIDE = 0.1  # farther from an upright line, since labels are wide
+_ALONG = (0.5, 0.4, 0.6, 0.32, 0.68, 0.25, 0.75)  # where on its link a label may stand
+_INK, _PAPER = "#222222", "#ffffff"
+_PLACE, _HOST = "#cfe3f2", "#fbe3c0"
+_STYLE: dict[Any, Any] = {
+    "font.size": 9.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10.5,
+    "figure.dpi": 144,
+    # Names come from users: no formula is read out of them.
+    "text.parse_math": False,
+}
+
+
+@click.command("plot", cls=OneLineCommand)
+@click.argument("topology", metavar="TOPOLOGY.yaml")
+@click.option(
+    "--flows", type=click.Path(path_type=Path), metavar="FLOWS.csv", help="Show how these use the links."
+)
+@click.option(
+    "--protocol", metavar="NAME", help="ideal, linux-tcp or gloo; default: the topology's, else linux-tcp."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FILE.png", help="Also .svg, .pdf [NAME.png]."
+)
+def command(topology: str, flows: Path | None, protocol: str | None, out: Path | None) -> None:
+    """Draw TOPOLOGY: its regions, and its links with bandwidth and one-way latency.
+
+    With FLOWS.csv, as `netsim flows` takes it, the use of the links over time stands below. The last line
+    printed is the file's path.
+    """
+    network = Topology.load(topology)
+    path = out if out is not None else Path(f"{Path(topology).stem}.png")
+    if path.suffix.lower() not in _FORMATS:
+        raise InputError(f"--out {path}: expected a name that ends in {', '.join(_FORMATS)}")
+    recorder = _recorded(network, flows, protocol) if flows is not None else None
+    _save(draw(network, recorder), path)
+    click.echo(path)
+
+
+def _recorded(topology: Topology, flows: Path, protocol: str | None) -> Recorder:
+    recorder = Recorder()
+    parsed = Protocol.resolve(protocol, topology.protocol)
+    time_flows(topology, read_flows(flows, topology).flows, parsed, recorder=recorder)
+    return recorder
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """Write a picture that is there as a whole or not at all."""
+    import matplotlib
+
+    # Without dates, and with ids that are not random, equal pictures are equal files.
+    form = path.suffix.lower()[1:]
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
+    with matplotlib.rc_context({"svg.hashsalt": "netsim"}), output_file(path) as file:
+        figure.savefig(file, format=form, metadata=undated[form])
+
+
+def draw(topology: Topology, recorder: Recorder | None = None) -> Figure:
+    """A picture of a topology, and of how its links were used if a recorder watched.
+
+    Returns:
+        A matplotlib figure: `figure.savefig("picture.png")`.
+    """
+    # Imported here: it takes longer than all the rest of a command's start.
+    import matplotlib
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    sketch = Sketch.of(topology)
+    rates = [rate for wire in sketch.wires for rate in wire.rates] or [1.0]
+    used = _used_links(recorder) if recorder is not None else []
+    # From the defaults, so that a user's own matplotlibrc changes nothing; a figure of its own, not pyplot's.
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        colours = ScalarMappable(LogNorm(min(rates) / 1.3, max(rates) * 1.3), "viridis_r")
+        wide, below = sketch.is_crowded, 1.2 + 0.2 * len(used) if recorder is not None else 0.0
+        figure = Figure(figsize=(13.5 if wide else 9.0, _SKETCH_HEIGHT + below), layout="constrained")
+        upper, lower = _halves(figure, below) if below else (figure, None)
+        panels = upper.subplots(1, 2 if wide else 1, squeeze=False)[0]
+        _draw_sketch(panels[0], sketch, colours)
+        panels[0].set_title(topology.name)
+        if wide:
+            _draw_matrix(panels[1], sketch, colours)
+        _add_legend(panels[0], sketch)
+        if len(set(rates)) > 1:
+            bar = upper.colorbar(colours, ax=panels[0], location="bottom", shrink=0.6, aspect=40, pad=0.02)
+            ticks = sorted({min(rates), float(np.sqrt(min(rates) * max(rates))), max(rates)})
+            bar.set_ticks(ticks, labels=[format_bits_per_second(float(f"{tick:.3g}")) for tick in ticks])
+            bar.minorticks_off()
+        if lower is not None and recorder is not None:
+            _draw_use(lower.subplots(), topology, recorder, used)
+    return figure
+
+
+def _draw_sketch(axes: Axes, sketch: Sketch, colours: ScalarMappable) -> None:
+    """Draw places and wires; what wires carry is written on them unless there are too many.
+
+    Args:
+        axes: where; it is taken over as a whole.
+        sketch: what.
+        colours: of wires, by bits per second.
+    """
+    spots = sketch.positions()
+    axes.set_axis_off()
+    axes.set_xlim(-1.25, 1.25)
+    axes.set_ylim(-1.2, 1.2)
+    fastest = max((rate for wire in sketch.wires for rate in wire.rates), default=1.0)
+    taken = [(float(x), float(y), 2.3) for x, y in spots]
+    for wire in sorted(sketch.wires, key=lambda wire: max(wire.rates)):
+        # Each direction is the half at the place that it leaves: a line that is slow one way shows both.
+        middle = (spots[wire.one] + spots[wire.other]) / 2
+        for end, bits_per_second in zip((wire.one, wire.other), wire.rates, strict=True):
+            width = 1.0 + 3.5 * max(0.0, 1 + np.log10(bits_per_second / fastest) / 2)
+            half = np.stack([spots[end], middle])
+            shade = _shade(colours, bits_per_second)
+            axes.plot(*half.T, color=shade, linewidth=width, zorder=1, alpha=0.9, solid_capstyle="butt")
+    if not sketch.is_crowded:
+        for wire in sketch.wires:
+            num_lines = wire.label.count("\n") + 1
+            # Beside a line it would be anybody's in a star: there it stands on its line.
+            is_beside = not wire.leads_to_host
+            x, y = _free_spot(spots[wire.one], spots[wire.other], num_lines, taken, is_beside=is_beside)
+            axes.text(
+                x, y, wire.label, fontsize=7.5, ha="center", va="center", color=_INK, zorder=3, linespacing=1.1,
+                bbox={"boxstyle": "round,pad=0.18", "facecolor": _PAPER, "edgecolor": "none", "alpha": 0.9},
+            )  # fmt: skip
+    for place, (x, y) in zip(sketch.places, spots, strict=True):
+        text = f"{place.name}\n{place.details}" if place.details else place.name
+        if sketch.is_crowded:
+            text = text.replace(", ", "\n")  # narrower
+        axes.text(
+            x, y, text, fontsize=7.0 if sketch.is_crowded else 8.5, ha="center", va="center", color=_INK, zorder=4,
+            bbox={
+                "boxstyle": "round,pad=0.4",
+                "facecolor": _PLACE if place.is_router else _HOST,
+                "edgecolor": _INK,
+                "linewidth": 0.8,
+            },
+        )  # fmt: skip
+
+
+def _free_spot(
+    one: FloatArray,
+    other: FloatArray,
+    num_lines: float,
+    taken: list[tuple[float, float, float]],
+    *,
+    is_beside: bool,
+) -> tuple[float, float]:
+    """A spot on the way that covers least of what is there already (x, y, lines); it is taken from now on."""
+
+    def covered(x: float, y: float) -> float:
+        total = 0.0
+        for at_x, at_y, lines in taken:
+            wide = _BOX_WIDTH - abs(x - at_x)
+            high = _LINE_HEIGHT * (num_lines + lines) / 2 - abs(y - at_y)
+            total += max(wide, 0.0) * max(high, 0.0)
+        return total
+
+    # Beside the line, which stays visible, above it where it is level.
+    length = max(float(np.hypot(*(other - one))), 1e-9)
+    aside = np.array([-(other - one)[1], (other - one)[0]]) / length
+    aside *= np.where(aside[1] < 0, -1, 1) * (
+        0.05 + _BESIDE * abs(aside[0]) + _LINE_HEIGHT * (num_lines - 1) / 2
+    )
+    spots = [
+        tuple((one + (other - one) * along + side * aside).tolist())
+        for side in ((1, -1) if is_beside else (0,))
+        for along in _ALONG
+    ]
+    best = min(spots, key=lambda spot: round(covered(*spot), 6))
+    taken.append((best[0], best[1], num_lines))
+    return best
+
+
+def _draw_matrix(axes: Axes, sketch: Sketch, colours: ScalarMappable) -> None:
+    """Bandwidth above the diagonal, one-way latency below, by place; empty where there is no direct wire."""
+    ends = sorted({end for wire in sketch.wires for end in (wire.one, wire.other)})
+    row = {end: position for position, end in enumerate(ends)}
+    names = [sketch.places[end].name for end in ends]
+    size = len(ends)
+    axes.set_xlim(-0.5, size - 0.5)
+    axes.set_ylim(size - 0.5, -0.5)
+    for wire in sketch.wires:
+        low, high = sorted((row[wire.one], row[wire.other]))
+        shade = _shade(colours, wire.there.bits_per_second)
+        axes.fill_between([high - 0.5, high + 0.5], low - 0.5, low + 0.5, color=shade, linewidth=0)
+        _write_cell(
+            axes, high, low, _short(format_bits_per_second(wire.there.bits_per_second)), _ink_on(shade), size
+        )
+        _write_cell(axes, low, high, _short(format_seconds(wire.there.latency_seconds)), _INK, size)
+    axes.plot([-0.5, size - 0.5], [-0.5, size - 0.5], color="#bbbbbb", linewidth=0.8)
+    axes.set_xticks(range(size), names, rotation=45, ha="left", fontsize=7.5)
+    axes.set_yticks(range(size), names, fontsize=7.5)
+    axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.set_xlabel("above the diagonal: bandwidth; below: one-way latency", fontsize=8)
+
+
+def _write_cell(axes: Axes, x: float, y: float, text: str, ink: str, size: int) -> None:
+    font = float(np.clip(80 / size, 4.0, 7.5))
+    axes.text(x, y, text, fontsize=font, ha="center", va="center", color=ink, linespacing=0.95)
+
+
+def _short(quantity: str) -> str:
+    return quantity.replace(" ", "\n", 1)
+
+
+def _shade(colours: ScalarMappable, bits_per_second: float) -> tuple[float, ...]:
+    return tuple(colours.to_rgba(np.array([bits_per_second]))[0].tolist())
+
+
+def _ink_on(shade: Sequence[float]) -> str:
+    return _INK if 0.3 * shade[0] + 0.59 * shade[1] + 0.11 * shade[2] > 0.5 else _PAPER
+
+
+def _add_legend(axes: Axes, sketch: Sketch) -> None:
+    """Legend of boxes and links."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    kinds = {place.is_router for place in sketch.places}
+    entries: list[Any] = []
+    if True in kinds:
+        entries.append(Patch(facecolor=_PLACE, edgecolor=_INK, label="region or router"))
+    if False in kinds:
+        entries.append(Patch(facecolor=_HOST, edgecolor=_INK, label="host"))
+    if sketch.wires:
+        told = "link: thicker and darker is faster; half a line a direction, at its sender"
+        entries.append(Line2D([], [], color=_INK, linewidth=2.5, label=told))
+    axes.legend(
+        handles=entries, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, frameon=False, fontsize=7.5
+    )
+
+
+def _halves(figure: Figure, below: float) -> tuple[Any, Any]:
+    upper, lower = np.ravel(np.asarray(figure.subfigures(2, 1, height_ratios=[_SKETCH_HEIGHT, below])))
+    return upper, lower
+
+
+def _used_links(recorder: Recorder) -> list[int]:
+    """The links that carried most, in order of index."""
+    end = _end(recorder)
+    bytes_of = {
+        link: float(mean_use(use, np.array([0.0, end]))[0]) * end for link, use in recorder.link_use.items()
+    }
+    return sorted(sorted(bytes_of, key=lambda link: (-bytes_of[link], link))[:_MOST_ROWS])
+
+
+def _end(recorder: Recorder) -> float:
+    return max((use[-1][0] for use in recorder.link_use.values()), default=0.0) or 1.0
+
+
+def mean_use(use: Sequence[tuple[float, float]], edges: FloatArray) -> FloatArray:
+    """The mean of a piecewise constant rate between one instant of `edges` and the next.
+
+    Args:
+        use: (instant, rate from then on), ascending; zero before the first.
+        edges: ascending instants in seconds; shape (n + 1,).
+
+    Returns:
+        In the unit of the rate; shape (n,).
+    """
+    instants, rates = np.array(use, dtype=np.float64).reshape(-1, 2).T
+    total = np.concatenate([[0.0], np.cumsum(rates[:-1] * np.diff(instants))])
+    at = np.searchsorted(instants, edges, side="right") - 1
+    known = np.maximum(at, 0)
+    sums = np.where(at < 0, 0.0, total[known] + rates[known] * (edges - instants[known]))
+    means: FloatArray = np.diff(sums) / np.diff(edges)
+    return means
+
+
+def _mark_weather(axes: Axes, recorder: Recorder, links: Sequence[int], end: float) -> None:
+    """Over the row of a link: red where it is down, a line where it carries less than at the start."""
+    for row, link in enumerate(links):
+        points = recorder.link_capacity.get(link, [])
+        for (begin, rate), (until, _) in pairwise([*points, (end, 0.0)]):
+            if rate == 0:
+                axes.fill_between(
+                    [begin, until], row - 0.5, row + 0.5, color="#c0392b", alpha=0.5, linewidth=0
+                )
+            elif rate != points[0][1]:
+                share = min(rate / points[0][1], 1.0)
+                axes.plot([begin, until], [row + 0.5 - share] * 2, color="#c0392b", linewidth=1.2)
+
+
+def _draw_use(axes: Axes, topology: Topology, recorder: Recorder, links: Sequence[int]) -> None:
+    """A row a link, dark where it is full."""
+    end = _end(recorder)
+    edges = np.linspace(0.0, end, _COLUMNS + 1)
+    rows = [
+        mean_use(recorder.link_use[link], edges) * 8 / topology.links[link].bits_per_second for link in links
+    ]
+    left_out = len(recorder.link_use) - len(links)
+    axes.set_title("use of links" + (f" (the {len(links)} that carry most)" if left_out else ""))
+    axes.set_xlabel("virtual seconds")
+    if not rows:
+        axes.text(0.5, 0.5, "nothing crossed a link", ha="center", va="center", transform=axes.transAxes)
+        axes.set_yticks([])
+        return
+    image = axes.imshow(
+        np.array(rows) * 100, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0.0, vmax=100.0,
+        extent=(0.0, end, len(rows) - 0.5, -0.5),
+    )  # fmt: skip
+    names = [f"{topology.links[link].source} \u2192 {topology.links[link].target}" for link in links]
+    axes.set_yticks(range(len(links)), names, fontsize=7.5)
+    axes.set_yticks(np.arange(len(links) - 1) + 0.5, minor=True)
+    axes.grid(which="minor", axis="y", color="#ffffff", linewidth=2.0)
+    axes.tick_params(which="both", axis="y", length=0)
+    _mark_weather(axes, recorder, links, end)
+    axes.figure.colorbar(image, ax=axes, pad=0.01, aspect=12, label="% of bandwidth")

@@ -1,0 +1,262 @@
+"""`netsim validate` and `netsim show`: a topology checked, and as tables."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from netsim.errors import InputError
+from netsim.topology.devices import device_name
+from netsim.topology.schema import TopologyFile
+from netsim.topology.topology import Topology
+from netsim.units import format_bits_per_second, format_count, format_fraction, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from netsim.topology.graph import Link
+
+    _Places = Mapping[str, tuple[int, int]]
+    _OfRoute = Callable[[Topology, int, int], float]
+    _Quantity = tuple[str, _OfRoute, Callable[[float], str]]
+
+__all__ = ["show_command", "validate_command"]
+
+_MANY_HOSTS = 10  # more are shown by region
+_MANY_COLUMNS = 24
+_MANY_ROWS = 60
+_MOST_SAMPLED = 200  # others that a row's least, median and most are of
+_MOST_ROUTED = 100  # places between which JSON tells all routes
+_PLAIN_WIDTH = 160  # columns of output that goes to a file or a pipe
+
+
+@click.command("validate")
+@click.argument("file", metavar="FILE", required=False)
+@click.option("--json-schema", is_flag=True, help="Print the format as a JSON Schema, for editors.")
+def validate_command(file: str | None, json_schema: bool) -> None:
+    """Check a topology FILE; every mistake is told by file, line and key."""
+    if json_schema:
+        click.echo(json.dumps(TopologyFile.model_json_schema(), indent=2))
+        return
+    if file is None:
+        raise click.UsageError("Missing argument 'FILE'.")
+    topology = Topology.load(file)
+    counts = [(len(topology.hosts), "host"), (len(topology.regions), "region"), (len(topology.links), "link")]
+    text = ", ".join(f"{number:,} {noun}{'' if number == 1 else 's'}" for number, noun in counts)
+    click.echo(f"{file}: valid: {text} (one direction each)")
+    _warn_of_unknown_devices(file, topology)
+
+
+def _warn_of_unknown_devices(file: str, topology: Topology) -> None:
+    """Warn of devices that the table lacks: compute times by FLOPs need them."""
+    unlike = {host.device: host.name for host in reversed(topology.hosts) if host.device is not None}
+    for device, host in reversed(unlike.items()):
+        try:
+            device_name(device, f"host {host}: ")
+        except InputError as error:
+            click.echo(f"warning: {file}: {error}", err=True)
+
+
+@click.command("show")
+@click.argument("topology")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show_command(topology: str, as_json: bool) -> None:
+    """Print hosts, links and the matrix of bandwidth and latency of a TOPOLOGY (a file, or a shipped name)."""
+    network = Topology.load(topology)
+    if as_json:
+        click.echo(json.dumps(_as_mapping(network)))
+        return
+    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    console.print(Text(network.name, style="bold"))
+    if network.source:
+        console.print(Text(f"source: {network.source.strip()}", style="dim"))
+    if network.protocol is not None:
+        console.print(Text(f"protocol: {network.protocol}"))
+    console.print(_hosts(network))
+    console.print(_links(network))
+    note, tables = _matrices(network, console)
+    console.print(Text(note, style="bold"))
+    for table in tables:
+        console.print(table)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for position, column in enumerate(columns):
+        table.add_column(column, justify="right" if position else "left", no_wrap=True)
+    return table
+
+
+def _hosts(network: Topology) -> Table:
+    """Each host; alike ones of a region in one row."""
+    rows: dict[tuple[str | None, str | None, str], list[str]] = {}
+    for host in network.hosts:
+        key = (host.region, host.device, "" if host.region else host.name)
+        rows.setdefault(key, []).append(host.name)
+    table = _table(format_count(len(network.hosts), "host"), "hosts", "number", "region", "device")
+    for (region, device, _), names in list(rows.items())[:_MANY_ROWS]:
+        shown = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
+        table.add_row(shown, f"{len(names):,}", region or "-", device or "-")
+    if len(rows) > _MANY_ROWS:
+        table.add_row(f"and {len(rows) - _MANY_ROWS:,} more")
+    return table
+
+
+def _links(network: Topology) -> Table:
+    """Each connection once; alike ones of a region's hosts to one place in one row."""
+    index = {(link.source, link.target): link for link in network.links}
+    region = {host.name: host.region for host in network.hosts}
+    rows: Counter[tuple[str, ...]] = Counter()
+    for link in network.links:
+        back = index[link.target, link.source]
+        # From the host's side where one end is a host in a region, else in canonical order.
+        sides = (region.get(link.source) is None, link.index), (region.get(link.target) is None, back.index)
+        if sides[0] < sides[1]:
+            group = region.get(link.source)
+            rows[(f"{group}.*" if group else link.source, link.target, *_figures(link, back))] += 1
+    title = format_count(len(network.links) // 2, "link")
+    # Few files have queues, or rates that were measured.
+    queue = ("queue",) if any(link.queue_packets for link in network.links) else ()
+    measured = ("measured with",) if any(link.measured_streams for link in network.links) else ()
+    table = _table(
+        title, "from", "to", "number", "bandwidth", "and back", "latency", "loss", *queue, *measured
+    )
+    for (source, target, *figures), number in list(rows.items())[:_MANY_ROWS]:
+        more = (*figures[4:5][: len(queue)], *figures[5:][: len(measured)])
+        table.add_row(source, target, f"{number:,}", *figures[:4], *more)
+    if len(rows) > _MANY_ROWS:
+        table.add_row(f"and {len(rows) - _MANY_ROWS:,} more")
+    return table
+
+
+def _figures(link: Link, back: Link) -> tuple[str, ...]:
+    rates = (format_bits_per_second(link.bits_per_second), format_bits_per_second(back.bits_per_second))
+    queue = "" if link.queue_packets is None else f"{link.queue_packets:,}"
+    streams = link.measured_streams
+    measured = "" if streams is None else f"{streams:,} stream{'s' if streams > 1 else ''}"
+    return (*rates, format_seconds(link.latency_seconds), format_fraction(link.loss), queue, measured)
+
+
+def _places(network: Topology) -> tuple[str, dict[str, tuple[int, int]]]:
+    """Kind of rows and columns; of each its representative host, and the peer in its own cell."""
+    hosts = [host.index for host in network.hosts]
+    if len(hosts) <= _MANY_HOSTS:
+        return "host", {network.hosts[host].name: (host, host) for host in hosts}
+    regions: dict[str, list[int]] = {}
+    for host in hosts:
+        regions.setdefault(network.region_of(host), []).append(host)
+    return "region", {name: (members[0], members[-1]) for name, members in regions.items()}
+
+
+def _matrices(network: Topology, console: Console) -> tuple[str, list[Table]]:
+    """Narrowest link and one-way latency of the route from each row to each column, and what these are.
+
+    Where not all columns fit, each row's least, median and most instead.
+    """
+    what, places = _places(network)
+    of_regions = ", by the first host of each" if what == "region" else ""
+    note = f"Routes from {what} (row) to {what} (column){of_regions}"
+    quantities: tuple[_Quantity, ...] = (
+        ("narrowest link, Mbit/s", _bits_per_second, lambda rate: f"{rate / 1e6:.6g}"),
+        ("one-way latency, ms", Topology.route_latency_seconds, lambda seconds: f"{seconds * 1e3:.4g}"),
+    )
+    if len(places) <= _MANY_COLUMNS:
+        tables = [_matrix(network, places, *each) for each in quantities]
+        if all(console.measure(table).maximum <= console.width for table in tables):
+            return note, tables
+    others = list(places.values())
+    some = ""
+    if len(others) > _MOST_SAMPLED:
+        others = [others[at * len(others) // _MOST_SAMPLED] for at in range(_MOST_SAMPLED)]
+        some = f"{_MOST_SAMPLED} of "
+    shown = dict(list(places.items())[:_MANY_COLUMNS])
+    note = f"Routes from each {what} to {some}the others{of_regions}"
+    if len(shown) < len(places):
+        note += f"; the first {len(shown)} of {len(places):,}"
+    return note, [_summary(network, shown, others, *each) for each in quantities]
+
+
+def _matrix(
+    network: Topology, places: _Places, title: str, of_route: _OfRoute, form: Callable[[float], str]
+) -> Table:
+    table = _table(title, "", *places)
+    for name, values in zip(places, _values(network, places, list(places.values()), of_route), strict=True):
+        table.add_row(name, *["-" if value is None else form(value) for value in values])
+    return table
+
+
+def _summary(
+    network: Topology,
+    places: _Places,
+    others: Sequence[tuple[int, int]],
+    title: str,
+    of_route: _OfRoute,
+    form: Callable[[float], str],
+) -> Table:
+    table = _table(title, "", "least", "median", "most")
+    for name, values in zip(places, _values(network, places, others, of_route), strict=True):
+        known = [value for value in values if value is not None]
+        figures = (min(known), statistics.median(known), max(known)) if known else ()
+        table.add_row(name, *map(form, figures))
+    return table
+
+
+def _values(
+    network: Topology, places: _Places, others: Sequence[tuple[int, int]], of_route: _OfRoute
+) -> list[list[float | None]]:
+    """Value of the route from each place to each other one; None to itself where it has one host."""
+    rows: list[list[float | None]] = []
+    for row, partner in places.values():
+        ends = [(row, column if column != row else partner) for column, _ in others]
+        rows.append([None if one == other else of_route(network, one, other) for one, other in ends])
+    return rows
+
+
+def _bits_per_second(network: Topology, one: int, other: int) -> float:
+    return min(network.links[link].bits_per_second for link in network.route(one, other))
+
+
+def _as_mapping(network: Topology) -> dict[str, object]:
+    """Numbers in bit/s and seconds; `docs/topology.md` tells the keys."""
+    what, places = _places(network)
+    routes: dict[str, object] | None = None
+    if len(places) <= _MOST_ROUTED:
+        columns = list(places.values())
+        routes = {
+            "between": list(places),
+            "of": f"{what}s",
+            "bits_per_second": _values(network, places, columns, _bits_per_second),
+            "latency_seconds": _values(network, places, columns, Topology.route_latency_seconds),
+        }
+    return {
+        "name": network.name,
+        "source": network.source,
+        "protocol": network.protocol,
+        "hosts": [
+            {"name": host.name, "region": host.region, "device": host.device, "devices": host.devices}
+            for host in network.hosts
+        ],
+        "routers": network.routers,
+        "links": [
+            {
+                "from": link.source,
+                "to": link.target,
+                "bits_per_second": link.bits_per_second,
+                "latency_seconds": link.latency_seconds,
+                "loss": link.loss,
+                "queue_packets": link.queue_packets,
+                **({"measured_streams": link.measured_streams} if link.measured_streams else {}),
+                "dollars_per_byte": link.dollars_per_byte,
+            }
+            for link in network.links
+        ],
+        "routes": routes,
+    }

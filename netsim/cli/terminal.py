@@ -1,0 +1,230 @@
+"""Terminal conventions of both command lines: one-line errors, new output files, progress on standard error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from netsim.annexes import annex_entries, load_reference
+from netsim.errors import InputError, NetsimError, unknown_name
+from netsim.files.plain_files import is_written_in_place, output_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from types import TracebackType
+
+    from rich.console import Console
+
+__all__ = [
+    "CommandGroup",
+    "DelayedProgress",
+    "OneLineCommand",
+    "check_new",
+    "plain_lines",
+    "usage_message",
+    "write_new",
+]
+
+
+class CommandGroup(click.Group):
+    """Click group whose declared commands are imported when they are called.
+
+    It refuses an unknown command in one line; see `netsim.errors.unknown_name`.
+
+    Args:
+        declared: reference and line of help by command, in the order of `--help`.
+        package: folder whose annexes declare more.
+        settings: click's.
+    """
+
+    def __init__(self, *, declared: Mapping[str, Mapping[str, str]], package: Path, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._declared, self._package = declared, package
+
+    def _entries(self) -> dict[str, Mapping[str, str]]:
+        return {**self._declared, **annex_entries(self._package, "commands")}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all commands.
+
+        Args:
+            ctx: click's context of this group.
+        """
+        return [*self.commands, *self._entries()]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None where there is no such one.
+
+        Args:
+            ctx: click's context of this group.
+            cmd_name: of the command.
+        """
+        if cmd_name in self.commands:
+            return self.commands[cmd_name]
+        entry = self._declared.get(cmd_name) or self._entries().get(cmd_name)
+        command: click.Command | None = load_reference(entry["command"]) if entry is not None else None
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a line of help for each command.
+
+        Args:
+            ctx: click's context of this group.
+            formatter: of the help.
+        """
+        lines = {name: command.get_short_help_str(200) for name, command in self.commands.items()}
+        lines |= {name: entry["help"] for name, entry in self._entries().items()}
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, lines[name]) for name in self.list_commands(ctx)])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve the command that `args` begin with; return its name, itself and the remaining arguments.
+
+        Args:
+            ctx: click's context of this group.
+            args: arguments after the group's own options.
+
+        Raises:
+            UnknownNameError: the group has no such command.
+        """
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise unknown_name("command", args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+
+class OneLineCommand(click.Command):
+    """Click command whose errors of netsim are reported in one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; raises ClickException."""
+        try:
+            return super().invoke(ctx)
+        except NetsimError as error:
+            raise click.ClickException(str(error)) from None
+
+
+def plain_lines(text: str) -> str:
+    """Text for a terminal: its lines, with control characters written out.
+
+    >>> plain_lines("a\\n\\x1b[31mb")
+    'a\\n\\\\x1b[31mb'
+    """
+    return "".join(
+        part if part.isprintable() or part == "\n" else part.encode("unicode_escape").decode()
+        for part in text
+    )
+
+
+def usage_message(error: click.ClickException) -> str:
+    """Format click's `error` as one line: the command, what is wrong, and what it accepts or where that is listed."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is None:
+        return error.format_message()
+    if isinstance(error, click.NoSuchOption):
+        options = [name for parameter in context.command.params for name in parameter.opts if name[0] == "-"]
+        return f"{context.command_path}: {unknown_name('option', error.option_name, [*options, '--help'])}"
+    told = error.format_message().rstrip(".")
+    return f"{context.command_path}: {told[:1].lower()}{told[1:]}: see {context.command_path} --help"
+
+
+def check_new(path: Path) -> None:
+    """Check that `--out` names something new in a folder that is there, or a pipe or device; raises InputError."""
+    if is_written_in_place(path):
+        return
+    if os.path.lexists(path):
+        raise InputError(f"--out {path}: is there already: choose another name")
+    if not os.path.isdir(path.parent):
+        raise InputError(f"--out {path}: cannot be written: there is no folder {path.parent}")
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write what `--out` asks for, into a folder that is there.
+
+    Raises:
+        InputError: it is there already, its folder is not, or it cannot be written.
+    """
+    check_new(path)
+    with output_file(path) as out:
+        out.write(text.encode())
+
+
+class DelayedProgress:
+    """Progress line on a terminal's standard error, shown while the block runs longer than two seconds.
+
+    Elsewhere nothing is printed, or a plain line now and then.
+
+    Args:
+        what: is being done.
+        total: how many things are to be done, told by `advance` as each is; None: the seconds so far are all that is
+            told.
+        seconds: how long nothing is told.
+        console: where; by default standard error.
+        every_seconds: between plain lines where that is no terminal; None: nothing is told there.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        total: int | None = None,
+        seconds: float = 2.0,
+        console: Console | None = None,
+        every_seconds: float | None = None,
+    ) -> None:
+        # Imported here, so that `--help` does not wait for it.
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        console = console if console is not None else Console(file=sys.stderr)
+        counted = [] if total is None else [MofNCompleteColumn()]
+        columns = [
+            TextColumn("{task.description}", markup=False),
+            BarColumn(24),
+            *counted,
+            TimeElapsedColumn(),
+        ]
+        self._progress = Progress(*columns, console=console, transient=True)
+        self._task = self._progress.add_task(what, total=total)
+        self._is_seen = console.is_terminal
+        self._every_seconds = every_seconds
+        self._is_over = threading.Event()
+        self._timer = threading.Timer(seconds, self._progress.start if self._is_seen else self._tell_lines)
+        self._timer.daemon = True
+
+    def __enter__(self) -> DelayedProgress:
+        if self._is_seen or self._every_seconds is not None:
+            self._timer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        if self._timer.is_alive():
+            self._timer.cancel()
+            self._timer.join()
+        if self._is_seen:
+            self._progress.stop()
+
+    def advance(self) -> None:
+        """Count one more as done."""
+        self._progress.advance(self._task)
+
+    def now(self, what: str) -> None:
+        """Set the description."""
+        self._progress.update(self._task, description=what)
+
+    def _tell_lines(self) -> None:
+        task = self._progress.tasks[0]
+        while not self._is_over.is_set():
+            done = "" if task.total is None else f", {task.completed:.0f} of {task.total:.0f} done"
+            self._progress.console.print(
+                f"{task.description}{done}", markup=False, highlight=False, soft_wrap=True
+            )
+            self._is_over.wait(self._every_seconds)

@@ -1,0 +1,227 @@
+"""`netsim flows` and `netsim collective`: the times of transfers and of one collective."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from netsim.cli.terminal import DelayedProgress, OneLineCommand, plain_lines
+from netsim.collectives.collective import collective
+from netsim.collectives.schedules.algorithms import OPERATIONS, algorithm_names
+from netsim.errors import InputError
+from netsim.files.plain_files import output_file
+from netsim.network.trace import tracing
+from netsim.topology.protocol import Protocol, window_limit
+from netsim.topology.topology import Topology
+from netsim.transfers import read_flows, time_flows
+from netsim.units import format_bits_per_second, format_bytes, format_count, format_seconds, parse_seconds
+
+if TYPE_CHECKING:
+    from netsim.collectives.collective import CollectiveTimes
+    from netsim.collectives.start import Timing
+
+__all__ = ["collective_command", "flows_command"]
+
+_MOST_ROWS = 32
+
+
+@click.command("flows", cls=OneLineCommand)
+@click.argument("topology", metavar="TOPOLOGY.yaml")
+@click.argument("flows", metavar="FLOWS.csv", type=click.Path(path_type=Path))
+@click.option(
+    "--protocol", metavar="NAME", help="ideal, linux-tcp or gloo; default: the topology's, else linux-tcp."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="RESULTS.csv", help="Default: standard output."
+)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write what happened, such as to t.json.gz.",
+)
+def flows_command(
+    topology: str, flows: Path, protocol: str | None, out: Path | None, trace: Path | None
+) -> None:
+    """Simulate the transfers listed in FLOWS.csv and tell when each is delivered.
+
+    FLOWS.csv has the columns start_s, src, dst and bytes; the result has the same rows and finish_s.
+    """
+    network = Topology.load(topology)
+    parsed = Protocol.resolve(protocol, network.protocol)
+    table = read_flows(flows, network)
+    recording = tracing(trace, (), lambda line: click.echo(plain_lines(line), err=True))
+    with recording as recorder, DelayedProgress("transfers", len(table.flows)) as progress:
+        finish = time_flows(network, table.flows, parsed, on_delivered=progress.advance, recorder=recorder)
+    num_lost = int(np.isinf(finish).sum())
+    if num_lost:
+        told = (
+            f"{num_lost} of {format_count(len(finish), 'transfer')} {'is' if num_lost == 1 else 'are'} lost"
+        )
+        click.echo(f"{told}, since a host of theirs crashed: finish_s is inf", err=True)
+    limit = window_limit(network, parsed, [(flow.src, flow.dst, flow.num_bytes) for flow in table.flows])
+    if limit is not None:
+        click.echo(str(limit), err=True)
+    if out is None:
+        table.write(finish, sys.stdout)
+    else:
+        with output_file(out) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
+            table.write(finish, text)
+
+
+@click.command("collective", cls=OneLineCommand)
+@click.argument("topology", metavar="TOPOLOGY.yaml")
+@click.argument("op", metavar="|".join(OPERATIONS))
+@click.option("--bytes", "size", metavar="SIZE", help="Such as 25MB; not needed for barrier. See below.")
+@click.option(
+    "--algorithm", metavar="NAME", default="auto", show_default=True, help="auto: the fastest here."
+)
+@click.option("--ranks", metavar="HOST,...", help="Hosts in rank order; default: all in natural order.")
+@click.option("--root", metavar="HOST", help="Default: the first rank.")
+@click.option(
+    "--protocol", metavar="NAME", help="ideal, linux-tcp or gloo; default: the topology's, else linux-tcp."
+)
+@click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Repetitions.")
+@click.option("--pause", default="50ms", show_default=True, metavar="TIME", help="Between repetitions.")
+@click.option("--trace", type=click.Path(), metavar="FILE", help="Write what happened, such as to t.json.gz.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def collective_command(
+    topology: str,
+    op: str,
+    size: str | None,
+    algorithm: str,
+    ranks: str | None,
+    root: str | None,
+    protocol: str | None,
+    repeat: int,
+    pause: str,
+    trace: str | None,
+    as_json: bool,
+) -> None:
+    """Time a collective on TOPOLOGY: completion by rank, bytes by link, and the least time possible.
+
+    SIZE is the whole tensor for all_reduce, broadcast and reduce; the sum over ranks for all_gather, gather,
+    scatter and reduce_scatter; what each rank has for all others together for all_to_all; the message for
+    sendrecv, which goes from the first rank to the second.
+    """
+    net = Topology.load(topology)
+    algorithm_names(op)  # an unknown operation is told before anything else
+    if size is None and op != "barrier":
+        raise InputError(f"{op}: say how much with --bytes, such as --bytes 25MB")
+    hosts = None if ranks is None else tuple(net.host_index(name.strip()) for name in ranks.split(","))
+    placed = tuple(range(len(net.hosts))) if hosts is None else hosts
+    root_at = 0 if root is None else _root(net, placed, root)
+    pause_seconds = parse_seconds(pause)
+    recording = tracing(trace, placed, lambda line: click.echo(plain_lines(line), err=True))
+    with recording as recorder, DelayedProgress(f"timing {op}"):
+        times = collective(
+            net,
+            op,
+            num_bytes=size or 0,
+            algorithm=algorithm,
+            ranks=hosts,
+            root=root_at,
+            protocol=protocol,
+            repeat=repeat,
+            pause_seconds=pause_seconds,
+            recorder=recorder,
+        )
+    chosen = Protocol.resolve(protocol, net.protocol)
+    if as_json:
+        click.echo(json.dumps(_as_mapping(net, chosen, times)))
+    else:
+        _print(net, chosen, placed, times)
+
+
+def _root(topology: Topology, hosts: tuple[int, ...], root: str) -> int:
+    host = topology.host_index(root)
+    if host not in hosts:
+        raise InputError(f"--root {root}: it is not among the ranks; add it to --ranks")
+    return hosts.index(host)
+
+
+def _as_mapping(topology: Topology, protocol: Protocol, times: CollectiveTimes) -> dict[str, object]:
+    made, limit = times.schedule, times.window_limit
+    return {
+        "op": made.op,
+        "algorithm": made.algorithm,
+        "protocol": protocol.name,
+        "streams": protocol.streams,
+        "bytes": made.num_bytes // made.num_ranks if made.op == "all_to_all" else made.num_bytes,
+        "seconds": times.repeat_seconds,
+        "rank_seconds": times.rank_seconds,
+        "link_bytes": times.link_bytes,
+        "background_link_bytes": topology.bytes_by_name(times.timing.background_link_bytes),
+        "lower_bound_seconds": times.bound_seconds,
+        "dollars": times.dollars,
+        "window_limit": asdict(limit) if limit is not None else None,
+    }
+
+
+def _print(topology: Topology, protocol: Protocol, hosts: tuple[int, ...], times: CollectiveTimes) -> None:
+    made, timing, bound = times.schedule, times.timing, times.bound_seconds
+    console = Console()
+    console.print(_ranks_table(topology, hosts, timing))
+    console.print(_links_table(topology, timing))
+    repeated = "" if len(timing.seconds) == 1 else f" (of {len(timing.seconds)}, the last)"
+    over = f", {times.seconds / bound:.3g} times the least" if bound else ""
+    lines = [
+        f"{made.op} of {format_bytes(made.num_bytes)} by {made.algorithm} among {format_count(made.num_ranks, 'rank')}"
+        f" ({protocol.describe()}): {format_seconds(times.seconds)}{repeated};"
+        f" no algorithm takes less than {format_seconds(bound)}{over}"
+    ]
+    if len(timing.seconds) > 1:
+        lines.append(f"each repetition: {', '.join(format_seconds(each) for each in timing.seconds)}")
+    if times.window_limit is not None:
+        lines.append(str(times.window_limit))
+    if times.dollars:
+        lines.append(f"its traffic costs {times.dollars:.4g} $")
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _ranks_table(topology: Topology, hosts: tuple[int, ...], timing: Timing) -> Table:
+    ranks = sorted(range(len(timing.rank_seconds)), key=lambda rank: -timing.rank_seconds[rank])[:_MOST_ROWS]
+    title = "completion by rank"
+    if len(ranks) < len(timing.rank_seconds):
+        title += f", the last {len(ranks)} of {len(timing.rank_seconds)}"
+    else:
+        ranks.sort()
+    table = Table("rank", "host", title=title, title_justify="left")
+    table.add_column("done after", justify="right")
+    for rank in ranks:
+        done = format_seconds(timing.rank_seconds[rank])
+        table.add_row(str(rank), topology.hosts[hosts[rank]].name, done)
+    return table
+
+
+def _links_table(topology: Topology, timing: Timing) -> Table:
+    def busy_seconds(index: int) -> float:
+        return timing.link_bytes[index] * 8 / topology.links[index].bits_per_second
+
+    used = [index for index, num_bytes in enumerate(timing.link_bytes) if num_bytes]
+    shown = sorted(used, key=busy_seconds, reverse=True)[:_MOST_ROWS]
+    title = "payload by link, the busiest first"
+    if len(shown) < len(used):
+        title += f", {len(shown)} of {len(used)}"
+    table = Table("link", title=title, title_justify="left")
+    for name in ("bandwidth", "payload", "busy"):
+        table.add_column(name, justify="right")
+    for index in shown:
+        share = busy_seconds(index) / timing.seconds[-1] if timing.seconds[-1] else 0.0
+        table.add_row(
+            topology.links[index].name,
+            format_bits_per_second(topology.links[index].bits_per_second),
+            format_bytes(round(timing.link_bytes[index])),
+            f"{share:.0%}",
+        )
+    return table

@@ -1,0 +1,327 @@
+"""Estimate of a collective's seconds on a quiet network, for the choice of algorithms and for plans.
+
+A collective of few messages is simulated whole. Of a long ring the first steps are simulated until they repeat, or only
+its slowest pairs; of a crowd of simultaneous messages the links with most to carry are computed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from netsim.collectives.closed_form import PairRoutes, QuietNetwork, contention_free_seconds
+from netsim.collectives.schedules.schedule import ListedPhase, Phase, Step
+from netsim.collectives.start import time_collective
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from netsim.collectives.schedules.schedule import Bytes, Ranks, Schedule
+    from netsim.topology.protocol import Protocol
+    from netsim.topology.topology import FloatArray, Topology
+
+__all__ = ["Estimator", "are_many", "is_crowd"]
+
+# Thresholds, in messages of a schedule.
+_MOST_WHOLE = 20_000  # simulated whole; more at once are a crowd
+_MOST_STEPWISE = (
+    50_000  # simulated by first steps; of longer rings without shared links, only the slowest pairs
+)
+
+_SLOWEST_PAIRS = 8
+_FEWEST_STEPS = 2  # of a phase, simulated first; then twice as many, until a step takes as long as before
+_SAME_PACE = 1e-3
+
+# Every loss is an event: from so many losses on, time grows in proportion to the bytes. At least 1 MiB is simulated.
+_MOST_LOSSES = 100
+_LEAST_BYTES = 1 << 20
+
+
+def are_many(num_messages: int) -> bool:
+    """True if `num_messages` at once are a crowd."""
+    return num_messages > _MOST_WHOLE
+
+
+def is_crowd(schedule: Schedule) -> bool:
+    """True if a schedule has few steps with very many messages each."""
+    listed = all(isinstance(phase, ListedPhase) for phase in schedule.phases)
+    return listed and are_many(schedule.num_messages)
+
+
+class Estimator:
+    """Estimates collectives on a quiet network.
+
+    Args:
+        topology: the network, without weather.
+        protocol: how transfers use it.
+    """
+
+    def __init__(self, topology: Topology, protocol: Protocol) -> None:
+        self._topology, self._protocol = topology, protocol
+        self.crowd = _Crowd(topology, protocol)
+
+    def seconds(
+        self, make: Callable[[int], Schedule], num_bytes: int, hosts: Sequence[int], repeat: int = 1
+    ) -> float:
+        """Seconds from the members' common start until the last one finishes.
+
+        Args:
+            make: makes the schedule of so many bytes.
+            num_bytes: size of the collective.
+            hosts: the host of each member.
+            repeat: repetitions, of which the last counts; its connections are warm.
+        """
+        most = self._most_simulated_bytes(num_bytes)
+        if most == num_bytes:
+            return self._of_schedule(make(num_bytes), hosts, repeat)
+        half, whole = (self._of_schedule(make(size), hosts, repeat) for size in (most // 2, most))
+        return whole + (whole - half) * (num_bytes - most) / (most - most // 2)
+
+    def _most_simulated_bytes(self, num_bytes: int) -> int:
+        loss = float(self._topology.loss.max(initial=0.0))
+        if not loss or not self._protocol.has_windows:
+            return num_bytes
+        segment = self._protocol.segment_bytes * self._protocol.streams
+        return min(max(int(_MOST_LOSSES * segment / loss), _LEAST_BYTES), num_bytes)
+
+    def _of_schedule(self, schedule: Schedule, hosts: Sequence[int], repeat: int) -> float:
+        if is_crowd(schedule):
+            return self.crowd.times(schedule, hosts)[0]
+        if schedule.num_messages <= _MOST_WHOLE:
+            return self._simulated(schedule, hosts, repeat)
+        if self._protocol.is_plain:
+            quiet = QuietNetwork.of(self._topology, self._protocol)
+            ends = contention_free_seconds(schedule, hosts, np.zeros(schedule.num_ranks), quiet)
+            if ends is not None:
+                return float(ends.max())
+        seconds = self.slowest_pairs_seconds(schedule, hosts)
+        if seconds is not None:
+            return seconds
+        short, later = self.first_steps(schedule, hosts, repeat)
+        return self._simulated(short, hosts, repeat) + later
+
+    def _simulated(self, schedule: Schedule, hosts: Sequence[int], repeat: int = 1) -> float:
+        return time_collective(self._topology, self._protocol, schedule, hosts, repeat=repeat).seconds[-1]
+
+    def is_long(self, schedule: Schedule) -> bool:
+        """True if a schedule has too many messages to be simulated whole, under a protocol with windows."""
+        return self._protocol.has_windows and schedule.num_messages > _MOST_WHOLE
+
+    def slowest_pairs_seconds(self, schedule: Schedule, hosts: Sequence[int]) -> float | None:
+        """Seconds of a very long ring under a protocol with windows, by the pace of its slowest pairs; None for others.
+
+        Where pairs share no links, the slowest one never waits for the others, once they have begun. Its neighbours are
+        simulated too, as their acknowledgements take of its links.
+        """
+        pairs = [phase.fixed_pairs() for phase in schedule.phases]
+        is_long = self._protocol.has_windows and schedule.num_messages > _MOST_STEPWISE
+        if not is_long or any(each is None for each in pairs):
+            return None
+        topology, protocol = self._topology, self._protocol
+        rate = protocol.payload_bytes_per_second(topology)
+        pair_routes = PairRoutes(QuietNetwork.of(topology, protocol), hosts)
+        src, dst = next(each for each in pairs if each is not None)
+        number, there, most = pair_routes.of(src, dst)
+        if not pair_routes.fit_at_once(rate) or any(
+            (each[1] != dst).any() for each in pairs if each is not None
+        ):
+            return None
+        _, back, _ = pair_routes.of(dst, src)
+        routes = [pair_routes.links[each] for each in number]
+        window = _transfer_windows(protocol, topology, routes, there + back)
+        most = np.minimum(most, window / np.maximum(there + back, 1e-9))
+        largest = max(schedule.phases, key=lambda phase: phase.num_steps).num_bytes(0).max(initial=0)
+        slowest = np.argsort(-(there + largest / most), kind="stable")[:_SLOWEST_PAIRS]
+        senders = np.unique(np.concatenate([src[slowest], dst[slowest], src[np.isin(dst, src[slowest])]]))
+        some = replace(
+            schedule, phases=tuple(_PhasePart(phase, phase.num_steps, senders) for phase in schedule.phases)
+        )
+        short, later = self.first_steps(some, hosts)
+        return self._simulated(short, hosts) + later
+
+    def first_steps(
+        self, schedule: Schedule, hosts: Sequence[int], repeat: int = 1
+    ) -> tuple[Schedule, float]:
+        """The first steps of a long schedule, and the seconds of the rest; all of it where its steps never repeat."""
+        num_steps, pace, before = _FEWEST_STEPS, 0.0, 0.0
+        short, left = schedule, 0
+        while (found := _beginning(schedule, num_steps)) is not None:
+            seconds = self._simulated(found[0], hosts, repeat)
+            now = (seconds - before) / (num_steps if before == 0.0 else num_steps / 2)
+            if before and abs(now - pace) <= _SAME_PACE * pace:
+                return short, left * now
+            (short, left), before, pace = found, seconds, now
+            num_steps *= 2
+        return schedule, 0.0
+
+
+class _PhasePart(Phase):
+    """The first steps of a phase, or its messages of some senders."""
+
+    def __init__(self, whole: Phase, num_steps: int, senders: Ranks | None = None) -> None:
+        self._whole, self._senders, self.num_steps = whole, senders, num_steps
+        self.window, self.reduce = whole.window, whole.reduce
+        self.has_gaps = whole.has_gaps or senders is not None
+
+    def step(self, index: int) -> Step:
+        """Messages of step `index`."""
+        step = self._whole.step(index)
+        if self._senders is None:
+            return step
+        kept = np.isin(step.src, self._senders)
+        return Step(step.src[kept], step.dst[kept], step.offset[kept], step.num_bytes[kept])
+
+    def num_bytes(self, index: int) -> Bytes:
+        """Bytes of each message of step `index`."""
+        return self._whole.num_bytes(index) if self._senders is None else super().num_bytes(index)
+
+    def fixed_pairs(self) -> tuple[Ranks, Ranks] | None:
+        """Pairs of every step; None if steps differ."""
+        pairs = self._whole.fixed_pairs()
+        if pairs is None or self._senders is None:
+            return pairs
+        kept = np.isin(pairs[0], self._senders)
+        return pairs[0][kept], pairs[1][kept]
+
+
+def _beginning(schedule: Schedule, num_steps: int) -> tuple[Schedule, int] | None:
+    """The schedule with so many steps in each of its long phases, and how many are left out there.
+
+    None where no phase is longer, or the steps of a long one differ.
+    """
+    long = [phase for phase in schedule.phases if phase.num_steps > num_steps]
+    lengths = {phase.num_steps for phase in long}
+    if len(lengths) != 1 or any(phase.fixed_pairs() is None for phase in long):
+        return None
+    phases = tuple(_PhasePart(phase, num_steps) if phase in long else phase for phase in schedule.phases)
+    return replace(schedule, phases=phases), lengths.pop() - num_steps
+
+
+class _Routes(NamedTuple):
+    """Routes of messages: links by message and place on the route (-1: no link), and round trips."""
+
+    links: Ranks
+    latency: FloatArray
+    round_trip: FloatArray
+    window: FloatArray
+
+
+class _Crowd:
+    """Times of crowds on a quiet network.
+
+    Args:
+        topology: the network, without weather.
+        protocol: how transfers use it.
+    """
+
+    def __init__(self, topology: Topology, protocol: Protocol) -> None:
+        self._topology, self._protocol = topology, protocol
+        self._rate = protocol.payload_bytes_per_second(topology)
+        back = {(link.target, link.source): link.index for link in topology.links}
+        self._back = np.array([back.get((link.source, link.target), -1) for link in topology.links], np.int64)
+
+    def times(self, schedule: Schedule, hosts: Sequence[int]) -> tuple[float, FloatArray]:
+        """Seconds from all members' common start to the end; and payload across each link, shape (links,)."""
+        seconds, total = 0.0, np.zeros(len(self._rate))
+        for phase in schedule.phases:
+            for index in range(phase.num_steps):
+                step = phase.step(index)
+                routes = self._routes(step, np.asarray(hosts, np.int64))
+                load = self._carried(routes, step.num_bytes)
+                seconds += self._step_seconds(step, routes, load)
+                total += load
+        return seconds, total
+
+    def _step_seconds(self, step: Step, routes: _Routes, load: FloatArray) -> float:
+        protocol, has_back = self._protocol, self._back >= 0
+        acks = np.zeros_like(load)
+        acks[self._back[has_back]] = load[has_back] * protocol.ack_share * protocol.payload_share
+        # A link is busy from the arrival of its first byte until it has carried all.
+        first = np.full(len(load) + 1, np.inf)
+        for place in routes.links.T:
+            np.minimum.at(first, place, routes.latency)
+        used = load > 0
+        busiest = (first[:-1] + (load + acks) / self._rate)[used].max(initial=0.0)
+        limited = step.num_bytes * routes.round_trip / routes.window
+        slowest = (routes.latency + limited).max(initial=0.0)
+        return max(float(busiest), float(slowest)) + protocol.software_seconds
+
+    def _carried(self, routes: _Routes, num_bytes: Ranks) -> FloatArray:
+        load = np.zeros(len(self._rate) + 1)  # the last one is no link
+        for place in routes.links.T:
+            load += np.bincount(place % len(load), weights=num_bytes, minlength=len(load))
+        return load[:-1]
+
+    def _routes(self, step: Step, hosts: Ranks) -> _Routes:
+        """Routes of messages. Hosts with one link each share the route between their routers, which is found once."""
+        topology = self._topology
+        doors = _doors(topology, set(hosts.tolist()))
+        sources, targets = hosts[step.src], hosts[step.dst]
+        if doors is None:
+            return self._looked_up(sources, targets)
+        out, into, router = doors
+        pairs, place = np.unique(router[sources] * len(router) + router[targets], return_inverse=True)
+        inner: list[tuple[int, ...]] = []
+        for first in np.unique(place, return_index=True)[1]:
+            src, dst = int(sources[first]), int(targets[first])
+            inner.append(topology.route(src, dst)[1:-1] if src != dst else ())
+        longest = max(map(len, inner), default=0)
+        middle = np.full((len(pairs), longest), -1, np.int64)
+        for row, between in zip(middle, inner, strict=True):
+            row[: len(between)] = between
+        links = np.column_stack([out[sources], middle[place], into[targets]])
+        links[sources == targets] = -1
+        return self._timed(links)
+
+    def _looked_up(self, sources: Ranks, targets: Ranks) -> _Routes:
+        routes = [
+            self._topology.route(*pair) for pair in zip(sources.tolist(), targets.tolist(), strict=True)
+        ]
+        links = np.full((len(routes), max(map(len, routes), default=0)), -1, np.int64)
+        for row, route in zip(links, routes, strict=True):
+            row[: len(route)] = route
+        return self._timed(links)
+
+    def _timed(self, links: Ranks) -> _Routes:
+        there = np.append(self._topology.latency_seconds, 0.0)
+        back = np.append(np.where(self._back >= 0, there[self._back], 0.0), 0.0)
+        latency = there[links].sum(axis=1)
+        round_trip = latency + back[links].sum(axis=1)
+        return _Routes(
+            links, latency, round_trip, _transfer_windows(self._protocol, self._topology, links, round_trip)
+        )
+
+
+def _transfer_windows(
+    protocol: Protocol, topology: Topology, routes: Sequence[Iterable[int]] | Ranks, round_trips: FloatArray
+) -> FloatArray:
+    """Most payload in flight of a transfer on each route, whose links may be followed by -1."""
+    if not topology.measured_streams.any():
+        return np.full(len(routes), protocol.transfer_window((), 0.0))
+    return np.array(
+        [
+            protocol.transfer_window([topology.links[link] for link in route if link >= 0], float(round_trip))
+            for route, round_trip in zip(routes, round_trips, strict=True)
+        ]
+    )
+
+
+def _doors(topology: Topology, hosts: set[int]) -> tuple[Ranks, Ranks, Ranks] | None:
+    """Only link out of each host, only link in, and the router behind; None where a host has more."""
+    if topology.explicit_routes:
+        return None
+    out, into = defaultdict(list), defaultdict(list)
+    for link in topology.links:
+        out[link.source].append(link)
+        into[link.target].append(link)
+    routers = {name: number for number, name in enumerate(topology.routers)}
+    table = np.zeros((3, len(topology.hosts)), np.int64)
+    for host in hosts:
+        name = topology.hosts[host].name
+        if len(out[name]) != 1 or len(into[name]) != 1 or out[name][0].target not in routers:
+            return None
+        table[:, host] = out[name][0].index, into[name][0].index, routers[out[name][0].target]
+    return table[0], table[1], table[2]

@@ -1,0 +1,130 @@
+"""The few exception types of NetGym. Every message is one complete line, with details on the lines below it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "BrokenCallError",
+    "DeadlockError",
+    "InputError",
+    "MismatchError",
+    "NetsimError",
+    "RankError",
+    "UnknownNameError",
+    "printable",
+    "unknown_name",
+    "unknown_names",
+    "visible",
+]
+
+
+class NetsimError(Exception):
+    """Base of all errors raised on purpose by this project."""
+
+
+class InputError(NetsimError, ValueError):
+    """Something a user wrote is wrong; the first line names the file, field, rank or call, and what to do."""
+
+
+class UnknownNameError(InputError, TypeError):
+    """An argument, key or choice that does not exist; the message lists the accepted ones, likeliest first."""
+
+
+class DeadlockError(NetsimError, ValueError):
+    """Ranks wait for events that can never happen. The first line names the circle; a table has each rank's call."""
+
+
+class MismatchError(InputError):
+    """Members of one collective disagree in operation, shape, dtype, reduce op or root."""
+
+
+class BrokenCallError(NetsimError, RuntimeError):
+    """A call with a time-out failed: the time was up, a member ended, or a connection was lost."""
+
+
+class RankError(NetsimError, RuntimeError):
+    """A rank failed with an exception of its own, or its process died.
+
+    Args:
+        message: what happened, the first line for itself.
+        rank: the one that failed first; an attribute too.
+
+    Attributes:
+        is_consequence: another rank's end has caused it, by closing a connection.
+    """
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message, rank)
+        self.rank = rank
+        self.is_consequence = False
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+_ALIKE = 0.5  # how alike two names are for one to be listed before others,
+_LIKELY = 0.6  # and for one to be meant by the other
+
+
+def unknown_name(what: str, given: str, known: Iterable[str], meant: str = "") -> UnknownNameError:
+    """Error for a name that does not exist, as one line: kind `what`, the name `given`, and the accepted names `known`.
+
+    Accepted names that are like the given one come first, the nearest of them before the others; the rest is in
+    alphabetical order. `meant` is the one that another word stands for elsewhere, however unlike.
+
+    >>> str(unknown_name("strategy", "DiLoco", ["FedAvg", "DiLoCo", "AllReduce"]))
+    "unknown strategy 'DiLoco': did you mean 'DiLoCo'? Accepted: DiLoCo, AllReduce, FedAvg"
+    """
+    if meant:
+        accepted = ", ".join([meant, *sorted({*known} - {meant}, key=str.casefold)])
+        told = f"unknown {what} '{visible(given)}': did you mean '{meant}'? Accepted: {accepted}"
+        return UnknownNameError(told)
+    return unknown_names(what, [given], known)
+
+
+def unknown_names(what: str, given: Iterable[str], known: Iterable[str]) -> UnknownNameError:
+    """Error for several names that do not exist, as one line; the first word of `what` is in the singular.
+
+    >>> str(unknown_names("option of adam", ["lrr", "x"], ["lr", "betas"]))
+    "unknown options of adam 'lrr' (did you mean 'lr'?), 'x': Accepted: lr, betas"
+    """
+    wanted, names = list(given), sorted(set(known), key=lambda name: (name.casefold(), name))
+    likeness = {name: [_likeness(each, name) for each in wanted] for name in names}
+    likely = [name for name in names if max(likeness[name]) >= _ALIKE]
+    likely.sort(key=lambda name: -max(likeness[name]))
+    accepted = ", ".join([*likely, *(name for name in names if name not in likely)])
+    meant = [max(likely, key=lambda name: likeness[name][at], default="") for at in range(len(wanted))]
+    meant = [name if name and likeness[name][at] >= _LIKELY else "" for at, name in enumerate(meant)]
+    if len(wanted) == 1:
+        hint = f"did you mean '{meant[0]}'? " if meant[0] else ""
+        told = f"unknown {what} '{visible(wanted[0])}': "
+    else:
+        first, *rest = what.split(" ", 1)
+        hints = [f" (did you mean '{name}'?)" if name else "" for name in meant]
+        listed = ", ".join(f"'{visible(each)}'{hint}" for each, hint in zip(wanted, hints, strict=True))
+        hint, told = "", f"unknown {' '.join([f'{first}s', *rest])} {listed}: "
+    return UnknownNameError(told + (f"{hint}Accepted: {accepted}" if names else "none is accepted here"))
+
+
+def visible(name: str) -> str:
+    """A name as it was given, without what would break a line or a terminal, and no longer than a line."""
+    shown = "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in name[:200])
+    return shown if len(name) <= 200 else f"{shown}..."
+
+
+def printable(text: object) -> str:
+    """Text from a file without what would break a line, a terminal or a reader's eyes."""
+    plain = json.dumps(str(text))[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+    return plain if len(plain) <= 100 else f"{plain[:97]}..."
+
+
+def _likeness(given: str, name: str) -> float:
+    """From 0 to 1, without case and separators, since those are what people misremember."""
+    one, other = (text.lower().replace("-", "").replace("_", "") for text in (given, name))
+    return difflib.SequenceMatcher(None, one, other).ratio()

@@ -1,0 +1,176 @@
+"""Schemas of files: pydantic's models, and its errors as mistakes by file, line and key.
+
+Apart from `netsim.files.documents`, so that what needs no schema does not wait for pydantic.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from netsim.errors import UnknownNameError, printable, unknown_name
+from netsim.files.documents import MAX_PROBLEMS, ConfigError
+from netsim.units import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pydantic_core import ErrorDetails
+
+    from netsim.files.documents import Document, KeyPath
+
+__all__ = ["Schema", "problems_of", "validate_document"]
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+# How pydantic names the types of a union in the path of an error.
+_TYPE_TAG = re.compile(r"bool|int|float|str|constrained-\w+|(list|dict|literal|function-\w+)\[.*\]")
+_ACCEPTED = re.compile(r"^unknown choice .*Accepted: (.*)$")
+
+
+class Schema(BaseModel):
+    """Base of all file schemas: exact types, unknown keys refused with the likeliest right one, immutable.
+
+    Attributes:
+        model_config: pydantic's settings, inherited by every schema.
+    """
+
+    # Models are built when they are first used, those of a whole file at once: half of the time.
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", strict=True, frozen=True, defer_build=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, data: object) -> object:
+        if isinstance(data, Mapping) and cls.model_config.get("extra") == "forbid":
+            known = [info.alias or name for name, info in cls.model_fields.items()]
+            unknown = [str(key) for key in data if key not in known]
+            if unknown:
+                raise PydanticCustomError(
+                    "unknown_keys", "unknown keys", {"unknown": unknown, "known": known}
+                )
+        return data
+
+
+def validate_document(model: type[_Model], document: Document) -> _Model:
+    """Check `document` against a `model`; raises InputError that lists every mistake by file, line and key."""
+    try:
+        return model.model_validate(document.data)
+    except ValidationError as error:
+        raise document.errors(problems_of(error, document.data)) from None
+
+
+def problems_of(error: ValidationError, data: object) -> list[ConfigError]:
+    """Mistakes that `error` reports about `data`, one for each key."""
+    return _merged((problem for details in error.errors() for problem in _problems(details)), data)
+
+
+def _problems(details: ErrorDetails) -> Iterator[ConfigError]:
+    """Translate pydantic's errors."""
+    path = tuple(part for part in details["loc"] if part != "[key]")
+    kind, given, context = details["type"], details["input"], details.get("ctx", {})
+    if kind == "unknown_keys":
+        for number, key in enumerate(context["unknown"]):
+            name = printable(key)  # looking for what was meant takes long among many
+            told = (
+                unknown_name("key", name, context["known"])
+                if number < MAX_PROBLEMS
+                else f"unknown key '{name}'"
+            )
+            yield ConfigError((*path, key), str(told), True)
+    elif kind == "value_error" and isinstance(context.get("error"), ValueError):
+        error = context["error"]
+        yield ConfigError(path, str(error), isinstance(error, UnknownNameError))
+    elif kind == "missing":
+        yield ConfigError(path, "is missing: add this key")
+    elif kind == "literal_error" and isinstance(given, str) and "'" in context["expected"]:
+        known = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
+        yield ConfigError(path, str(unknown_name("choice", printable(given), known)), True)
+    else:
+        # Not the content of a file that is something else altogether.
+        got = "text" if not path and isinstance(given, str) else context.get("actual_length", shown(given))
+        yield ConfigError(path, f"{_expectation(kind, context, given, details['msg'])}, got {got}")
+
+
+def _merged(problems: Iterable[ConfigError], data: object) -> list[ConfigError]:
+    """Merge the errors of a value that fits none of several types, which pydantic reports once a type."""
+    told: dict[KeyPath, list[ConfigError]] = {}
+    for problem in problems:
+        told.setdefault(_without_types(problem.path, data), []).append(problem)
+    return [
+        # What concerns a part of the value shows which type was meant.
+        _joined(path, same)
+        for path, same in told.items()
+        if same[0].path == path or not any(other[: len(path)] == path != other for other in told)
+    ]
+
+
+def _without_types(path: KeyPath, data: object) -> KeyPath:
+    """A key path as the file has it, without the names of types that pydantic puts between."""
+    kept: list[str | int] = []
+    for part in path:
+        known = isinstance(data, Mapping) and part in data
+        if not known and isinstance(part, str) and _TYPE_TAG.fullmatch(part):
+            continue
+        kept.append(part)
+        known = known or (isinstance(data, list) and isinstance(part, int) and part < len(data))
+        data = data[part] if known else None  # type: ignore[index]
+    return tuple(kept)
+
+
+def _joined(path: KeyPath, problems: Sequence[ConfigError]) -> ConfigError:
+    if len(problems) == 1:
+        return replace(problems[0], path=path)
+    wanted = [
+        _ACCEPTED.sub(lambda found: f"'{found[1]}'".replace(", ", "' or '"), problem.message)
+        for problem in problems
+    ]
+    words = [text.removeprefix("expected ").partition(", got ")[0] for text in wanted]
+    got = next((text.partition(", got ")[2] for text in wanted if ", got " in text), "")
+    choices = [problem for problem in problems if "did you mean" in problem.message]
+    if choices:
+        return replace(choices[0], path=path)
+    return ConfigError(
+        path, f"expected {' or '.join(dict.fromkeys(words))}" + (f", got {got}" if got else "")
+    )
+
+
+_EXPECTED = {
+    "string_type": "expected text",
+    "int_type": "expected a whole number",
+    "int_from_float": "expected a whole number",
+    "float_type": "expected a number",
+    "bool_type": "expected true or false",
+    "list_type": "expected a list",
+    "dict_type": "expected a mapping (keys and values)",
+    "model_type": "expected a mapping (keys and values)",
+    "model_attributes_type": "expected a mapping (keys and values)",
+    "finite_number": "expected a finite number",
+}
+_BOUNDS = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+
+
+def _expectation(kind: str, context: Mapping[str, Any], given: object, message: str) -> str:
+    if kind in _EXPECTED:
+        return _EXPECTED[kind]
+    if kind in _BOUNDS:
+        words, key = _BOUNDS[kind]
+        return f"expected {words} {context[key]}"
+    if kind in ("too_short", "too_long"):
+        bound = ("at least", "min_length") if kind == "too_short" else ("at most", "max_length")
+        noun = "characters" if isinstance(given, str) else "entries"
+        return f"expected {bound[0]} {context[bound[1]]} {noun}"
+    if kind == "literal_error":
+        return f"expected {context['expected'].lower()}"
+    return message[:1].lower() + message[1:]

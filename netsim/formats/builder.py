@@ -1,0 +1,261 @@
+"""Text of a topology file with its sources, and comments on measured and assumed figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from netsim.errors import InputError
+from netsim.files.documents import MAX_FILE_BYTES, parse_document
+from netsim.files.plain_files import input_file
+from netsim.topology.mapping import quality, rates
+from netsim.topology.topology import Topology
+from netsim.topology.values import Duration, Rate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = [
+    "Assumed",
+    "LinkLine",
+    "TopologyBuilder",
+    "milliseconds",
+    "on_one_line",
+    "rate",
+    "read_text",
+    "region_entry",
+    "safe_name",
+]
+
+_MOST_BYTES = 64 << 20
+_PLAIN = re.compile(r"[A-Za-z_][\w.-]*")
+_WORDS = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """Values for what a file does not say.
+
+    Attributes:
+        bits_per_second: of links without a rate; None: refuse them.
+        latency_seconds: of links without a latency, one way; None: refuse them.
+        nic_bits_per_second: of each host's own link, where ways between sites were measured.
+        hosts: how many each site has.
+        nics: place -> (up, down) of its hosts' own links, where it is not `nic_bits_per_second`.
+        hosts_of: place -> how many it has, where it is not `hosts`.
+    """
+
+    bits_per_second: float | None = None
+    latency_seconds: float | None = None
+    nic_bits_per_second: float = 10e9
+    hosts: int = 1
+    nics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    hosts_of: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class LinkLine:
+    """A connection of two nodes, with a word on where its figures come from."""
+
+    one: str
+    other: str
+    up_bits_per_second: float
+    down_bits_per_second: float
+    latency_seconds: float
+    loss: float = 0.0
+    comment: str = ""
+    measured_streams: int | None = None
+
+    def line(self) -> str:
+        """Entry of `links` or `wan`."""
+        entry = {
+            "between": f"[{_quoted(self.one)}, {_quoted(self.other)}]",
+            **rates("bandwidth", self.up_bits_per_second, self.down_bits_per_second, _shown),
+            **quality(self.latency_seconds, self.loss, None, self.measured_streams, _shown),
+        }
+        told = f"  # {on_one_line(self.comment)}" if self.comment else ""
+        return f"  - {_flow(entry)}{told}"
+
+
+@dataclass
+class TopologyBuilder:
+    """A topology file to be written.
+
+    Attributes:
+        name: of the topology.
+        sources: sentences for `source`: what was read, when it was measured, what was assumed.
+        hosts: names, where there are no regions.
+        routers: names of what forwards only.
+        regions: name -> entry as text, such as `{hosts: 2, nic: 10 Gbit/s, latency: 50 us}`.
+        links: between nodes, or between regions where there are any.
+        protocol: how transfers use links; None: left open.
+        are_ends_measured: whether links are ways that were measured end to end, so that none leads through a third
+            place, even where that has less latency.
+        remarks: what the reader should know or do about what was read.
+        through: (host, host) -> what lies between on its way, where a file tells routes.
+    """
+
+    name: str
+    sources: list[str]
+    hosts: list[str] = field(default_factory=list)
+    routers: list[str] = field(default_factory=list)
+    regions: dict[str, str] = field(default_factory=dict)
+    links: list[LinkLine] = field(default_factory=list)
+    protocol: str | None = None
+    are_ends_measured: bool = False
+    through: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+    def to_yaml(self) -> str:
+        """Text of the file, which is read back once to check it.
+
+        Raises InputError where what was read makes no network, such as one that is not connected, or one that is too
+        large for a topology file.
+        """
+        text = self._text([])
+        topology = self._loaded(text)
+        routes = self._direct_routes(topology) if self.are_ends_measured else self._told_routes(topology)
+        if routes:
+            text = self._text(routes)
+            self._loaded(text)
+        return text
+
+    def _text(self, routes: Iterable[str]) -> str:
+        text = "\n".join(self._lines(routes)) + "\n"
+        if len(text.encode()) > MAX_FILE_BYTES:  # perhaps not without a comment on each link
+            text = "\n".join(self._lines(routes, is_short=True)) + "\n"
+        if len(text.encode()) > MAX_FILE_BYTES:
+            raise InputError(
+                f"{self.name}: {len(self.links):,} links make a topology file of more than 1 MB, which is not read: "
+                "take some of the places with --only A,B,..."
+            )
+        return text
+
+    def _loaded(self, text: str) -> Topology:
+        return Topology.from_mapping(cast("dict[str, Any]", parse_document(text).data), where=self.name)
+
+    def _told_routes(self, topology: Topology) -> list[str]:
+        """Routes of the source file that differ from those of least latency."""
+        routes = []
+        for (source, target), told in self.through.items():
+            links = topology.route(topology.host_index(source), topology.host_index(target))
+            if [topology.links[link].target for link in links][:-1] != told:
+                through = ", ".join(map(_quoted, told))
+                routes.append(f"  - {{from: {_quoted(source)}, to: {_quoted(target)}, through: [{through}]}}")
+        return routes
+
+    def _direct_routes(self, topology: Topology) -> list[str]:
+        """Routes of pairs that would go through a third place."""
+        routes = []
+        places = list(self.regions) or self.hosts
+        linked = {(link.one, link.other) for link in self.links}
+        first = {place: topology.host_index(f"{place}.0" if self.regions else place) for place in places}
+        for one, other in sorted({*linked, *((other, one) for one, other in linked)}):
+            hops = 3 if self.regions else 1
+            if len(topology.route(first[one], first[other])) != hops:
+                through = f"[{_quoted(one)}, {_quoted(other)}]" if self.regions else "[]"
+                routes.append(f"  - {{from: {_quoted(one)}, to: {_quoted(other)}, through: {through}}}")
+        return routes
+
+    def _lines(self, routes: Iterable[str], is_short: bool = False) -> Iterable[str]:
+        yield f"name: {json.dumps(self.name)}"
+        yield f"source: {json.dumps(on_one_line(' '.join(self.sources))[:2000])}"
+        if self.protocol is not None:
+            yield f"protocol: {self.protocol}"
+        yield from (f"# Note: {on_one_line(remark)}" for remark in self.remarks)
+        if self.hosts:
+            yield "hosts:"
+            yield from (f"  {_quoted(name)}: {{}}" for name in self.hosts)
+        if self.routers:
+            yield f"routers: [{', '.join(map(_quoted, self.routers))}]"
+        if self.regions:
+            yield "regions:"
+            yield from (f"  {_quoted(name)}: {entry}" for name, entry in self.regions.items())
+        if self.links:
+            yield "wan:" if self.regions else "links:"
+            yield from ((replace(link, comment="") if is_short else link).line() for link in self.links)
+        routes = list(routes)
+        if routes:
+            if self.are_ends_measured:
+                yield "# Each way was measured end to end: none leads through a third place."
+            yield "routes:"
+            yield from routes
+
+
+def rate(bits_per_second: float) -> str:
+    """A rate as text that reads back.
+
+    >>> rate(1.4e9), rate(523.4e6), rate(56e3)
+    ('1.4 Gbit/s', '523.4 Mbit/s', '56 kbit/s')
+    """
+    for prefix, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if bits_per_second >= factor:
+            return f"{bits_per_second / factor:.9g} {prefix}bit/s"
+    return f"{bits_per_second:.9g} bit/s"
+
+
+def milliseconds(seconds: float) -> str:
+    """A latency as text that reads back."""
+    return f"{seconds * 1e3:.9g} ms"
+
+
+def region_entry(hosts: int, up: float, down: float, latency: str, streams: int | None = None) -> str:
+    """Entry of `regions`: each host's own link in bit/s, the goodput of so many streams where it was measured."""
+    measured = {"measured": {"streams": streams}} if streams else {}
+    return _flow({"hosts": hosts, **rates("nic", up, down, _shown), "latency": latency, **measured})
+
+
+def _shown(of: Any, value: float) -> str:
+    """A quantity with digits and a unit for readers."""
+    return rate(value) if of is Rate else milliseconds(value) if of is Duration else f"{value * 100:.6g} %"
+
+
+def _flow(entry: Mapping[str, Any]) -> str:
+    """A mapping in one line of YAML, whose values are text that needs no quotes."""
+    values = ((key, _flow(value) if isinstance(value, dict) else value) for key, value in entry.items())
+    return f"{{{', '.join(f'{key}: {value}' for key, value in values)}}}"
+
+
+def safe_name(name: str, taken: dict[str, str]) -> str:
+    """A name that topology files accept; `taken` remembers what each original is called.
+
+    >>> taken = {}
+    >>> safe_name("New York, NY", taken), safe_name("New York; NY", taken), safe_name("New York, NY", taken)
+    ('New-York-NY', 'New-York-NY-2', 'New-York-NY')
+    """
+    if name not in taken:
+        base = re.sub(r"[^\w.]+", "-", name).strip("-.")[:90] or "node"
+        base = base if base[0].isalnum() or base[0] == "_" else f"n{base}"
+        known, number, unique = set(taken.values()), 1, base
+        while unique in known:
+            number += 1
+            unique = f"{base}-{number}"
+        taken[name] = unique
+    return taken[name]
+
+
+def read_text(path: Any) -> str:
+    """A text file in UTF-8 of at most 64 MiB; raises InputError."""
+    try:
+        with input_file(path) as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > _MOST_BYTES:
+        raise InputError(f"{path}: is larger than 64 MiB: give a smaller extract")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is no text in UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def _quoted(name: str) -> str:
+    is_plain = _PLAIN.fullmatch(name) and name.lower() not in _WORDS
+    return name if is_plain else json.dumps(name)
+
+
+def on_one_line(text: str) -> str:
+    """Text without line breaks and other characters that do not print."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())

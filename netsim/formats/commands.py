@@ -1,0 +1,265 @@
+"""`netsim import` and `netsim export`: topology files from measurements and other tools' network files, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from netsim.cli.terminal import OneLineCommand, check_new, plain_lines, write_new
+from netsim.errors import InputError
+from netsim.files.documents import parse_document
+from netsim.formats.builder import Assumed, TopologyBuilder, read_text
+from netsim.formats.measurements import (
+    FailedMeasurementError,
+    Pairs,
+    is_iperf3,
+    is_ping,
+    parsed_json,
+    read_csv,
+    read_iperf3,
+    read_json,
+    read_ping,
+)
+from netsim.formats.networks import (
+    address_file,
+    is_astrasim,
+    read_astrasim,
+    read_graph,
+    read_simgrid,
+    shaping_script,
+    write_astrasim,
+    write_simgrid,
+)
+from netsim.topology.topology import Topology
+from netsim.units import parse_bits_per_second, parse_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["export_command", "import_command", "read_foreign"]
+
+
+def read_foreign(
+    paths: Sequence[str | Path],
+    name: str | None = None,
+    assumed: Assumed | None = None,
+    only: Sequence[str] = (),
+) -> TopologyBuilder:
+    """Read the topology that files describe: measurements of any number of them together, or one description.
+
+    Told apart by their contents: iperf3 -J, ping's output, tables of round trips and throughput (CSV or JSON, see
+    `netsim.formats.measurements`), GraphML, GML, ASTRA-sim's YAML, SimGrid's XML.
+
+    Args:
+        paths: of the files.
+        name: of the topology; None: the file's.
+        assumed: values for what files do not say.
+        only: of measured places, as files call them; none: all.
+
+    Raises InputError with the file, and line or entry, of what is wrong or missing.
+    """
+    assumed = assumed if assumed is not None else Assumed()
+    if not paths:
+        raise InputError("import: no files given")
+    pairs, servers = Pairs(), dict[str, str]()
+    texts = [(Path(path), read_text(path)) for path in paths]
+    for path, text in texts:
+        if not text.strip():
+            raise InputError(f"{path}: is empty")
+    # Lists of servers first: other files may call them by number.
+    texts.sort(
+        key=lambda each: not each[1][:400].lower().split("\n", 1)[0].strip().startswith(('"id"', "id,"))
+    )
+    failed: list[str] = []
+    for path, text in texts:
+        builder = _described(path, text, assumed)
+        if builder is not None:
+            if len(texts) > 1:
+                raise InputError(f"{path}: describes a whole network: import it alone")
+            if only:
+                raise InputError(f"{path}: describes a whole network, of which --only cannot take a part")
+            if assumed.nics or assumed.hosts_of:
+                raise InputError(f"{path}: describes a whole network: it takes no place's --nic or --hosts")
+            builder.name = name or builder.name
+            return builder
+        try:
+            _measured(path, text, pairs, servers)
+        except FailedMeasurementError as error:
+            failed.append(str(error))
+    if failed:
+        those = "this file" if len(failed) == 1 else "these files"
+        raise InputError(f"{'; '.join(failed)}: measure again, or leave {those} out")
+    if only:
+        pairs.keep(only)
+    return pairs.builder(name or (texts[0][0].stem if len(texts) == 1 else "measured"), assumed)
+
+
+def _described(path: Path, text: str, assumed: Assumed) -> TopologyBuilder | None:
+    """The network that a file describes; None for measurements."""
+    kind, start = path.suffix.lower(), text.lstrip()[:2000]
+    if kind == ".gml" or start.startswith(("graph [", "graph[", "Creator")):
+        return read_graph(path, text, assumed)
+    if start.startswith("<"):
+        return read_graph(path, text, assumed) if "<graphml" in start else read_simgrid(path, text)
+    if kind in (".yml", ".yaml"):
+        data = parse_document(text, str(path)).data
+        if not is_astrasim(data):
+            raise InputError(
+                f"{path}: is no network file of ASTRA-sim: it needs topology, npus_count, bandwidth, latency"
+            )
+        return read_astrasim(path, data)
+    return None
+
+
+def _measured(path: Path, text: str, pairs: Pairs, servers: dict[str, str]) -> None:
+    if text.lstrip().startswith(("{", "[")):
+        for data in parsed_json(path, text):
+            if is_iperf3(data):
+                read_iperf3(path, data, pairs)
+            else:
+                read_json(path, data, pairs)
+    elif is_ping(text):
+        read_ping(path, text, pairs)
+    else:
+        read_csv(path, text, pairs, servers)
+
+
+T = TypeVar("T")
+
+_MOST_HOSTS = 1000
+
+
+@click.command("import", cls=OneLineCommand)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.option("--name", metavar="NAME", help="Of the topology; default: the file's.")
+@click.option("--only", metavar="PLACE,...", default="", help="Of the measured places these alone.")
+@click.option(
+    "--hosts",
+    multiple=True,
+    metavar="[PLACE=]NUMBER",
+    help="Of each place, or of this one; may be repeated.  [default: 1]",
+)
+@click.option(
+    "--nic",
+    multiple=True,
+    metavar="[PLACE=]RATE[:RATE]",
+    help="Each host's own link (up:down), everywhere or at this place; may be repeated.  [default: 10 Gbit/s]",
+)
+@click.option("--bandwidth", metavar="RATE", help="Of ways for which no rate is told, such as '1 Gbit/s'.")
+@click.option("--latency", metavar="TIME", help="One way, of ways for which none is told.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE.yaml", help="Default: standard output.")
+def import_command(
+    files: tuple[Path, ...],
+    name: str | None,
+    only: str,
+    hosts: tuple[str, ...],
+    nic: tuple[str, ...],
+    bandwidth: str | None,
+    latency: str | None,
+    out: Path | None,
+) -> None:
+    """Make a topology of what you have measured, or of another tool's network file.
+
+    Measurements, together: iperf3 -J (a run a file, called FROM--TO.json, or by address), ping's output
+    (FROM--TO.txt), tables of round trip, throughput and loss as CSV (columns from,to,rtt,throughput,loss; or a square
+    whose first cell says 'rtt ms') or JSON; CloudPing's, WonderNetwork's and skyplane's tables. Descriptions, alone:
+    GraphML and GML (Topology Zoo), ASTRA-sim's YAML, SimGrid's XML. What had to be assumed is said in the file.
+    """
+    if out is not None:
+        check_new(out)
+    number, hosts_of = _by_place("--hosts", hosts, _number, 1)
+    line, nics = _by_place("--nic", nic, _rates, (10e9, 10e9))
+    if line[0] != line[1]:
+        raise InputError(
+            f"--nic {nic[-1]}: up:down is for one place: say which, such as --nic home={nic[-1]}"
+        )
+    assumed = Assumed(
+        parse_bits_per_second(bandwidth) if bandwidth is not None else None,
+        parse_seconds(latency) if latency is not None else None,
+        line[0],
+        number,
+        nics,
+        hosts_of,
+    )
+    places = [place.strip() for place in only.split(",") if place.strip()]
+    builder = read_foreign(files, name, assumed, places)
+    text = builder.to_yaml()
+    for remark in builder.remarks:
+        click.echo(plain_lines(f"note: {remark}"), err=True)
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        write_new(out, text)
+
+
+def _by_place(
+    option: str, given: Sequence[str], read: Callable[[str], T], default: T
+) -> tuple[T, dict[str, T]]:
+    """Value for all places, and values for some of them; the last of several counts."""
+    those: dict[str, T] = {}
+    for text in given:
+        place, mark, value = text.rpartition("=")
+        try:
+            read_value = read(value.strip())
+        except InputError as error:
+            raise InputError(f"{option} {text}: {error}") from None
+        if mark:
+            those[place.strip()] = read_value
+        else:
+            default = read_value
+    return default, those
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= _MOST_HOSTS:
+        raise InputError(f"expected a whole number from 1 to {_MOST_HOSTS:,}, or PLACE=NUMBER")
+    return int(text)
+
+
+def _rates(text: str) -> tuple[float, float]:
+    """One rate both ways, or `up:down`."""
+    up, mark, down = text.partition(":")
+    return parse_bits_per_second(up.strip()), parse_bits_per_second((down if mark else up).strip())
+
+
+_WRITERS = {"simgrid": write_simgrid, "astra-sim": write_astrasim}
+
+
+@click.command("export", cls=OneLineCommand)
+@click.argument("topology")
+@click.option("--format", "form", required=True, type=click.Choice([*_WRITERS, "tc"]), help="Whose.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="PATH", help="A new file; for tc a new folder."
+)
+def export_command(topology: str, form: str, out: Path | None) -> None:
+    """Write TOPOLOGY as SimGrid's XML, as ASTRA-sim's network YAML, or as shell scripts with tc commands.
+
+    `tc` writes a folder with a script for each host, which shapes what leaves it (rate, latency and loss to each
+    other host), and addresses.sh, where you say who they are.
+    """
+    net = Topology.load(topology)
+    if form != "tc":
+        text = _WRITERS[form](net)
+        if out is None:
+            click.echo(text, nl=False)
+        else:
+            write_new(out, text)
+        return
+    if out is None:
+        raise InputError("export: tc is a script for each host: say where with --out FOLDER")
+    _make_folder(out)
+    write_new(out / "addresses.sh", address_file(net))
+    for host in net.hosts:
+        write_new(out / f"{host.name}.sh", shaping_script(net, host.index))
+
+
+def _make_folder(path: Path) -> None:
+    if path.is_dir():
+        return
+    check_new(path)
+    try:
+        path.mkdir()
+    except OSError as error:
+        raise InputError(f"--out {path}: cannot be written: {error.strerror}") from None

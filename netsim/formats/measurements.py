@@ -1,0 +1,635 @@
+"""Measurements of any number of files together: tables, iperf3's and ping's outputs, and the network that they make.
+
+Plain tables, as CSV with one row a pair (JSON: a list of objects with the same keys); quantities have their units:
+
+    from,to,rtt,throughput,streams,loss
+    us,eu,80 ms,1.2 Gbit/s,1,0 %
+
+Throughput is goodput, of one stream where no column `streams` says how many were measured together. As a square, the
+first cell says what the cells are:
+
+    rtt ms,us,eu
+    us,0,80
+    eu,80,0
+
+CloudPing: `[{"region": ..., "averages": [{"regionTo": ..., "average": ms}]}]`, or `{"data": {from: {to: ms}}}`.
+WonderNetwork: CSV with source, destination, timestamp, min, avg, max, mdev (ms), and its list of servers (id, name).
+Skyplane: CSV with src_region, dst_region, src_tier, dst_tier, and throughput_sent, throughput_recieved (bit/s) with
+iperf3_connections, or avg_rtt (ms) in its table of latencies; rows with an end that is not of the premium tier are left
+out.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import shlex
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from netsim.errors import InputError, printable, unknown_name, unknown_names
+from netsim.formats.builder import (
+    Assumed,
+    LinkLine,
+    TopologyBuilder,
+    milliseconds,
+    rate,
+    region_entry,
+    safe_name,
+)
+from netsim.units import format_count, parse_bits_per_second, parse_fraction, parse_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = [
+    "GOODPUT_SHARE",
+    "FailedMeasurementError",
+    "OneWay",
+    "Pairs",
+    "ends_by_name",
+    "is_iperf3",
+    "is_ping",
+    "parsed_json",
+    "read_csv",
+    "read_iperf3",
+    "read_json",
+    "read_ping",
+    "remarks_on_lines",
+]
+
+GOODPUT_SHARE = 1448 / 1514
+"""Payload of a full TCP segment by its bytes on the wire (Ethernet frame), as `linux-tcp` counts them."""
+
+
+@dataclass
+class OneWay:
+    """Measurements from one place to another; None where there is none.
+
+    Attributes:
+        bits_per_second: goodput.
+        rtt_seconds: there and back.
+        loss: share of packets.
+        streams: of that goodput.
+        notes: on how it was measured.
+    """
+
+    bits_per_second: float | None = None
+    rtt_seconds: float | None = None
+    loss: float | None = None
+    streams: int = 1
+    notes: list[str] = field(default_factory=list)
+
+
+class Pairs:
+    """Measurements by (from, to)."""
+
+    def __init__(self) -> None:
+        self.ways: dict[tuple[str, str], OneWay] = {}
+        self.sources: list[str] = []
+
+    def way(self, source: str, target: str) -> OneWay:
+        """Measurements from one place to another, new or known."""
+        return self.ways.setdefault((source, target), OneWay())
+
+    def add(
+        self,
+        source: str,
+        target: str,
+        *,
+        bits_per_second: float | None = None,
+        rtt_seconds: float | None = None,
+        loss: float | None = None,
+        streams: float = 1,
+        note: str = "",
+    ) -> None:
+        """Add a measurement. Of several the largest rate and the smallest round trip count."""
+        way = self.way(source, target)
+        if bits_per_second is not None and bits_per_second > (way.bits_per_second or 0.0):
+            way.bits_per_second, way.streams = bits_per_second, int(streams)
+        if rtt_seconds is not None and rtt_seconds >= 0:
+            way.rtt_seconds = rtt_seconds if way.rtt_seconds is None else min(rtt_seconds, way.rtt_seconds)
+        if loss is not None and 0 <= loss < 1:
+            way.loss = loss
+        if note and note not in way.notes:
+            way.notes.append(note)
+
+    def keep(self, places: Sequence[str]) -> None:
+        """Drop the measurements of all other places. Raises UnknownNameError for a place that has none."""
+        known = {place for pair in self.ways for place in pair}
+        for place in places:
+            if place not in known:
+                raise unknown_name("place in the measurements", place, known)
+        self.ways = {pair: way for pair, way in self.ways.items() if set(pair) <= set(places)}
+
+    def builder(self, name: str, assumed: Assumed) -> TopologyBuilder:
+        """Each place a region with hosts of its own, each pair a link between regions, one figure a direction.
+
+        Raises InputError where a figure is missing and nothing is assumed for it.
+        """
+        taken: dict[str, str] = {}
+        pairs = list(dict.fromkeys(tuple(sorted(pair)) for pair in self.ways if pair[0] != pair[1]))
+        if not pairs:
+            raise InputError(
+                f"{name}: no way between two places was found: give measurements of at least one"
+            )
+        builder = TopologyBuilder(name, list(self.sources), protocol="linux-tcp", are_ends_measured=True)
+        for one, other in pairs:
+            builder.links.append(self._link(one, other, assumed, taken))
+        fastest = max(
+            max(link.up_bits_per_second, link.down_bits_per_second)
+            / (GOODPUT_SHARE if link.measured_streams else 1.0)
+            for link in builder.links
+        )
+        nic = max(assumed.nic_bits_per_second, fastest)
+        lines: dict[str, tuple[int, float, float]] = {}
+        for place in dict.fromkeys(place for pair in sorted(pairs) for place in pair):
+            up, down = assumed.nics.get(place, (nic, nic))
+            lines[place] = assumed.hosts_of.get(place, assumed.hosts), up, down
+            builder.regions[safe_name(place, taken)] = region_entry(*lines[place], "50 us")
+        given = {*assumed.nics, *assumed.hosts_of} - lines.keys()
+        if given:
+            raise unknown_names("place of --nic and --hosts", sorted(given), lines)
+        rates = {ends: way.bits_per_second for ends, way in self.ways.items() if way.bits_per_second}
+        wire = {ends: goodput / GOODPUT_SHARE for ends, goodput in rates.items()}
+        builder.remarks += remarks_on_lines(wire, lines, GOODPUT_SHARE)
+        builder.sources.append(
+            f"Assumed: {format_count(assumed.hosts, 'host')} a place, network cards of {rate(nic)}"
+            f"{' where regions say no other' if assumed.nics or assumed.hosts_of else ''}, 50 us to the place's"
+            " router. Rates that were measured are goodput, as many streams as `measured` says together."
+        )
+        return builder
+
+    def _link(self, one: str, other: str, assumed: Assumed, taken: dict[str, str]) -> LinkLine:
+        there = self.ways.get((one, other), OneWay())
+        back = self.ways.get((other, one), OneWay())
+        trips = [way.rtt_seconds for way in (there, back) if way.rtt_seconds is not None]
+        notes = [f"{one} to {other}: {note}" for note in there.notes]
+        notes += [f"{other} to {one}: {note}" for note in back.notes]
+        up, down = (
+            there.bits_per_second or back.bits_per_second,
+            back.bits_per_second or there.bits_per_second,
+        )
+        if up is None or down is None:
+            if assumed.bits_per_second is None:
+                raise InputError(f"{one} to {other}: no throughput was measured: assume one with --bandwidth")
+            up = down = assumed.bits_per_second
+            notes.append(f"rate assumed: {rate(assumed.bits_per_second)}")
+        elif there.bits_per_second is None or back.bits_per_second is None:
+            notes.append("rate measured one way, assumed the other")
+        if trips:
+            latency = sum(trips) / len(trips) / 2
+            # The way from each host to its place's router is part of what was measured.
+            latency = max(latency - 2 * 50e-6, 0.0)
+        elif assumed.latency_seconds is not None:
+            latency = assumed.latency_seconds
+            notes.append(f"latency assumed: {milliseconds(latency)}")
+        else:
+            raise InputError(f"{one} to {other}: no round trip was measured: assume a latency with --latency")
+        losses = [way.loss for way in (there, back) if way.loss is not None]
+        return LinkLine(
+            safe_name(one, taken),
+            safe_name(other, taken),
+            up,
+            down,
+            latency,
+            max(losses, default=0.0),
+            "; ".join(notes),
+            max((way.streams for way in (there, back) if way.bits_per_second), default=None),
+        )
+
+
+_ALIKE = 1.1  # the largest of a place's rates by its least
+_MOST_REMARKS = 4
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """Rates on the wire that a place has to some others, or from them, all nearly the same."""
+
+    least: float
+    most: float
+    others: frozenset[str]
+
+
+def remarks_on_lines(
+    rates: Mapping[tuple[str, str], float], lines: Mapping[str, tuple[int, float, float]], payload: float
+) -> list[str]:
+    """A remark on each place whose rates to all others, or from them, are alike, while its hosts' lines are wider.
+
+    Links of their own let such a place send to all at once as much as was measured to each. Where all that send to a
+    place send alike to everybody, it is their lines that tell, and not its own.
+
+    Args:
+        rates: (from, to) -> bit/s on the wire, where it was measured.
+        lines: place -> (hosts, bit/s up and bit/s down of each host's own link), of all places.
+        payload: share of a byte on the wire that is goodput, in which rates are told.
+
+    >>> rates = {("home", "a"): 40e6, ("home", "b"): 39e6, ("a", "b"): 1e9, ("b", "a"): 2e9, ("a", "home"): 3e8}
+    >>> (line,) = remarks_on_lines(rates, dict.fromkeys(("home", "a", "b"), (1, 1e10, 1e10)), 1.0)
+    >>> line.partition(":")[0]
+    "home's rates to all others are alike (39 to 40 Mbit/s)"
+    """
+    up, down = _alike(rates, 0), _alike(rates, 1)
+    up_told = {
+        one: each for one, each in up.items() if len(down) == len(lines) or not each.others <= down.keys()
+    }
+    down_told = {
+        one: each for one, each in down.items() if len(up) == len(lines) or not each.others <= up.keys()
+    }
+    remarks = []
+    for place, (hosts, own_up, own_down) in lines.items():
+        sends, gets = up_told.get(place), down_told.get(place)
+        sends = sends if sends is not None and own_up * hosts > sends.most * _ALIKE else None
+        gets = gets if gets is not None and own_down * hosts > gets.most * _ALIKE else None
+        said = []
+        if sends is not None:
+            own_up = sends.most
+            said.append(f"{place}'s rates to all others are alike ({_span(sends, payload)})")
+        if gets is not None:
+            own_down = gets.most
+            said.append(f"all others' rates to {place} are alike ({_span(gets, payload)})")
+        if said:
+            remarks.append(
+                f"{', and '.join(said)}: probably its own line, which it would have here to each of them at once;"
+                f" measure two at once, or give {_options(place, hosts, own_up, own_down)} (bytes on the wire)"
+            )
+    if len(remarks) > _MOST_REMARKS:
+        told = f"likewise of {len(remarks) - _MOST_REMARKS:,} more places"
+        remarks[_MOST_REMARKS:] = [told]
+    return remarks
+
+
+def _alike(rates: Mapping[tuple[str, str], float], end: int) -> dict[str, _Alike]:
+    """The places whose rates to two others or more (end 0; from: 1) are alike."""
+    ways: dict[str, dict[str, float]] = {}
+    for ends, each in rates.items():
+        ways.setdefault(ends[end], {})[ends[1 - end]] = each
+    return {
+        place: _Alike(min(each.values()), max(each.values()), frozenset(each))
+        for place, each in ways.items()
+        if len(each) > 1 and max(each.values()) <= _ALIKE * min(each.values())
+    }
+
+
+def _span(alike: _Alike, payload: float) -> str:
+    least, most = (rate(float(f"{each * payload:.3g}")) for each in (alike.least, alike.most))
+    if least == most:
+        return most
+    return f"{least.split()[0] if least.split()[1] == most.split()[1] else least} to {most}"
+
+
+def _options(place: str, hosts: int, up: float, down: float) -> str:
+    both = [rate(float(f"{each:.3g}")).replace(" ", "") for each in (up, down)]
+    line = both[0] if both[0] == both[1] else ":".join(both)
+    alone = f" --hosts {shlex.quote(f'{place}=1')}" if hosts > 1 else ""
+    return f"--nic {shlex.quote(f'{place}={line}')}{alone}"
+
+
+_FROM = ("from", "src", "source", "src_region", "from_region")
+_TO = ("to", "dst", "target", "destination", "dst_region", "to_region")
+_SQUARE = re.compile(r"(rtt|latency|throughput|bandwidth|loss)\s*\(?([A-Za-z/%]+)\)?", re.IGNORECASE)
+_MOST_ROWS = 2_000_000
+
+
+def _scaled(factor: float) -> Callable[[str], float]:
+    return lambda text: float(text) * factor
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError("expected a whole number of at least 1")
+    return number
+
+
+# Column -> (what it is, how it is read). The first that a row has, of each kind, counts.
+_COLUMNS: Mapping[str, tuple[str, Callable[[str], float]]] = {
+    "rtt": ("rtt_seconds", parse_seconds),
+    "rtt_ms": ("rtt_seconds", _scaled(1e-3)),
+    "latency": ("rtt_seconds", lambda text: 2 * parse_seconds(text)),
+    "latency_ms": ("rtt_seconds", _scaled(2e-3)),
+    "avg": ("rtt_seconds", _scaled(1e-3)),
+    "avg_rtt": ("rtt_seconds", _scaled(1e-3)),
+    "throughput": ("bits_per_second", parse_bits_per_second),
+    "bandwidth": ("bits_per_second", parse_bits_per_second),
+    "throughput_mbit_s": ("bits_per_second", _scaled(1e6)),
+    "throughput_gbit_s": ("bits_per_second", _scaled(1e9)),
+    "throughput_recieved": ("bits_per_second", float),
+    "throughput_received": ("bits_per_second", float),
+    "throughput_sent": ("bits_per_second", float),
+    "loss": ("loss", parse_fraction),
+    "streams": ("streams", _count),
+    "iperf3_connections": ("streams", _count),
+}
+
+
+def read_csv(path: str | Path, text: str, pairs: Pairs, servers: dict[str, str]) -> None:
+    """Read rows or a square. A list of servers (id, name) is kept in `servers` for the rows of other files.
+
+    Raises InputError that names line and column.
+    """
+    try:
+        rows = [row for row in csv.reader(StringIO(text), strict=True) if row]
+    except csv.Error as error:
+        raise InputError(f"{path}: is no CSV file: {error}") from None
+    if len(rows) > _MOST_ROWS:
+        raise InputError(f"{path}: has more than {_MOST_ROWS:,} rows: give a smaller extract")
+    header = [cell.strip() for cell in rows[0]] if rows else []
+    lowered = [cell.lower() for cell in header]
+    square = _SQUARE.fullmatch(header[0]) if header else None
+    if {"id", "name"} <= set(lowered) and not set(lowered) & set(_TO):
+        named = (dict(zip(lowered, row, strict=False)) for row in rows[1:])
+        servers.update({row["id"].strip(): row["name"].strip() for row in named if "name" in row})
+        return
+    if square is not None:
+        _read_square(path, square, rows, pairs)
+    else:
+        objects = [
+            (number, dict(zip(lowered, (cell.strip() for cell in row), strict=False)))
+            for number, row in enumerate(rows[1:], 2)
+        ]
+        _read_rows(path, lowered, objects, pairs, servers)
+    pairs.sources.append(f"{Path(path).name}: table of {format_count(len(rows) - 1, 'row')}.")
+
+
+def _read_square(path: str | Path, square: re.Match[str], rows: list[list[str]], pairs: Pairs) -> None:
+    what, unit = square.group(1).lower(), square.group(2)
+    kind, read = _COLUMNS[what]
+    names = [cell.strip() for cell in rows[0][1:]]
+    for number, row in enumerate(rows[1:], 2):
+        if len(row) != len(names) + 1:
+            raise InputError(f"{path}:{number}: expected {len(names) + 1} cells, got {len(row)}")
+        for target, cell in zip(names, row[1:], strict=True):
+            source, text = row[0].strip(), cell.strip()
+            if source == target or text in ("", "-", "0", "nan"):
+                continue
+            value = _value(f"{path}:{number}: column {target}", read, f"{text} {unit}")
+            note = f"{what} {text} {unit} ({Path(path).name}:{number})"
+            pairs.add(source, target, **{kind: value}, note=note)
+
+
+def _read_rows(
+    path: str | Path,
+    columns: Sequence[str],
+    rows: Sequence[tuple[int, Mapping[str, str]]],
+    pairs: Pairs,
+    servers: Mapping[str, str],
+) -> None:
+    source_key = next((name for name in _FROM if name in columns), None)
+    target_key = next((name for name in _TO if name in columns), None)
+    known = [name for name in _COLUMNS if name in columns]
+    figures_known = [name for name in known if _COLUMNS[name][0] != "streams"]
+    if source_key is None or target_key is None or not figures_known:
+        raise InputError(
+            f"{path}: no table of ways: name columns from, to and some of rtt, throughput, loss"
+            " (or a first cell such as 'rtt ms' for a square)"
+        )
+    for number, row in rows:
+        if any(row.get(tier, "").upper() not in ("PREMIUM", "") for tier in ("src_tier", "dst_tier")):
+            continue
+        source, target = row.get(source_key, ""), row.get(target_key, "")
+        source, target = servers.get(source, source), servers.get(target, target)
+        if not source or not target:
+            raise InputError(f"{path}:{number}: no {source_key if not source else target_key}")
+        found: dict[str, float] = {}
+        figures: list[str] = []
+        for name in known:
+            kind, read = _COLUMNS[name]
+            if kind not in found and row.get(name, "") not in ("", "nan"):
+                found[kind] = _value(f"{path}:{number}: column {name}", read, row[name])
+                figures.append(f"{name} {row[name]}")
+        if source != target and found.keys() - {
+            "streams"
+        }:  # skyplane's tables have rows of what could not be measured
+            note = f"{', '.join(figures)} ({Path(path).name}:{number})"
+            pairs.add(source, target, **found, note=note)
+
+
+def read_json(path: str | Path, data: Any, pairs: Pairs) -> None:
+    """CloudPing's layouts, the plain list of objects, or `{"rtt_ms": {from: {to: value}}, ...}`.
+
+    Raises InputError that names the entry.
+    """
+    before = len(pairs.ways)
+    if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
+        if "averages" in data[0]:
+            for entry in data:
+                for way in entry.get("averages", []):
+                    _add(
+                        path,
+                        pairs,
+                        str(entry.get("region")),
+                        str(way.get("regionTo")),
+                        "rtt_ms",
+                        way.get("average"),
+                    )
+        else:
+            rows = [
+                (number, {str(key).lower(): str(value) for key, value in row.items()})
+                for number, row in enumerate(data, 1)
+            ]
+            _read_rows(path, sorted({key for _, row in rows for key in row}), rows, pairs, {})
+    elif isinstance(data, dict):
+        tables = {"rtt_ms": data["data"]} if isinstance(data.get("data"), dict) else data
+        for name, table in tables.items():
+            if name not in _COLUMNS or not isinstance(table, dict):
+                continue
+            for source, ways in table.items():
+                if not isinstance(ways, dict):
+                    raise InputError(f"{path}: {name}.{source}: expected a mapping from places to values")
+                for target, value in ways.items():
+                    _add(path, pairs, str(source), str(target), name, value)
+    if len(pairs.ways) == before:
+        raise InputError(f"{path}: no table of ways was found: see 'netsim import --help' for the layouts")
+    pairs.sources.append(f"{Path(path).name}: {len(pairs.ways) - before} ways.")
+
+
+def _add(path: str | Path, pairs: Pairs, source: str, target: str, column: str, value: Any) -> None:
+    if source == target or value is None:
+        return
+    kind, read = _COLUMNS[column]
+    number = _value(f"{path}: {printable(source)} to {printable(target)}", read, str(value))
+    note = f"{column} {value} ({Path(path).name})"
+    pairs.add(source, target, **{kind: number}, note=note)
+
+
+def _value(where: str, read: Callable[[str], float], text: str) -> float:
+    try:
+        value = read(text)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise InputError(f"{where}: {text[:40]!r} is no number from 0 up")
+    return value
+
+
+_STATISTICS = re.compile(
+    r"(?:rtt|round-trip) min/avg/max(?:/mdev|/stddev)? = (\d+(?:\.\d*)?)/(\d+(?:\.\d*)?)/(\d+(?:\.\d*)?)[/ ]"
+)
+_WINDOWS = re.compile(r"Minimum = (\d+)ms, Maximum = \d+ms, Average = (\d+)ms")
+_LOST = re.compile(r"(\d+(?:\.\d*)?)% (?:packet )?loss")
+_SENT = re.compile(r"(\d+) packets transmitted|Sent = (\d+)")
+_ENOUGH_PINGS = 100  # fewer tell nothing of a line's loss: one lost of ten may be one of ten thousand
+_PINGED = re.compile(r"^P(?:ING|inging) ([^\s:]+)", re.MULTILINE)
+
+
+class FailedMeasurementError(InputError):
+    """A file that says itself that nothing was measured: others can do without it."""
+
+
+def ends_by_name(path: str | Path) -> tuple[str, str] | None:
+    """From a file called FROM--TO.json the two places; None for other names.
+
+    >>> ends_by_name("runs/us-east--eu.json"), ends_by_name("run1.json")
+    (('us-east', 'eu'), None)
+    """
+    one, mark, other = Path(path).name.rsplit(".", 1)[0].partition("--")
+    return (one, other) if mark and one and other else None
+
+
+def is_iperf3(data: object) -> bool:
+    """Whether JSON is a run of iperf3."""
+    return isinstance(data, dict) and "start" in data and ("end" in data or "error" in data)
+
+
+def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
+    """One run, of a client or a server: goodput as the receiver counted it, and the least round trip that was seen.
+
+    A run both ways (`--bidir`) tells of both. Raises InputError for a run that failed, was UDP, or lacks these.
+    """
+    if data.get("error"):
+        raise FailedMeasurementError(f"{path}: iperf3 failed: {printable(data['error'])}")
+    try:
+        start, end = data["start"], data["end"]
+        test, connected = start["test_start"], start["connected"]
+        if test.get("protocol", "TCP") != "TCP":
+            raise InputError(
+                f"{path}: a run with {printable(test['protocol'])}: measure with TCP, as training does"
+            )
+        local, remote = connected[0]["local_host"], connected[0]["remote_host"]
+        ways = [_way_of(end, "")]
+        if "sum_received_bidir_reverse" in end:
+            ways.append(_way_of(end, "_bidir_reverse"))
+        streams = int(test.get("num_streams", len(connected)))
+        when = start.get("timestamp", {}).get("time", "")
+        trips = [
+            float(sender[key])
+            for stream in end.get("streams", [])
+            for sender in [stream.get("sender", {})]
+            for key in ("min_rtt", "mean_rtt")
+            if sender.get(key)
+        ]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"{path}: is no finished TCP run of iperf3 -J: {error!r} is missing or wrong"
+        ) from None
+    ends = ends_by_name(path) or (_address(local), _address(remote))
+    is_server = "accepted_connection" in start
+    # A file's name says from where the client ran; addresses are those of the host that wrote the file.
+    if bool(test.get("reverse")) != (is_server and ends_by_name(path) is None):
+        ends = ends[::-1]
+    for (one, other), (received, retransmits) in zip((ends, ends[::-1]), ways, strict=False):
+        lost = f", {retransmits} retransmits" if retransmits is not None else ""
+        pairs.add(
+            one,
+            other,
+            bits_per_second=received,
+            rtt_seconds=min(trips) * 1e-6 if trips else None,
+            streams=max(streams, 1),
+            note=f"iperf3 with {streams} stream{'s' if streams > 1 else ''}{lost}",
+        )
+    pairs.sources.append(f"{Path(path).name}: iperf3{f', {when}' if when else ''}.")
+
+
+def _way_of(end: dict[str, Any], suffix: str) -> tuple[float, int | None]:
+    """Goodput that arrived, and segments sent again; a server's file may know only what was sent."""
+    received = float(end[f"sum_received{suffix}"]["bits_per_second"])
+    sent = end.get(f"sum_sent{suffix}", {})
+    return received or float(sent.get("bits_per_second", 0.0)), sent.get("retransmits")
+
+
+def _address(host: object) -> str:
+    """Without the prefix of an IPv4 address that a socket of IPv6 tells."""
+    return str(host).removeprefix("::ffff:")
+
+
+def is_ping(text: str) -> bool:
+    """Whether text is what ping prints, of Linux, BusyBox, macOS or Windows (in English)."""
+    return _trips(text) is not None or _LOST.search(text) is not None
+
+
+def _trips(text: str) -> tuple[float, float] | None:
+    """The least and the mean round trip in ms."""
+    found = _STATISTICS.search(text)
+    if found is not None:
+        return float(found.group(1)), float(found.group(2))
+    found = _WINDOWS.search(text)
+    return None if found is None else (float(found.group(1)), float(found.group(2)))
+
+
+def read_ping(path: str | Path, text: str, pairs: Pairs) -> None:
+    """The least round trip, and of 100 pings or more the share that was lost.
+
+    From `here`, unless the file is called FROM--TO.txt.
+
+    Raises InputError where nothing came back, or it is not known from where.
+    """
+    trips = _trips(text)
+    if trips is None:
+        raise FailedMeasurementError(f"{path}: nothing came back of this ping")
+    pinged = _PINGED.search(text)
+    named = ends_by_name(path)
+    if named is None and pinged is None:
+        raise InputError(f"{path}: it does not say what was pinged: call the file FROM--TO.txt")
+    one, other = named if named is not None else ("here", pinged.group(1))  # type: ignore[union-attr]
+    loss, told = _loss(text)
+    pairs.add(
+        one,
+        other,
+        rtt_seconds=trips[0] * 1e-3,
+        loss=loss,
+        note=f"ping, {trips[1]:g} ms in the mean{told}",
+    )
+    pairs.sources.append(f"{Path(path).name}: ping.")
+
+
+def _loss(text: str) -> tuple[float | None, str]:
+    """The share lost, of enough pings, and what is to be said of it."""
+    lost, sent = _LOST.search(text), _SENT.search(text)
+    share = float(lost.group(1)) / 100 if lost is not None else 1.0
+    num = int(sent.group(1) or sent.group(2)) if sent is not None else 0
+    if not 0 < share < 1:
+        return (None if share else 0.0), ""
+    told = f", {round(share * num):,} of {num:,} pings lost" if num else ", some pings lost"
+    if num < _ENOUGH_PINGS:
+        return None, f"{told}: too few for a loss, which takes {_ENOUGH_PINGS}"
+    return share, told
+
+
+def parsed_json(path: str | Path, text: str) -> list[Any]:
+    """JSON, or several of it one after the other, as an iperf3 server writes them; else InputError with the place.
+
+    What `iperf3 --json-stream` writes, an event a line, becomes the one run that it tells of.
+    """
+    try:
+        return [json.loads(text)]
+    except (ValueError, RecursionError) as error:
+        told = f"{path}: is no JSON: {error}"
+    documents, at, decoder = [], 0, json.JSONDecoder()
+    try:
+        while text[at:].strip():
+            at += len(text[at:]) - len(text[at:].lstrip())
+            document, at = decoder.raw_decode(text, at)
+            documents.append(document)
+    except (ValueError, RecursionError):
+        raise InputError(told) from None
+    if all(isinstance(document, dict) and "event" in document for document in documents):
+        return [{document["event"]: document.get("data") for document in documents}]
+    return documents

@@ -1,0 +1,14 @@
+"""Topologies that ship with NetGym: apart from `netsim.topology.topology`, so that their names are there at once."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+__all__ = ["shipped_topologies"]
+
+
+def shipped_topologies() -> dict[str, Path]:
+    """The topologies that ship with NetGym: name -> file."""
+    folder = Path(str(resources.files("topologies")))
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}

@@ -1,0 +1,178 @@
+"""Types of the values in topology files: how each is read, written, and described in the JSON Schema.
+
+A written quantity has the fewest digits that read back to the same number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from netsim.errors import InputError
+from netsim.units import (
+    parse_bits_per_second,
+    parse_bytes,
+    parse_dollars_per_byte,
+    parse_fraction,
+    parse_seconds,
+    shown,
+)
+
+__all__ = [
+    "Bytes",
+    "Direction",
+    "Duration",
+    "Ends",
+    "Interval",
+    "Loss",
+    "Name",
+    "Packets",
+    "Price",
+    "ProtocolSpec",
+    "Rate",
+    "RateOrZero",
+    "Series",
+    "Share",
+    "Text",
+    "written",
+]
+
+_LEAST_RATE, _MOST_RATE = 1e-3, 1e21  # bits per second; beyond these, durations lose all digits
+_LONGEST_SECONDS = 1e6
+_NAME = re.compile(r"\w[\w.:@+-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Writer of a type's values."""
+
+    write: Callable[[Any], str]
+
+
+def written(of: Any, value: Any) -> Any:
+    """Write `value` of the type `of` as in a file; numbers without a unit and None stay."""
+    writers = [each for each in get_args(of) if isinstance(each, _Writer)]
+    return writers[0].write(value) if writers and value is not None else value
+
+
+def _read_name(value: object) -> object:
+    """Accept whole numbers as names, as YAML gives them for unquoted ones."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        raise InputError(f"expected a name, got {shown(value)}: quote it if it is meant as text")
+    if not _NAME.fullmatch(value):
+        rule = "up to 100 letters, digits and . _ - : @ +, a letter, digit or _ first"
+        raise InputError(f"expected a name ({rule}), got {shown(value)}")
+    return value
+
+
+def _read_text(value: object) -> object:
+    if isinstance(value, str) and not value.isprintable() and not value.replace("\n", " ").isprintable():
+        raise InputError(f"expected text without control characters, got {shown(value)}")
+    return value
+
+
+def _read_any_rate(value: object) -> float:
+    rate = parse_bits_per_second(value)
+    if rate > _MOST_RATE or 0 < rate < _LEAST_RATE:
+        raise InputError(f"expected a rate from 0.001 bit/s to 1e21 bit/s, got {shown(value)}")
+    return rate
+
+
+def _read_rate(value: object) -> float:
+    rate = _read_any_rate(value)
+    if rate == 0:
+        raise InputError(f"expected a rate above zero, got {shown(value)}: leave out the link instead")
+    return rate
+
+
+def _read_duration(value: object) -> float:
+    seconds = parse_seconds(value)
+    if seconds > _LONGEST_SECONDS:
+        raise InputError(f"expected a time of at most 1e6 s, got {shown(value)}")
+    return seconds
+
+
+def _read_interval(value: object) -> float:
+    seconds = _read_duration(value)
+    if seconds < 1e-6:
+        raise InputError(f"expected a time of at least 1 us, got {shown(value)}")
+    return seconds
+
+
+def _read_loss(value: object) -> float:
+    loss = parse_fraction(value)
+    if loss >= 1:
+        raise InputError(f"expected a loss below 100 %, got {shown(value)}: leave out the link instead")
+    return loss
+
+
+def _read_packets(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"expected a whole number of packets, at least 1, got {shown(value)}")
+    return value
+
+
+def _read_series(value: object) -> object:
+    if value is None or isinstance(value, str):
+        return value
+    rows = value if isinstance(value, list) else []
+    if not rows or any(not isinstance(row, list) or len(row) != 2 for row in rows):
+        raise InputError(f"expected a CSV file, or a list of [time, value] rows, got {shown(value)}")
+    return rows
+
+
+def _read_protocol(value: object) -> object:
+    """Accept the name of a preset, or a mapping that `netsim.topology.protocol` checks."""
+    if value is None or (isinstance(value, str) and value.isprintable()):
+        return value
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return dict(value)
+    raise InputError(f"expected a preset such as 'linux-tcp', or a mapping, got {shown(value)}")
+
+
+def _in(unit: str) -> _Writer:
+    def write(number: float) -> str:
+        is_whole = float(number).is_integer() and abs(number) < 1e15
+        return f"{int(number) if is_whole else repr(number)} {unit}"
+
+    return _Writer(write)
+
+
+def _write_percentage(fraction: float) -> str:
+    """Move the point of the fraction's own digits: multiplying by 100 would round."""
+    return f"{(Decimal(repr(fraction)) * 100).normalize():f} %"
+
+
+def _schema(example: str, pattern: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "examples": [example], "pattern": rf"^[0-9.eE+-]+ ?{pattern}$"})
+
+
+_RATE, _RATE_SCHEMA = _in("bit/s"), _schema("100 Mbit/s", "([kMGT]i?)?(bit/s|bps)")
+_TIME, _TIME_SCHEMA = _in("s"), _schema("30 ms", "(ns|us|ms|s|min|h)")
+_PERCENTAGE = _Writer(_write_percentage)
+_PRICE = _Writer(lambda dollars_per_byte: f"{dollars_per_byte!r} $/B")  # digits that read back exactly
+
+Name: TypeAlias = Annotated[str, BeforeValidator(_read_name)]
+Text: TypeAlias = Annotated[str, BeforeValidator(_read_text), Field(max_length=2000)]
+Rate: TypeAlias = Annotated[float, BeforeValidator(_read_rate), _RATE, _RATE_SCHEMA]
+RateOrZero: TypeAlias = Annotated[float, BeforeValidator(_read_any_rate), _RATE, _RATE_SCHEMA]
+Duration: TypeAlias = Annotated[float, BeforeValidator(_read_duration), _TIME, _TIME_SCHEMA]
+Interval: TypeAlias = Annotated[float, BeforeValidator(_read_interval), _TIME, _TIME_SCHEMA]
+Loss: TypeAlias = Annotated[float, BeforeValidator(_read_loss), _PERCENTAGE, _schema("0.01 %", "%")]
+Share: TypeAlias = Annotated[float, BeforeValidator(parse_fraction), _PERCENTAGE, _schema("50 %", "%")]
+Price: TypeAlias = Annotated[
+    float, BeforeValidator(parse_dollars_per_byte), _PRICE, _schema("0.02 $/GB", r"\$/([kMGT]i?)?B")
+]
+Bytes: TypeAlias = Annotated[int, BeforeValidator(parse_bytes), _schema("4 MiB", "([kMGT]i?)?B")]
+Packets: TypeAlias = Annotated[int, BeforeValidator(_read_packets), Field(json_schema_extra={"minimum": 1})]
+Ends: TypeAlias = Annotated[list[Name], Field(min_length=2, max_length=2)]
+Series: TypeAlias = Annotated[Any, BeforeValidator(_read_series)]
+ProtocolSpec: TypeAlias = Annotated[Any, BeforeValidator(_read_protocol)]
+Direction: TypeAlias = Literal["both", "up", "down"]

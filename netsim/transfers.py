@@ -1,0 +1,406 @@
+"""Transfers that share a network: lists of them, read and timed; `netsim.flows` is the same in one call.
+
+The list is a CSV file with the columns `start_s`, `src`, `dst` and `bytes`; other columns are kept. The
+result has the same rows in the same order, and a last column `finish_s`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+from heapq import heappop, heappush
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+
+from netsim.errors import DeadlockError, InputError, unknown_name
+from netsim.files.plain_files import input_file
+from netsim.network.clock import Clock
+from netsim.network.network import BackgroundConnection, Network
+from netsim.topology.protocol import Protocol, WindowLimit, window_limit
+from netsim.topology.topology import Topology
+from netsim.units import parse_bytes, parse_seconds
+from netsim.weather.faults import Faults
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+
+    import simpy
+
+    from netsim.network.trace import Recorder
+    from netsim.topology.topology import FloatArray
+
+__all__ = [
+    "Flow",
+    "FlowTable",
+    "FlowTimes",
+    "flows",
+    "host_index",
+    "network_and_protocol",
+    "read_flows",
+    "time_flows",
+]
+
+_COLUMNS = ("start_s", "src", "dst", "bytes")
+_FINISH = "finish_s"
+_MOST_TOLD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """One transfer between two hosts.
+
+    Attributes:
+        start_seconds: virtual time at which it is sent.
+        src, dst: index of the sending and of the receiving host.
+        num_bytes: payload.
+    """
+
+    start_seconds: float
+    src: int
+    dst: int
+    num_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class FlowTable:
+    """A list of transfers as it was read: the cells of its file, and what they mean."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    flows: tuple[Flow, ...]
+
+    def write(self, finish_seconds: Sequence[float] | FloatArray, out: TextIO) -> None:
+        """Write the rows as they were, with the instants of delivery as a last column."""
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow((*self.header, _FINISH))
+        for row, finish in zip(self.rows, finish_seconds, strict=True):
+            writer.writerow((*row, repr(float(finish))))
+
+
+def read_flows(path: str | Path, topology: Topology) -> FlowTable:
+    """Read a list of transfers between hosts of a topology.
+
+    The columns `src` and `dst` are names of hosts. Where no host's name is a number, a bare number k stands for
+    host k in natural order, counted from 0.
+
+    Args:
+        path: CSV file in UTF-8 with the columns `start_s`, `src`, `dst` and `bytes`.
+        topology: hosts that the list may name.
+
+    Raises:
+        InputError: the file cannot be read, or a line makes no sense; the error names line and column.
+    """
+    try:
+        with io.TextIOWrapper(input_file(path), newline="", encoding="utf-8-sig") as file:
+            lines = csv.reader(file, strict=True)
+            header = tuple(cell.strip() for cell in next(lines, ()))
+            _check_header(header, path)
+            numbered = [(lines.line_num, tuple(row)) for row in lines if row]
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: not a CSV file in UTF-8: {error}") from None
+    read = _RowReader(path, header, topology)
+    flows = tuple(read(line, row) for line, row in numbered)
+    return FlowTable(header, tuple(row for _, row in numbered), flows)
+
+
+def _check_header(header: tuple[str, ...], path: str | Path) -> None:
+    missing = [name for name in _COLUMNS if name not in header]
+    if missing:
+        wanted = ",".join(_COLUMNS)
+        raise InputError(f"{path}:1: no column {', '.join(missing)}: the first line must name {wanted}")
+    for name in (*_COLUMNS, _FINISH):
+        if header.count(name) > (name != _FINISH):
+            again = "is what this command adds: remove it" if name == _FINISH else "is named twice"
+            raise InputError(f"{path}:1: column {name} {again}")
+
+
+class _RowReader:
+    """Parses rows into flows; errors name line and column."""
+
+    def __init__(self, path: str | Path, header: tuple[str, ...], topology: Topology) -> None:
+        self._path = path
+        self._header = header
+        self._columns = [header.index(name) for name in _COLUMNS]
+        self._names = [host.name for host in topology.hosts]
+        self._hosts = _host_names(topology)
+
+    def __call__(self, line: int, row: tuple[str, ...]) -> Flow:
+        if len(row) != len(self._header):
+            raise InputError(f"{self._path}:{line}: expected {len(self._header)} cells, got {len(row)}")
+        start, src, dst, num_bytes = (row[column].strip() for column in self._columns)
+        return Flow(
+            self._number(line, "start_s", start, "seconds"),
+            self._host(line, "src", src),
+            self._host(line, "dst", dst),
+            self._number(line, "bytes", num_bytes, "bytes"),
+        )
+
+    def _number(self, line: int, column: str, text: str, unit: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not 0 <= number < math.inf:
+            raise InputError(
+                f"{self._path}:{line}: column {column}: expected a number of {unit}, zero or more, got {text!r}"
+            )
+        if unit == "bytes" and not number.is_integer():
+            raise InputError(f"{self._path}:{line}: column {column}: expected whole bytes, got {text!r}")
+        return number
+
+    def _host(self, line: int, column: str, text: str) -> int:
+        index = self._hosts.get(text)
+        if index is None:
+            error = unknown_name("host", text, self._names)
+            raise type(error)(f"{self._path}:{line}: column {column}: {error}")
+        return index
+
+
+def _host_names(topology: Topology) -> dict[str, int]:
+    """Host index by what a list may call it."""
+    names = {host.name: host.index for host in topology.hosts}
+    if not any(name.isdigit() for name in names):
+        names |= {str(index): index for index in range(len(topology.hosts))}
+    return names
+
+
+@dataclass(frozen=True)
+class FlowTimes:
+    """Delivery times of a list of transfers.
+
+    Attributes:
+        finish_seconds: when each is delivered, in their order; infinity for those that a crash has lost.
+        window_limit: where a sender's window limits most, and what would help; None where links do.
+    """
+
+    finish_seconds: list[float]
+    window_limit: WindowLimit | None = None
+
+
+def flows(
+    topology: Topology | str | Path | Mapping[str, Any],
+    rows: str | Path | Sequence[Mapping[str, Any] | Sequence[Any]],
+    protocol: str | Mapping[str, Any] | Protocol | None = None,
+) -> FlowTimes:
+    """Time transfers that share a network.
+
+    Args:
+        topology: a Topology, the name of a shipped one, the path of a file, or a mapping like it.
+        rows: (start in seconds, from, to, whole bytes), hosts by name or index, quantities also as text with a unit
+            ("100 ms", "25 MB"); or mappings with the keys `start_s`, `src`, `dst`, `bytes`; or a CSV file with these
+            columns.
+        protocol: how transfers use links; None: the topology's, else `linux-tcp`.
+
+    Raises InputError (a ValueError) that names the row, DeadlockError where transfers can never arrive.
+
+    >>> import netsim
+    >>> pair = {"hosts": ["a", "b"], "links": [
+    ...     {"between": ["a", "b"], "bandwidth": "80 Mbit/s", "latency": "10 ms"}]}
+    >>> netsim.flows(pair, [(0, "a", "b", 10_000_000), (0, "b", "a", 5_000_000)], "ideal").finish_seconds
+    [1.01, 0.51]
+    """
+    net, parsed = network_and_protocol(topology, protocol)
+    if isinstance(rows, str | Path):
+        listed: list[Any] = list(read_flows(rows, net).flows)
+        ways = [(flow.src, flow.dst, flow.num_bytes) for flow in listed]
+    else:
+        listed = [_row(number, row, net) for number, row in enumerate(rows, 1)]
+        ways = [row[1:] for row in listed]
+    finish = [float(seconds) for seconds in time_flows(net, listed, parsed)]
+    return FlowTimes(finish, window_limit(net, parsed, ways))
+
+
+def network_and_protocol(
+    topology: Topology | str | Path | Mapping[str, Any],
+    protocol: str | Mapping[str, Any] | Protocol | None,
+) -> tuple[Topology, Protocol]:
+    """Load a topology, and parse the protocol: the given one, else the topology's."""
+    if isinstance(topology, Topology):
+        net = topology
+    elif isinstance(topology, str | Path):
+        net = Topology.load(topology)
+    else:
+        net = Topology.from_mapping(topology)
+    return net, Protocol.resolve(protocol, net.protocol)
+
+
+def host_index(topology: Topology, host: object, where: str) -> int:
+    """Index of a host given by name or index; `where` begins the error's line."""
+    if isinstance(host, str):
+        return topology.host_index(host)
+    if isinstance(host, int) and not isinstance(host, bool) and 0 <= host < len(topology.hosts):
+        return host
+    raise InputError(f"{where}: {host!r} is no host; give a name, or an index below {len(topology.hosts)}")
+
+
+def _row(
+    number: int, row: Mapping[str, Any] | Sequence[Any], topology: Topology
+) -> tuple[float, int, int, float]:
+    where = f"flows: row {number}"
+    if hasattr(row, "keys"):
+        missing = [key for key in ("start_s", "src", "dst", "bytes") if key not in row]
+        if missing:
+            raise InputError(f"{where}: no {', '.join(missing)}; give start_s, src, dst and bytes")
+        row = [row[key] for key in ("start_s", "src", "dst", "bytes")]  # type: ignore[call-overload]
+    if isinstance(row, str) or len(row) != 4:
+        raise InputError(
+            f"{where}: {row!r}; give (start in seconds, from, to, bytes), or with units as text, such as "
+            "('1 s', from, to, '5 MB')"
+        )
+    start, src, dst, num_bytes = row
+    try:
+        start = parse_seconds(start) if isinstance(start, str) else start
+        num_bytes = parse_bytes(num_bytes) if isinstance(num_bytes, str) else num_bytes
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    for value in (start, num_bytes):
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
+            raise InputError(f"{where}: {value!r} is no finite number from 0 up")
+    if num_bytes != int(num_bytes):
+        raise InputError(f"{where}: {num_bytes!r} bytes; give a whole number, or text such as '5 MB'")
+    return float(start), host_index(topology, src, where), host_index(topology, dst, where), float(num_bytes)
+
+
+def time_flows(
+    topology: Topology,
+    flows: Sequence[Flow | tuple[float, int | str, int | str, float]],
+    protocol: str | Mapping[str, Any] | Protocol | None = None,
+    *,
+    on_delivered: Callable[[], None] | None = None,
+    recorder: Recorder | None = None,
+) -> FloatArray:
+    """Instants in seconds at which transfers are delivered, in their order; infinity for lost ones.
+
+    The topology's weather applies. A transfer that is in flight from or to a host that crashes is lost.
+
+    A transfer takes a connection between its hosts that is idle, or a new one: transfers between the same hosts
+    that overlap share the route, they do not queue.
+
+    Args:
+        topology: the network.
+        flows: the transfers; also as tuples (start in seconds, from, to, bytes) of host names or indices.
+        protocol: how transfers use links; None: the topology's, else `linux-tcp`.
+        on_delivered: called whenever one is delivered, to show progress.
+        recorder: keeps what happens.
+
+    Raises DeadlockError where transfers wait for a link or host that is never to come back.
+
+    >>> from netsim import Topology
+    >>> topology = Topology.from_mapping(
+    ...     {"hosts": {"a": {}, "b": {}}, "links": [
+    ...         {"between": ["a", "b"], "bandwidth": "80 Mbit/s", "latency": "10 ms"}]})
+    >>> time_flows(topology, [(0.0, "a", "b", 10_000_000)], "ideal").tolist()
+    [1.01]
+    """
+    parsed = Protocol.resolve(protocol, topology.protocol)
+    listed = [_as_flow(flow, topology) for flow in flows]
+    clock = Clock()
+    network = Network(clock, topology, parsed)
+    if recorder is not None:
+        recorder.watch(network)
+    faults = Faults(network)
+    run = _FlowRun(clock, network, listed, on_delivered)
+    faults.on_stuck = run.give_up
+    clock.process(run.start())
+    faults.run_until(lambda: not run.under_way)
+    return run.finish
+
+
+def _as_flow(flow: Flow | tuple[float, int | str, int | str, float], topology: Topology) -> Flow:
+    if isinstance(flow, Flow):
+        return flow
+    start, src, dst, num_bytes = flow
+    source = topology.host_index(src) if isinstance(src, str) else src
+    target = topology.host_index(dst) if isinstance(dst, str) else dst
+    if not (0 <= start < math.inf and 0 <= num_bytes < math.inf):
+        raise InputError(f"flow {flow}: start and bytes must be finite and not negative")
+    return Flow(float(start), source, target, float(num_bytes))
+
+
+class _FlowRun:
+    """Simulation of a list of transfers.
+
+    Attributes:
+        finish: when each is delivered; infinity before.
+        under_way: those that are neither delivered nor lost.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        network: Network,
+        flows: list[Flow],
+        on_delivered: Callable[[], None] | None,
+    ) -> None:
+        self.finish = np.full(len(flows), math.inf)
+        self.under_way = set(range(len(flows)))
+        self._clock, self._network = clock, network
+        self._flows, self._on_delivered = flows, on_delivered
+        self._row_of: dict[int, int] = {}  # by transfer
+        self._idle: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # connections by hosts
+        self._num_opened: defaultdict[tuple[int, int], int] = defaultdict(int)
+
+    def start(self) -> Generator[simpy.Event, None, None]:
+        """Send each at its start, on an idle connection of its hosts or a new one."""
+        clock, flows = self._clock, self._flows
+        for number in sorted(range(len(flows)), key=lambda number: flows[number].start_seconds):
+            flow = flows[number]
+            if flow.start_seconds > clock.now:
+                yield clock.at(flow.start_seconds)
+            hosts = (flow.src, flow.dst)
+            if self._idle[hosts]:
+                connection = heappop(self._idle[hosts])
+            else:
+                connection = self._num_opened[hosts]
+                self._num_opened[hosts] += 1
+            sent = self._network.send(
+                flow.src,
+                flow.dst,
+                flow.num_bytes,
+                partial(self._deliver, number, hosts, connection),
+                connection=connection,
+                on_dropped=partial(self._end, number, hosts, connection),
+            )
+            self._row_of[sent] = number
+
+    def _deliver(self, number: int, hosts: tuple[int, int], connection: int) -> None:
+        self.finish[number] = self._clock.now
+        self._end(number, hosts, connection)
+        if self._on_delivered is not None:
+            self._on_delivered()
+
+    def _end(self, number: int, hosts: tuple[int, int], connection: int) -> None:
+        self.under_way.discard(number)
+        heappush(self._idle[hosts], connection)
+
+    def give_up(self, reason: str) -> None:
+        """Raise DeadlockError with the waiting transfers; `reason` names the fault, if there is one."""
+        network = self._network
+        waiting = network.transfers_waiting(lambda connection: isinstance(connection, BackgroundConnection))
+        rows = [self._row_of[each.number] for each in waiting]
+        told = _told(network.topology, self._flows, rows or self.under_way)
+        if not reason:
+            raise DeadlockError(f"deadlock: {told}, and nothing that is still to happen can change that")
+        raise DeadlockError(f"{reason}, and {told}: let an event bring it back")
+
+
+def _told(topology: Topology, flows: list[Flow], numbers: Iterable[int]) -> str:
+    """Describe waiting transfers by their position from 1, hosts and bytes."""
+    names = [host.name for host in topology.hosts]
+    waiting = sorted(numbers)
+    told = [
+        f"transfer {number + 1} ({names[flow.src]} to {names[flow.dst]}, {flow.num_bytes:.0f} bytes)"
+        for number in waiting[:_MOST_TOLD]
+        for flow in [flows[number]]
+    ]
+    more = f" and {len(waiting) - len(told)} more" if len(waiting) > len(told) else ""
+    return f"{', '.join(told)}{more} can never arrive"

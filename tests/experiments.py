@@ -1,0 +1,76 @@
+"""A small experiment, its data, and runs of it: what most tests of training begin with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import TensorDataset
+
+from exogym_core import Trainer
+from exogym_core.strategy import AllReduceStrategy, OptimSpec
+from exogym_core.tasks import build_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from exogym_core.results.fit_result import FitResult
+
+SMALL = {
+    "name": "small",
+    "task": "digits",
+    "model": "{name: mlp, hidden: [4]}",
+    "workers": "{count: 2, kind: threads}",
+    "device": "cpu",
+    "steps": 4,
+    "evaluate": "{every: 2, samples: 32}",
+    "strategies": "[AllReduce, {name: DiLoCo, H: 2}]",
+}
+
+
+def experiment(**keys: object) -> str:
+    """Text of a small experiment, a key a line; `keys` are YAML, and None leaves a key out."""
+    return "".join(f"{key}: {value}\n" for key, value in (SMALL | keys).items() if value is not None)
+
+
+def samples(count: int = 40, seed: int = 0) -> TensorDataset:
+    """Six random numbers each, and which of the first three is the largest."""
+    inputs = torch.randn(count, 6, generator=torch.Generator().manual_seed(seed))
+    return TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
+
+
+def mlp(seed: int = 0, hidden: int = 5) -> torch.nn.Module:
+    """A classifier of `samples`."""
+    return build_model("mlp", inputs=6, hidden=[hidden], classes=3, seed=seed)
+
+
+class Squares(torch.nn.Module):
+    """A linear layer, and the mean square of its error, or of its output where a batch has no targets."""
+
+    def __init__(self, inputs: int = 6, outputs: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(inputs, outputs)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        """The loss."""
+        inputs, *targets = batch
+        return (self.layer(inputs) - (targets[0] if targets else 0)).square().mean()
+
+
+def fit(model: Any = None, data: Any = None, validation: Any = None, **options: Any) -> torch.nn.Module:
+    """Train two ranks for three steps on the CPU, in threads; `options` are `Trainer.fit`'s."""
+    given: dict[str, Any] = {"num_nodes": 2, "batch_size": 4, "max_steps": 3, "device": "cpu"}
+    given |= {"workers": "threads", "strategy": AllReduceStrategy(optim_spec=OptimSpec("sgd", lr=0.1))}
+    return Trainer(model or mlp(), data or samples(), validation).fit(**(given | options))
+
+
+def fitted(*arguments: Any, **options: Any) -> FitResult:
+    """The result of `fit`."""
+    return fit(*arguments, **options).fit_result  # type: ignore[return-value]
+
+
+def results_of(folder: Path) -> dict[str, bytes]:
+    """Contents of the files that equal runs have equal, by path."""
+    files = [*folder.glob("metrics/*"), *folder.glob("models/*"), folder / "summary.json"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}

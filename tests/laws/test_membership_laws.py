@@ -1,0 +1,222 @@
+"""Sites that come, die and come again in any order: who is through with a round agrees on who was there."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exogym_core.sites.membership import START, Membership
+
+ROUNDS = 4
+
+
+class World:
+    """A rendezvous, and sites that do nothing but meet; time passes in steps.
+
+    With `cables` pairs of sites break and are mended, and an average fails where one of its pairs is broken.
+    """
+
+    def __init__(self, num_sites: int, seed: int, trouble: float, cables: float = 0.0) -> None:
+        self.random, self.trouble, self.now = random.Random(seed), trouble, 0.0
+        self.cables, self.broken = cables, set[frozenset[int]]()
+        self.pairs = [frozenset(pair) for pair in itertools.combinations(range(num_sites), 2)]
+        self.inbox: dict[int, list[dict[str, Any]]] = {site: [] for site in range(num_sites)}
+        self.members = Membership(
+            num_sites, "r", lambda site, message: self.inbox[site].append(dict(message)), wait_seconds=3.0
+        )
+        self.sites = {site: Site(self, site, 0) for site in range(num_sites)}
+        self.results: dict[int, set[tuple[int, ...]]] = {}  # what those who were through say of a round
+
+    def run(self) -> None:
+        for tick in range(6000):
+            self.now += 0.1
+            if all(site.is_over for site in self.sites.values()):
+                return
+            calm = tick > 400  # trouble ends, so that every run can
+            for pair in self.pairs:
+                if calm or self.random.random() < 0.02:
+                    self.broken.discard(pair)
+                elif self.random.random() < self.cables:
+                    self.broken.add(pair)
+            for number in sorted(self.sites, key=lambda _: self.random.random()):
+                site = self.sites[number]
+                if not calm and self.random.random() < self.trouble:
+                    self.disturb(site)
+                elif calm and not site.is_up and not site.is_over:
+                    self.disturb(site)  # starts it again
+                elif site.is_up:
+                    site.act()
+            self.members.update(self.now)
+        raise AssertionError({number: vars(site) for number, site in self.sites.items()})
+
+    def disturb(self, site: Site) -> None:
+        """Kill it, or start it again; or break what its members do together."""
+        if not site.is_up and not site.is_over:
+            self.sites[site.number] = Site(self, site.number, site.life + 1)
+        elif site.is_up and self.random.random() < 0.5:
+            site.is_up = False
+            self.members.depart(site.number, site.session, self.now)
+        else:
+            site.breaks = True
+
+
+class Site:
+    """A process: begins with the others, then does rounds, and downloads what it has missed."""
+
+    def __init__(self, world: World, number: int, life: int) -> None:
+        self.world, self.number, self.life = world, number, life
+        self.session, self.round, self.question = f"{number}.{life}", START, 0
+        self.is_up, self.is_over, self.breaks = True, False, False
+        self.members: list[int] = []
+        self.waits_in: dict[str, Any] = {}  # an average that stands still
+        self.waits_until = 0.0
+        self.awaited: list[int] | None = None
+        world.inbox[number].clear()
+        world.members.arrive(number, self.session, {"tests_at": ["here", 1]}, world.now)
+        self.join()
+
+    def ask(self) -> int:
+        self.question += 1
+        return self.question
+
+    def join(self) -> None:
+        asked = {"number": self.round, "seconds": 3.0, "averaging_seconds": 2.0, "weight": 1.0}
+        members = self.world.members
+        members.rounds.join(self.number, self.ask(), {**asked, "awaited": self.awaited}, self.world.now)
+
+    def act(self) -> None:
+        if not self.is_over and self.life and self.question == 0:
+            self.join()
+        for message in list(self.world.inbox[self.number]):
+            self.world.inbox[self.number].remove(message)
+            if message.get("id") == self.question:
+                self.take(message)
+            elif message.get("push") == "test":
+                for other in map(int, message["peers"]):
+                    is_reached = frozenset((self.number, other)) not in self.world.broken
+                    told = {"group": message["group"], "peer": other, "is_reached": is_reached}
+                    self.world.members.tested(self.number, 0, told, self.world.now)
+            elif message.get("push") == "dissolved" and message["group"] == self.waits_in.get("group"):
+                self.say_how_it_went(self.waits_in, False)
+        if self.waits_in and self.world.now > self.waits_until:
+            self.say_how_it_went(self.waits_in, False)
+
+    def take(self, told: dict[str, Any]) -> None:
+        members, now = self.world.members, self.world.now
+        if "refused" in told:
+            self.is_over = True  # the others have finished without it
+        elif "present" in told:
+            self.members = [site for site, _ in told["present"]]
+            self.work(told) if self.number in self.members else self.fetch()
+        elif "left" in told:
+            self.members = list(told["left"])
+            if self.number not in self.members:
+                self.fetch()
+            elif "attempt" in told:
+                self.work(told)
+            else:
+                self.world.results.setdefault(self.round, set()).add(tuple(self.members))
+                self.go_on(self.round + 1)
+        elif "number" in told and told["number"] is None:
+            self.join()
+        elif "number" in told:
+            members.fetched(self.number, told["number"], now)
+            self.round, self.awaited = told["number"], None
+            self.join() if self.round < ROUNDS else self.end()
+        else:
+            self.is_over = True
+
+    def work(self, told: dict[str, Any]) -> None:
+        pairs = {frozenset(pair) for pair in itertools.combinations(self.members, 2)}
+        if pairs & self.world.broken:
+            self.waits_in, self.waits_until = told, self.world.now + 2.0
+        else:
+            self.say_how_it_went(told, not self.breaks)
+            self.breaks = False
+
+    def say_how_it_went(self, told: dict[str, Any], is_through: bool) -> None:
+        self.waits_in = {}
+        about = {"attempt": told["attempt"], "group": told["group"], "seconds": 2.0, "members": self.members}
+        about |= {"number": self.round, "is_through": is_through}
+        self.world.members.rounds.confirm(self.number, self.ask(), about, self.world.now)
+
+    def fetch(self) -> None:
+        asked = {"at_least": max(self.round + 1, 0), "without": []}
+        self.world.members.fetch(self.number, self.ask(), asked, self.world.now)
+
+    def go_on(self, number: int) -> None:
+        self.round, self.awaited = number, list(self.members)
+        self.world.members.publish(self.number, number, self.world.now)
+        self.join() if number < ROUNDS else self.end()
+
+    def end(self) -> None:
+        self.world.members.end(self.number, self.ask(), 5.0, self.world.now)
+
+
+@given(st.integers(1, 5), st.integers(0, 10**6), st.sampled_from([0.0, 0.02, 0.1]))
+@settings(max_examples=60)
+def test_all_who_are_through_with_a_round_tell_of_the_same_members(
+    num_sites: int, seed: int, trouble: float
+) -> None:
+    """However sites die, come again and break off, nobody waits for ever, and no round has two memberships.
+
+    A round that all who did it have died of is done again, by others: only then there may be a second one.
+    """
+    world = World(num_sites, seed, trouble)
+    world.run()
+    for number, told in world.results.items():
+        lives = sum(site.life for site in world.sites.values())
+        assert len(told) == 1 or lives, (number, told)
+    if not trouble:
+        assert world.results == {number: {tuple(range(num_sites))} for number in range(START, ROUNDS)}
+
+
+@given(
+    st.integers(2, 5),
+    st.integers(0, 10**6),
+    st.sampled_from([0.0, 0.02]),
+    st.sampled_from([0.001, 0.01, 0.1]),
+)
+@settings(max_examples=60)
+def test_broken_pairs_end_nobody(num_sites: int, seed: int, trouble: float, cables: float) -> None:
+    """Whichever pairs break, and however often: nobody waits for ever, and a round has one membership."""
+    world = World(num_sites, seed, trouble, cables)
+    world.run()
+    for number, told in world.results.items():
+        lives = sum(site.life for site in world.sites.values())
+        assert len(told) == 1 or lives, (number, told)
+
+
+def test_sites_that_were_all_stopped_wait_for_each_other_when_they_come_again() -> None:
+    """The first to come may have an old state: it must not begin before those with newer ones are there."""
+    told: list[tuple[int, dict[str, Any]]] = []
+    members = Membership(2, "r", lambda site, message: told.append((site, dict(message))))
+    asked = {"number": START, "seconds": 100.0, "averaging_seconds": 9.0, "weight": 1.0, "awaited": [0, 1]}
+    for life in range(2):
+        now = 50.0 * life
+        for site in (0, 1):
+            members.arrive(site, f"{site}.{life}", {}, now + site)
+            told.clear()
+            members.rounds.join(site, 1, asked, now + site)
+            members.update(now + site + 5 * (1 - site))  # some seconds after the first has come
+            assert bool(told) == (site == 1), (life, site, told)
+        attempt = {"number": START, "attempt": 0, "group": told[-1][1]["group"], "members": [0, 1]}
+        for site in (0, 1):
+            members.rounds.confirm(site, 2, {**attempt, "seconds": 9.0, "is_through": True}, now + 10)
+            members.publish(site, 0, now + 10)
+        for site in (0, 1):
+            members.depart(site, f"{site}.{life}", now + 20)
+        members.update(now + 30)
+
+
+def test_one_end_of_a_broken_pair_is_left_out_until_the_pair_is_mended() -> None:
+    world = World(4, 1, 0.0)
+    world.pairs = []  # nothing else happens
+    world.broken.add(frozenset((1, 2)))
+    world.run()
+    assert world.results == {number: {(0, 1, 3)} for number in range(START, ROUNDS)}
+    assert world.now < 10.0, "one average was cut off, after 2 s, and no other"

@@ -1,0 +1,258 @@
+"""`check`: a strategy that is broken in one way is found by exactly that law's row."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import exogym_core
+from exogym_core import Strategy
+from exogym_core.cli.main import main
+from exogym_core.run.check import LAWS, CheckReport, check
+from exogym_core.strategy import STRATEGIES, Chain
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from exogym_core.communicator import Communicator
+
+
+class Momentum(Strategy):
+    """Steps along the mean of all ranks' momenta; each fault below breaks one thing of it."""
+
+    def setup(
+        self, model: nn.Module, comm: Communicator, max_steps: int, seed: int, coding: Any = None
+    ) -> None:
+        super().setup(model, comm, max_steps, seed, coding)
+        self.momentum = torch.zeros(sum(p.numel() for p in self.trainable))
+
+    def gradient(self) -> Tensor:
+        return torch.cat([p.grad.reshape(-1) for p in self.trainable if p.grad is not None])
+
+    def mean(self, flat: Tensor) -> Tensor:
+        return self.comm.all_reduce(flat.clone(), "avg")
+
+    def step(self) -> None:
+        self.momentum = 0.9 * self.momentum + self.mean(self.gradient())
+        for parameter, piece in zip(
+            self.trainable, self.momentum.split([p.numel() for p in self.trainable]), strict=True
+        ):
+            parameter.grad = piece.view_as(parameter).clone()
+        self.optimizer_step()
+        super().step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "momentum": self.momentum}
+
+    def load_state_dict(self, state: Any) -> None:
+        super().load_state_dict(state)
+        self.momentum = state["momentum"].clone()
+
+
+class Raises(Momentum):
+    def mean(self, flat: Tensor) -> Tensor:
+        raise ZeroDivisionError("by the number of peers")
+
+
+class Silent(Momentum):
+    def mean(self, flat: Tensor) -> Tensor:
+        return flat
+
+
+class Drifts(Momentum):
+    def gradient(self) -> Tensor:
+        return super().gradient() + 0.1 * self.rank
+
+    def step(self) -> None:
+        super().step()
+        with torch.no_grad():
+            self.trainable[0].add_(0.01 * self.rank)
+
+
+class SendsAfterwards(Momentum):
+    def step(self) -> None:
+        super().step()
+        self.mean(torch.ones(3))
+
+
+class Undercounts(Momentum):
+    def mean(self, flat: Tensor) -> Tensor:
+        mean = super().mean(flat)
+        self.comm.traffic.bytes_sent -= 1
+        return mean
+
+
+class DrawsGlobally(Momentum):
+    def mean(self, flat: Tensor) -> Tensor:
+        mean = super().mean(flat)
+        torch.rand(1)
+        return mean
+
+
+class DrawsFromTheSystem(Momentum):
+    def mean(self, flat: Tensor) -> Tensor:
+        return super().mean(flat * (1 + os.urandom(1)[0] / 1e4))
+
+
+class Forgets(Momentum):
+    def state_dict(self) -> dict[str, Any]:
+        return Strategy.state_dict(self)
+
+    def load_state_dict(self, state: Any) -> None:
+        Strategy.load_state_dict(self, state)
+
+
+class ForgetsTheCount(Momentum):
+    def load_state_dict(self, state: Any) -> None:
+        self.optim.load_state_dict(state["optim"])
+        self.momentum = state["momentum"].clone()
+
+
+class KeepsLambda(Momentum):
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "rule": lambda: None}
+
+
+class SharesTheClass(Momentum):
+    """Ranks in threads read each other's class attributes."""
+
+    seen: ClassVar[dict[int, int]] = {}
+
+    def mean(self, flat: Tensor) -> Tensor:
+        mean = super().mean(flat)
+        type(self).seen[self.rank] = self.local_step
+        self.comm.barrier()
+        return mean * (1 + 0.001 * sum(self.seen.values()))
+
+
+class KnowsTheTransport(Momentum):
+    def mean(self, flat: Tensor) -> Tensor:
+        return super().mean(flat * (1.01 if self.comm.transport == "gloo" else 1))
+
+
+class KeepsInTheClass(Momentum):
+    """What a rank keeps between steps is in its process, and so in no checkpoint."""
+
+    steps_here: ClassVar[dict[int, int]] = {}
+
+    def mean(self, flat: Tensor) -> Tensor:
+        steps = self.steps_here.get(self.rank, 0) if self.local_step else 0
+        self.steps_here[self.rank] = steps + 1
+        return super().mean(flat * (1 + 0.01 * steps))
+
+
+class EncodesForNothing(Momentum):
+    def mean(self, flat: Tensor) -> Tensor:
+        return super().mean(flat.bfloat16()).float()
+
+
+class EncodesAndCharges(Momentum):
+    def mean(self, flat: Tensor) -> Tensor:
+        self.charge("bf16", "encode", len(flat))
+        return super().mean(flat.bfloat16()).float()
+
+
+PLANTED: list[tuple[type[Strategy], str, str]] = [
+    (Raises, "runs", "by the number of peers"),
+    (Silent, "runs", "nothing was sent in 20 steps"),
+    (Drifts, "judged", "judged = 'replica' says that all ranks' models are equal"),
+    (SendsAfterwards, "bytes", "call super().step() last"),
+    (Undercounts, "bytes", "leave comm.traffic to the communicator"),
+    (DrawsGlobally, "generator", "torch's in step 1 on rank 0 draws from the global generator"),
+    (DrawsFromTheSystem, "twice", "in the second run: take nothing from clocks"),
+    (Forgets, "state", "have Forgets.state_dict() return"),
+    (ForgetsTheCount, "state", "call super().load_state_dict(state) in ForgetsTheCount"),
+    (KeepsLambda, "state", "KeepsLambda.state_dict()"),
+    (SharesTheClass, "processes", "in the run in processes: keep what a rank has in self"),
+    (KnowsTheTransport, "gloo", "in the run over gloo: let no value depend on comm.transport"),
+    (KeepsInTheClass, "resume", "in the run resumed from its checkpoint of step 10"),
+    (EncodesForNothing, "coding", "self.charge(NAME, 'encode', num_values)"),
+]
+
+
+def failed(report: CheckReport) -> list[str]:
+    return [row.law for row in report.rows if row.status == "failed"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "law", "line"), PLANTED, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_a_fault_is_found_by_its_law_alone(strategy: type[Strategy], law: str, line: str) -> None:
+    for shared in (SharesTheClass.seen, KeepsInTheClass.steps_here):
+        shared.clear()
+    report = check(strategy, {"optim_spec": "sgd", "lr": 0.02})
+    assert failed(report) == [law], str(report)
+    assert not report.passed
+    (row,) = (row for row in report.rows if row.law == law)
+    assert line in row.line
+    assert "\n" not in row.line
+    # What builds on a broken law is not tried: it would only repeat the same.
+    skipped = {row.law for row in report.rows if row.status == "skipped"}
+    assert skipped == {name for name, each in LAWS.items() if law in each.after}
+
+
+def test_every_law_has_a_planted_fault() -> None:
+    assert {law for _, law, _ in PLANTED} == set(LAWS)
+
+
+@pytest.mark.parametrize("strategy", [Momentum, EncodesAndCharges])
+def test_a_sound_strategy_passes(strategy: type[Strategy]) -> None:
+    report = check(strategy(optim_spec="sgd", lr=0.02))
+    assert [row.status for row in report.rows] == ["passed"] * len(LAWS), str(report)
+
+
+# One of each kind: the rest keep the same laws in conformance/test_strategy_table.py and in laws/.
+@pytest.mark.parametrize("name", ["ADPSGD", "Dion", "HALoS", "StreamingDiLoCo"])
+def test_shipped_strategies_pass(name: str) -> None:
+    report = check(name, num_steps=14)
+    assert report.passed, str(report)
+
+
+def test_it_takes_factories_references_and_chains() -> None:
+    short = {"num_steps": 3, "num_workers": 2}
+    made = exogym_core.check(
+        lambda period, lr: STRATEGIES["DiLoCo"](H=period, lr=lr), {"period": 2, "lr": 0.1}, **short
+    )
+    assert made.passed
+    assert made.strategy == "DiLoCoStrategy"
+    assert check("exogym_core.strategy:FedAvgStrategy", {"H": 1}, **short).passed
+    assert check("Chain", {"modules": [{"name": "DiLoCo", "H": 2}]}, **short).passed
+    assert check(Chain(), **short).passed  # ranks that train alone
+    for wrong, line in [
+        (dict, "gives a dict, not an exogym_core.Strategy"),
+        ("nowhere:Class", "cannot import 'nowhere'"),
+        ("json:Nothing", "'json' has no callable 'Nothing'"),
+        ("DiLoKo", "did you mean 'DiLoCo'?"),
+    ]:
+        with pytest.raises(InputError, match=line.replace("?", r"\?")):
+            check(wrong)
+
+
+def test_the_command_names_the_broken_law(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_drift.py").write_text(
+        "from exogym_core.strategy import AllReduceStrategy\n\n\n"
+        "class Drift(AllReduceStrategy):\n"
+        "    def __init__(self, by=0.0, **options):\n"
+        "        super().__init__(**options)\n"
+        "        self.by = by\n\n"
+        "    def step(self):\n"
+        "        super().step()\n"
+        "        self.trainable[0].data.add_(self.by * self.rank)\n"
+    )
+    assert main(["check", "own_drift:Drift", "--steps", "3", "--workers", "2"]) == 0
+    seen = capsys.readouterr()
+    assert "code: strategy own_drift:Drift of own_drift.py" in seen.err
+    assert f"{len(LAWS)} of {len(LAWS)} laws passed, 0 failed" in seen.out
+    assert main(["check", "own_drift:Drift", "by=0.1", "--set", "lr=0.01", "--steps", "3", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["options"] == {"by": 0.1, "lr": 0.01}
+    assert [row["law"] for row in told["rows"] if row["status"] == "failed"] == ["judged"]
+    assert main(["check", "own_drift:Drift", "bye"]) == 2
+    assert "expected KEY=VALUE, such as H=10" in capsys.readouterr().err

@@ -1,0 +1,146 @@
+"""State that a class declares: what is saved, and that it comes back in place, older forms included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from exogym_core import check
+from exogym_core.checkpoints.checkpoint import StoredCheckpoint, manifest_text, run_identity
+from exogym_core.communicator import run_ranks
+from exogym_core.strategy import MODULES, STRATEGIES, Chain, Module, State, Strategy, build_strategy
+from netsim.errors import InputError
+
+
+class Kept(Module):
+    """One attribute of every kind."""
+
+    state = State("tensor", "tensors", "residuals", "plain", renamed="_own", generator="_generator")
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.tensor, self.tensors, self.residuals = (
+            torch.zeros(4),
+            [torch.zeros(2), torch.zeros(3)],
+            [None, None],
+        )
+        self.plain: Any = {"of": [0]}
+        self._own, self._generator = 0, torch.Generator().manual_seed(1)
+
+
+class KeptMore(Kept):
+    state = State("more")
+    more: Any = None
+
+
+def changed() -> KeptMore:
+    module = KeptMore()
+    module.tensor += 1
+    module.tensors[1] += 2
+    module.plain["of"].append(3)
+    module._own, module.more = 4, torch.ones(1)
+    torch.rand(5, generator=module._generator)
+    return module
+
+
+def test_what_classes_and_bases_declare_comes_back_in_place_and_as_copies() -> None:
+    module, fresh = changed(), KeptMore()
+    view, state = fresh.tensor[:2], module.state_dict()
+    assert list(state) == ["tensor", "tensors", "residuals", "plain", "renamed", "generator", "more"]
+    fresh.load_state_dict(state)
+    assert view.tolist() == [1, 1]
+    assert [each.tolist() for each in fresh.tensors] == [[0, 0], [2, 2, 2]]
+    assert (fresh.residuals, fresh.plain, fresh._own) == ([None, None], {"of": [0, 3]}, 4)
+    assert torch.equal(fresh.more, module.more)
+    assert torch.equal(torch.rand(3, generator=fresh._generator), torch.rand(3, generator=module._generator))
+    module.tensor += 1
+    module.plain["of"].append(5)
+    assert (state["tensor"].tolist(), state["plain"]) == ([1] * 4, {"of": [0, 3]})
+    assert fresh.plain == {"of": [0, 3]}
+
+
+def test_a_list_that_grows_is_replaced() -> None:
+    module, fresh = KeptMore(), KeptMore()
+    module.tensors.append(torch.ones(1))
+    module.plain = [1, None]
+    fresh.load_state_dict(module.state_dict())
+    assert ([len(each) for each in fresh.tensors], fresh.plain) == ([2, 3, 1], [1, None])
+
+
+def test_a_lone_tensor_may_have_been_saved_as_a_list() -> None:
+    fresh = KeptMore()
+    fresh.load_state_dict({**fresh.state_dict(), "tensor": [torch.ones(4)]})
+    assert fresh.tensor.tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("name", ["AsyncDiLoCo", "HALoS", "DecoupledDiLoCo"])
+def test_servers_read_checkpoints_that_kept_their_state_apart(name: str) -> None:
+    def body(comm: Any) -> tuple[Any, Any]:
+        strategies = [build_strategy(name), build_strategy(name)]
+        for strategy in strategies:
+            strategy.setup(torch.nn.Linear(2, 1), comm, 1, 0)
+        older, fresh = strategies
+        older.num_arrived, older.phi = 7, older.phi + 1  # type: ignore[attr-defined]
+        state = older.state_dict()
+        own = {key: state.pop(key) for key in [*state] if key not in Strategy.state.attributes}
+        fresh.load_state_dict({**state, "kept": own})
+        return fresh.num_arrived, torch.equal(fresh.phi, older.phi)  # type: ignore[attr-defined]
+
+    assert set(run_ranks(body, 4).results) == {(7, True)}
+
+
+class Drift(Strategy):
+    """Own strategy with a state that is declared."""
+
+    state = State("_total")
+    judged = "own"
+
+    def _init_node(self, model: Any, rank: int, num_nodes: int) -> None:
+        super()._init_node(model, rank, num_nodes)
+        self._total = torch.zeros(1)
+
+    def step(self) -> None:
+        self._total += 1
+        with torch.no_grad():
+            for parameter in self.trainable:
+                parameter.mul_(1 - 1e-3 * float(self.comm.all_reduce(self._total.clone(), "avg")))
+        self.optimizer_step()
+        super().step()
+
+
+def test_declared_state_keeps_the_law_that_netgym_check_asks_for() -> None:
+    rows = {row.law: row.status for row in check(Drift, num_steps=12).rows}
+    assert rows["state"] == rows["resume"] == "passed"
+
+
+def test_names_of_classes_are_those_that_they_say() -> None:
+    class Mine(Chain, name="Mine of tests"):
+        pass
+
+    class Heir(Mine):
+        pass
+
+    try:
+        assert Strategy.registry["Mine of tests"] is Mine
+        assert Heir not in Strategy.registry.values()
+        assert "Mine of tests" not in Module.registry
+    finally:
+        del Strategy.registry["Mine of tests"]
+    assert list(STRATEGIES) == sorted(STRATEGIES, key=str.casefold)
+    assert all(issubclass(kind, Module) for kind in MODULES.values())
+
+
+def test_checkpoints_resume_where_classes_have_moved_to_other_modules(tmp_path: Any) -> None:
+    identity = run_identity(torch.nn.Linear(1, 1), "Chain", {"modules": [Kept(), MODULES["Sites"]()]}, 2, {})
+    told = identity["strategy's options"]["modules"]
+    assert told[1] == "<Sites object>"
+    told[1] = "<exogym_core.strategy.sites.sites.Sites object>"
+    body = {"step": 1, "identity": identity, "files": {}, "logs": []}
+    stored = StoredCheckpoint.of_manifest(tmp_path, manifest_text(body))
+    again = run_identity(torch.nn.Linear(1, 1), "Chain", {"modules": [Kept(), MODULES["Sites"]()]}, 2, {})
+    stored.check(again)
+    other = run_identity(torch.nn.Linear(1, 1), "Chain", {"modules": [Kept(), MODULES["DiLoCo"]()]}, 2, {})
+    with pytest.raises(InputError, match="modules"):
+        stored.check(other)

@@ -1,0 +1,142 @@
+"""Links measured end to end: as many streams take what was measured, whatever the loss and the window."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import netsim
+from netsim import Protocol, Topology, shipped_topologies
+from netsim.topology.protocol import PRESETS, window_limit
+
+GOODPUT = 240e6
+
+
+def pair(streams: int | None = 1, **link: Any) -> Topology:
+    entry = {"between": ["a", "b"], "bandwidth": "240 Mbit/s", "rtt": "38 ms", "loss": "0.1 %", **link}
+    if streams is not None:
+        entry["measured"] = {"streams": streams}
+    return Topology.from_mapping({"hosts": ["a", "b"], "links": [entry], "protocol": "ideal"})
+
+
+def seconds(topology: Topology, protocol: Any, num_bytes: float = 1e9) -> float:
+    return netsim.collective(topology, "sendrecv", num_bytes=int(num_bytes), protocol=protocol).seconds
+
+
+@pytest.mark.parametrize("protocol", ["linux-tcp", "gloo"])
+def test_a_gigabyte_takes_what_was_measured(protocol: str) -> None:
+    """Eleven minutes, when the loss was charged once more."""
+    assert seconds(pair(), protocol) == pytest.approx(1e9 * 8 / GOODPUT, rel=0.02)
+    assert seconds(pair(None), "linux-tcp") > 600
+
+
+@given(
+    goodput=st.floats(1e6, 2e10),
+    rtt=st.floats(1e-4, 0.3),
+    loss=st.sampled_from([0.0, 1e-5, 1e-3, 0.02]),
+    streams=st.integers(1, 16),
+    protocol=st.sampled_from(["linux-tcp", "gloo"]),
+    num_apart=st.sampled_from([1, 2]),
+)
+def test_as_many_streams_take_what_was_measured(
+    goodput: float, rtt: float, loss: float, streams: int, protocol: str, num_apart: int
+) -> None:
+    """Within 2 % once started, in one transfer or in several at once that have as many streams together."""
+    link = {"bandwidth": f"{goodput} bit/s", "rtt": f"{rtt} s", "loss": f"{loss * 100} %"}
+    topology = pair(streams * num_apart, **link)
+    clock = netsim.Clock()
+    network = netsim.Network(clock, topology, {"preset": protocol, "streams": streams})
+    filling = goodput / 8 * rtt
+    size = goodput / 8 * (1.0 + 40 * rtt)
+    start_up = rtt * (math.log2(max(filling / 14480, 1.0)) + 4)
+    for number in range(num_apart):
+        network.send(0, 1, size, lambda: None, connection=number)
+    clock.run()
+    wanted = num_apart * size * 8 / goodput
+    assert wanted * 0.98 <= clock.now <= (wanted + start_up) * 1.02
+
+
+@given(streams=st.integers(1, 16), loss=st.sampled_from(["0 %", "0.1 %", "1 %"]))
+def test_fewer_streams_get_their_share_at_least_and_more_get_the_rate(streams: int, loss: str) -> None:
+    topology = pair(8, rtt="200 ms", bandwidth="2 Gbit/s", loss=loss)
+    large, small = (seconds(topology, {"preset": "linux-tcp", "streams": streams}, n) for n in (4e9, 2e9))
+    rate = 2e9 * 8 / (large - small)
+    assert 2e9 * min(streams / 8, 1) * 0.995 <= rate <= 2e9 * 1.005
+    if streams >= 8:
+        assert rate == pytest.approx(2e9, rel=0.005)
+    elif loss == "1 %":
+        assert rate == pytest.approx(2e9 * streams / 8, rel=0.005)
+
+
+def test_a_window_of_ones_own_is_kept_to() -> None:
+    small = {"preset": "linux-tcp", "window": "256 KiB"}
+    limit = window_limit(pair(), Protocol.parse(small), [(0, 1, 1e9)])
+    assert limit is not None
+    assert limit.window_bits_per_second == pytest.approx(2**18 * 8 / 0.038)
+    assert seconds(pair(), small) == pytest.approx(1e9 / (2**18 / 0.038), rel=0.01)
+    assert window_limit(pair(), PRESETS["linux-tcp"], [(0, 1, 1e9)]) is None
+
+
+def test_loss_of_weather_comes_on_top() -> None:
+    """What the link's own loss cost is in the rate; ten times as much is not."""
+    link = pair(1, loss="0.01 %").links[0]
+    worse = {"at": "0 s", "link": [link.source, link.target], "loss": "0.1 %"}
+    plain = pair(1, loss="0.01 %").to_mapping()
+    stormy = Topology.from_mapping({**plain, "events": [worse]})
+    calm = Topology.from_mapping({**plain, "events": [{**worse, "loss": "0.005 %"}]})
+    usual = netsim.flows(pair(1, loss="0.01 %"), [(0, "a", "b", 10**8)], "linux-tcp").finish_seconds
+    assert netsim.flows(calm, [(0, "a", "b", 10**8)], "linux-tcp").finish_seconds == usual
+    assert netsim.flows(stormy, [(0, "a", "b", 10**8)], "linux-tcp").finish_seconds[0] > 3 * usual[0]
+
+
+def test_a_mean_loss_is_what_single_losses_come_to() -> None:
+    """One stream of eight: the window that the loss leaves is the mean of one that falls from loss to loss."""
+    measured, nominal = (pair(n, rtt="100 ms", loss="0.01 %", bandwidth="1 Gbit/s") for n in (80, None))
+    means = [
+        seconds(each, "linux-tcp", 4e9) - seconds(each, "linux-tcp", 2e9) for each in (measured, nominal)
+    ]
+    assert means[0] == pytest.approx(means[1], rel=0.1)
+
+
+def test_bounds_and_estimates_count_payload() -> None:
+    took = netsim.collective(pair(), "all_reduce", num_bytes="1 GB", protocol="linux-tcp")
+    assert took.bound_seconds == pytest.approx(1e9 * 8 / GOODPUT, rel=0.01)
+    assert took.bound_seconds < took.seconds < 1.05 * took.bound_seconds
+
+
+def test_a_preset_without_windows_is_as_ever() -> None:
+    assert seconds(pair(), "ideal") == seconds(pair(None), "ideal")
+
+
+def test_a_measured_link_comes_back_as_it_was() -> None:
+    region = {"hosts": 2, "nic": "1 Gbit/s", "measured": {"streams": 4}}
+    topology = Topology.from_mapping(
+        {
+            "regions": {"us": region, "eu": {"hosts": 1, "nic": "1 Gbit/s"}},
+            "wan": [{"between": ["us", "eu"], "bandwidth": "1 Gbit/s", "measured": {"streams": 64}}],
+            "protocol": "ideal",
+        }
+    )
+    again = Topology.from_mapping(topology.to_mapping())
+    assert again == replace(topology, name=again.name)
+    told = {(link.source, link.target): link.measured_streams for link in topology.links}
+    assert (told["us.0", "us"], told["eu.0", "eu"], told["us", "eu"], told["eu", "us"]) == (4, None, 64, 64)
+
+
+@pytest.mark.parametrize("name", sorted(shipped_topologies()))
+def test_shipped_networks_say_how_their_figures_were_measured(name: str) -> None:
+    """Links between sites are measured, those of cards and access lines are as their makers list them."""
+    nominal = {"cluster", "home-broadband", "home-tiers", "lan"}
+    streams = {
+        link.measured_streams for link in Topology.load(name).links if ".0" not in link.source + link.target
+    }
+    measured = {each for each in streams if each is not None}
+    assert bool(measured) == (name not in nominal)
+    if measured:
+        many = name in ("aws-12-regions-64-streams", "gcp-10-regions", "two-datacenters")
+        assert measured == {64 if many else 1}

@@ -1,0 +1,211 @@
+"""Membership and pending rounds at a rendezvous: reports of long waits, waits that end at once, restarts."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from exogym_core.sites.membership import START, Membership
+from exogym_core.sites.session import RunSession
+from netsim.files.signed import SignedChannel
+
+
+def two_sites(lines: list[str]) -> Membership:
+    members = Membership(2, "r", lambda site, message: None, lines.append)
+    for site in range(2):
+        members.arrive(site, f"session {site}", {"where": f"host {site}"}, 0.0)
+    return members
+
+
+def members_of(num_sites: int, **hello: Any) -> tuple[Membership, list[tuple[int, dict[str, Any]]]]:
+    """Sites that have all arrived, and the messages sent to them."""
+    sent: list[tuple[int, dict[str, Any]]] = []
+    members = Membership(num_sites, "r", lambda site, message: sent.append((site, dict(message))))
+    for site in range(num_sites):
+        members.arrive(site, f"session {site}", {"where": f"host {site}", **hello}, float(site))
+    return members, sent
+
+
+def join(members: Membership, site: int, number: int, now: float) -> None:
+    asked: dict[str, Any] = {"seconds": 600.0, "averaging_seconds": 600.0, "weight": 1.0, "awaited": [0, 1]}
+    members.rounds.join(site, site + 1, {"number": number, **asked}, now)
+
+
+def test_who_does_not_come_to_a_round_is_told_with_its_place() -> None:
+    """Where sites wait for each other in different places nothing else tells it: they have no calls to compare."""
+    lines: list[str] = []
+    members = two_sites(lines)
+    members.sites[1].pulse = {"step": 7, "place": "train at mine.py:12"}
+    del lines[:]
+    join(members, 0, START, 0.0)
+    for second in range(130):
+        members.sites[1].heard = float(second)
+        members.update(float(second))
+    assert lines == [
+        f"the run's begin: site 0 waits since {seconds} s: site 1 is not there, after step 7, in train at mine.py:12, "
+        f"heard of 0 s ago; it begins without in {600 - seconds} s (netgym rendezvous --wait)"
+        for seconds in (30, 60, 90, 120)
+    ]
+
+
+def test_the_begin_waits_for_all_sites_however_short_rounds_do() -> None:
+    """A site that takes longer to start than rounds wait was left out of the whole run without a word."""
+    lines: list[str] = []
+    members = Membership(3, "r", lambda site, message: None, lines.append, wait_seconds=600.0)
+    members.arrive(0, "session 0", {"where": "host"}, 0.0)
+    asked = {"seconds": 4.0, "averaging_seconds": 9.0, "weight": 1.0, "awaited": [0, 1]}  # site 2 joins late
+    members.rounds.join(0, 1, {"number": START, **asked}, 0.0)
+    for second in range(600):
+        if second == 50:  # it comes, and is stopped again
+            members.arrive(1, "session 1", {"where": "host"}, 50.0)
+            members.depart(1, "session 1", 50.0)
+        members.sites[0].heard = float(second)
+        members.update(float(second))
+    assert not any("the run begins" in line for line in lines)
+    told = [line.partition(" s: ")[2].partition(";")[0] for line in lines if "waits since" in line]
+    assert told == ["site 1 has not come yet", *["site 1 is lost"] * 18]
+    members.update(600.0)
+    assert lines[-2:] == [
+        "the run begins: site 0, without site 1",
+        "WARNING: the run begins WITHOUT site 1, not there after 600 s (netgym rendezvous --wait); later sites "
+        "take part from their arrival on",
+    ]
+
+
+def test_who_does_not_come_through_an_average_is_told() -> None:
+    lines: list[str] = []
+    members = two_sites(lines)
+    for site in range(2):
+        join(members, site, START, 0.0)
+    (attempt,) = members.rounds.attempts
+    about = {"number": START, "attempt": 0, "group": attempt.group, "members": [0, 1], "seconds": 600.0}
+    members.rounds.confirm(1, 9, {**about, "is_through": True}, 1.0)
+    del lines[:]
+    members.sites[0].heard = 30.0
+    members.update(31.0)
+    assert lines == ["the run's begin: site 1 waits since 31 s: site 0 is not there, heard of 1 s ago"]
+
+
+def test_a_rendezvous_that_stood_still_holds_nobody_silent() -> None:
+    """A stopped process, or a crowded machine: what sites said meanwhile has not been read yet, and is in time."""
+    run = RunSession("r", 2, lambda line: None)
+    near, far = socket.socketpair()
+    with near, far:
+        channel = SignedChannel(near, "here", (b"one", b"other"))
+        for site in range(2):
+            hello = {"session": str(site), "lane": 0, "site": site, "where": "host"}
+            run.welcome(channel, hello, 0.0)
+        join(run.members, 0, START, 0.0)
+        run.was_away(605.0, 606.0)
+        run.members.update(606.0)
+        assert run.silent(606.0, 10.0) == []
+        join(run.members, 1, START, 606.0)
+        assert run.members.rounds.present == ()
+        assert len(run.members.rounds.attempts) == 1, "both have come, and nobody was left out"
+        (attempt,) = run.members.rounds.attempts
+        assert attempt.members == (0, 1)
+        run.close()
+
+
+def test_nobody_waits_for_a_site_whose_file_has_fewer_steps() -> None:
+    """That one waits for the last rows of the others meanwhile: they waited for each other until the time was over."""
+    lines: list[str] = []
+    members = two_sites(lines)
+    for site in range(2):
+        members.publish(site, 60, 1.0)
+        members.fetched(site, 60, 1.0)
+    join(members, 1, 60, 2.0)
+    assert not any("round 61" in line for line in lines)
+    members.done(0, 3.0)
+    assert lines[-1] == "round 61: site 1, without site 0"
+
+
+def test_who_downloads_from_a_site_that_dies_hears_so_at_once() -> None:
+    """It may wait for that one's address; it asks again, and gets what it wants from another one."""
+    members, sent = members_of(3)
+    for site in (0, 1):
+        members.publish(site, 4, 5.0)
+    wanted: dict[str, Any] = {"at_least": 4, "without": []}
+    members.fetch(2, 1, wanted, 5.0)
+    group = next(message["group"] for site, message in sent if site == 2)
+    members.depart(0, "session 0", 6.0)
+    assert sent[-1] == (2, {"push": "dissolved", "group": group})
+    members.fetch(2, 2, wanted, 6.0)
+    assert sent[-1][1]["holder"] == 1
+    members.fetched(2, 4, 7.0)
+    members.depart(1, "session 1", 8.0)
+    assert sent[-1][1]["id"] == 2, "it has what it wanted"
+
+
+def one_ahead(sent: list[tuple[int, dict[str, Any]]]) -> Membership:
+    """Site 0 has done all its rounds, and site 1 comes."""
+    members = Membership(2, "r", lambda site, message: sent.append((site, dict(message))))
+    members.arrive(0, "session 0", {"where": "host"}, 0.0)
+    members.publish(0, 60, 1.0)
+    members.arrive(1, "session 1", {"where": "host"}, 2.0)
+    members.end(0, 99, 4.0, 3.0)
+    return members
+
+
+def test_who_is_through_stays_for_one_that_has_come_and_gives_it_the_final_state() -> None:
+    """That one began anew otherwise, alone and to another model, though it takes a while until it asks."""
+    sent: list[tuple[int, dict[str, Any]]] = []
+    members = one_ahead(sent)
+    members.update(20.0)
+    assert sent == []
+    join(members, 1, START, 21.0)
+    assert sent.pop()[1]["present"] == [], "late: it downloads"
+    members.fetch(1, 5, {"at_least": 0, "without": []}, 21.0)
+    assert [message.get("number") for _, message in sent] == [60, 60]
+    members.update(400.0)
+    assert len(sent) == 2, "a large state takes long"
+    members.fetched(1, 60, 401.0)
+    assert sent[-1] == (0, {"id": 99}), "now it may leave"
+
+
+def test_who_comes_when_the_others_have_finished_and_left_is_told_so() -> None:
+    sent: list[tuple[int, dict[str, Any]]] = []
+    members = one_ahead(sent)
+    members.depart(0, "session 0", 4.0)
+    told = (
+        "this run is over: site 0 has finished it, its folder has the model; for another run name it, NETGYM_RUN=..., "
+        "or restart the rendezvous"
+    )
+    join(members, 1, START, 5.0)
+    assert sent[-1] == (1, {"id": 2, "refused": told})
+    members.fetch(1, 5, {"at_least": 0, "without": []}, 21.0)
+    assert sent[-1] == (1, {"id": 5, "refused": told})
+
+
+def test_a_finished_folder_ends_the_wait_of_others_who_would_go_on_alone() -> None:
+    sent: list[tuple[int, dict[str, Any]]] = []
+    members = Membership(2, "r", lambda site, message: sent.append((site, dict(message))))
+    members.arrive(1, "session 1", {"where": "host"}, 2.0)
+    join(members, 1, START, 5.0)
+    assert sent == []
+    members.finished("site 0")
+    ((site, told),) = sent
+    assert site == 1
+    assert told["refused"].startswith("this run is over: site 0 has finished it, its folder has the model")
+
+
+def test_who_waits_for_a_round_that_others_completed_in_an_earlier_life_of_the_rendezvous_hears_so() -> None:
+    """Its question was dropped with the meeting when the others came to their next round: it waited for ever."""
+    members, sent = members_of(3, has_begun=True, newest=12)
+    join(members, 2, 13, 2.0)
+    attempt = {"number": 13, "attempt": 0, "group": "first-7", "members": [0, 1], "seconds": 600.0}
+    for site in range(2):
+        members.rounds.confirm(site, 50, {**attempt, "is_through": True}, 2.1)
+    assert [site for site, message in sent if message["id"] == 50] == [0, 1]
+    assert all(site != 2 for site, _ in sent)
+    for site in range(2):
+        members.publish(site, 14, 2.2)
+    assert (2, {"id": 3, "present": [[0, 1.0], [1, 1.0]], "group": ""}) in sent
+
+
+def test_a_pending_round_outlives_the_begin_of_a_later_one() -> None:
+    members, sent = members_of(2, has_begun=True, newest=12)
+    join(members, 1, 13, 1.0)
+    join(members, 0, 14, 1.0)
+    members.publish(0, 14, 1.1)
+    assert (1, {"id": 2, "present": [], "group": ""}) in sent

@@ -1,0 +1,342 @@
+"""Mistakes of users, each with the line that reports it: tables in the folder `mistakes`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import strategy_reference as reference
+import torch
+from experiments import experiment, fit, mlp
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds import chain_form, star_form
+
+import exogym_core
+import exogym_core.strategy
+import netsim
+import netsim.units
+from exogym_core import LocalTrainer, OptimSpec, Trainer, tasks
+from exogym_core.cli.experiment import Experiment
+from exogym_core.cli.main import main as netgym
+from exogym_core.cost.compute import Compute
+from exogym_core.data.batches import collate_of
+from exogym_core.strategy import STRATEGIES, DiLoCoStrategy, FedAvgStrategy, Strategy
+from exogym_core.strategy.optimizers import ensure_optim_spec
+from exogym_core.strategy.options import accepted_arguments
+from exogym_core.studies.points import Sweep
+from exogym_core.successors import FIT_ARGUMENTS, STRATEGY_ARGUMENTS
+from exogym_core.tasks import MLP
+from exogym_core.workers.spec import WorkerSpec
+from netsim import Topology
+from netsim.cli.main import main as netsim_main
+from netsim.errors import InputError, UnknownNameError, unknown_name, unknown_names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+TABLES = Path(__file__).with_name("mistakes")
+
+
+def rows(name: str) -> list[Any]:
+    """Pairs of what is given and, indented below it, how the error reads; ` ...` ends one that goes on."""
+    lines = (TABLES / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    lines = [line for line in lines if line and not line.startswith("# ")]
+    return [(given, line.strip()) for given, line in zip(lines[::2], lines[1::2], strict=True)]
+
+
+def is_line(line: str, expected: str) -> bool:
+    begins = expected.removesuffix(" ...")
+    return line.startswith(begins) if begins != expected else line == expected
+
+
+def is_of_names(line: str) -> bool:
+    """Whether an error reports a name that does not exist, and so is a TypeError too, as Python has it."""
+    return ("Accepted: " in line or line.startswith("unknown ")) and "unknown unit" not in line
+
+
+# --- calls -------------------------------------------------------------------------------------------------
+
+
+def trained(strategy: Strategy, num_ranks: int = 2) -> None:
+    model, batches = reference.make_problem(num_ranks, 1, 2, 2, seed=0)
+    reference.run_strategy(strategy, model, batches)
+
+
+NAMES: dict[str, Any] = {
+    name: getattr(module, name)
+    for module in (exogym_core, exogym_core.strategy, tasks, netsim, netsim.units)
+    for name in module.__all__
+}
+NAMES |= {"PAIR": chain_form("ab", "10 Gbit/s", "20 ms"), "math": math, "netsim": netsim, "torch": torch}
+for each in (Compute, WorkerSpec, collate_of, ensure_optim_spec, fit, mlp, trained):
+    NAMES[each.__name__] = each
+
+
+@pytest.mark.parametrize(("call", "expected"), rows("calls"))
+def test_a_call_fails_with_one_line(call: str, expected: str) -> None:
+    with pytest.raises(InputError) as caught:
+        eval(call, NAMES)
+    line = str(caught.value)
+    assert is_line(line, expected), line
+    assert "\n" not in line
+    assert isinstance(caught.value, UnknownNameError) == is_of_names(line)
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+FLOWS = "start_s,src,dst,bytes\n0,h2,h10,5\n"
+TOPOLOGY = """\
+name: two
+hosts:
+  a: {}
+  b: {}
+routers: [r]
+links:
+  - {between: [a, r], bandwidth: 1 Gbit/s, latency: 1 ms}
+  - {between: [r, b], bandwidth: 1 Gbit/s, latency: 1 ms}
+"""
+EXPERIMENT = """\
+task: digits
+workers: {count: 2}
+topology: two-datacenters
+compute: 50 ms
+steps: 6
+strategies:
+  - AllReduce
+  - {name: DiLoCo, H: 3}
+"""
+READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "topologies": (TOPOLOGY, Topology.load),
+    "experiments": (EXPERIMENT, Experiment.load),
+    "flows": ("", lambda path: netsim.flows(chain_form(["h2", "h10"]), path)),
+    "sweeps": ("", lambda path: Sweep.parse(netsim.parse_document(path.read_text(), str(path)))),
+}
+
+
+def changed(good: str, given: str) -> str:
+    """The good text with `old => new`, or with `+ more` behind it; else what is given is the whole text."""
+    text = given.encode().decode("unicode_escape")
+    if text.startswith("+ "):
+        return f"{good}{text[2:]}\n"
+    old, arrow, new = text.partition(" => ")
+    assert not arrow or old in good
+    return good.replace(old, new, 1) if arrow else text
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_good_files_are_read(kind: str, tmp_path: Path) -> None:
+    good, read = READERS[kind]
+    (tmp_path / "good").write_text(good or {"flows": FLOWS, "sweeps": "sweep: {a: [1, 2]}"}[kind])
+    read(tmp_path / "good")
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "expected"), [(kind, *row) for kind in READERS for row in rows(kind)]
+)
+def test_a_file_is_refused_with_its_line(
+    kind: str, given: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, read = READERS[kind]
+    monkeypatch.chdir(tmp_path)
+    Path("bad").write_text(changed(good, given))
+    with pytest.raises(InputError) as caught:
+        read(Path("bad"))
+    line = str(caught.value).splitlines()[0]
+    assert is_line(line.removeprefix("bad").removeprefix(":").strip(), expected), line
+    assert isinstance(caught.value, UnknownNameError) == is_of_names(line)
+
+
+def test_all_mistakes_are_reported_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = TOPOLOGY.replace("1 Gbit/s", "0 bit/s").replace("a: {}", "a: {devise: x}")
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(InputError) as caught:
+        Topology.load(tmp_path / "bad.yaml")
+    assert re.findall(r"bad\.yaml:(\d+):", str(caught.value)) == ["3", "7", "8"]
+
+
+def test_many_mistakes_are_counted(tmp_path: Path) -> None:
+    links = "".join(f"  - {{between: [a, nobody{number}], bandwidth: 1 bit/s}}\n" for number in range(2000))
+    (tmp_path / "bad.yaml").write_text(TOPOLOGY + links)
+    with pytest.raises(InputError) as caught:
+        Topology.load(tmp_path / "bad.yaml")
+    told = str(caught.value).splitlines()
+    assert len(told) == 21
+    assert told[-1].endswith("bad.yaml: and 1980 more")
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "big.yaml").write_bytes(b"#" * 1_000_001)
+    (tmp_path / "latin.yaml").write_bytes(b"name: a\nsource: caf\xe9\n")
+    for name, words in [
+        ("big.yaml", ": larger than 1 MB"),
+        ("latin.yaml", ":2: not UTF-8"),
+        ("no.yaml", ": no such file"),
+    ]:
+        with pytest.raises(InputError, match=re.escape(name + words)):
+            Topology.load(tmp_path / name)
+    with pytest.raises(InputError, match="cannot be read: Is a directory"):
+        Topology.load(tmp_path)
+    with pytest.raises(
+        InputError, match=r"^\\x16/e\\x1b\[2J: no such file: "
+    ):  # nothing reaches the terminal
+        Topology.load("\x16/e\x1b[2J")
+
+
+def test_errors_in_data_from_python_have_no_lines() -> None:
+    with pytest.raises(InputError, match=r"^my net: links\[0\]: give bandwidth"):
+        Topology.from_mapping({"hosts": ["a", "b"], "links": [{"between": ["a", "b"]}]}, where="my net")
+    with pytest.raises(InputError, match=r"^<mapping>: expected a mapping"):
+        Topology.from_mapping([])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[" * 1000, f"bad.yaml:1: hosts{'[0]' * 48}: nested more than 50 levels deep"),
+        ("1" * 100_000, f"bad.yaml:1: hosts: '{'1' * 55}... is beyond 64 bits"),
+    ],
+    ids=["deep", "long"],
+)
+def test_endless_values_are_refused_in_a_short_line(text: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(f"hosts: {text}\n")
+    with pytest.raises(InputError) as caught:
+        Topology.load(tmp_path / "bad.yaml")
+    assert str(caught.value).splitlines()[0] == f"{tmp_path}/{line}"
+
+
+# --- commands ----------------------------------------------------------------------------------------------
+
+PLANNED = """
+task: {name: text, num_bytes: 40000}
+topology:
+  regions: {fra: {hosts: 1, nic: 100 Gbit/s, device: h100}, ore: {hosts: 1, nic: 100 Gbit/s, device: a100}}
+  wan: [{between: [fra, ore], bandwidth: 10 Gbit/s, rtt: 90 ms}]
+compute: {flops: {utilisation: 0.0001}}
+workers: {count: 2}
+batch_size: 8
+steps: 100
+strategies: [{name: DiLoCo, H: 50}]
+"""
+ENDS = "rtt ms,home,ore\nhome,-,150\nore,,-\n"
+RATES = "throughput Mbit/s,home,ore\nhome,-,38.2\nore,250,-\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "small.yaml": experiment(topology="two-datacenters", compute="50 ms"),
+        "plan.yaml": PLANNED,
+        "star.yaml": json.dumps(star_form()),
+        "bad.yaml": "hosts: [[a]]\n",
+        "broken.yaml": "a: [",
+        "full/file": "x",
+        "rtt.csv": ENDS,
+        "rates.csv": RATES,
+        "script.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("command", "expected"), rows("commands"))
+def test_a_command_ends_with_one_line_and_exit_code_2(
+    command: str, expected: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path.name for path in folder.iterdir()}
+    program, *arguments = shlex.split(command.encode().decode("unicode_escape"))
+    assert {"netgym": netgym, "netsim": netsim_main}[program](arguments) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    (line,) = told.err.splitlines()
+    assert is_line(line.removeprefix("error: "), expected), line
+    assert line.startswith("error: ")
+    assert {path.name for path in folder.iterdir()} - {"runs"} == before, (
+        "a command that fails leaves nothing"
+    )
+    assert not list(folder.glob("runs/*")), "a run that could not begin leaves no folder"
+
+
+DRAWN_NAMES = st.text("abcdefgh_-XYZ", min_size=1, max_size=8)
+
+
+@given(DRAWN_NAMES, st.sets(DRAWN_NAMES, min_size=1, max_size=12))
+def test_the_nearest_come_first_and_the_rest_is_in_alphabetical_order(given: str, known: set[str]) -> None:
+    """The whole list used to be in the order of likeness to what was given: no order to the eye."""
+    told = str(unknown_name("thing", given, known))
+    accepted = told.partition("Accepted: ")[2].split(", ")
+    assert sorted(accepted) == sorted(known)
+    tails = [accepted[at:] for at in range(len(accepted) + 1)]
+    ordered = next(
+        at for at, tail in enumerate(tails) if tail == sorted(tail, key=lambda name: (name.casefold(), name))
+    )
+    if "did you mean" in told:
+        assert f"did you mean '{accepted[0]}'" in told
+    likeness = [len(set(given.lower()) & set(name.lower())) for name in accepted]
+    assert all(likeness[at] for at in range(ordered)), "what comes before has something in common with it"
+
+
+def test_several_are_told_in_one_line() -> None:
+    told = str(unknown_names("key of compute", ["jiter", "q"], ["jitter", "fixed"]))
+    assert told == "unknown keys of compute 'jiter' (did you mean 'jitter'?), 'q': Accepted: jitter, fixed"
+
+
+def test_a_name_from_a_file_cannot_write_to_the_terminal() -> None:
+    told = str(unknown_name("host", "7\x1b[2J\u202e" + "x" * 1000, ["7", "a"]))
+    assert told.isprintable()
+    assert r"'7\x1b[2J\u202exxx" in told or r"'7\x1b[2J\x202exxx" in told
+    assert len(told) < 300
+
+
+MODEL = MLP()
+
+
+def fit(**arguments):
+    LocalTrainer(MODEL, []).fit(strategy=FedAvgStrategy(), num_nodes=1, **arguments)
+
+
+@pytest.mark.parametrize("strategy", [Strategy, DiLoCoStrategy, FedAvgStrategy])
+def test_a_strategy_takes_no_model_and_no_optimizer_that_is_built(strategy):
+    optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+    with pytest.raises(
+        InputError, match="the first argument is a model; the Trainer gives it to the strategy, leave it out"
+    ):
+        strategy(MODEL, optimizer)
+    with pytest.raises(InputError, match=r"is built already; each rank builds its own, pass OptimSpec\(SGD"):
+        strategy(optim_spec=optimizer)
+    assert strategy(optim_spec=OptimSpec("sgd", lr=0.1)).optim_spec.kwargs == {"lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("launch", r"it is fit\(\.\.\.\)"), ("_build_connection", "run_ranks")]
+)
+def test_dropped_methods_name_their_successor(name, told):
+    with pytest.raises(AttributeError, match=f"Trainer.{name} does not exist: .*{told}"):
+        getattr(Trainer(MODEL, []), name)
+    with pytest.raises(AttributeError, match="'Trainer' object has no attribute 'nonsense'"):
+        _ = Trainer(MODEL, []).nonsense
+
+
+def test_no_name_that_exists_is_called_dropped():
+    known = {*inspect.signature(Trainer).parameters, *inspect.signature(Trainer.fit).parameters}
+    assert not known & FIT_ARGUMENTS.keys()
+    for strategy in STRATEGIES.values():
+        assert not set(accepted_arguments(strategy)) & STRATEGY_ARGUMENTS.keys()
+
+
+def test_the_model_given_stays_as_it_was():
+    data = torch.utils.data.TensorDataset(torch.randn(8, 64), torch.zeros(8, dtype=torch.long))
+    before = [parameter.clone() for parameter in MODEL.parameters()]
+    trained = Trainer(MODEL, data).fit(strategy=FedAvgStrategy(), num_nodes=2, max_steps=1, batch_size=2)
+    assert trained is not MODEL
+    assert all(map(torch.equal, before, MODEL.parameters()))

@@ -1,0 +1,206 @@
+"""`import netgym`: comparisons from Python, their tables, figures and pages."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+import netgym
+from exogym_core.cli.main import main
+from netsim.errors import InputError, UnknownNameError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOSTILE = "<script>alert(1)</script>"
+EXPERIMENT: dict[str, Any] = {
+    "name": "small",
+    "task": "digits",
+    "workers": {"count": 2, "kind": "threads"},
+    "device": "cpu",
+    "topology": "two-datacenters",
+    "compute": "50 ms",
+    "steps": 6,
+    "evaluate": {"every": 2},
+    "strategies": ["AllReduce", {"name": "DiLoCo", "label": HOSTILE, "H": 3}],
+}
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> netgym.Comparison:
+    """A comparison of a mapping, in a folder that stays."""
+    return netgym.compare(EXPERIMENT, out=tmp_path_factory.mktemp("runs") / "small", progress=False)
+
+
+def test_a_comparison_has_a_row_a_strategy(result: netgym.Comparison) -> None:
+    assert [entry["name"] for entry in result.summary] == ["AllReduce", HOSTILE]
+    table = result.table()
+    assert list(table["name"]) == ["AllReduce", HOSTILE]
+    assert list(table.columns) == list(result.summary[0])
+    assert {"final_loss", "virtual_seconds", "bytes_sent"} <= set(table.columns)
+    assert result.winner in list(table["name"])
+    assert str(result.winner) in result.verdict
+    rows = result.to_pandas()
+    assert set(rows["strategy"]) == {"AllReduce", HOSTILE}
+    assert list(rows[rows["strategy"] == "AllReduce"]["step"]) == [0, 2, 4, 6]
+
+
+def test_the_figure_has_a_line_a_strategy(result: netgym.Comparison) -> None:
+    (axes,) = result.plot().axes
+    assert [line.get_label() for line in axes.lines] == ["AllReduce", HOSTILE]
+    assert axes.get_xlabel().startswith("virtual time, s")
+    assert axes.lines[0].get_xdata()[-1] == pytest.approx(result.summary[0]["virtual_seconds"])
+
+
+def test_without_a_network_the_figure_is_over_steps() -> None:
+    changed = {"topology": None, "compute": None, "strategies": ["AllReduce"]}
+    plain = {key: value for key, value in (EXPERIMENT | changed).items() if value is not None}
+    (axes,) = netgym.run(plain, progress=False).plot().axes
+    assert "step" in axes.get_xlabel()
+
+
+def test_a_notebook_shows_the_figure_once_without_pyplot(result: netgym.Comparison) -> None:
+    """IPython has no formatter for figures before pyplot is imported: `plot()` showed `<Figure size 1152x648>`."""
+    code = (
+        "import sys, netgym\n"
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        f"shown, _ = shell.display_formatter.format(netgym.load({str(result.folder)!r}).plot())\n"
+        "print(shown['image/png'][:4], 'matplotlib.pyplot' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "b'\\x89PNG' False"
+
+
+def test_the_page_is_written_where_it_is_wanted(result: netgym.Comparison, tmp_path: Path) -> None:
+    page = result.report(tmp_path / "page.html")
+    assert page == tmp_path / "page.html"
+    assert page.read_bytes() == (result.folder / "report.html").read_bytes()
+    assert HOSTILE not in page.read_text(encoding="utf-8")
+
+
+def test_labels_are_escaped_in_a_notebook(result: netgym.Comparison) -> None:
+    html = result._repr_html_()
+    assert "<script" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert html.count("<tr>") == 3
+
+
+def test_a_file_and_its_command_give_the_same_run(
+    result: netgym.Comparison, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(EXPERIMENT | {"steps": 400}))
+    loaded = netgym.compare(tmp_path / "small.yaml", overrides={"steps": 6}, out=tmp_path / "python")
+    assert "AllReduce" in capsys.readouterr().err, "progress"
+    assert loaded.summary == result.summary
+    assert (
+        main(["compare", str(tmp_path / "small.yaml"), "--set", "steps=6", "--out", str(tmp_path / "run")])
+        == 0
+    )
+    for name in ("summary.json", "experiment.yaml", "metrics/AllReduce.csv"):
+        assert (tmp_path / "run" / name).read_bytes() == (loaded.folder / name).read_bytes()
+    assert netgym.load(tmp_path / "run").verdict == loaded.verdict
+
+
+def test_a_temporary_folder_is_gone_after_its_result(capsys: pytest.CaptureFixture[str]) -> None:
+    found = netgym.run(
+        EXPERIMENT, strategy="AllReduce", topology=netgym.Topology.load("lan"), seeds=[3], progress=False
+    )
+    folder = found.folder
+    assert [entry["name"] for entry in found.summary] == ["AllReduce"]
+    assert yaml.safe_load((folder / "experiment.yaml").read_text())["topology"]["name"] == "lan"
+    assert capsys.readouterr().err == ""
+    del found
+    gc.collect()
+    assert not folder.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"overrides": {"step": 6}}, "netgym.compare: step: unknown key 'step': did you mean 'steps'?"),
+        (
+            {"topology": "lam"},
+            "netgym.compare: topology: unknown topology or file 'lam': did you mean 'lan'?",
+        ),
+        ({"strategy": "DiLoCoo"}, "experiment: strategies: unknown strategy 'DiLoCoo'"),
+    ],
+)
+def test_mistakes_are_told_by_key(options: dict[str, Any], line: str, tmp_path: Path) -> None:
+    with pytest.raises((InputError, UnknownNameError)) as caught:
+        netgym.compare(EXPERIMENT, out=tmp_path / "out", **options)
+    assert str(caught.value).startswith(line)
+    assert not (tmp_path / "out").exists()
+
+
+def test_run_wants_one_strategy() -> None:
+    with pytest.raises(
+        InputError, match=r"experiment: strategies: netgym.run trains one: add strategy= with"
+    ):
+        netgym.run(EXPERIMENT)
+
+
+def test_a_sweep_has_a_row_a_point_and_the_command_gives_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = EXPERIMENT | {"steps": 2, "strategies": ["AllReduce"], "evaluate": {"every": 1}}
+    found = netgym.sweep(
+        changed, over={"strategies.*.lr": [0.01, 0.03]}, out=tmp_path / "python" / "swept", progress=False
+    )
+    assert capsys.readouterr().err == ""
+    table = found.table()
+    assert list(table["strategies.*.lr"]) == [0.01, 0.03]
+    assert table["final_loss"].notna().all()
+    assert sorted(set(found.to_pandas()["point"])) == ["0000", "0001"]
+    assert sorted(str(line.get_label()) for line in found.plot().axes[0].lines) == [
+        "0.01, AllReduce",
+        "0.03, AllReduce",
+    ]
+    assert found.verdict in found._repr_html_()
+    assert isinstance(netgym.load(found.folder), netgym.SweepResult)
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(changed))
+    command = ["sweep", str(tmp_path / "small.yaml"), "--vary", "strategies.*.lr=[0.01, 0.03]"]
+    assert main([*command, "--out", str(tmp_path / "command" / "swept")]) == 0
+    for name in ("summary.json", "results.csv", "points/0001/summary.json"):
+        assert (tmp_path / "command" / "swept" / name).read_bytes() == (found.folder / name).read_bytes()
+    with pytest.raises(InputError, match=r"experiment: has no 'sweep'"):
+        netgym.sweep(changed, out=tmp_path / "none")
+
+
+def test_plans_come_as_objects() -> None:
+    (row,) = netgym.plan(
+        model="llama-7b", strategies=["DiLoCo"], topology="wan-4-regions", tokens="1B", device="h100"
+    )
+    assert row["name"] == "DiLoCo"
+    assert row["days"] > 0
+
+
+def test_a_missing_extra_is_told(result: netgym.Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"pip install 'netgym\[pandas\]'"):
+        result.table()
+
+
+def test_importing_it_loads_no_torch() -> None:
+    code = "import sys, netgym; print({'torch', 'numpy', 'matplotlib', 'pandas'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+    with pytest.raises(AttributeError, match="no attribute 'compares'"):
+        _ = netgym.compares  # type: ignore[attr-defined]
+
+
+def test_report_says_that_a_log_of_fit_is_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logs" / "ddp").mkdir(parents=True)
+    for name in ("train.csv", "config.json"):
+        (tmp_path / "logs" / "ddp" / name).write_text("")
+    assert main(["report", "logs/ddp"]) == 2
+    told = "error: logs/ddp: holds the tables train.csv and validation.csv of fit(run_name=...), no run: for a page"
+    assert told in capsys.readouterr().err

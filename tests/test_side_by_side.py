@@ -1,0 +1,182 @@
+"""Runs side by side: the results of one after the other, clean ends, and the other runs' results kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from experiments import experiment
+
+from exogym_core.cli.main import main
+from exogym_core.workers.processes.jobs import Job, JobEnd, run_jobs
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+EXPERIMENT = experiment(
+    topology="lan",
+    compute="50 ms",
+    seeds=3,
+    strategies='[AllReduce, {name: "own:Fails", label: Own}, {name: DiLoCo, H: 2}]',
+)
+OWN = """\
+import os, signal
+from exogym_core.strategy import AllReduceStrategy
+
+
+class Fails(AllReduceStrategy):
+    def step(self):
+        super().step()
+        if self.local_step == 2:
+            END
+"""
+
+
+class Steps:
+    """Report that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def step(self, number: Any) -> None:
+        self.told.append(number)
+
+
+def ends(num_jobs: int, *calls: Callable[[Any], Any]) -> list[tuple[list[Any], JobEnd]]:
+    reports = [Steps() for _ in calls]
+    jobs = (Job(str(number), call, reports[number]) for number, call in enumerate(calls))
+    found = {int(job.name): end for job, end in run_jobs(jobs, num_jobs)}
+    return [(report.told, found[number]) for number, report in enumerate(reports)]
+
+
+def double(report: Any) -> int:
+    report.step(21)
+    return 42
+
+
+def refuse(report: Any) -> None:
+    raise InputError("steps: 0 is too few")
+
+
+class UnsendableError(Exception):
+    def __reduce__(self) -> Any:
+        raise TypeError("not to be sent")
+
+
+def crash(report: Any) -> None:
+    raise UnsendableError("inside")
+
+
+@pytest.mark.parametrize("num_jobs", [1, 2])
+def test_a_job_reports_and_ends_alike_here_and_in_a_process(num_jobs: int) -> None:
+    (first, failed, *_), (second, refused), (_, crashed) = (*ends(num_jobs, double, refuse, crash),)
+    assert (first, failed) == ([21], JobEnd(42))
+    assert second == []
+    assert (type(refused.error), str(refused.error)) == (InputError, "steps: 0 is too few")
+    assert "inside" in str(crashed.error)
+
+
+def test_a_job_whose_process_dies_says_how_and_the_others_end() -> None:
+    def die(report: Any) -> None:
+        report.step(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    (told, died), (_, other) = ends(2, die, double)
+    assert told == [1]
+    assert str(died.error) == (
+        "its process ended: killed by signal 9 (SIGKILL) (too little memory? try fewer --jobs)"
+    )
+    assert other.result == 42
+
+
+def test_leaving_interrupts_what_runs_and_takes_its_last_reports() -> None:
+    def wait(report: Any) -> None:
+        report.step(os.getpid())
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            report.step("saved")
+            raise
+
+    report = Steps()
+    with closing(run_jobs(iter([Job("wait", wait, report), Job("ends", double, Steps())]), 2)) as running:
+        assert next(running)[1].result == 42
+    pid, saved = report.told
+    assert saved == "saved"
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_dropped_job_is_killed() -> None:
+    def report_on(report: Any) -> None:
+        while True:
+            report.step(1)
+            time.sleep(0.001)
+
+    job = Job("dropped", report_on, Steps(), is_dropped=True)
+    ((_, end),) = run_jobs(iter([job]), 2)
+    assert "SIGKILL" in str(end.error)
+    assert job.report.told == []
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    left_out = ("log.txt", "environment.json", "report.html")
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in left_out
+    }
+
+
+def compared(
+    folder: Path, num_jobs: int, end: str, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str, str]:
+    (folder / "own.py").write_text(OWN.replace("END", end))
+    (folder / "small.yaml").write_text(EXPERIMENT)
+    out = folder / f"with-{num_jobs}"
+    code = main(["compare", str(folder / "small.yaml"), "--out", str(out), "--jobs", str(num_jobs)])
+    told = capsys.readouterr()
+    return code, told.out.replace(str(out), "OUT"), told.err
+
+
+@pytest.mark.parametrize("end", ["pass", "raise ValueError('no')"])
+def test_a_comparison_side_by_side_is_the_one_run_after_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], end: str
+) -> None:
+    """Also where a strategy fails: its runs with further seeds, which may train already, leave nothing."""
+    told = [compared(tmp_path, num_jobs, end, capsys)[:2] for num_jobs in (1, 3, 9)]
+    assert told[0] == told[1] == told[2]
+    assert told[0][0] == (0 if end == "pass" else 1)
+    assert files_of(tmp_path / "with-1") == files_of(tmp_path / "with-3") == files_of(tmp_path / "with-9")
+
+
+def test_a_run_that_is_killed_is_marked_and_tried_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = "os.path.exists('once') or (open('once', 'w').close(), os.kill(os.getpid(), signal.SIGKILL))"
+    monkeypatch.chdir(tmp_path)
+    code, _, err = compared(tmp_path, 2, end, capsys)
+    assert code == 1
+    assert "Own failed: its process ended: killed by signal 9 (SIGKILL)" in err
+    assert main(["compare", "--resume", str(tmp_path / "with-2"), "--jobs", "2"]) == 0
+    summary = json.loads((tmp_path / "with-2/summary.json").read_text())
+    assert [entry["seeds"] for entry in summary] == [[0, 1, 2]] * 3
+    assert not any("failed" in entry or "incomplete" in entry for entry in summary)
+
+
+def test_jobs_that_cannot_share_the_machine_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small.yaml").write_text(EXPERIMENT.replace("kind: threads", "intra_op_threads: 2"))
+    (tmp_path / "own.py").write_text(OWN)
+    assert main(["compare", str(tmp_path / "small.yaml"), "--jobs", "2", "--out", str(tmp_path / "out")]) == 2
+    told = "error: --jobs 2: workers.intra_op_threads above 1 uses several cores a run: leave --jobs out"
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,196 @@
+"""`workers: stacked`: the runs of threads, with all replicas as one batched model."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from exogym_core import Trainer
+from exogym_core.strategy import (
+    AllReduceStrategy,
+    AsyncDiLoCoStrategy,
+    DeMoStrategy,
+    DiLoCoStrategy,
+    NoLoCoStrategy,
+    OptimSpec,
+    SPARTAStrategy,
+    Strategy,
+    StreamingDiLoCoStrategy,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import Tensor
+
+
+class Classifier(nn.Module):
+    """A model that can be stacked, with a frozen layer and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.register_buffer("scale", torch.full((6,), 0.5))
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        features, classes = batch
+        hidden = torch.relu(self.first(self.frozen(features) * self.scale))
+        return nn.functional.cross_entropy(self.last(hidden), classes)
+
+
+class WithNorm(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8))  # type: ignore[assignment]
+
+
+class WithDropout(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5))  # type: ignore[assignment]
+
+
+class WithBranch(Classifier):
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        loss = super().forward(batch)
+        return loss * 2 if loss > 0.5 else loss
+
+
+@pytest.fixture(scope="module")
+def samples() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    features = torch.randn(500, 6, generator=generator)
+    return TensorDataset(features, features[:, :3].argmax(1))
+
+
+def train(
+    data: TensorDataset, strategy: Strategy, kind: str, model: type[nn.Module] = Classifier, **options: Any
+) -> Any:
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {
+        "num_nodes": 5,
+        "max_steps": 12,
+        "batch_size": 8,
+        "topology": "wan-4-regions",
+        "compute": {"fixed": "50 ms", "jitter": 0.3},
+        "val_size": 32,
+        "val_interval": 4,
+        "progress": False,
+    }
+    trainer = Trainer(model(), data, data, device="cpu")
+    return trainer.fit(strategy=strategy, workers=kind, seed=5, **settings | options).fit_result
+
+
+def losses(result: Any) -> list[float]:
+    return [row["train_loss"] for row in result.history]
+
+
+ROWS: dict[str, Callable[[], Strategy]] = {
+    "all-reduce": AllReduceStrategy,
+    "all-reduce in buckets": partial(AllReduceStrategy, bucket_bytes=64),
+    "clipped, with a schedule": partial(AllReduceStrategy, max_norm=0.5, lr_scheduler="lambda_cosine"),
+    "DiLoCo": partial(DiLoCoStrategy, H=3),
+    "streaming": partial(StreamingDiLoCoStrategy, H=4, num_fragments=2),
+    "sparse": partial(SPARTAStrategy, p_sparta=0.2),
+    "DeMo, whose optimizer is its own": partial(DeMoStrategy, compression_chunk=8, compression_topk=4),
+    "gossip": partial(NoLoCoStrategy, H=3),
+    "without rounds": partial(AsyncDiLoCoStrategy, H=3),
+    "SGD with momentum": partial(
+        DiLoCoStrategy, H=3, optim_spec=OptimSpec(torch.optim.SGD, lr=0.05, momentum=0.9)
+    ),
+    "RMSprop": partial(DiLoCoStrategy, H=3, optim_spec=OptimSpec(torch.optim.RMSprop, lr=0.01)),
+    "Adagrad": partial(DiLoCoStrategy, H=3, optim_spec=OptimSpec(torch.optim.Adagrad, lr=0.05)),
+}
+
+
+@pytest.mark.parametrize("make", ROWS.values(), ids=ROWS)
+def test_stacked_replicas_have_the_clock_and_the_losses_of_threads(
+    samples: TensorDataset, make: Callable[[], Strategy]
+) -> None:
+    single, stacked = (train(samples, make(), kind) for kind in ("threads", "stacked"))
+    assert stacked.virtual_seconds == single.virtual_seconds
+    assert [row["virtual_seconds"] for row in stacked.history] == [
+        row["virtual_seconds"] for row in single.history
+    ]
+    assert stacked.bytes_sent == single.bytes_sent
+    assert losses(stacked) == pytest.approx(losses(single), rel=1e-4)
+    assert losses(train(samples, make(), "stacked")) == losses(stacked)
+
+
+def test_gradients_and_updates_are_computed_once_for_all_replicas(
+    samples: TensorDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = {"forward": 0, "update": 0}
+    forward, update = Classifier.forward, torch.optim.AdamW.step
+
+    def counted_forward(self: Classifier, batch: Any) -> Tensor:
+        calls["forward"] += 1
+        return forward(self, batch)
+
+    monkeypatch.setattr(Classifier, "forward", counted_forward)
+    train(samples, DiLoCoStrategy(H=3), "threads", val_interval=100)
+    single = calls["forward"]
+    calls["forward"] = 0
+    train(samples, DiLoCoStrategy(H=3), "stacked", val_interval=100)
+    assert single - calls["forward"] >= 4 * 12 - 2  # five forward passes a step are one; two were a trial
+    assert update is torch.optim.AdamW.step
+
+
+def test_parameters_that_get_another_storage_are_returned_to_the_stack(samples: TensorDataset) -> None:
+    class Rebinding(AllReduceStrategy):
+        def step(self) -> None:
+            super().step()
+            for parameter in self.trainable:
+                parameter.data = parameter.data.clone()
+
+    single, stacked = (train(samples, Rebinding(), kind) for kind in ("threads", "stacked"))
+    assert losses(stacked) == pytest.approx(losses(single), rel=1e-4)
+
+
+def test_micro_batches_and_a_last_batch_that_is_not_full(samples: TensorDataset) -> None:
+    options: dict[str, Any] = {"minibatch_size": 4, "num_epochs": 1, "max_steps": None, "batch_size": 32}
+    single, stacked = (
+        train(samples, DiLoCoStrategy(H=2), kind, **options) for kind in ("threads", "stacked")
+    )
+    assert losses(stacked) == pytest.approx(losses(single), rel=1e-4)
+    assert stacked.virtual_seconds == single.virtual_seconds
+
+
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(
+    samples: TensorDataset, tmp_path: Path
+) -> None:
+    whole = train(samples, DiLoCoStrategy(H=3), "stacked")
+    first = train(
+        samples, DiLoCoStrategy(H=3), "stacked", max_steps=7, checkpoint_interval=5, save_dir=tmp_path
+    )
+    resumed = train(samples, DiLoCoStrategy(H=3), "stacked", resume_from=first.checkpoint_folder)
+    assert losses(resumed)[-5:] == losses(whole)[-5:]
+    assert resumed.virtual_seconds == whole.virtual_seconds
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "reason"),
+    [
+        (WithNorm, DiLoCoStrategy, "buffers change"),
+        (WithDropout, DiLoCoStrategy, "draws random numbers"),
+        (WithBranch, DiLoCoStrategy, "vectorise"),
+    ],
+    ids=["batch normalisation", "dropout", "control flow by data"],
+)
+def test_replicas_that_cannot_be_stacked_run_in_threads_and_say_why(
+    samples: TensorDataset, model: type[nn.Module], strategy: Callable[[], Strategy], reason: str
+) -> None:
+    with pytest.warns(UserWarning, match=f"ranks run in threads: .*{reason}"):
+        stacked = train(samples, strategy(), "stacked", model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        single = train(samples, strategy(), "threads", model)
+    assert losses(stacked) == losses(single)

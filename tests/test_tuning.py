@@ -1,0 +1,138 @@
+"""`netgym tune`: the best point of each strategy, its neighbours and edges, and the comparison on other seeds."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from experiments import experiment
+
+import exogym_core
+from exogym_core.cli.main import main
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EXPERIMENT = experiment(topology="lan", compute="50 ms", steps=6, evaluate="{every: 3, samples: 32}")
+# Of these rates one trains, one hardly moves and one destroys the model: the best is known beforehand.
+PLANTED = {"lr": [1e-7, 0.03, 1e4]}
+
+
+@pytest.fixture
+def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "small.yaml"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+def tuned(path: Path, **given: Any) -> exogym_core.studies.tuning.TuneResult:  # type: ignore[name-defined]
+    return exogym_core.tune(path, **{"over": PLANTED, "seeds": [7], "out": "out"} | given)
+
+
+def test_a_planted_optimum_is_found_and_the_comparison_has_other_seeds(
+    experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = tuned(experiment)
+    assert [each.strategy for each in result.chosen] == ["AllReduce", "DiLoCo"]
+    for each in result.chosen:
+        assert (each.point, each.edges, each.num_points, each.num_failed) == ({"lr": 0.03}, [], 3, 0)
+        assert [neighbour["point"] for neighbour in each.neighbours] == [{"lr": 1e-7}, {"lr": 1e4}]
+        losses = [neighbour["final_loss"] for neighbour in each.neighbours]
+        assert all(loss is None or loss > each.final_loss for loss in losses)
+    assert (result.tuning_seeds, result.seeds) == ([7], [0])
+    resolved = (result.comparison.path / "experiment.yaml").read_text()
+    assert resolved.count("lr: 0.03") == 2
+    written = json.loads((result.folder / "tune.json").read_text())
+    assert written["chosen"][0]["point"] == {"lr": 0.03}
+    assert written["digest"] == result.comparison.digest()
+    capsys.readouterr()
+    assert main(["report", "out"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "out/comparison"
+    assert main(["status", "out"]) == 0
+    assert capsys.readouterr().out == "out: 7 runs: 7 finished\n"
+
+
+def test_a_best_point_at_an_end_of_its_values_is_reported(experiment: Path) -> None:
+    result = tuned(
+        experiment,
+        over={"lr": [1e-7, 0.01], "DiLoCo": {"lr": {"low": 1e-7, "high": 1e-6}}},
+        search="random",
+        trials=2,
+    )
+    assert result.chosen[0].edges == ["lr at its largest value 0.01: try larger ones"]
+    by_grid = tuned(experiment, over={"lr": [0.02, 1e4]}, out="grid")
+    assert [each.edges for each in by_grid.chosen] == [
+        ["lr at its smallest value 0.02: try smaller ones"]
+    ] * 2
+
+
+def test_a_point_that_fails_is_left_out_and_a_strategy_without_points_too(
+    experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "tune",
+        "small.yaml",
+        "--over",
+        "lr=0.01",
+        "--over",
+        "DiLoCo.H=2,-1",
+        "--seeds",
+        "1",
+        "--json",
+    ]
+    assert main(arguments) == 0
+    found = {each["strategy"]: each for each in json.loads(capsys.readouterr().out)["chosen"]}
+    assert (found["DiLoCo"]["point"], found["DiLoCo"]["num_failed"]) == ({"lr": 0.01, "H": 2}, 1)
+    assert (
+        main(["tune", "small.yaml", "--over", "DiLoCo.H=-1", "--over", "AllReduce.lr=0.01", "--seeds", "1"])
+        == 1
+    )
+    out, told = capsys.readouterr()
+    assert "DiLoCo: every point failed (1 of 1): left out of the comparison" in told
+    assert "DiLoCo     all failed" in out
+
+
+def test_an_interrupted_search_resumes_to_the_same_result(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = tuned(experiment)
+    from exogym_core.studies import sweep
+
+    calls, train = [], sweep.compare
+
+    def interrupted(*given: Any, **more: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return train(*given, **more)
+
+    monkeypatch.setattr(sweep, "compare", interrupted)
+    over = ["--over", "lr=1e-7,0.03,1e4"]
+    assert main(["tune", "small.yaml", *over, "--seeds", "7,", "--out", "again", "--jobs", "1"]) == 130
+    assert "to go on: netgym tune --resume again" in capsys.readouterr().err
+    assert main(["report", "again"]) == 2
+    assert "again: the comparison has not begun" in capsys.readouterr().err
+    assert main(["tune", "--resume", "again", "--json", "--jobs", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["digest"] == whole.comparison.digest()
+    assert len(calls) == 5 + 3  # the interrupted point, the one after it, and the comparison
+
+
+def test_more_than_20_seeds_ask_first(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In every command that takes `--seeds`."""
+    for command in ("run", "compare", "sweep"):
+        assert main([command, "small.yaml", "--seeds", "21"]) == 2
+        assert "--seeds: 21 seeds are 21 runs of every strategy: add --yes" in capsys.readouterr().err
+
+
+def test_the_key_is_checked_with_its_place(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    experiment.write_text(EXPERIMENT + "tune:\n  over: {DiLoCo: {H: [2, 3]}}\n")
+    assert main(["validate", "small.yaml"]) == 0
+    assert "tuning of 2 strategies on 2 seeds" in capsys.readouterr().out
+    experiment.write_text(EXPERIMENT + "tune:\n  over: {DiLoCoo: {H: [2, 3]}}\n")
+    assert main(["validate", "small.yaml"]) == 2
+    assert "small.yaml:12: tune: over: unknown strategy 'DiLoCoo'" in capsys.readouterr().err
+    with pytest.raises(InputError, match="No such file"):
+        exogym_core.tune("nowhere.yaml")
