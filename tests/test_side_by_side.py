@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -112,6 +113,23 @@ def test_leaving_interrupts_what_runs_and_takes_its_last_reports() -> None:
     assert saved == "saved"
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_jobs_that_end_at_the_same_time_are_the_last(tmp_path: Path) -> None:
+    class Slow:
+        def step(self, _: int) -> None:
+            while len(list(tmp_path.iterdir())) < 2:
+                time.sleep(0.001)
+            time.sleep(0.1)  # both have sent their ends meanwhile
+
+    def end(report: Any, number: int) -> int:
+        if number == 0:
+            report.step(0)
+        (tmp_path / str(number)).touch()
+        return number
+
+    jobs = [Job(str(number), partial(end, number=number), Slow()) for number in range(2)]
+    assert sorted(end.result for _, end in run_jobs(iter(jobs), 2)) == [0, 1]
 
 
 def test_a_dropped_job_is_killed() -> None:

@@ -63,6 +63,7 @@ def run_jobs(jobs: Iterator[Job | None], num_jobs: int) -> Generator[tuple[Job, 
 
     Args:
         jobs: asked for the next one when there is room; None: none before a running job has reported or ended.
+            The run ends when nothing runs and none comes.
         num_jobs: at once; more than one needs `can_fork()`.
     """
     if num_jobs == 1:
@@ -72,21 +73,15 @@ def run_jobs(jobs: Iterator[Job | None], num_jobs: int) -> Generator[tuple[Job, 
         return
     with _Pool(num_jobs) as pool:
         try:
-            has_more = True
-            while has_more or pool.running:
-                while has_more and len(pool.running) < num_jobs:
-                    job = next(jobs, _NO_MORE)
-                    has_more = job is not _NO_MORE
-                    if job is None or job is _NO_MORE:
-                        break
+            while True:
+                while len(pool.running) < num_jobs and (job := next(jobs, None)) is not None:
                     pool.start(job)
+                if not pool.running:  # several may have ended at once
+                    return
                 yield from pool.receive()
         except BaseException:
             pool.interrupt()
             raise
-
-
-_NO_MORE = Job("", lambda report: None, None)
 
 
 def _attempt(call: Callable[[Any], Any], report: Any) -> JobEnd:
