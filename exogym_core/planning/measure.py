@@ -74,11 +74,14 @@ class Measured:
         self.rounds_of = _rounds_of(strategy, setting, found)
         self.rounds = self.rounds_of(num_rounds)
         assert found.period is not None
-        budget = setting.num_rounds(found.period)
         figures = self._simulated(setting)
         if num_rounds == _ROUNDS_WITHOUT_MEMORY and not _are_alike(figures):
             self.rounds = self.rounds_of(_ROUNDS)
             figures = self._simulated(setting)
+        budget = setting.num_rounds(found.period)
+        if setting.dollars is not None:  # at most so many, as nothing makes rounds shorter
+            quiet = _pace(strategy, setting, found, figures)
+            budget = setting.affordable_rounds(quiet.seconds_until, 0.0)
         if strategy.is_synchronous and not found.are_peers_new:
             figures, told_weather = self._through_weather(figures, budget)
             remarks += told_weather
@@ -90,20 +93,38 @@ class Measured:
             )
         self.figures = figures
         self.are_peers_new = found.are_peers_new
-        if strategy.is_synchronous:
-            pace = pace_together(
-                figures, are_peers_new=found.are_peers_new, differ=setting.differs_for_ever()
-            )
-        else:
-            pace = pace_apart(figures)
-        told = _told(name, setting, figures, found.period, pace._replace(remarks=(*remarks, *pace.remarks)))
-        self.plan = replace(told, expected_bytes=draws_bytes(strategy))
-        _refuse_unseen_changes(name, self.plan, setting, pace.ends)
-        if setting.failures is not None:
-            self.plan = with_failures(self, setting.failures)
+        pace = _pace(strategy, setting, found, figures)
+        pace = pace._replace(remarks=(*remarks, *pace.remarks))
+        if setting.dollars is not None:
+            self.setting = setting = self._paid(name, found.period, pace)
+        self.plan = self._priced(name, found.period, pace)
         if setting.until is not None:
             self.plan = self.plan.ended(setting.until)
-        self.plan = self.plan.with_band(setting.computing_range())
+        self.plan = self.plan.with_band(setting.computing_range(), is_of_money=setting.dollars is not None)
+
+    def _priced(self, name: str, period: int, pace: Pace) -> Plan:
+        """The plan for the setting's tokens, crashes included."""
+        setting = self.setting
+        told = _told(name, setting, self.figures, period, pace)
+        self.plan = replace(told, expected_bytes=draws_bytes(self.strategy))
+        _refuse_unseen_changes(name, self.plan, setting, pace.ends)
+        return self.plan if setting.failures is None else with_failures(self, setting.failures)
+
+    def _paid(self, name: str, period: int, pace: Pace) -> Setting:
+        """The setting with the tokens that its dollars pay for.
+
+        Raises:
+            InputError: the first round costs more.
+        """
+        setting, figures = self.setting, self.figures
+        failures = self._priced(name, period, pace).failures or {}
+        longer = failures.get("times_as_long", 1.0)
+        num_rounds = len(figures.round_seconds)
+        egress = setting.topology.egress_dollars(figures.link_bytes) / num_rounds
+        rounds = setting.affordable_rounds(lambda number: longer * pace.seconds_until(number), egress)
+        missed = num_rounds * len(figures.rank_ends) - figures.contributions
+        counted = max(rounds - missed / setting.num_ranks, 1e-9)
+        return replace(setting, tokens=counted * setting.tokens_a_round(period))
 
     def _through_weather(
         self, figures: RoundFigures, budget: int | None
@@ -180,6 +201,12 @@ class Measured:
         number = 2 if self._is_alike(setting) else min(len(self.figures.round_seconds), _ROUNDS_OF_NEW_PEERS)
         ends = self._simulated(setting, number, rounds).round_seconds
         return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else ends[0]
+
+
+def _pace(strategy: Strategy, setting: Setting, found: Rhythm, figures: RoundFigures) -> Pace:
+    if not strategy.is_synchronous:
+        return pace_apart(figures)
+    return pace_together(figures, are_peers_new=found.are_peers_new, differ=setting.differs_for_ever())
 
 
 def _rhythm(strategy: Strategy, setting: Setting) -> Rhythm:
@@ -366,6 +393,7 @@ def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace:
         fits=None if available is None else memory["total"] <= available,
         steady=pace.steady,
         tokens=worked,
+        tokens_per_parameter=None if worked is None else worked / setting.model.num_parameters,
         rounds=rounds,
         steps=None if rounds is None else rounds * period,
         global_batch=setting.num_ranks * setting.batch_size,
@@ -381,10 +409,10 @@ def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace:
 def _told_of_a_beginning(name: str, setting: Setting) -> tuple[str, ...]:
     """A remark where a share of a run is unlike the rest of it; with a budget there is no plan."""
     told = "begins with steps that send other bytes than later ones, for a share of the run"
-    if setting.tokens is not None:
+    if setting.tokens is not None or setting.dollars is not None:
         raise RefusedPlanError(
             f"plan: {name}: it {told}, so its days are not those of later rounds; set how many steps that are "
-            "(such as freeze_step), or plan it without --tokens"
+            "(such as freeze_step), or plan it without --tokens and --budget"
         )
     return (f"it {told}: figures are for later ones",)
 

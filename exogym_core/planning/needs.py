@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from netsim.units import format_seconds
 
-__all__ = ["NETWORK_ERROR", "PUBLISHED_MFU", "SECONDS_A_DAY", "Plan"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["NETWORK_ERROR", "PUBLISHED_MFU", "SECONDS_A_DAY", "Plan", "is_sooner", "placed"]
 
 SECONDS_A_DAY = 86_400
 
@@ -16,9 +19,34 @@ SECONDS_A_DAY = 86_400
 #: that share a bottleneck (docs/accuracy.md).
 NETWORK_ERROR = 0.076
 
-#: Least and most share of their devices' peak that published trainings computed with: INTELLECT-1 (arXiv 2412.01152)
-#: 36 to 41 %, Llama 3 (2407.21783) 38 to 43 %, PaLM (2204.02311) 46 %.
-PUBLISHED_MFU = (0.36, 0.46)
+#: Least and most share of their devices' peak that published trainings reached while computing: Llama 3 405B 38 to 43 %
+#: (arXiv 2407.21783), PaLM 540B 46.2 % (2204.02311). INTELLECT-1's 36.2 to 41.4 % (2412.01152, abstract) contain its
+#: waiting between sites, 4 to 17 % of the time: while computing it reached 43 to 44 %.
+PUBLISHED_MFU = (0.38, 0.46)
+
+
+def is_sooner(row: Mapping[str, Any], other: Mapping[str, Any], name: str = "days") -> bool:
+    """True if a row is sooner anywhere in both bands, or works through more tokens for the same money.
+
+    Rows that do not fit into memory come last.
+
+    Args:
+        row, other: plans as mappings, with `days_low`, `days_high` (None: without an end) and `fits`.
+        name: `days`, or `cost` for the cheaper one.
+    """
+    if (row["fits"] is False) != (other["fits"] is False):
+        return other["fits"] is False
+    if row.get("tokens_low") is not None and other.get("tokens_high") is not None:
+        return bool(row["tokens_low"] > other["tokens_high"])  # for the same money
+    high = row[f"{name}_high"]
+    return row is not other and high is not None and bool(high < other[f"{name}_low"])
+
+
+def placed(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Plans as mappings with `place`: rows whose bands overlap share one; None without days."""
+    with_days = [row for row in rows if row.get("days") is not None]
+    places = {id(row): 1 + sum(is_sooner(other, row) for other in with_days) for row in with_days}
+    return [dict(row) if "refused" in row else {**row, "place": places.get(id(row))} for row in rows]
 
 
 @dataclass(frozen=True)
@@ -51,6 +79,8 @@ class Plan:
         steady: whether rounds were seen to repeat; else means over what was simulated.
         tokens: that are worked through: the budget in whole rounds, or less where `until` ends it before; None
             without a budget. In `days` they come at `tokens_per_second`.
+        tokens_low, tokens_high: band of the tokens that a budget of dollars pays for; None without such a budget.
+        tokens_per_parameter: `tokens` over the model's parameters.
         rounds, steps: of the budget; None without one.
         global_batch: sequences of all workers in a step.
         tokens_per_step: of all workers.
@@ -89,6 +119,9 @@ class Plan:
     memory_with: dict[str, int] = field(default_factory=dict)
     mfu: dict[str, float] = field(default_factory=dict)
     tokens: float | None = None
+    tokens_low: float | None = None
+    tokens_high: float | None = None
+    tokens_per_parameter: float | None = None
     rounds: int | None = None
     steps: int | None = None
     global_batch: int = 0
@@ -111,20 +144,32 @@ class Plan:
         """Plain data, in the order of the attributes."""
         return {**vars(self), "remarks": list(self.remarks)}
 
-    def with_band(self, computing: tuple[float, float]) -> Plan:
-        """With bands of days and cost; `computing`: least and most times as long that computing may take."""
+    def with_band(self, computing: tuple[float, float], *, is_of_money: bool = False) -> Plan:
+        """With bands of days and cost.
+
+        Args:
+            computing: least and most times as long that computing may take.
+            is_of_money: dollars are the budget; then the cost has no band, and `tokens` has one.
+        """
         if self.days is None:
             return self
         share = self.compute_utilisation
-        low, high = (
+        factors = [
             share * times + (1 - share) * (1 + error)
             for times, error in zip(computing, (-NETWORK_ERROR, NETWORK_ERROR), strict=True)
-        )
-        costs = (self._money(factor, 1.0).get("cost") for factor in (low, high))
-        names = ("days_low", "days_high", "cost_low", "cost_high")
+        ]
+        costs = [self._money(factor, 1.0).get("cost") for factor in factors]
+        days = [self.days * factor for factor in factors]
+        tokens: list[float | None] = [None, None]
+        if is_of_money and self.tokens is not None and self.cost:
+            dearer = [(cost or self.cost) / self.cost for cost in costs]  # than planned, for the same tokens
+            tokens = [self.tokens / times for times in dearer[::-1]]
+            days = sorted(each / times for each, times in zip(days, dearer, strict=True))
+            costs = [self.cost, self.cost]
         return replace(
             self,
-            **dict(zip(names, (self.days * low, self.days * high, *costs), strict=True)),  # type: ignore[arg-type]
+            **{"days_low": days[0], "days_high": days[1], "cost_low": costs[0], "cost_high": costs[1]},
+            **{"tokens_low": tokens[0], "tokens_high": tokens[1]},
         )
 
     def slowed(self, factor: float) -> Plan:
@@ -147,6 +192,9 @@ class Plan:
             self,
             days=seconds / SECONDS_A_DAY,
             tokens=self.tokens * share,
+            tokens_per_parameter=None
+            if self.tokens_per_parameter is None
+            else self.tokens_per_parameter * share,
             rounds=None if self.rounds is None else math.floor(self.rounds * share),
             steps=None if self.steps is None else math.floor(self.steps * share),
             remarks=(*self.remarks, remark),
