@@ -215,7 +215,7 @@ def plan(
     """
     if out is not None:
         _check_folder(out)
-    from exogym_core.planning.needs import placed
+    from exogym_core.planning.measure import placed
     from exogym_core.planning.planned import request_of
     from exogym_core.planning.setting import Known
     from exogym_core.planning.sweep import grid
