@@ -13,8 +13,7 @@ from test_planning import NETWORK, setting
 from exogym_core.cli.main import main
 from exogym_core.planning.measure import Measured, RefusedPlanError, measure
 from exogym_core.planning.models import planned_model
-from exogym_core.planning.rhythm import rhythm
-from exogym_core.planning.rounds import period_of
+from exogym_core.planning.rhythm import period_of, rhythm
 from exogym_core.planning.setting import Crashes
 from exogym_core.strategy import Strategy, build_strategy
 from exogym_core.strategy.parts.selectors import RandomIndexSelector

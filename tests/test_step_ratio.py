@@ -10,9 +10,8 @@ import pytest
 
 from exogym_core.cost.compute import Compute
 from exogym_core.planning.advise import advise
-from exogym_core.planning.measure import Setting
+from exogym_core.planning.measure import NETWORK_ERROR, Setting
 from exogym_core.planning.models import SequenceModel, planned_model
-from exogym_core.planning.needs import NETWORK_ERROR
 from exogym_core.planning.page import print_table
 from exogym_core.planning.plan import plan
 from exogym_core.planning.step_ratio import (

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.planning.groups import group_seconds, groupings, ring_orders
-from exogym_core.planning.measure import Plan, Setting, least_days, measure
-from exogym_core.planning.needs import NETWORK_ERROR
+from exogym_core.planning.measure import NETWORK_ERROR, Plan, Setting, least_days, measure
 from exogym_core.planning.step_ratio import Ratio, steps_range
 from exogym_core.strategy import STRATEGIES, build_strategy
 from netsim.errors import InputError

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from exogym_core.cost.compute import Compute, StepDurations
 from exogym_core.cost.devices import find_device
 from exogym_core.planning.models import memory_in_use
-from exogym_core.planning.needs import PUBLISHED_MFU
 from exogym_core.planning.weather import differs_for_ever
 from netsim import Protocol
 from netsim.errors import InputError, unknown_name
@@ -26,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["Crashes", "Known", "Setting", "with_links", "with_wan_bandwidth"]
 
 T = TypeVar("T")
+
+#: Least and most share of their devices' peak that published trainings computed with: INTELLECT-1 (arXiv 2412.01152)
+#: 36 to 41 %, Llama 3 (2407.21783) 38 to 43 %, PaLM (2204.02311) 46 %.
+PUBLISHED_MFU = (0.36, 0.46)
 
 
 class Known:

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from exogym_core.cost.compute import Compute
-    from exogym_core.planning.needs import Plan
-    from exogym_core.planning.rounds import RoundFigures
+    from exogym_core.planning.measure import Plan
+    from exogym_core.planning.rounds import RoundFigures, SimulatedRounds
     from exogym_core.planning.setting import Crashes, Setting
-    from exogym_core.planning.simulated_rounds import SimulatedRounds
     from exogym_core.strategy.base import Strategy
     from netsim import Topology, Weather
 
