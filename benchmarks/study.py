@@ -107,7 +107,7 @@ def table(folder: Path) -> list[str]:
 def page(times: dict[str, Any], digest: str, rows: list[str]) -> str:
     """The page."""
     spread, goes = times["spread"], times["goes"]
-    stopped = "" if goes == 1 else f" (stopped and resumed: in {goes} goes)"
+    stopped = "" if goes == 1 else f" (stopped and resumed: in {goes} parts)"
     told = f"""
 # A study of 48 points
 
@@ -117,7 +117,7 @@ Python {platform.python_version()}, load of the machine {times["load"]:.1f}.
 `examples/study.yaml` has three networks, four learning rates and four lengths of a round: 48 points of two strategies
 and two seeds, 192 trainings. It ran twice: in one process on one core, and over a Ray cluster of {NODES} nodes of one
 core each on the same machine (`ray.cluster_utils.Cluster`), of which one was killed, without notice,
-{spread["killed_at"]:.0f} s after the start, when {spread["done_before"]} points were through.
+{spread["killed_at"]:.0f} s after the start, when {spread["done_before"]} points had finished.
 
 | | seconds of the machine |
 |---|---|

@@ -19,6 +19,7 @@ from exogym_core.results.loggers import FolderLogger, Logger, WandbLogger, end_s
 from exogym_core.results.recorder import RowRecorder
 from exogym_core.run.record import plain_arguments
 from exogym_core.run.resumption import begin_checkpoints, find_resumed, follow, plan
+from exogym_core.workers.turns import join
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class Evaluations:
     def _stop(self) -> None:
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join()
+            join(self._thread)
             self._thread = None
 
     def _run(self) -> None:
