@@ -81,6 +81,32 @@ def test_advice_ranks_and_says_what_it_does_not_know(
     assert any("loss at this scale" in line for line in told["unknown"])
 
 
+def test_money_is_ranked_by_what_it_buys(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row's tokens cost the budget; places go by tokens of equal worth; a price is asked for."""
+    monkeypatch.setattr("exogym_core.planning.advise.SEARCHED", {})
+    chosen = (("AllReduce", {}), ("DiLoCo", {"H": 30}), ("DiLoCo", {"H": 10, "codec": "int8"}))
+    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", chosen)
+    words = "advise wan-4-regions --device a100 --model llama-2m --sequence 64 --workers 4 --json"
+    assert main([*words.split(), "--budget", "1k", "--price", "2"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["budget"] == {"dollars": 1000.0}
+    ranked = told["ranked"]
+    for row in ranked:
+        assert row["cost"] == 1000
+        assert row["days"] * 24 * row["workers"] * 2 == pytest.approx(1000)
+        assert row["tokens"] == pytest.approx(row["tokens_per_second"] * row["days"] * 86_400)
+        assert row["worth"] * row["steps_ratio"]["mean"] == pytest.approx(row["tokens"])
+        assert row["place"] == 1 + sum(other["worth_low"] > row["worth_high"] for other in ranked)
+    assert main([*words.replace(" --json", "").split(), "--budget", "1k", "--price", "2"]) == 0
+    assert "for 1,000 dollars:" in capsys.readouterr().out
+    assert main([*words.split(), "--budget", "1k"]) == 2
+    assert "add --price DOLLARS" in capsys.readouterr().err
+    assert main(words.split()) == 2
+    assert "add --tokens, such as --tokens 200B, or --budget" in capsys.readouterr().err
+
+
 def test_options_are_searched_by_what_they_need() -> None:
     """Least days where waiting ends, and there the smallest tau; combinations that are refused are passed over."""
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.planning.groups import group_seconds, groupings, ring_orders
-from exogym_core.planning.measure import NETWORK_ERROR, Plan, Setting, least_days, measure
+from exogym_core.planning.measure import NETWORK_ERROR, Plan, Setting, is_sooner, least_days, measure
 from exogym_core.planning.step_ratio import Ratio, steps_range
 from exogym_core.strategy import STRATEGIES, build_strategy
 from netsim.errors import InputError
@@ -210,10 +210,13 @@ def advise(
 
 
 class Advice:
-    """A search for the soonest and cheapest way to a budget of tokens.
+    """A search for the soonest and cheapest way to a budget of tokens, or for the most that dollars buy.
+
+    With `dollars` every row is planned for as many tokens as computing alone would buy at the least; the result has
+    rows for the money itself, ranked by what they cost for tokens of equal worth.
 
     Args:
-        setting: with `tokens`.
+        setting: with `tokens`, or with `dollars` and prices.
         ratios: steps to the same loss by strategy, of own runs; of others what `steps_range` says.
         tell: called before each plan with how many were made, about how many there will be, and the next one's name.
 
@@ -228,7 +231,8 @@ class Advice:
         tell: Callable[[int, int, str], None] | None = None,
     ) -> None:
         self.rows: list[dict[str, Any]] = []
-        self._setting, self._ratios, self._tell = setting, ratios, tell
+        self._dollars = setting.dollars
+        self._setting, self._ratios, self._tell = _with_tokens(setting), ratios, tell
         self._explained: list[str] = []
         self._not_simulated: list[dict[str, Any]] = []
 
@@ -248,7 +252,8 @@ class Advice:
     def best(self) -> dict[str, Any] | None:
         """The row so far with the fewest days in the mean of its band, among those that fit; None before the first."""
         rows = ({**self._with_bands(row), "alike": []} for row in self.rows)
-        return min(rows, key=_order, default=None)
+        best = min(rows, key=_order, default=None)
+        return best if best is None or self._dollars is None else self._for_money(best, self._dollars)
 
     def result(self) -> dict[str, Any]:
         """Results so far.
@@ -256,7 +261,9 @@ class Advice:
         Returns:
             `ranked` (mappings of plans with `options`, `alike`: other options that take as long, `streams`, `groups` of
             hosts that act as one, `left_out`, `worker_hours`, `steps_ratio`, the bands `days_low`, `days`, `days_high`
-            and `cost_low`, `cost`, `cost_high`, and `place`: rows of one place are equal, as their bands overlap),
+            and `cost_low`, `cost`, `cost_high`, and `place`: rows of one place are equal, as their bands overlap; for
+            dollars also `tokens` that they buy, `tokens_per_parameter`, and `worth_low`, `worth`, `worth_high`: tokens
+            with which data-parallel has the same loss), `budget`: its `tokens` or `dollars`,
             `dominated`: others, which one of these beats in time and money; `not_simulated`: those that one of these
             beats whatever the network does, with `days_at_least` and the `reason`; `ring`, `explained`: what may
             surprise, and `unknown`: what the ranking does not know.
@@ -268,12 +275,15 @@ class Advice:
         baseline = min((row for row in rows if row["strategy"] == "AllReduce"), key=_order, default=None)
         if baseline is not None and baseline not in kept:
             kept.append(baseline)
+        by = "days" if self._dollars is None else "cost"
         for row in kept:
-            row["place"] = 1 + sum(_is_sooner(other, row) for other in kept)
+            row["place"] = 1 + sum(is_sooner(other, row, by) for other in kept)
             row["pareto"] = row["fits"] is not False and not any(_beats(other, row) for other in rows)
-        kept.sort(key=lambda row: (row["fits"] is False, row["place"], *_order(row)))
+        kept.sort(key=lambda row: (row["fits"] is False, row["place"], row[by]))
+        ranked = kept if self._dollars is None else [self._for_money(row, self._dollars) for row in kept]
         return {
-            "ranked": kept,
+            "ranked": ranked,
+            "budget": {"tokens": setting.tokens} if self._dollars is None else {"dollars": self._dollars},
             "protocol": setting.resolved_protocol.describe(),
             "placement": setting.workers_by_site(),
             "dominated": [row for row in rows if row not in kept],
@@ -302,6 +312,30 @@ class Advice:
             "cost_by": {of: times(part, mean) for of, part in row["cost_by"].items()},
             "worker_hours": row["worker_hours"] * mean,
             "steps_ratio": ratio.told(),
+        }
+
+    def _for_money(self, row: Mapping[str, Any], dollars: float) -> dict[str, Any]:
+        """A row as `dollars` buy it: its tokens, and the data-parallel tokens that lead to the same loss."""
+        planned, parameters = self._setting.tokens, self._setting.model.num_parameters
+        assert planned is not None
+        worth = {
+            name: None if row[end] is None else planned * dollars / row[end]
+            for name, end in (("worth_low", "cost_high"), ("worth", "cost"), ("worth_high", "cost_low"))
+        }
+        share = dollars / row["cost"]
+        tokens = worth["worth"] * row["steps_ratio"]["mean"]  # type: ignore[operator]
+        days = [row["days_low"] / row["cost_low"], row["days"] / row["cost"]]
+        days.append(days[-1] if row["days_high"] is None else row["days_high"] / row["cost_high"])
+        low, middle, high = sorted(each * dollars for each in days)
+        return {
+            **row,
+            **{"days_low": low, "days": middle, "days_high": high},
+            **{"cost_low": dollars, "cost": dollars, "cost_high": dollars},
+            "cost_by": {of: None if part is None else part * share for of, part in row["cost_by"].items()},
+            "worker_hours": row["worker_hours"] * share,
+            "tokens": tokens,
+            "tokens_per_parameter": tokens / parameters,
+            **worth,
         }
 
     def _ratio_of(self, row: Mapping[str, Any]) -> Ratio:
@@ -507,15 +541,24 @@ def _money(row: Mapping[str, Any]) -> tuple[float, float]:
     return hours * row["days_low"], hours * _high(row) if hours else 0.0
 
 
+def _with_tokens(setting: Setting) -> Setting:
+    """A setting of tokens; of `dollars` so many as they would buy if workers computed all the time.
+
+    Raises:
+        InputError: the price of a worker's hour is missing.
+    """
+    if setting.dollars is None:
+        return setting
+    hourly = setting.hourly_dollars()
+    if not hourly:
+        raise InputError("advise: --budget needs the price of a worker's hour: add --price DOLLARS")
+    seconds = max(each.mean_seconds for each in setting.durations())
+    tokens = setting.dollars / hourly * 3600 / seconds * setting.tokens_a_round(1)
+    return replace(setting, tokens=tokens, dollars=None)
+
+
 def _high(row: Mapping[str, Any]) -> float:
     return math.inf if row["days_high"] is None else float(row["days_high"])
-
-
-def _is_sooner(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """True if a row is sooner for any number of steps in both bands; rows that do not fit come last."""
-    if (row["fits"] is False) != (other["fits"] is False):
-        return other["fits"] is False
-    return row is not other and bool(_high(row) < other["days_low"])
 
 
 def _beats(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -530,7 +573,7 @@ def _beats(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     if _learning(row) == _learning(other):
         mine, theirs = (row["days"], _money(row)[0]), (other["days"], _money(other)[0])
         return mine != theirs and all(one <= two for one, two in zip(mine, theirs, strict=True))
-    return _is_sooner(row, other) and _money(row)[1] < _money(other)[0]
+    return is_sooner(row, other) and _money(row)[1] < _money(other)[0]
 
 
 def _learning(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -628,7 +671,7 @@ def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | No
         "to the loss that data-parallel has after the budget; rows whose bands overlap have one place, as nobody knows "
         "which is sooner",
         f"how far the network is from a real one ({NETWORK_ERROR:.1%} in the median of what was measured) and, without "
-        "--utilisation, what share of their peak devices reach (36 to 46 % in published trainings): bands have both",
+        "--utilisation, what share of their peak devices reach (38 to 46 % in published trainings): bands have both",
     ]
     told += _told_ratios(rows, ratios or {})
     told.append(

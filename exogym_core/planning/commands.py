@@ -112,6 +112,12 @@ def _memory(_: click.Context, parameter: click.Parameter, text: str) -> tuple[st
     return choices
 
 
+_BUDGET = click.option(
+    "--budget",
+    metavar="DOLLARS",
+    help="In place of --tokens: money to spend, such as 500000; tokens and days are those that it pays for.",
+)
+
 _WHERE = (
     click.option("--device", metavar="NAME", help="Every worker's device [the hosts' own]."),
     click.option(
@@ -176,6 +182,7 @@ _WHERE = (
     click.option("--topology", metavar="NAME", help="A shipped network or a file."),
     click.option("--workers", type=click.IntRange(1), help="How many [one a host]."),
     click.option("--tokens", metavar="NUMBER", help="The budget, such as 200B, for days and cost."),
+    _BUDGET,
     click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As netgym run has it."),
     click.option(
         "--sweep",
@@ -208,6 +215,7 @@ def plan(
     """
     if out is not None:
         _check_folder(out)
+    from exogym_core.planning.measure import placed
     from exogym_core.planning.planned import request_of
     from exogym_core.planning.setting import Known
     from exogym_core.planning.sweep import grid
@@ -229,7 +237,7 @@ def plan(
             is_cut = True
     if all("refused" in row for row in rows):
         raise InputError(rows[0]["refused"])
-    _tell_plans(rows, sweeps, as_json, out, asked[0][1].about(), is_cut=is_cut)
+    _tell_plans(placed(rows), sweeps, as_json, out, asked[0][1].about(), is_cut=is_cut)
     if is_cut:
         click.echo(f"interrupted: {len(rows)} of {total} plans were made", err=True)
         raise KeyboardInterrupt
@@ -379,7 +387,8 @@ def _cell_line(cell: dict[str, Any]) -> str:
 @click.argument("topology")
 @_options(
     click.option("--model", metavar="NAME", required=True, help="As netgym plan has it."),
-    click.option("--tokens", metavar="NUMBER", required=True, help="The budget, such as 200B."),
+    click.option("--tokens", metavar="NUMBER", help="The budget, such as 200B; or give --budget."),
+    _BUDGET,
     click.option("--workers", type=click.IntRange(2), help="How many [one a host]."),
     click.option(
         "--set",
@@ -399,6 +408,8 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
     from exogym_core.planning.planned import request_of
     from exogym_core.planning.step_ratio import step_ratios
 
+    if words["tokens"] is None and words["budget"] is None:
+        raise InputError("advise: add --tokens, such as --tokens 200B, or --budget with dollars to spend")
     setting = request_of(None, {}, strategies=("AllReduce",), topology=topology, **words).setting()
     ratios = step_ratios(runs) if runs is not None else None
     is_cut = False
@@ -424,15 +435,20 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
 
 def _best_so_far(advice: Advice) -> str:
     best = advice.best()
-    return "" if best is None else f"; best so far: {_advice_name(best)}, {_days(best)}"
+    if best is None:
+        return ""
+    worth = f", {_worth(best)}" if "worth" in best else ""
+    return f"; best so far: {_advice_name(best)}, {_days(best)}{worth}"
 
 
 def _tell_advice(told: dict[str, Any], as_json: bool) -> None:
-    from exogym_core.planning.page import placement_told
+    from exogym_core.planning.page import MODEL_SIZE, placement_told
 
     if as_json:
         return click.echo(json.dumps(told, indent=2, allow_nan=False))
     shown = _without_variants(told["ranked"])
+    if "dollars" in told["budget"]:
+        click.echo(f"for {told['budget']['dollars']:,.0f} dollars:")
     names = [_advice_name(row) for row in shown]
     for name, row in zip(names, shown, strict=True):
         mark = "*" if row["pareto"] else " "
@@ -462,6 +478,8 @@ def _tell_advice(told: dict[str, Any], as_json: bool) -> None:
     )
     for line in told["explained"]:
         click.echo(line)
+    if "dollars" in told["budget"]:
+        click.echo(MODEL_SIZE)
     click.echo("*: nothing else is surely both sooner and cheaper; rows of one place are equal. Not known:")
     for line in told["unknown"]:
         click.echo(f"  {line}")
@@ -500,6 +518,12 @@ def _named(row: Mapping[str, Any]) -> str:
     )
 
 
+def _tokens(number: float) -> str:
+    from exogym_core.planning.page import short_tokens
+
+    return short_tokens(number)
+
+
 def _advice_figures(row: dict[str, Any]) -> str:
     high = None if row["days_high"] is None else row["days_high"] / row["days"]
     low = row["days_low"] / row["days"]
@@ -510,7 +534,19 @@ def _advice_figures(row: dict[str, Any]) -> str:
             money += " (traffic alone)"
         elif row["cost_by"].get("egress"):
             money += f" ({_band(row['cost_by']['egress'], low, high)} of it for traffic)"
+    if "worth" in row:
+        money = (
+            f"{_tokens(row['tokens'])} tokens ({row['tokens_per_parameter']:.3g} a parameter), worth "
+            + _worth(row)
+        )
     return f"{_days(row):>22}  {row['compute_utilisation']:>6.1%} computing  {money:>18}"
+
+
+def _worth(row: dict[str, Any]) -> str:
+    """Band of data-parallel's tokens to the same loss."""
+    low, high = row["worth_low"], row["worth_high"]
+    first, last = "?" if low is None else _tokens(low), _tokens(high)
+    return f"{first if first == last else f'{first} to {last}'} of data-parallel's"
 
 
 def _days(row: dict[str, Any]) -> str:

@@ -57,11 +57,12 @@ def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan
 
     def limited() -> Plan:
         measured = Measured(strategy, setting)
+        found = replace(measured.setting, dollars=None)  # with the tokens that they pay for
         return replace(
             measured.plan,
-            limit=_limit(measured, setting),
-            cheaper=_cheaper(measured, setting),
-            remarks=(*setting.remarks, *measured.plan.remarks, *_of_the_law(strategy, setting)),
+            limit=_limit(measured, found),
+            cheaper=_cheaper(measured, found),
+            remarks=(*setting.remarks, *measured.plan.remarks, *_of_the_law(strategy, found)),
         )
 
     known = setting.known

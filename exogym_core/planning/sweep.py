@@ -89,9 +89,16 @@ def changes_learning(key: str) -> bool:
 
 
 def is_axis(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
-    """True if a swept key can be an axis: at least two values, all of them quantities."""
+    """True if a swept key can be an axis: at least two values, all of them quantities above zero."""
     values = {row["point"][key] for row in rows}
-    return len(values) > 1 and all(value[:1].isdigit() for value in values)
+    return len(values) > 1 and all(_is_quantity(value) for value in values)
+
+
+def _is_quantity(text: str) -> bool:
+    try:
+        return number(text) > 0
+    except InputError:
+        return False
 
 
 def number(text: str) -> float:
