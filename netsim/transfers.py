@@ -54,7 +54,7 @@ _MOST_TOLD = 4
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One transfer between two hosts.
+    """A transfer between two hosts.
 
     Attributes:
         start_seconds: virtual time at which it is sent.

@@ -97,7 +97,7 @@ _ALIKE = 1e-3  # of days, relative
 
 
 def merged(rows: Sequence[dict[str, Any]], searched: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
-    """One row for those that differ in searched options alone and take as long; its `alike` has the others' options.
+    """Merge rows that differ only in searched options and take equally long; `alike` has the others' options.
 
     Of such rows the one whose options are smallest stays, in the order in which strategies list them.
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def by_site(text: str, flag: str, number: Callable[[str], T]) -> T | dict[str, T]:
-    """One number for all, or one for each host or region that is named.
+    """Parse one number for all, or one for each named host or region.
 
     Args:
         text: what was given.

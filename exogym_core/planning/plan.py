@@ -34,7 +34,7 @@ _UNLIKE = 1.01  # times as slow as others: then they wait
 
 
 class _Doubling(NamedTuple):
-    """One thing to double."""
+    """A resource to double."""
 
     by: str
     remedy: str

@@ -374,7 +374,7 @@ class SimulatedRounds:
         return None if made.asks_for_time or self.has_absences else made
 
     def _body(self, comm: Communicator, computing: Callable[[int, float], None]) -> None:
-        """One rank, from its first step to its last."""
+        """Program of a rank, from its first step to its last."""
         with shapes_alone(self._strategy):
             self._run_rank(comm, computing)
 

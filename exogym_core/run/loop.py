@@ -169,7 +169,7 @@ class Role:
 
 
 class Loop(Role):
-    """One worker of a run. A step walks: loop -> learner.gradients -> strategy.step -> communicator -> mark.
+    """A worker of a run. A step goes: loop -> learner.gradients -> strategy.step -> communicator -> mark.
 
     Args:
         comm, model, strategy, seed, evaluations, checkpoints: as for every role.

@@ -14,7 +14,7 @@ __all__ = ["Server"]
 
 
 class Server(Role):
-    """One server of a run, which computes nothing.
+    """A server of a run, which trains nothing.
 
     The last of all ranks has the judged model. It is evaluated where a worker's loop would be: when workers' steps, in
     the mean over workers, reach a point of the grid. Likewise its state is kept when as many steps have gone in as a

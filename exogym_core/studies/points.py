@@ -314,7 +314,7 @@ class _Listed:
         return next(self._points, None)
 
     def tell(self, value: float | None) -> None:
-        """Ignore the result."""
+        """Ignore a point's result: the points are fixed."""
 
 
 def _drawn(sweep: Sweep) -> Iterator[Point]:

@@ -53,7 +53,7 @@ class _Part(BaseModel):
 
 
 class RankTimes(_Part):
-    """One rank's time: computing, waiting, network and down sum to its virtual seconds."""
+    """Time of a rank: computing, waiting, network and down sum to its virtual seconds."""
 
     rank: int
     host: str
@@ -87,7 +87,7 @@ class CallTimes(_Part):
 
 
 class SteadyState(_Part):
-    """One step between the end of the first and the end of the last one; means over ranks and steps."""
+    """Mean step, over ranks and the steps from the end of the first to the end of the last."""
 
     steps: int = Field(description="that the means are over, on the rank with the fewest")
     told_by: str = Field(description="what ends a step")

@@ -111,7 +111,7 @@ class MessagesInFlight:
 
 
 def _ignore(rank: int, request: Request) -> None:
-    """Drop a request."""
+    """Ignore a request."""
 
 
 @dataclass

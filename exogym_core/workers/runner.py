@@ -34,7 +34,7 @@ __all__ = ["Runner", "ThreadHost"]
 
 
 class Runner(ABC):
-    """One run of a world's ranks.
+    """A run of a world's ranks.
 
     Args:
         world: where it takes place.
@@ -114,7 +114,7 @@ _BACKLOG = 10_000
 
 
 class _ThreadRunner(Runner):
-    """One run: the simulation in the calling thread, every rank in a thread of its own."""
+    """A run with the simulation in the calling thread, and every rank in a thread of its own."""
 
     def __init__(self, world: World, seed: int, intra_op_threads: int, sinks: Sinks) -> None:
         ranks = range(world.num_ranks)

@@ -142,7 +142,7 @@ class Document:
         return self.errors([ConfigError(tuple(path), str(message), is_unknown)])
 
     def errors(self, problems: Iterable[ConfigError]) -> InputError:
-        """One error, to be raised, that tells all problems in the order of the file, a complete line each."""
+        """Return the error to raise for all problems: one complete line each, in the order of the file."""
         ordered = sorted(problems, key=lambda problem: self.line_of(problem.path) or 0)
         lines = [self._told(problem) for problem in ordered[:MAX_PROBLEMS]]
         if len(ordered) > MAX_PROBLEMS:

@@ -72,7 +72,7 @@ def problems_of(error: ValidationError, data: object) -> list[ConfigError]:
 
 
 def _problems(details: ErrorDetails) -> Iterator[ConfigError]:
-    """Translate pydantic's errors."""
+    """Translate pydantic's errors into problems with key paths."""
     path = tuple(part for part in details["loc"] if part != "[key]")
     kind, given, context = details["type"], details["input"], details.get("ctx", {})
     if kind == "unknown_keys":

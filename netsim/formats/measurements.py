@@ -495,12 +495,12 @@ def ends_by_name(path: str | Path) -> tuple[str, str] | None:
 
 
 def is_iperf3(data: object) -> bool:
-    """Whether JSON is a run of iperf3."""
+    """Return whether JSON is a run of iperf3."""
     return isinstance(data, dict) and "start" in data and ("end" in data or "error" in data)
 
 
 def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
-    """One run, of a client or a server: goodput as the receiver counted it, and the least round trip that was seen.
+    """Read a run of a client or a server: goodput as the receiver counted it, and the least round trip.
 
     A run both ways (`--bidir`) tells of both. Raises InputError for a run that failed, was UDP, or lacks these.
     """
@@ -561,7 +561,7 @@ def _address(host: object) -> str:
 
 
 def is_ping(text: str) -> bool:
-    """Whether text is what ping prints, of Linux, BusyBox, macOS or Windows (in English)."""
+    """Return whether text is the output of ping on Linux, BusyBox, macOS or Windows (in English)."""
     return _trips(text) is not None or _LOST.search(text) is not None
 
 

@@ -362,7 +362,7 @@ _GB_BITS = 8 * 2**30
 
 
 def is_astrasim(data: object) -> TypeGuard[dict[str, Any]]:
-    """Whether YAML is such a file."""
+    """Return whether YAML is an ASTRA-sim network file."""
     return isinstance(data, dict) and {"topology", "npus_count", "bandwidth", "latency"} <= set(data)
 
 
@@ -548,7 +548,7 @@ def _parsed_gml(text: str) -> Any:
 
 
 def _is_single(graph: Any, node: Any) -> bool:
-    """Whether no other node has its label."""
+    """Return whether no other node has its label."""
     own = graph.nodes[node].get("label", node)
     return [facts.get("label", other) for other, facts in graph.nodes(data=True)].count(own) == 1
 
@@ -665,7 +665,7 @@ def shaping_script(topology: Topology, host: int) -> str:
 
 
 def _to_peer(topology: Topology, host: int, peer: Host, handle: str, share: float) -> list[str]:
-    """One class a peer: at least its share of the host's own link, at most what the route carries."""
+    """A class for each peer: at least its share of the host's own link, at most the route's rate."""
     links = [topology.links[link] for link in topology.route(host, peer.index)]
     rate = min(_wire_rate(link) for link in links)
     seconds = topology.route_latency_seconds(host, peer.index)

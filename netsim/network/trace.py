@@ -63,7 +63,7 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class TransferRecord:
-    """One transfer.
+    """A transfer of a trace.
 
     Attributes:
         source, target: host indices.

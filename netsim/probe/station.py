@@ -1,4 +1,4 @@
-"""One host of a probe: it listens, authenticates the others, and measures what the leading host requests.
+"""A host of a probe: it listens, authenticates the others, and measures what the leading host requests.
 
 Times of torch's own gloo come from a program of `exogym_core` in a process of its own: netsim never imports torch.
 """
@@ -222,7 +222,7 @@ def _why(error: OSError) -> str:
 
 
 class GlooTiming:
-    """One rank of two, in a process of its own that ends with this object.
+    """A rank of two, in a process of its own that ends with this object.
 
     Args:
         rank: 0 or 1.

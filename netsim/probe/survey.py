@@ -102,7 +102,7 @@ class Limit:
 
     @property
     def is_own(self) -> bool:
-        """Whether the host (or what all its routes share) is the limit, and not the routes."""
+        """True if the host (or what all its routes share) is the limit, and not the routes."""
         return self.together < 0.9 * self.alone
 
 

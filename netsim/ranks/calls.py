@@ -416,7 +416,7 @@ class Calls:
         return flight.call.op if flight is not None else ""
 
     def is_done(self, rank: int, key: Key) -> bool:
-        """Whether the call is over for this rank."""
+        """Return whether the call is over for this rank."""
         flight = self._in_flight.get(key)
         return flight is None or flight.done_at.get(rank, math.inf) <= self._clock.now
 

@@ -328,7 +328,7 @@ class Meetings:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether joint work is under way whose time will end."""
+        """True if joint work with a deadline is in progress."""
         return any(not team.ended.triggered and not team.is_overdue for team in self._teams.values())
 
     def give_up(self) -> None:

@@ -110,7 +110,7 @@ class Reach:
         self._downloads[rank] = _Download(attempt, transfer, source, on_done, is_cut=bool(cuts[source]))
 
     def is_downloading(self, rank: int) -> bool:
-        """Whether a download to `rank` makes progress."""
+        """Return whether a download to `rank` makes progress."""
         download = self._downloads.get(rank)
         if self._network is None or download is None:
             return False

@@ -203,7 +203,7 @@ class _Builder:
         return _ReadPipe(one, other, *entry.rates, entry.quality, entry.egress, entry.measured_streams)
 
     def _are_known(self, what: str, given: Mapping[KeyPath, Sequence[str]], known: Collection[str]) -> bool:
-        """Whether all names given (at their key paths) are known; the others become problems."""
+        """Check that all names (with their key paths) exist; add a problem for each that does not."""
         unknown = [(path, name) for path, names in given.items() for name in names if name not in known]
         for path, name in unknown:
             if len(self.problems) < _MANY_PROBLEMS:

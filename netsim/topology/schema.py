@@ -107,7 +107,7 @@ class RegionEntry(_Pipe):
 
 
 class HostEntry(Schema):
-    """One host; `region` makes it count as part of a region without connecting it there."""
+    """A host; `region` makes it part of a region without connecting it there."""
 
     device: Name | None = None
     devices: Annotated[int, Field(ge=1)] | None = None

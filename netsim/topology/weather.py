@@ -102,7 +102,7 @@ class _RefusedError(Exception):
 
 
 class _Key:
-    """One key of an entry, which holds the value of one field."""
+    """A key of an entry, with the value of one field."""
 
     def __init__(self, name: str, type_: Any) -> None:
         self.name, self._type = name, type_

@@ -15,7 +15,7 @@ Quantity = Literal["bits_per_second", "latency_seconds", "loss"]
 
 
 class _Condition:
-    """One link: the values of the topology, and those that override them."""
+    """Condition of a link: the values of the topology, and those that override them."""
 
     __slots__ = ("dead_since", "downs", "factor", "forced", "in_force", "is_up", "stated", "traced")
 
@@ -105,7 +105,7 @@ class Conditions:
         return self._links[link].dead_since
 
     def is_adrift(self, link: int) -> bool:
-        """Whether a link carries nothing only because drift is zero, which passes."""
+        """Return whether a link carries nothing only because drift is zero, which passes."""
         condition = self._links[link]
         return condition.is_up and not condition.factor
 

@@ -114,7 +114,7 @@ class Faults:
             env.step()
 
     def is_hopeless(self) -> bool:
-        """Whether no event to come can help a waiting transfer or rank; to be called before the clock advances.
+        """Return whether no event to come can help a waiting transfer or rank; to be called before the clock advances.
 
         Weather and background traffic, which never end, may still be on the clock.
         """
@@ -221,7 +221,7 @@ class Faults:
     # -- progress ------------------------------------------------------------------------------------------------
 
     def _is_stuck(self) -> bool:
-        """Whether a transfer or rank waits for the network and no event to come can help."""
+        """Return whether a transfer or rank waits for the network and no event to come can help."""
         network = self._network
         dead, stand_still = network.dead_links, bool(+network.downtime.awaited)
         # Cheap tests first: this runs at every turn of the weather.
@@ -232,11 +232,11 @@ class Faults:
         return stand_still or bool(network.transfers_waiting(_is_background))
 
     def _moves(self) -> bool:
-        """Whether a transfer moves, or anything is on the clock but weather and background traffic."""
+        """Return whether a transfer moves, or the clock has events other than weather and background traffic."""
         return self._network.can_go_on(_is_background) or self._network.env.has_others(_is_weather)
 
     def may_come_back(self, dead: Collection[int]) -> bool:
-        """Whether one of these links may carry something again, by an event or a row to come, or by drift."""
+        """Return whether one of these links may carry something again, by an event or a row to come, or by drift."""
         if any(self._conditions.is_adrift(link) for link in dead):
             return True
         return any(not step.revives.isdisjoint(dead) for _, _, step, _ in self._steps)
@@ -348,7 +348,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _nothing() -> None:
-    """Ignore the change."""
+    """Ignore a changed link."""
 
 
 def _give_up(reason: str) -> None:
@@ -362,7 +362,7 @@ def _is_background(connection: Hashable) -> bool:
 
 
 def _is_weather(event: simpy.Event) -> bool:
-    """Whether an event on the clock is a turn of the weather, which is no progress by itself."""
+    """Return whether an event on the clock belongs to the weather, which is no progress by itself."""
     return all(isinstance(getattr(call, "__self__", None), Faults) for call in event.callbacks or ())
 
 

@@ -28,7 +28,7 @@ _MOST_AT_ONCE = 100
 
 
 class BackgroundTraffic:
-    """One entry of background traffic on a network.
+    """An entry of background traffic on a network.
 
     Args:
         network: on which it is sent.

@@ -92,7 +92,7 @@ class SignedStore(Store):
         return int(self._inner.add(key, amount))
 
     def delete_key(self, key: str) -> bool:
-        """Forget a value."""
+        """Delete a value from the store."""
         return bool(self._inner.delete_key(key))
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:

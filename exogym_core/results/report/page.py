@@ -88,7 +88,7 @@ class TextTable:
 
 @dataclass(frozen=True)
 class Listing:
-    """A file, folded."""
+    """A file, shown in a folded section of the page."""
 
     name: str
     text: str

@@ -33,7 +33,7 @@ Edges = list[list[int]]
 
 @dataclass(frozen=True)
 class Mixing:
-    """One rank's row of a mixing matrix: x_i becomes the sum over j of w_ij x_j.
+    """A rank's row of a mixing matrix: x_i becomes the sum over j of w_ij x_j.
 
     Every message is a rank's own values as they are, so that one message counts however many it goes to.
 
