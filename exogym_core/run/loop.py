@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.cost.speeds import Coding, Updates
+    from exogym_core.cost.compute import Coding, Updates
     from exogym_core.data.samples import Source, StepSamples
     from exogym_core.run.learner import Learner
     from exogym_core.strategy.base import Strategy
