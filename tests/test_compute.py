@@ -11,8 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exogym_core.cost.compute import Compute, Flops, Measured, StepDurations, Stragglers
-from exogym_core.cost.devices import DEVICES, find_device
+from exogym_core.cost.compute import (
+    DEVICES,
+    Compute,
+    Flops,
+    MeasuredStep,
+    StepDurations,
+    Stragglers,
+    find_device,
+)
 from exogym_core.cost.flops import FlopCount, count_flops
 from exogym_core.cost.speeds import measure_seconds
 from exogym_core.tasks import GPT, MLP
@@ -34,8 +41,8 @@ from netsim.errors import InputError, UnknownNameError
             {"flops": {"utilisation": "40 %", "device": "RTX 4090", "dtype": "bf16"}},
             Compute(flops=Flops(utilisation=0.4, device="RTX 4090", dtype="bf16")),
         ),
-        ({"measured": {"factor": 2}}, Compute(measured=Measured(factor=2.0))),
-        ("measured", Compute(measured=Measured())),
+        ({"measured": {"factor": 2}}, Compute(measured=MeasuredStep(factor=2.0))),
+        ("measured", Compute(measured=MeasuredStep())),
         (
             {"fixed": "1 s", "stragglers": {"fraction": "1 %", "slowdown": 5}},
             Compute(fixed=1.0, stragglers=Stragglers(fraction=0.01, slowdown=5.0)),

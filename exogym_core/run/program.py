@@ -25,8 +25,8 @@ from exogym_core.cost.compute import Compute, StepDurations
 from exogym_core.cost.flops import count_flops
 from exogym_core.cost.speeds import intra_op_threads, measure_seconds, with_measured_speeds
 from exogym_core.data.batches import batch_reader, collate_of, move_batch
-from exogym_core.data.draws import Draws
 from exogym_core.data.samples import (
+    Draws,
     EpochOrder,
     OwnData,
     Reading,
@@ -39,9 +39,8 @@ from exogym_core.data.samples import (
 )
 from exogym_core.names import visible
 from exogym_core.run.learner import StepCost, TorchLearner, fitting_size, kept_rng
-from exogym_core.run.loop import Loop, RankOutcome
+from exogym_core.run.loop import Loop, RankOutcome, Server
 from exogym_core.run.observer import Evaluation, Observer
-from exogym_core.run.server import Server
 from exogym_core.run.snapshots import EvaluationTimes
 from exogym_core.run.stacked import Stack, StackedLearner, StackingError, backward_order
 from exogym_core.strategy.trials import coding_trials, own_codec_trials
