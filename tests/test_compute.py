@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exogym_core.cost.compute import (
-    DEVICES,
     Compute,
     Flops,
     MeasuredStep,
     StepDurations,
     Stragglers,
-    find_device,
 )
+from exogym_core.cost.devices import DEVICES, find_device
 from exogym_core.cost.flops import FlopCount, count_flops
 from exogym_core.cost.speeds import measure_seconds
 from exogym_core.tasks import GPT, MLP

@@ -332,7 +332,8 @@ class Experiment:
 
     def _check_network(self) -> None:
         """Check placement, protocol and devices against the topology."""
-        from exogym_core.cost.compute import NO_DEVICE, find_device
+        from exogym_core.cost.compute import NO_DEVICE
+        from exogym_core.cost.devices import find_device
         from netsim import parse_collectives
 
         settings = self.settings

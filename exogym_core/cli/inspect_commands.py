@@ -118,7 +118,7 @@ def _size(path: Path) -> str:
 
 
 def _devices() -> Section:
-    from exogym_core.cost.compute import DEVICES
+    from exogym_core.cost.devices import DEVICES
 
     return [(name, _speeds(device.flops)) for name, device in DEVICES.items()]
 

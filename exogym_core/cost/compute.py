@@ -1,7 +1,4 @@
-"""Virtual time of a training step: fixed, by FLOPs on a device, or measured; and that of codecs and optimizers.
-
-Peak speeds of devices are those of their makers' data sheets (`topologies/devices.csv`).
-"""
+"""Virtual time of a training step: fixed, by FLOPs on a device, or measured; and that of codecs and optimizers."""
 
 from __future__ import annotations
 
@@ -10,8 +7,7 @@ import math
 import statistics
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
@@ -28,8 +24,9 @@ from pydantic import (
     model_validator,
 )
 
-from netsim import Document, Schema, device_name, device_table, validate_document
-from netsim.errors import InputError, unknown_name
+from exogym_core.cost.devices import Dtype, find_device
+from netsim import Document, Schema, validate_document
+from netsim.errors import InputError
 from netsim.units import format_seconds, parse_bytes, parse_fraction, parse_seconds
 
 if TYPE_CHECKING:
@@ -37,78 +34,7 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
     from torch.optim import Optimizer
 
-__all__ = [
-    "DEVICES",
-    "DTYPES",
-    "NO_DEVICE",
-    "VALUE_BYTES",
-    "BothWays",
-    "Coding",
-    "Compute",
-    "Device",
-    "Dtype",
-    "Flops",
-    "StepDurations",
-    "Updates",
-    "find_device",
-]
-
-Dtype: TypeAlias = Literal["fp32", "tf32", "bf16", "fp16"]
-DTYPES: tuple[Dtype, ...] = get_args(Dtype)
-
-
-@dataclass(frozen=True)
-class Device:
-    """A device by its peak dense speed.
-
-    Attributes:
-        flops: operations a second by dtype, multiply and add counted as two; no structured sparsity, matrix
-            units where the dtype has them, and for half precision the rate with fp32 accumulation.
-        source: where the figures are published. Processors' are cores x base clock x operations a cycle (two
-            fused multiply-adds of 128 bits for NEON, 256 for AVX2, 512 for AVX-512).
-        memory_bytes: of its own, in the model that has most; None where it is the machine's.
-    """
-
-    flops: Mapping[str, float]
-    source: str
-    memory_bytes: float | None = None
-
-    def flops_for(self, dtype: str, name: str) -> float:
-        """Peak operations a second in `dtype`; a half precision the device lacks runs as fp32.
-
-        Raises:
-            UnknownNameError: no device here computes in `dtype`.
-        """
-        if dtype in self.flops:
-            return self.flops[dtype]
-        if dtype not in DTYPES:
-            raise unknown_name(f"dtype of device {name}", dtype, self.flops)
-        return self.flops["fp32"]
-
-
-DEVICES: dict[str, Device] = {
-    name: Device(
-        {dtype: float(row[dtype]) * 1e12 for dtype in DTYPES if row[dtype]},
-        row["source"],
-        float(row["memory_gb"]) * 1e9 if row["memory_gb"] else None,
-    )
-    for name, row in device_table().items()
-}
-"""Known devices by name."""
-
-
-def find_device(name: str, where: str = "") -> Device:
-    """The device of this name, however it is spelt ("RTX 4090" is "rtx-4090").
-
-    Args:
-        name: as a user wrote it.
-        where: prefix of the error's line, such as "host us.0: ".
-
-    Raises:
-        UnknownNameError: no such device; the line lists them, the likeliest first.
-    """
-    return DEVICES[device_name(name, where)]
-
+__all__ = ["NO_DEVICE", "VALUE_BYTES", "BothWays", "Coding", "Compute", "Flops", "StepDurations", "Updates"]
 
 #: Error of a host without a device, where a step's seconds depend on it.
 NO_DEVICE = (

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from exogym_core.cost.compute import Compute, Flops, StepDurations, find_device
+from exogym_core.cost.compute import Compute, Flops, StepDurations
+from exogym_core.cost.devices import find_device
 from exogym_core.planning.models import memory_in_use
 from exogym_core.planning.weather import differs_for_ever
 from netsim import Protocol

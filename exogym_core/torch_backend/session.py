@@ -77,7 +77,7 @@ class ComputeClock:
             if kind == "flops" and 0 < len(rest) < 3:
                 utilisation = float(rest[1]) if len(rest) > 1 else 0.4
                 if 0 < utilisation <= 1:
-                    from exogym_core.cost.compute import find_device  # reads tables
+                    from exogym_core.cost.devices import find_device  # reads tables
 
                     return cls(kind, 1 / (find_device(rest[0]).flops_for("bf16", rest[0]) * utilisation))
         except ValueError as error:

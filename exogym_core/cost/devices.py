@@ -1,0 +1,70 @@
+"""Peak speeds of common devices, from their makers' data sheets (`topologies/devices.csv`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+from netsim import device_name, device_table
+from netsim.errors import unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["DEVICES", "DTYPES", "Device", "Dtype", "find_device"]
+
+Dtype: TypeAlias = Literal["fp32", "tf32", "bf16", "fp16"]
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device by its peak dense speed.
+
+    Attributes:
+        flops: operations a second by dtype, multiply and add counted as two; no structured sparsity, matrix
+            units where the dtype has them, and for half precision the rate with fp32 accumulation.
+        source: where the figures are published. Processors' are cores x base clock x operations a cycle (two
+            fused multiply-adds of 128 bits for NEON, 256 for AVX2, 512 for AVX-512).
+        memory_bytes: of its own, in the model that has most; None where it is the machine's.
+    """
+
+    flops: Mapping[str, float]
+    source: str
+    memory_bytes: float | None = None
+
+    def flops_for(self, dtype: str, name: str) -> float:
+        """Peak operations a second in `dtype`; a half precision the device lacks runs as fp32.
+
+        Raises:
+            UnknownNameError: no device here computes in `dtype`.
+        """
+        if dtype in self.flops:
+            return self.flops[dtype]
+        if dtype not in DTYPES:
+            raise unknown_name(f"dtype of device {name}", dtype, self.flops)
+        return self.flops["fp32"]
+
+
+DEVICES: dict[str, Device] = {
+    name: Device(
+        {dtype: float(row[dtype]) * 1e12 for dtype in DTYPES if row[dtype]},
+        row["source"],
+        float(row["memory_gb"]) * 1e9 if row["memory_gb"] else None,
+    )
+    for name, row in device_table().items()
+}
+"""Known devices by name."""
+
+
+def find_device(name: str, where: str = "") -> Device:
+    """The device of this name, however it is spelt ("RTX 4090" is "rtx-4090").
+
+    Args:
+        name: as a user wrote it.
+        where: prefix of the error's line, such as "host us.0: ".
+
+    Raises:
+        UnknownNameError: no such device; the line lists them, the likeliest first.
+    """
+    return DEVICES[device_name(name, where)]
