@@ -81,8 +81,8 @@ def _cheaper(of: Measured, setting: Setting) -> dict[str, Any] | None:
             if name not in used:
                 other = measure(of.strategy, replace(setting, collectives={op: name}))
                 if other.cost is not None and other.cost < _CHEAPER * plan.cost:
-                    told = {"days": other.days, "cost": other.cost, "egress": other.cost_by["egress"]}
-                    found.append((other.cost, {"collectives": {op: name}, **told}))
+                    values = {"days": other.days, "cost": other.cost, "egress": other.cost_by["egress"]}
+                    found.append((other.cost, {"collectives": {op: name}, **values}))
     return min(found, key=lambda row: row[0])[1] if found else None
 
 

@@ -19,7 +19,7 @@ from exogym_core.cost.flops import count_flops
 from exogym_core.data.batches import batch_reader
 from exogym_core.planning.measure import Setting
 from exogym_core.planning.models import SequenceModel, kept_bytes, planned_model, without_values
-from exogym_core.planning.page import placement_told
+from exogym_core.planning.page import placement_text
 from exogym_core.planning.setting import Crashes, Known, with_wan_bandwidth
 from exogym_core.strategy.trials import coding_trials
 from exogym_core.tasks import MODELS, Task, TokenWindows
@@ -104,9 +104,9 @@ def _without_files(experiment: Experiment, error: MissingDataError) -> tuple[Tas
     model = experiment.settings.model
     if "vocab_size" in options or (model is not None and "vocab_size" in model.options):
         return task, ()
-    told = str(error).splitlines()[0]
+    reason = str(error).splitlines()[0]
     return task, (
-        f"ITS VOCABULARY IS GUESSED as {vocabulary:,} tokens, since its data are not here ({told}): with another one "
+        f"ITS VOCABULARY IS GUESSED as {vocabulary:,} tokens, since its data are not here ({reason}): with another one "
         "bytes, memory and seconds are others; say --set task.vocab_size=...",
     )
 
@@ -304,13 +304,13 @@ class Request:
         network = "" if topology is None else topology.name
         protocol = Protocol.resolve(settings.protocol, topology.protocol if topology is not None else None)
         size = self.model.num_parameters
-        told = f"{size / 1e9:,.3g}B" if size >= _BILLION else f"{size / 1e6:,.3g}M"
+        text = f"{size / 1e9:,.3g}B" if size >= _BILLION else f"{size / 1e6:,.3g}M"
         lines = [
             f"{name}{f'-{preset}' if preset else ''} on {network}: {format_count(count, 'worker')}",
             f"protocol {protocol.describe()}; collectives {_in_one_line(settings.collectives)}; "
-            f"workers: {placement_told(self.setting().workers_by_site())}",
-            f"{told} parameters; a step is {count * batch:,} sequences ({batch:,} a worker) of {length:,}, "
-            f"{count * batch * length:,} tokens; {self._compute_told()}",
+            f"workers: {placement_text(self.setting().workers_by_site())}",
+            f"{text} parameters; a step is {count * batch:,} sequences ({batch:,} a worker) of {length:,}, "
+            f"{count * batch * length:,} tokens; {self._compute_text()}",
         ]
         if self.tokens is not None:
             lines.append(
@@ -320,7 +320,7 @@ class Request:
             lines.append(f"budget: {self.dollars:,.0f} dollars; tokens are those that it pays for")
         return [*lines, f"a worker's hour: {_priced(self.dollars_per_hour)}"]
 
-    def _compute_told(self) -> str:
+    def _compute_text(self) -> str:
         compute = self.experiment.compute
         if compute.kind == "flops" and self.utilisation is not None:
             shares = ", ".join(f"{site} {share:.0%}" for site, share in self.utilisation.items())

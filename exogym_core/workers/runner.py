@@ -71,7 +71,7 @@ class Runner(ABC):
         self.failure = FirstFailure()
         self.results: list[Any] = [None] * world.num_ranks
         self.states = [RankState() for _ in range(world.num_ranks)]
-        self._told_silences: set[tuple[int, int]] = set()
+        self._reported_silences: set[tuple[int, int]] = set()
 
     def _taken(self, rank: int, take: Take, messages: tuple[Letter, ...]) -> None:
         names = [message_name(take, message) for message in messages]
@@ -85,8 +85,8 @@ class Runner(ABC):
         """Warn of a rank that makes no call, once, if it is those of its process alone that can go on."""
         which = (silence.rank, silence.num_calls)
         others_wait = self.simulation.exchange.running <= set(block) and len(self.states) > 1
-        if silence.is_unusual and others_wait and which not in self._told_silences:
-            self._told_silences.add(which)
+        if silence.is_unusual and others_wait and which not in self._reported_silences:
+            self._reported_silences.add(which)
             silence.warn()
 
     @abstractmethod

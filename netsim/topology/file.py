@@ -217,11 +217,11 @@ class _Builder:
     ) -> None:
         first = hosts[0].name
         reached = graph.reachable(rank[first])
-        told: set[KeyPath] = set()  # one line for all hosts of a region
+        seen: set[KeyPath] = set()  # one line for all hosts of a region
         for host in hosts:
             path = nodes.paths[host.name]
-            if not reached[rank[host.name]] and path not in told:
-                told.add(path)
+            if not reached[rank[host.name]] and path not in seen:
+                seen.add(path)
                 self._problem(path, f"host '{host.name}' cannot reach '{first}': add a link between them")
 
     def _check_protocol(self) -> None:

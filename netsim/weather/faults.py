@@ -134,24 +134,24 @@ class Faults:
         network = self._network
         waiting = network.transfers_waiting(_is_background)
         dead = {link for each in waiting for link in each.links} or network.dead_links
-        return self._told(dead)
+        return self._dead_places(dead)
 
-    def _told(self, dead: Collection[int]) -> str:
+    def _dead_places(self, dead: Collection[int]) -> str:
         """Describe the hosts and links that keep transfers or ranks waiting, and since when."""
         network, conditions = self._network, self._conditions
         causes = {cause for link in dead for cause in conditions.causes(link)}
         crashed = {cause.host for cause in causes if isinstance(cause, _Crash)}
         crashed.update(+network.downtime.awaited)
-        told, at_crashed = defaultdict[str, list[str]](list), set[int]()
+        values, at_crashed = defaultdict[str, list[str]](list), set[int]()
         for host in sorted(crashed):
             at_host, since = self._links_at(host), network.downtime.since(host)
             at_crashed.update(at_host)
             fate = f"crashed at {self._fate(since, at_host)}"
-            told[fate].append(f"host {network.topology.hosts[host].name}")
+            values[fate].append(f"host {network.topology.hosts[host].name}")
         for link in sorted(set(dead) - at_crashed):
             ends, since = network.topology.links[link], conditions.dead_since(link)
-            told[f"went dead at {self._fate(since, (link,))}"].append(f"link {ends.name}")
-        return ", ".join(f"{_listed(names)} {fate}" for fate, names in told.items())
+            values[f"went dead at {self._fate(since, (link,))}"].append(f"link {ends.name}")
+        return ", ".join(f"{_listed(names)} {fate}" for fate, names in values.items())
 
     def _fate(self, since: float | None, dead: Collection[int]) -> str:
         if not self.may_come_back(dead):
@@ -164,7 +164,7 @@ class Faults:
         if _is_background(waiting.connection):
             self._network.end_transfer(waiting.number)
         else:
-            self.on_stuck(self._told(waiting.links))
+            self.on_stuck(self._dead_places(waiting.links))
 
     # -- the clock -------------------------------------------------------------------------------------------
 
