@@ -323,7 +323,7 @@ class Advice:
             for name, end in (("worth_low", "cost_high"), ("worth", "cost"), ("worth_high", "cost_low"))
         }
         share = dollars / row["cost"]
-        tokens = worth["worth"] * row["steps_ratio"]["mean"]  # type: ignore[operator]
+        tokens = worth["worth"] * row["steps_ratio"]["mean"]
         days = [row["days_low"] / row["cost_low"], row["days"] / row["cost"]]
         days.append(days[-1] if row["days_high"] is None else row["days_high"] / row["cost_high"])
         low, middle, high = sorted(each * dollars for each in days)

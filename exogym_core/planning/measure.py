@@ -170,8 +170,12 @@ class Plan:
             costs = [self.cost, self.cost]
         return replace(
             self,
-            **{"days_low": days[0], "days_high": days[1], "cost_low": costs[0], "cost_high": costs[1]},
-            **{"tokens_low": tokens[0], "tokens_high": tokens[1]},
+            days_low=days[0],
+            days_high=days[1],
+            cost_low=costs[0],
+            cost_high=costs[1],
+            tokens_low=tokens[0],
+            tokens_high=tokens[1],
         )
 
     def slowed(self, factor: float) -> Plan:
