@@ -276,7 +276,7 @@ _NUM_AGREED = Signature._fields.index("where")
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One call, until its last member has posted.
+    """A call, until its last member has posted.
 
     Attributes:
         outcome: the values of `served` members.
@@ -471,7 +471,7 @@ class Exchange:
         self._stored[name] = tensors
 
     def drop_message(self, name: tuple[Hashable, int]) -> None:
-        """Drop a message."""
+        """Discard the values of a message."""
         self._stored.pop(name, None)
 
     def forget(self, group: Hashable, numbers: Collection[int]) -> None:
@@ -591,7 +591,7 @@ def ranks_stuck(
 
 
 def deadlock_error(stuck: Mapping[int, str], table: Mapping[int, str]) -> DeadlockError:
-    """One line with the first ranks that wait for ever, the table of all ranks below it.
+    """Error with a line that names the first ranks that wait for ever, and a table of all ranks.
 
     Args:
         stuck: by rank that can never go on, what it waits for.
@@ -604,7 +604,7 @@ def deadlock_error(stuck: Mapping[int, str], table: Mapping[int, str]) -> Deadlo
 
 
 def mismatch_error(ranks: Sequence[int], agreed: Sequence[object], calls: Sequence[str]) -> MismatchError:
-    """One line with the sides, the table of all members below it.
+    """Error with a line that names the sides, and a table of all members.
 
     Args:
         ranks: the members.

@@ -373,7 +373,7 @@ class _EpochSteps:
 
 
 class SharedData(_IndexedData):
-    """One dataset for all ranks, dealt out sample by sample.
+    """A dataset shared by all ranks, each with its own samples.
 
     Step s of an epoch takes the next `world_size * batch_size` samples of the order and deals them out in
     turn, so all ranks together see what one rank with a batch `world_size` times as large would see. The last

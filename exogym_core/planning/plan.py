@@ -34,7 +34,7 @@ _UNLIKE = 1.01  # times as slow as others: then they wait
 
 
 class _Doubling(NamedTuple):
-    """One thing to double."""
+    """A resource to double."""
 
     by: str
     remedy: str
@@ -57,11 +57,12 @@ def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan
 
     def limited() -> Plan:
         measured = Measured(strategy, setting)
+        found = replace(measured.setting, dollars=None)  # with the tokens that they pay for
         return replace(
             measured.plan,
-            limit=_limit(measured, setting),
-            cheaper=_cheaper(measured, setting),
-            remarks=(*setting.remarks, *measured.plan.remarks, *_of_the_law(strategy, setting)),
+            limit=_limit(measured, found),
+            cheaper=_cheaper(measured, found),
+            remarks=(*setting.remarks, *measured.plan.remarks, *_of_the_law(strategy, found)),
         )
 
     known = setting.known
@@ -80,8 +81,8 @@ def _cheaper(of: Measured, setting: Setting) -> dict[str, Any] | None:
             if name not in used:
                 other = measure(of.strategy, replace(setting, collectives={op: name}))
                 if other.cost is not None and other.cost < _CHEAPER * plan.cost:
-                    told = {"days": other.days, "cost": other.cost, "egress": other.cost_by["egress"]}
-                    found.append((other.cost, {"collectives": {op: name}, **told}))
+                    values = {"days": other.days, "cost": other.cost, "egress": other.cost_by["egress"]}
+                    found.append((other.cost, {"collectives": {op: name}, **values}))
     return min(found, key=lambda row: row[0])[1] if found else None
 
 

@@ -143,7 +143,7 @@ class PlannedLearner:
         """Leave the strategy's optimizers as they are."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: a plan is made at once."""
+        """Return no state: plans are not resumed."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -154,7 +154,7 @@ class PlannedLearner:
 
 
 class PlannedRank:
-    """One rank of a plan: the strategy's own steps, without its optimizers' arithmetic."""
+    """A rank of a plan: the strategy's own steps, without its optimizers' arithmetic."""
 
     def __init__(
         self,
@@ -175,16 +175,16 @@ class PlannedRank:
             optimizer.step = partial(_step_of_kinds, optimizer, optimizer.step)  # type: ignore[method-assign,assignment]
 
     def step(self, step: int) -> None:
-        """One step as training does it."""
+        """Take a step as training does."""
         take_step(self.strategy, self.learner, None, StepContext(step, last_micro_batch=False))
 
     def quiet_step(self, step: int) -> None:
-        """One that sends nothing: time passes and the step is counted."""
+        """Take a step without communication: advance the clock and count the step."""
         self._computing(step, 1.0)
         self.strategy.local_step += 1
 
     def still_optimizers(self, number: int | None = None) -> None:
-        """From now on the first `number` optimizers' steps do nothing: without values there is nothing to compute."""
+        """Disable the steps of the first `number` optimizers: without values there is nothing to compute."""
         for optimizer in self.strategy.optimizers[:number]:
             optimizer.step = _nothing  # type: ignore[method-assign,assignment]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -26,9 +27,12 @@ __all__ = ["Crashes", "Known", "Setting", "with_links", "with_wan_bandwidth"]
 
 T = TypeVar("T")
 
-#: Least and most share of their devices' peak that published trainings computed with: INTELLECT-1 (arXiv 2412.01152)
-#: 36 to 41 %, Llama 3 (2407.21783) 38 to 43 %, PaLM (2204.02311) 46 %.
-PUBLISHED_MFU = (0.36, 0.46)
+_MOST_ROUNDS = 10**15  # that money pays for
+
+#: Least and most share of their devices' peak that published trainings reached while computing: Llama 3 405B 38 to 43 %
+#: (arXiv 2407.21783), PaLM 540B 46.2 % (2204.02311). INTELLECT-1's 36.2 to 41.4 % (2412.01152, abstract) contain its
+#: waiting between sites, 4 to 17 % of the time: while computing it reached 43 to 44 %.
+PUBLISHED_MFU = (0.38, 0.46)
 
 
 class Known:
@@ -115,6 +119,7 @@ class Setting:
         num_ranks: workers.
         batch_size: sequences of each worker in a step.
         tokens: the budget; None: no days and no cost.
+        dollars: a budget of money in place of tokens; as many whole rounds are planned as it pays for.
         placement, protocol, collectives: as `run_ranks` has them.
         half: the model computes in half precision.
         dollars_per_hour: of one worker, or by its host or region; None: no cost.
@@ -126,6 +131,7 @@ class Setting:
         utilisation: share of the devices' peak by host or region; None: compute's.
         memory: how workers keep less in memory, of `MEMORY_CHOICES`.
         micro_batch: sequences that a device computes at once: their activations are in memory.
+        is_utilisation_given: compute's utilisation is the user's; else its default stands for a range.
         remarks: what is to be known of what is planned.
         known: what other plans have found out, and this one need not.
     """
@@ -136,6 +142,7 @@ class Setting:
     num_ranks: int
     batch_size: int
     tokens: float | None = None
+    dollars: float | None = None
     placement: Sequence[str] | None = None
     protocol: str | Mapping[str, Any] | Protocol | None = None
     collectives: str | Mapping[str, str] | None = "auto"
@@ -149,6 +156,7 @@ class Setting:
     utilisation: Mapping[str, float] | None = None
     memory: tuple[str, ...] = ()
     micro_batch: int = 1
+    is_utilisation_given: bool = False
     remarks: tuple[str, ...] = ()
     known: Known = field(default_factory=Known, compare=False, repr=False)
 
@@ -192,7 +200,8 @@ class Setting:
     def computing_range(self) -> tuple[float, float]:
         """Least and most times as long as planned that computing may take; 1 where its time or utilisation is given."""
         share = self.compute.utilisation
-        if self.compute.flops is None or self.utilisation is not None or share != Flops().utilisation:
+        is_given = self.is_utilisation_given or self.utilisation is not None or share != Flops().utilisation
+        if self.compute.flops is None or is_given:
             return 1.0, 1.0
         return share / PUBLISHED_MFU[1], share / PUBLISHED_MFU[0]
 
@@ -289,6 +298,37 @@ class Setting:
             return None
         rounds = self.tokens / self.tokens_a_round(period) + missed / self.num_ranks
         return max(1, math.ceil(rounds - 1e-9))
+
+    def affordable_rounds(self, seconds_until: Callable[[float], float], egress_a_round: float) -> int:
+        """Number of whole rounds that `dollars` pays for.
+
+        Args:
+            seconds_until: end of a number of rounds.
+            egress_a_round: dollars of a round's traffic.
+
+        Raises:
+            InputError: workers have no price, nothing costs anything, or the first round costs more.
+        """
+        hourly, budget = self.hourly_dollars(), self.dollars
+        assert budget is not None
+        if hourly is None:
+            raise InputError("plan: --budget needs the price of a worker's hour: add --price DOLLARS")
+
+        def cost(rounds: int) -> float:
+            return seconds_until(rounds) / 3600 * hourly + egress_a_round * rounds
+
+        if cost(1) > budget:
+            raise InputError(
+                f"plan: --budget {budget:g}: a round costs {cost(1):.4g} dollars, give at least these"
+            )
+        enough, beyond = 1, 2
+        while cost(beyond) <= budget:
+            enough, beyond = beyond, 2 * beyond
+            if beyond > _MOST_ROUNDS:
+                raise InputError(
+                    "plan: --budget: a round costs nothing; plan with --tokens, or add a --price"
+                )
+        return enough + bisect_right(range(enough + 1, beyond), budget, key=cost)
 
     def memory_available(self) -> float | None:
         """Bytes that the worker with least memory has on its devices; None where no device's memory is known."""

@@ -95,7 +95,7 @@ class _Trace:
 
 @dataclass(frozen=True)
 class CheckRow:
-    """One law: "passed", "failed" or "skipped", and a line that says what differs and what to do."""
+    """Result of a law: "passed", "failed" or "skipped", and a line with the difference and the remedy."""
 
     law: str
     about: str

@@ -169,7 +169,7 @@ class Role:
 
 
 class Loop(Role):
-    """One worker of a run. A step walks: loop -> learner.gradients -> strategy.step -> communicator -> mark.
+    """A worker of a run. A step goes: loop -> learner.gradients -> strategy.step -> communicator -> mark.
 
     Args:
         comm, model, strategy, seed, evaluations, checkpoints: as for every role.
@@ -354,7 +354,7 @@ class Loop(Role):
 
 
 class Server(Role):
-    """One server of a run, which computes nothing.
+    """A server of a run, which trains nothing.
 
     The last of all ranks has the judged model. It is evaluated where a worker's loop would be: when workers' steps, in
     the mean over workers, reach a point of the grid. Likewise its state is kept when as many steps have gone in as a

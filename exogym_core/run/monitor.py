@@ -24,6 +24,7 @@ from exogym_core.results.run_folder import RunFolder
 from exogym_core.run.resumption import begin_checkpoints, find_resumed, follow, plan
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.torchrun.rank import torchrun_rank
+from exogym_core.workers.turns import join
 from netsim import Protocol
 from netsim.errors import InputError
 
@@ -298,7 +299,7 @@ class Evaluations:
     def _stop(self) -> None:
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join()
+            join(self._thread)
             self._thread = None
 
     def _run(self) -> None:

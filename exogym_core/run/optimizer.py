@@ -228,7 +228,7 @@ class DiLoCoOptimizer(Configured, Optimizer):
 
     @property
     def local_epoch(self) -> int:
-        """Rounds done."""
+        """Number of finished rounds."""
         return self.local_step // self.num_inner_steps
 
     def step(  # type: ignore[override]
@@ -237,7 +237,7 @@ class DiLoCoOptimizer(Configured, Optimizer):
         batch_size: int | None = None,
         scaler: torch.amp.GradScaler | None = None,
     ) -> Tensor | None:
-        """One inner step, and the outer step if it completes a round.
+        """Take an inner step, and the outer step if it completes a round.
 
         Args:
             closure: computes the loss and the gradients again; the inner optimizer calls it. A GradScaler

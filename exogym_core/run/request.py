@@ -169,7 +169,7 @@ class FitRequest(RunConfig):
 
     @property
     def num_ranks(self) -> int:
-        """Workers and servers."""
+        """Number of workers and servers."""
         return self.num_nodes + self.strategy.num_servers
 
     @property

@@ -46,7 +46,7 @@ __all__ = ["StepContext", "Strategy"]
 
 @dataclass(slots=True)
 class StepContext:
-    """One step of this rank, given to `Strategy.begin_step` by the loop.
+    """Context of a step of this rank, passed to `Strategy.begin_step` by the loop.
 
     Attributes:
         number: of the step, from 0.

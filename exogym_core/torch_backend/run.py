@@ -260,6 +260,7 @@ class LaunchedRun(ProcessRunner):
         super().__init__(world, blocks, arena, sinks, combined, meets_outside=True)
         self._sites.book = self.simulation.schedules
         self.simulation.kernel.until_seconds = until_seconds
+        self.simulation.kernel.follow(self._sites.take_progress)
 
     def _requested(self, rank: int, request: Request) -> None:
         self._sites.take_request(rank, request)

@@ -217,7 +217,7 @@ class MessagesInFlight:
 
 
 def _ignore(rank: int, request: Request) -> None:
-    """Drop a request."""
+    """Ignore a request."""
 
 
 @dataclass

@@ -33,7 +33,7 @@ __all__ = ["Runner", "ThreadHost"]
 
 
 class Runner(ABC):
-    """One run of a world's ranks.
+    """A run of a world's ranks.
 
     Args:
         world: where it takes place.
@@ -70,7 +70,7 @@ class Runner(ABC):
         self.failure = FirstFailure()
         self.results: list[Any] = [None] * world.num_ranks
         self.states = [RankState() for _ in range(world.num_ranks)]
-        self._told_silences: set[tuple[int, int]] = set()
+        self._reported_silences: set[tuple[int, int]] = set()
 
     def _taken(self, rank: int, take: Take, messages: tuple[Letter, ...]) -> None:
         names = [message_name(take, message) for message in messages]
@@ -84,8 +84,8 @@ class Runner(ABC):
         """Warn of a rank that makes no call, once, if it is those of its process alone that can go on."""
         which = (silence.rank, silence.num_calls)
         others_wait = self.simulation.exchange.running <= set(block) and len(self.states) > 1
-        if silence.is_unusual and others_wait and which not in self._told_silences:
-            self._told_silences.add(which)
+        if silence.is_unusual and others_wait and which not in self._reported_silences:
+            self._reported_silences.add(which)
             silence.warn()
 
     @abstractmethod
@@ -113,7 +113,7 @@ _BACKLOG = 10_000
 
 
 class _ThreadRunner(Runner):
-    """One run: the simulation in the calling thread, every rank in a thread of its own."""
+    """A run with the simulation in the calling thread, and every rank in a thread of its own."""
 
     def __init__(self, world: World, seed: int, intra_op_threads: int, sinks: Sinks) -> None:
         ranks = range(world.num_ranks)

@@ -37,6 +37,7 @@ __all__ = [
     "Turns",
     "Watch",
     "is_own",
+    "join",
     "place_in",
     "place_of_rank",
     "spent_seconds",
@@ -168,6 +169,19 @@ def spent_seconds(pid: int) -> tuple[float, bool]:
 _HOST = -1
 # What a rank's own code may take to come to an end after Ctrl-C, before it is interrupted, and then once more.
 _GRACE_SECONDS = 0.5
+_SECONDS_TO_EXIT = 10.0  # its number may have passed to a new thread
+
+
+def join(thread: threading.Thread) -> None:
+    """Wait until a thread has ended for the operating system too, so that this process may be forked.
+
+    Python's `join` (before 3.13) returns while the thread still runs destructors. MKL's frees memory under a lock that
+    a fork in this moment would leave locked in the child for ever: its first product of matrices never returned.
+    """
+    thread.join()
+    deadline = time.monotonic() + _SECONDS_TO_EXIT
+    while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < deadline:
+        time.sleep(0.0)  # gives the core to it
 
 
 class Aborted(BaseException):
@@ -230,7 +244,7 @@ class Turns:
                 self._unwind()
                 for thread in threads:
                     if thread.ident is not None and thread not in self._left_behind:
-                        thread.join()
+                        join(thread)
 
     def _look(self) -> tuple[int | None, int]:
         holder = self._holder

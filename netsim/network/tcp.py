@@ -177,7 +177,7 @@ class Period(NamedTuple):
     was_held: bool
 
     def is_like(self, other: Period) -> bool:
-        """Whether the two differ by rounding only, or the window limited neither."""
+        """Return whether the two differ by rounding only, or the window limited neither."""
         if not (self.was_held or other.was_held):
             return True
         return (
@@ -260,12 +260,12 @@ class Window:
         self.timer = inf
 
     def buffer_bytes(self, now: float) -> float:
-        """What the sender's socket takes in before it has left: twice the largest window so far (Linux)."""
+        """Size of the sender's socket buffer: twice the largest window so far (Linux)."""
         largest = self._fresh_window if self._is_forgotten(now) else self._largest
         return min(2 * largest, self._limit)
 
     def is_as_new(self, now: float) -> bool:
-        """Whether messages from `now` on meet what they would on a new connection."""
+        """Return whether messages from `now` on take as long as on a new connection."""
         idle = now - self.last_used
         if self.last_used != inf and idle <= FORGOTTEN_SECONDS:
             has_lost = self._until_loss != self._loss_bytes or self._is_cubic
@@ -277,7 +277,7 @@ class Window:
         return not self._minds_buffer or self.buffer_bytes(now) == min(2 * self._fresh_window, self._limit)
 
     def start(self, now: float, num_bytes: float) -> None:
-        """A message of `num_bytes` begins to drain."""
+        """Begin to drain a message of `num_bytes`."""
         is_idle = self._is_idle(now)
         self._is_one = False
         if is_idle or now - self._began >= self._round_trip * SAME:
@@ -288,7 +288,7 @@ class Window:
         self._grant(now)
 
     def go_on(self, now: float, left: float) -> None:
-        """The last grant is used up and `left` bytes of the message remain."""
+        """Use up the last grant, with `left` bytes of the message remaining, and take the next one."""
         self._use(now, left)
         if self._until_loss <= self._segment * ROUNDING + self._left * OF_LEFT:
             self._until_loss = self._loss_bytes
@@ -303,11 +303,11 @@ class Window:
         self._grant(now)
 
     def end(self, now: float, left: float = 0.0) -> None:
-        """The message is through, or given up with `left` bytes remaining."""
+        """End the message: it has drained, or is given up with `left` bytes remaining."""
         self._use(now, left)
 
     def follow(self, round_trip_seconds: float, loss: float) -> None:
-        """Its path has another round trip or loses another share of packets; `again` follows if it is in use."""
+        """Change the path's round trip and loss; the caller then calls `again` if the connection is in use."""
         self._round_trip = round_trip_seconds
         self._timeout = self._least_timeout + round_trip_seconds
         before, self._loss_bytes = self._loss_bytes, self._segment / loss if loss else inf
@@ -315,16 +315,16 @@ class Window:
             self._until_loss = self._loss_bytes
 
     def again(self, now: float) -> None:
-        """What the message under way may do now that the path has changed; `end` was told what remains."""
+        """Grant a window to the message in flight on a changed path; `end` was called with its remaining bytes."""
         self._grant(now)
 
     def touch(self, now: float) -> None:
-        """A message without bytes passes: the connection is in use, but no window is filled."""
+        """Record a message without bytes: it uses the connection, but fills no window."""
         self._is_idle(now)
         self.last_used = now
 
     def _is_idle(self, now: float) -> bool:
-        """Whether the connection was idle for long; if so, the window has shrunk, or is a new one's."""
+        """Return whether the connection was idle for long; if so, the window has shrunk, or is a new one's."""
         idle = now - self.last_used
         if idle <= self._timeout:
             return False

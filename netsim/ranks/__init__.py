@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from netsim.ranks.calls import FROM_ROOT as FROM_ROOT
     from netsim.ranks.calls import Cancel as Cancel
     from netsim.ranks.calls import Enter as Enter
+    from netsim.ranks.calls import Progress as Progress
     from netsim.ranks.calls import group_of as group_of
     from netsim.ranks.calls import needs_nobody as needs_nobody
     from netsim.ranks.calls import start_at_once as start_at_once
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from netsim.ranks.requests import gives_time as gives_time
 
 _NAMES = {  # by module
-    "calls": "FROM_ROOT Cancel Enter group_of needs_nobody start_at_once",
+    "calls": "FROM_ROOT Cancel Enter Progress group_of needs_nobody start_at_once",
     "kernel": "Kernel RankSink RankSource StampedRow",
     "meetings": "Reach SLOW_TIMES largest_mesh",
     "requests": (

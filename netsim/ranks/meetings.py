@@ -116,7 +116,7 @@ class Reach:
         self._downloads[rank] = _Download(attempt, transfer, source, on_done, is_cut=bool(cuts[source]))
 
     def is_downloading(self, rank: int) -> bool:
-        """Whether a download to `rank` makes progress."""
+        """Return whether a download to `rank` makes progress."""
         download = self._downloads.get(rank)
         if self._network is None or download is None:
             return False
@@ -538,7 +538,7 @@ class Meetings:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether joint work is under way whose time will end."""
+        """True if joint work with a deadline is in progress."""
         return any(not team.ended.triggered and not team.is_overdue for team in self._teams.values())
 
     def give_up(self) -> None:

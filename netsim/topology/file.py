@@ -136,7 +136,7 @@ class RegionEntry(_Pipe):
 
 
 class HostEntry(Schema):
-    """One host; `region` makes it count as part of a region without connecting it there."""
+    """A host; `region` makes it part of a region without connecting it there."""
 
     device: Name | None = None
     devices: Annotated[int, Field(ge=1)] | None = None
@@ -387,7 +387,7 @@ class _Builder:
         return _ReadPipe(one, other, *entry.rates, entry.quality, entry.egress, entry.measured_streams)
 
     def _are_known(self, what: str, given: Mapping[KeyPath, Sequence[str]], known: Collection[str]) -> bool:
-        """Whether all names given (at their key paths) are known; the others become problems."""
+        """Check that all names (with their key paths) exist; add a problem for each that does not."""
         unknown = [(path, name) for path, names in given.items() for name in names if name not in known]
         for path, name in unknown:
             if len(self.problems) < _MANY_PROBLEMS:
@@ -401,11 +401,11 @@ class _Builder:
     ) -> None:
         first = hosts[0].name
         reached = graph.reachable(rank[first])
-        told: set[KeyPath] = set()  # one line for all hosts of a region
+        seen: set[KeyPath] = set()  # one line for all hosts of a region
         for host in hosts:
             path = nodes.paths[host.name]
-            if not reached[rank[host.name]] and path not in told:
-                told.add(path)
+            if not reached[rank[host.name]] and path not in seen:
+                seen.add(path)
                 self._problem(path, f"host '{host.name}' cannot reach '{first}': add a link between them")
 
     def _check_protocol(self) -> None:

@@ -60,7 +60,7 @@ Quantity = Literal["bits_per_second", "latency_seconds", "loss"]
 
 
 class _Condition:
-    """One link: the values of the topology, and those that override them."""
+    """Condition of a link: the values of the topology, and those that override them."""
 
     __slots__ = ("dead_since", "downs", "factor", "forced", "in_force", "is_up", "stated", "traced")
 
@@ -150,7 +150,7 @@ class Conditions:
         return self._links[link].dead_since
 
     def is_adrift(self, link: int) -> bool:
-        """Whether a link carries nothing only because drift is zero, which passes."""
+        """Return whether a link carries nothing only because drift is zero, which passes."""
         condition = self._links[link]
         return condition.is_up and not condition.factor
 
@@ -183,7 +183,7 @@ _MOST_AT_ONCE = 100
 
 
 class BackgroundTraffic:
-    """One entry of background traffic on a network.
+    """An entry of background traffic on a network.
 
     Args:
         network: on which it is sent.
@@ -347,7 +347,7 @@ class Faults:
             env.step()
 
     def is_hopeless(self) -> bool:
-        """Whether no event to come can help a waiting transfer or rank; to be called before the clock advances.
+        """Return whether no event to come can help a waiting transfer or rank; to be called before the clock advances.
 
         Weather and background traffic, which never end, may still be on the clock.
         """
@@ -367,24 +367,24 @@ class Faults:
         network = self._network
         waiting = network.transfers_waiting(_is_background)
         dead = {link for each in waiting for link in each.links} or network.dead_links
-        return self._told(dead)
+        return self._dead_places(dead)
 
-    def _told(self, dead: Collection[int]) -> str:
+    def _dead_places(self, dead: Collection[int]) -> str:
         """Describe the hosts and links that keep transfers or ranks waiting, and since when."""
         network, conditions = self._network, self._conditions
         causes = {cause for link in dead for cause in conditions.causes(link)}
         crashed = {cause.host for cause in causes if isinstance(cause, _Crash)}
         crashed.update(+network.downtime.awaited)
-        told, at_crashed = defaultdict[str, list[str]](list), set[int]()
+        values, at_crashed = defaultdict[str, list[str]](list), set[int]()
         for host in sorted(crashed):
             at_host, since = self._links_at(host), network.downtime.since(host)
             at_crashed.update(at_host)
             fate = f"crashed at {self._fate(since, at_host)}"
-            told[fate].append(f"host {network.topology.hosts[host].name}")
+            values[fate].append(f"host {network.topology.hosts[host].name}")
         for link in sorted(set(dead) - at_crashed):
             ends, since = network.topology.links[link], conditions.dead_since(link)
-            told[f"went dead at {self._fate(since, (link,))}"].append(f"link {ends.name}")
-        return ", ".join(f"{_listed(names)} {fate}" for fate, names in told.items())
+            values[f"went dead at {self._fate(since, (link,))}"].append(f"link {ends.name}")
+        return ", ".join(f"{_listed(names)} {fate}" for fate, names in values.items())
 
     def _fate(self, since: float | None, dead: Collection[int]) -> str:
         if not self.may_come_back(dead):
@@ -397,7 +397,7 @@ class Faults:
         if _is_background(waiting.connection):
             self._network.end_transfer(waiting.number)
         else:
-            self.on_stuck(self._told(waiting.links))
+            self.on_stuck(self._dead_places(waiting.links))
 
     # -- the clock -------------------------------------------------------------------------------------------
 
@@ -454,7 +454,7 @@ class Faults:
     # -- progress ------------------------------------------------------------------------------------------------
 
     def _is_stuck(self) -> bool:
-        """Whether a transfer or rank waits for the network and no event to come can help."""
+        """Return whether a transfer or rank waits for the network and no event to come can help."""
         network = self._network
         dead, stand_still = network.dead_links, bool(+network.downtime.awaited)
         # Cheap tests first: this runs at every turn of the weather.
@@ -465,11 +465,11 @@ class Faults:
         return stand_still or bool(network.transfers_waiting(_is_background))
 
     def _moves(self) -> bool:
-        """Whether a transfer moves, or anything is on the clock but weather and background traffic."""
+        """Return whether a transfer moves, or the clock has events other than weather and background traffic."""
         return self._network.can_go_on(_is_background) or self._network.env.has_others(_is_weather)
 
     def may_come_back(self, dead: Collection[int]) -> bool:
-        """Whether one of these links may carry something again, by an event or a row to come, or by drift."""
+        """Return whether one of these links may carry something again, by an event or a row to come, or by drift."""
         if any(self._conditions.is_adrift(link) for link in dead):
             return True
         return any(not step.revives.isdisjoint(dead) for _, _, step, _ in self._steps)
@@ -581,7 +581,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _nothing() -> None:
-    """Ignore the change."""
+    """Ignore a changed link."""
 
 
 def _give_up(reason: str) -> None:
@@ -595,7 +595,7 @@ def _is_background(connection: Hashable) -> bool:
 
 
 def _is_weather(event: simpy.Event) -> bool:
-    """Whether an event on the clock is a turn of the weather, which is no progress by itself."""
+    """Return whether an event on the clock belongs to the weather, which is no progress by itself."""
     return all(isinstance(getattr(call, "__self__", None), Faults) for call in event.callbacks or ())
 
 

@@ -314,7 +314,7 @@ class Simulation(RankSource, RankSink):
         self._on_answer(rank, value)
 
     def served(self, rank: int, request: Request) -> None:
-        """Log a request."""
+        """Log a request that was answered."""
         self._on_request(rank, request)
 
     def taken(self, rank: int, take: Take, messages: tuple[Letter, ...]) -> None:

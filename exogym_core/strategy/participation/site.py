@@ -231,7 +231,7 @@ class Sharding:
 
 
 class ShardedReplica(GradientAverager):
-    """One replica in shards: this rank averages, updates and hands out its part of every bucket.
+    """A replica in shards: this rank averages, updates and hands out its part of every bucket.
 
     Part r of n of a flat bucket of N values is the r-th of n pieces of ceil(N/n) values, the last of which
     are padded with zeros on the wire. Optimizers get this part as views of the parameters that lie in it

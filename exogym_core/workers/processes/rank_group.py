@@ -109,7 +109,7 @@ class Uncounted:
     carrier_of_codes = CODE_CARRIERS[0]
 
     def traffic(self, call: Call, member: int) -> tuple[int, int]:
-        """Zero."""
+        """Return zero: the simulation counts traffic."""
         return 0, 0
 
 
@@ -209,7 +209,7 @@ class RankGroup:
         arena: Store,
         unwind: Callable[[str], BaseException] = lambda reason: Aborted(),
     ) -> RankGroup:
-        """One rank in the calling thread, without counts of what it has sent.
+        """Run one rank in the calling thread, without counting its traffic.
 
         `unwind` makes what is raised in it when the run has failed.
         """
@@ -347,7 +347,7 @@ class RankGroup:
         self.turns.give_way(rank)
 
     def free(self, given: _Given) -> None:
-        """One member has taken its values; after the last their memory is the parent's again."""
+        """Release a member's values; after the last member the parent reuses their memory."""
         given.num_left -= 1
         if not given.num_left:
             blocks = given.done.blocks

@@ -123,7 +123,7 @@ def fetched(ray: Any, tensor: Any) -> Tensor:
 
 
 def reduced_piece(ray: Any, pieces: Sequence[Any], dtype: torch.dtype, op: str) -> Any:
-    """One piece of every member, reduced in rank order in the calling process."""
+    """Reduce a piece of every member, in rank order, in the calling process."""
     parts = [_tensor(np.array(raw), dtype, (-1,)) for raw in ray.get(list(pieces))]
     return reduce_tensors(parts, op).view(torch.uint8).numpy()
 
@@ -419,5 +419,5 @@ class _Queues:
         self._inbox.put(message)
 
     def finish(self) -> None:
-        """Close the channel."""
+        """Close the channel to the driver."""
         self._outbox.put(None)
