@@ -141,7 +141,7 @@ def test_what_nobody_measured_is_a_range() -> None:
     assert law is not None
     assert (far.low, far.high) == (law.low, 2.7)
     assert math.isinf(steps_range("DelayedDiLoCo", {}, *where).high)
-    assert steps_range("DelayedDiLoCo", {}, *where).told()["high"] is None
+    assert steps_range("DelayedDiLoCo", {}, *where).to_json()["high"] is None
     assert math.isinf(steps_range("Own", {}, *where).high)
     assert steps_range("AllReduce", {"bucket_bytes": 1}, *where).high == 1.0
     assert steps_range("AllReduce", {"codec": "bf16"}, *where).high == pytest.approx(1.2)

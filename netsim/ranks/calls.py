@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FROM_ROOT", "Calls", "Cancel", "Enter", "StartCall", "group_of", "needs_nobody", "start_at_once"]
 
-_MOST_TOLD = 16  # ranks in a line
+_MOST_NAMED = 16  # ranks in a line
 
 #: Operations whose root has what all others get.
 FROM_ROOT = ("broadcast", "scatter")
@@ -50,7 +50,7 @@ class _InFlight:
     alarms: dict[int, tuple[float, simpy.Event]] = field(default_factory=dict)  # rank -> when its time is up
     late: set[int] = field(default_factory=set)  # ranks whose time was up
 
-    def told(self) -> str:
+    def description(self) -> str:
         """Describe the call; after a colon its ranks, and those that have not come."""
         ranks, op = self.call.ranks, self.call.op
         missing = [rank for member, rank in enumerate(ranks) if member not in self.members]
@@ -422,12 +422,12 @@ class Calls:
 
     def waiting(self) -> dict[int, str]:
         """Ranks that wait for a call, with its operation and, after a colon, details."""
-        return {rank: flight.told() for rank, flight in self._asleep.items()}
+        return {rank: flight.description() for rank, flight in self._asleep.items()}
 
     def unfinished(self) -> dict[int, str]:
         """Ranks with an unfinished call, with its description."""
         posted = ((flight, rank) for flight in self._in_flight.values() for rank in flight.call.ranks)
-        return {rank: flight.told() for flight, rank in posted if rank not in flight.done_at}
+        return {rank: flight.description() for flight, rank in posted if rank not in flight.done_at}
 
     def unfinished_spans(self) -> list[Span]:
         """Spans of unfinished communication, until now."""
@@ -441,6 +441,6 @@ class Calls:
 
 def _listed(ranks: Sequence[int]) -> str:
     """Names of ranks, the first of many."""
-    names = ", ".join(map(str, ranks[:_MOST_TOLD]))
-    more = f" and {len(ranks) - _MOST_TOLD} more" if len(ranks) > _MOST_TOLD else ""
+    names = ", ".join(map(str, ranks[:_MOST_NAMED]))
+    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {names}{more}"

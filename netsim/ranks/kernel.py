@@ -21,8 +21,7 @@ from netsim.network.clock import BY_RANKS, Clock, on_grid
 from netsim.network.trace import Span
 from netsim.ranks.calls import Calls, OnProgress, Progress, StartCall, start_at_once
 from netsim.ranks.mailboxes import Mailboxes
-from netsim.ranks.meetings import Meetings
-from netsim.ranks.reach import Reach
+from netsim.ranks.meetings import Meetings, Reach
 from netsim.ranks.requests import (
     Advance,
     Answer,
@@ -58,7 +57,7 @@ __all__ = ["Kernel", "RankSink", "RankSource", "StampedRow"]
 
 T = TypeVar("T")
 
-_MOST_TOLD = 8  # ranks in one line
+_MOST_NAMED = 8  # ranks in one line
 
 _TimedQuestion = Join | Confirm | Fetch | Take | FirstSent | Withdraw | Await
 
@@ -364,9 +363,9 @@ class Kernel:
                 self._uptime.processes[rank].interrupt()
             self._meetings.give_up()
             return
-        raise DeadlockError(self._told(reason))
+        raise DeadlockError(self._deadlock_report(reason))
 
-    def _told(self, reason: str) -> str:
+    def _deadlock_report(self, reason: str) -> str:
         """Describe the ranks that wait for events that can never happen: one line, and a table of all below it."""
         doing = self._calls.waiting()
         doing |= dict.fromkeys(self._uptime.standing, "on a crashed host")
@@ -375,13 +374,13 @@ class Kernel:
         if not doing:  # all compute while what they have posted goes on
             doing = self._calls.unfinished()
         ranks = sorted(doing)
-        told = ", ".join(f"rank {rank} {doing[rank].partition(':')[0]}" for rank in ranks[:_MOST_TOLD])
-        more = f" and {len(doing) - _MOST_TOLD} more" if len(doing) > _MOST_TOLD else ""
+        text = ", ".join(f"rank {rank} {doing[rank].partition(':')[0]}" for rank in ranks[:_MOST_NAMED])
+        more = f" and {len(doing) - _MOST_NAMED} more" if len(doing) > _MOST_NAMED else ""
         wait = "waits" if len(doing) == 1 else "wait"
         if reason:
-            line = f"{reason}, and {told}{more} {wait} for the network: let an event bring it back"
+            line = f"{reason}, and {text}{more} {wait} for the network: let an event bring it back"
         else:
-            line = f"deadlock: {told}{more} {wait} for what can never come"
+            line = f"deadlock: {text}{more} {wait} for what can never come"
         return "\n".join([line, *(f"  rank {rank}: {doing[rank]}" for rank in ranks)])
 
     @property
