@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from exogym_core.cli.main import main
+from exogym_core.results import report
 
 sys.path.insert(0, str(Path(__file__).parent))
 from folders import NAMES, write_run
@@ -215,3 +216,16 @@ def test_no_other_script_runs(browser: Browser, pages: dict[str, Path], tmp_path
 
 def test_a_page_is_small(pages: dict[str, Path]) -> None:
     assert all(page.stat().st_size < 6_000_000 for page in pages.values())
+
+
+def test_long_times_are_in_their_units(browser: Browser) -> None:
+    """Five minutes were labelled 1 min, two hours 1 h, and two days 1 d."""
+    script = (Path(report.__file__).parent / "scripts" / "elements.js").read_text(encoding="utf-8")
+    tab = browser.new_page()
+    try:
+        shown = tab.evaluate(
+            f"(() => {{ {script}; return [90, 300, 7200, 172800].map((each) => seconds(each)); }})()"
+        )
+    finally:
+        tab.close()
+    assert shown == ["90 s", "5 min", "2 h", "2 d"]
