@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.run.loop import RankOutcome, Role
-from exogym_core.run.snapshots import END, broadcast_state, cpu_state
+from exogym_core.run.snapshots import END, broadcast_state, final_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,15 +42,16 @@ class Server(Role):
             self.comm.mark({"served_wan_bytes": self.comm.traffic.wan_bytes})
             self.comm.mark({"looked": END})
             self.snapshots.at_end(self._next)
-            return RankOutcome(cpu_state(self.model), 0)
+            return RankOutcome(final_state(self.model), 0)
         finally:
             self.strategy.close()
 
     def start(self) -> None:
         """Make the model rank 0's, off the clock, and set the strategy up."""
         self.model.train()
-        with self.comm.off_clock():
-            broadcast_state(self.model, self.comm)
+        if not self._is_copy:
+            with self.comm.off_clock():
+                broadcast_state(self.model, self.comm)
         self.strategy.setup(self.model, self.comm, max_steps=1, seed=self._seed)
         self._begin_snapshots()
 

@@ -36,6 +36,7 @@ __all__ = [
     "Snapshots",
     "broadcast_state",
     "cpu_state",
+    "final_state",
     "load_named",
     "load_whole_state",
     "named_tensors",
@@ -115,6 +116,24 @@ def cpu_state(model: nn.Module) -> dict[str, Any]:
         name: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
         for name, value in model.state_dict().items()
     }
+
+
+def final_state(model: nn.Module) -> dict[str, Any]:
+    """`cpu_state` of a model that is not used again: tensors on the CPU are its own, without a copy.
+
+    Copied are those that share memory, as tied parameters and rows of stacked replicas do.
+    """
+    taken: set[int] = set()
+
+    def own(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        storage = value.untyped_storage()
+        is_whole = value.is_cpu and storage.nbytes() == value.nbytes and storage.data_ptr() not in taken
+        taken.add(storage.data_ptr())
+        return value.detach() if is_whole else value.detach().to("cpu", copy=True)
+
+    return {name: own(value) for name, value in model.state_dict().items()}
 
 
 def whole_state(model: nn.Module) -> dict[str, Any]:
