@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from exogym_core.cli.main import main
 from exogym_core.cost.compute import Compute
 from exogym_core.planning import advise as advise_module
-from exogym_core.planning.advise import SEARCHED, Advice, advise, climbed, merged, told_alike
+from exogym_core.planning.advise import SEARCHED, Advice, advise, alike_text, climbed, merged
 from exogym_core.planning.groups import EXACT_SITES, best_cycle
 from exogym_core.planning.measure import Setting, least_days, measure
 from exogym_core.planning.models import planned_model
@@ -161,7 +161,7 @@ def test_rows_that_are_one_thing_are_one_row() -> None:
         {"H": 100, "tau": 1},
     ]
     assert found[0]["alike"] == [{"H": 100, "tau": 8}, {"H": 100}]
-    assert told_alike(found[0], SEARCHED) == " (and 2 alike: tau 2 to 8)"
+    assert alike_text(found[0], SEARCHED) == " (and 2 alike: tau 2 to 8)"
     assert merged(found, SEARCHED) == found
     other = {**row(10.0, tau=8), "strategy": "DiLoCo"}
     assert len(merged([other, {**other, "options": {"H": 100, "tau": 1}}], SEARCHED)) == 2

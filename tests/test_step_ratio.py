@@ -141,7 +141,7 @@ def test_what_nobody_measured_is_a_range() -> None:
     assert law is not None
     assert (far.low, far.high) == (law.low, 2.7)
     assert math.isinf(steps_range("DelayedDiLoCo", {}, *where).high)
-    assert steps_range("DelayedDiLoCo", {}, *where).told()["high"] is None
+    assert steps_range("DelayedDiLoCo", {}, *where).to_json()["high"] is None
     assert math.isinf(steps_range("Own", {}, *where).high)
     assert steps_range("AllReduce", {"bucket_bytes": 1}, *where).high == 1.0
     assert steps_range("AllReduce", {"codec": "bf16"}, *where).high == pytest.approx(1.2)
@@ -166,7 +166,7 @@ def test_a_plan_tells_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     """Whole, in the table too."""
     planned = plan(build_strategy("DiLoCo", H=30), _setting())
     (remark,) = [each for each in planned.remarks if each.startswith("to the same loss it needs 1.47 times")]
-    row = {"name": "DiLoCo", **planned.to_mapping()}
+    row = {"name": "DiLoCo", "place": 1, **planned.to_mapping()}
     print_table([row], [row])
     assert f"DiLoCo: {remark}" in capsys.readouterr().out
     assert not any("same loss" in remark for remark in plan(build_strategy("AllReduce"), _setting()).remarks)

@@ -26,6 +26,9 @@ if [ "$version" = "$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2
   empty/bin/pip install --quiet --constraint "$root/constraints.txt" torch
   empty/bin/pip install --quiet --constraint "$root/constraints.txt" ./netgym-*.whl
   empty/bin/pip check
+  extras=$("$python" -c 'import tomllib; print(",".join(
+    tomllib.load(open("source/pyproject.toml", "rb"))["project"]["optional-dependencies"]))')
+  empty/bin/pip install --quiet --dry-run --constraint "$root/constraints.txt" "$(ls "$PWD"/netgym-*.whl)[$extras]"
   printf '%s\n' 'task: {name: text, block_size: 8, num_bytes: 5000}' 'workers: {count: 2}' 'topology: lan' \
     'compute: 10 ms' 'steps: 2' 'device: cpu' 'model: {name: gpt, preset: byte, num_layers: 1, width: 8, num_heads: 1}' \
     'strategies: [AllReduce, {name: DiLoCo, H: 2}]' >small.yaml

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from netsim import Topology
 
-__all__ = ["CANDIDATES", "SEARCHED", "Advice", "advise", "candidates", "climbed", "merged", "told_alike"]
+__all__ = ["CANDIDATES", "SEARCHED", "Advice", "advise", "alike_text", "candidates", "climbed", "merged"]
 
 _LARGE = 10_000  # as bytes are
 _AS_SOON = 0.005  # relative; what differs by less is as soon, and smaller options are better then
@@ -134,11 +134,11 @@ def _values(row: Mapping[str, Any], names: Sequence[str]) -> list[float]:
     return [row["options"].get(name, float("inf")) for name in names]
 
 
-def told_alike(row: Mapping[str, Any], searched: Mapping[str, Mapping[str, int]]) -> str:
+def alike_text(row: Mapping[str, Any], searched: Mapping[str, Mapping[str, int]]) -> str:
     """Number of other options that take as long, and their range of values.
 
     >>> row = {"strategy": "S", "options": {"tau": 2}, "alike": [{"tau": 5}, {"tau": 10}]}
-    >>> told_alike(row, {"S": {"tau": 0}})
+    >>> alike_text(row, {"S": {"tau": 0}})
     ' (and 2 alike: tau 2 to 10)'
     """
     if not row["alike"]:
@@ -218,7 +218,7 @@ class Advice:
     Args:
         setting: with `tokens`, or with `dollars` and prices.
         ratios: steps to the same loss by strategy, of own runs; of others what `steps_range` says.
-        tell: called before each plan with how many were made, about how many there will be, and the next one's name.
+        report: called before each plan with how many were made, about how many there will be, and the next one's name.
 
     Attributes:
         rows: every plan so far, as a mapping; may be read while the search goes on.
@@ -228,11 +228,11 @@ class Advice:
         self,
         setting: Setting,
         ratios: Mapping[str, Ratio] | None = None,
-        tell: Callable[[int, int, str], None] | None = None,
+        report: Callable[[int, int, str], None] | None = None,
     ) -> None:
         self.rows: list[dict[str, Any]] = []
         self._dollars = setting.dollars
-        self._setting, self._ratios, self._tell = _with_tokens(setting), ratios, tell
+        self._setting, self._ratios, self._report = _with_tokens(setting), ratios, report
         self._explained: list[str] = []
         self._not_simulated: list[dict[str, Any]] = []
 
@@ -311,7 +311,7 @@ class Advice:
             "cost_high": times(row["cost_high"], high),
             "cost_by": {of: times(part, mean) for of, part in row["cost_by"].items()},
             "worker_hours": row["worker_hours"] * mean,
-            "steps_ratio": ratio.told(),
+            "steps_ratio": ratio.to_json(),
         }
 
     def _for_money(self, row: Mapping[str, Any], dollars: float) -> dict[str, Any]:
@@ -323,7 +323,7 @@ class Advice:
             for name, end in (("worth_low", "cost_high"), ("worth", "cost"), ("worth_high", "cost_low"))
         }
         share = dollars / row["cost"]
-        tokens = worth["worth"] * row["steps_ratio"]["mean"]  # type: ignore[operator]
+        tokens = worth["worth"] * row["steps_ratio"]["mean"]
         days = [row["days_low"] / row["cost_low"], row["days"] / row["cost"]]
         days.append(days[-1] if row["days_high"] is None else row["days_high"] / row["cost_high"])
         low, middle, high = sorted(each * dollars for each in days)
@@ -369,10 +369,10 @@ class Advice:
             "workers": setting.num_ranks,
             **labels,
         }
-        if self._tell is not None:
-            told = ", ".join(f"{key}={value}" for key, value in options.items())
+        if self._report is not None:
+            text = ", ".join(f"{key}={value}" for key, value in options.items())
             number = len(self.rows) + len(self._not_simulated)
-            self._tell(number, max(_ABOUT, number + 1), f"{name}({told})")
+            self._report(number, max(_ABOUT, number + 1), f"{name}({text})")
         strategy = build_strategy(name, **options)
         if self._is_beaten(row, *least_days(strategy, setting), setting):
             return None
@@ -589,7 +589,7 @@ def _order(row: Mapping[str, Any]) -> tuple[bool, float]:
 
 def _explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Sentences on groups of hosts, and on codecs that make a strategy slower, as their values take other routes."""
-    told = [
+    lines = [
         f"ranks_per_worker={row['options']['ranks_per_worker']}: hosts that average gradients at each step are "
         + " | ".join(", ".join(group) for group in row["groups"])
         for row in rows
@@ -607,12 +607,12 @@ def _explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             continue
         if row["days"] > (1 + _AS_SOON) * same["days"] and row["wan_bytes"] > same["wan_bytes"]:
             slower.add(pair)
-            told.append(
+            lines.append(
                 f"{row['strategy']} is slower in {row['options']['codec']}: codes cannot be added up on the way, so "
                 f"each part goes to one rank and its mean to all, {row['wan_bytes'] / 1e9:.3g} GB between sites a "
                 f"round instead of {same['wan_bytes'] / 1e9:.3g} GB"
             )
-    return told
+    return lines
 
 
 def _what_would_fit(rows: Sequence[Mapping[str, Any]], setting: Setting) -> list[str]:
@@ -666,25 +666,25 @@ def _is_part_of_a_group(site: str, row: Mapping[str, Any], topology: Topology) -
 
 
 def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | None) -> list[str]:
-    told = [
+    lines = [
         "the loss at this scale: days and money are bands, from the fewest steps to the most that a strategy may need "
         "to the loss that data-parallel has after the budget; rows whose bands overlap have one place, as nobody knows "
         "which is sooner",
         f"how far the network is from a real one ({NETWORK_ERROR:.1%} in the median of what was measured) and, without "
         "--utilisation, what share of their peak devices reach (38 to 46 % in published trainings): bands have both",
     ]
-    told += _told_ratios(rows, ratios or {})
-    told.append(
+    lines += _ratio_lines(rows, ratios or {})
+    lines.append(
         "what lost workers, weather and other people's traffic cost, unless the topology or --set has them"
     )
     if any(row["fits"] is False for row in rows):
-        told.append(
+        lines.append(
             "how long rows that do not fit would take: their times take them to fit, and they are ranked last"
         )
-    return told
+    return lines
 
 
-def _told_ratios(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio]) -> list[str]:
+def _ratio_lines(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio]) -> list[str]:
     """A line a strategy: its range of steps over all its rows, and where that comes from."""
     by_strategy: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:

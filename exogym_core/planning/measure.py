@@ -16,7 +16,7 @@ from exogym_core.planning.weather import (
     changes_between,
     differs_for_ever,
     num_rounds_needed,
-    told_of_rounds,
+    rounds_remarks,
     with_failures,
 )
 from exogym_core.run.request import with_servers
@@ -170,8 +170,12 @@ class Plan:
             costs = [self.cost, self.cost]
         return replace(
             self,
-            **{"days_low": days[0], "days_high": days[1], "cost_low": costs[0], "cost_high": costs[1]},
-            **{"tokens_low": tokens[0], "tokens_high": tokens[1]},
+            days_low=days[0],
+            days_high=days[1],
+            cost_low=costs[0],
+            cost_high=costs[1],
+            tokens_low=tokens[0],
+            tokens_high=tokens[1],
         )
 
     def slowed(self, factor: float) -> Plan:
@@ -271,7 +275,7 @@ class Measured:
         else:
             num_rounds = _rounds_at_first(strategy, setting, found)
         if found.begins_longer:
-            remarks += _told_of_a_beginning(name, setting)
+            remarks += _start_remarks(name, setting)
         self.strategy, self.setting = strategy, setting
         self.rounds_of = _rounds_of(strategy, setting, found)
         self.rounds = self.rounds_of(num_rounds)
@@ -285,8 +289,8 @@ class Measured:
             quiet = _pace(strategy, setting, found, figures)
             budget = setting.affordable_rounds(quiet.seconds_until, 0.0)
         if strategy.is_synchronous and not found.are_peers_new:
-            figures, told_weather = self._through_weather(figures, budget)
-            remarks += told_weather
+            figures, weather_remarks = self._through_weather(figures, budget)
+            remarks += weather_remarks
         is_crowded = any("direct" in names for names in figures.collectives.values())
         num_ranks = setting.num_ranks + strategy.num_servers
         if is_crowded and computes_crowd(num_ranks) and not setting.topology.weather:
@@ -307,8 +311,8 @@ class Measured:
     def _priced(self, name: str, period: int, pace: Pace) -> Plan:
         """The plan for the setting's tokens, crashes included."""
         setting = self.setting
-        told = _told(name, setting, self.figures, period, pace)
-        self.plan = replace(told, expected_bytes=draws_bytes(self.strategy))
+        made = _plan_of(name, setting, self.figures, period, pace)
+        self.plan = replace(made, expected_bytes=draws_bytes(self.strategy))
         _refuse_unseen_changes(name, self.plan, setting, pace.ends)
         return self.plan if setting.failures is None else with_failures(self, setting.failures)
 
@@ -341,7 +345,7 @@ class Measured:
             elif not differs_for_ever(compute, weather):  # what ranks request cannot be lengthened
                 self.rounds = self.rounds_of(min(needed, self.rounds.most_live_rounds))
                 figures = self._simulated(self.setting)
-        return figures, told_of_rounds(compute, weather, figures.round_seconds, budget)
+        return figures, rounds_remarks(compute, weather, figures.round_seconds, budget)
 
     @property
     def has_absences(self) -> bool:
@@ -544,7 +548,7 @@ def _rounds_at_first(strategy: Strategy, setting: Setting, found: Rhythm) -> int
     return _ROUNDS if found.asks or not setting.is_plain() else _ROUNDS_WITHOUT_MEMORY
 
 
-def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace: Pace) -> Plan:
+def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pace: Pace) -> Plan:
     num_rounds = len(figures.round_seconds)
     tokens_a_round = setting.tokens_a_round(period)
     days = cost = None
@@ -557,7 +561,7 @@ def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace:
             f"{format_count(missed, 'time')} a worker was away at a round's end, and its steps do not count",
         )
     if rounds is not None:
-        remarks += _told_of_whole_rounds(setting, period)
+        remarks += _whole_round_remarks(setting, period)
         days = pace.seconds_until(rounds) / SECONDS_A_DAY
         egress = setting.topology.egress_dollars(figures.link_bytes) / num_rounds * rounds
         hourly = setting.hourly_dollars()
@@ -608,18 +612,18 @@ def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace:
     )
 
 
-def _told_of_a_beginning(name: str, setting: Setting) -> tuple[str, ...]:
+def _start_remarks(name: str, setting: Setting) -> tuple[str, ...]:
     """A remark where a share of a run is unlike the rest of it; with a budget there is no plan."""
-    told = "begins with steps that send other bytes than later ones, for a share of the run"
+    text = "begins with steps that send other bytes than later ones, for a share of the run"
     if setting.tokens is not None or setting.dollars is not None:
         raise RefusedPlanError(
-            f"plan: {name}: it {told}, so its days are not those of later rounds; set how many steps that are "
+            f"plan: {name}: it {text}, so its days are not those of later rounds; set how many steps that are "
             "(such as freeze_step), or plan it without --tokens and --budget"
         )
-    return (f"it {told}: figures are for later ones",)
+    return (f"it {text}: figures are for later ones",)
 
 
-def _told_of_whole_rounds(setting: Setting, period: int) -> tuple[str, ...]:
+def _whole_round_remarks(setting: Setting, period: int) -> tuple[str, ...]:
     """A remark where whole rounds are noticeably more than the budget."""
     rounds = setting.num_rounds(period)
     assert setting.tokens is not None

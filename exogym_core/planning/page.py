@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["MODEL_SIZE", "placement_told", "print_table", "short_tokens", "write_page"]
+__all__ = ["MODEL_SIZE", "placement_text", "print_table", "short_tokens", "write_page"]
 
 _COLUMNS = (
     "strategy",
@@ -106,10 +106,10 @@ def _band(row: Mapping[str, Any], name: str) -> str:
     return f" ({shown[0]} to {shown[1]})"
 
 
-def placement_told(workers: Mapping[str, int]) -> str:
+def placement_text(workers: Mapping[str, int]) -> str:
     """Number of workers at each site, or of sites where there are many.
 
-    >>> placement_told({"eu": 2, "us": 1}), placement_told({f"home{i}": 1 for i in range(20)})
+    >>> placement_text({"eu": 2, "us": 1}), placement_text({f"home{i}": 1 for i in range(20)})
     ('eu 2, us 1', '20 sites, 1 each')
     """
     if len(workers) <= _MOST_SITES:
@@ -238,9 +238,9 @@ def _remarks(rows: Sequence[dict[str, Any]]) -> list[str]:
             names.setdefault(visible(remark, 1000), {})[name] = None
     lines = []
     for remark, of in names.items():
-        told = "all plans" if 1 < len(rows) == len(of) else "; ".join(list(of)[:_MOST_NAMED])
-        more = f" and {len(of) - _MOST_NAMED} more" if told != "all plans" and len(of) > _MOST_NAMED else ""
-        lines.append(f"{told}{more}: {remark}")
+        text = "all plans" if 1 < len(rows) == len(of) else "; ".join(list(of)[:_MOST_NAMED])
+        more = f" and {len(of) - _MOST_NAMED} more" if text != "all plans" and len(of) > _MOST_NAMED else ""
+        lines.append(f"{text}{more}: {remark}")
     return lines
 
 
@@ -285,14 +285,14 @@ def _notes_of(row: dict[str, Any]) -> list[str]:
         )
     if row.get("failures") is not None:
         found = row["failures"]
-        told = f"{name}: {found['crashes_per_day']:.3g} crashes a day, each of which takes "
-        told += format_seconds(found["seconds_lost_per_crash"])
+        text = f"{name}: {found['crashes_per_day']:.3g} crashes a day, each of which takes "
+        text += format_seconds(found["seconds_lost_per_crash"])
         if found["tokens_lost_per_crash"]:
-            told += f" and {found['tokens_lost_per_crash']:,.0f} tokens"
+            text += f" and {found['tokens_lost_per_crash']:,.0f} tokens"
         if "restarts" in found:
-            told += f" ({found['restarts']:,.0f} restarts in all)"
+            text += f" ({found['restarts']:,.0f} restarts in all)"
         notes.append(
-            f"{told}: {found['times_as_long']:.3g} times as long as without, which tokens/s and days contain"
+            f"{text}: {found['times_as_long']:.3g} times as long as without, which tokens/s and days contain"
         )
     return notes
 
@@ -359,9 +359,9 @@ def _ratio_notes(lines: Sequence[dict[str, Any]], *, short: bool) -> list[str]:
         ratios = sorted(line["steps_ratio"] for line in those)
         if ratios[-1] < _ALIKE:
             continue
-        told = " to ".join(dict.fromkeys(f"{ratio:.2f}" for ratio in (ratios[0], ratios[-1])))
+        text = " to ".join(dict.fromkeys(f"{ratio:.2f}" for ratio in (ratios[0], ratios[-1])))
         notes.append(
-            f"{faster} stays ahead of {slower} while it needs less than {told} times the steps{_where(those)}"
+            f"{faster} stays ahead of {slower} while it needs less than {text} times the steps{_where(those)}"
         )
     return notes
 

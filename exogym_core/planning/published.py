@@ -69,9 +69,9 @@ def _streaming(params: float = 1e9, layers: int = 24, step_seconds: float = 0.1)
     own = _own_gbit_per_second(params, layers, step_seconds)
     for cell in made:
         name, options = _OWN[cell["method"]]
-        told = ", ".join(f"{key}={value}" for key, value in options.items())
+        text = ", ".join(f"{key}={value}" for key, value in options.items())
         cell |= {
-            "strategy": f"{name}({told})",
+            "strategy": f"{name}({text})",
             "strategy_gbit_per_second": own[cell["method"], cell["target"]],
         }
     if (params, layers, step_seconds) != (1e9, 24, 0.1):
@@ -152,11 +152,11 @@ def _intellect() -> list[dict[str, Any]]:
         ours, _ = _round(
             "DiLoCo", [(10_211_381_248,)], len(placement), topology, placement, H=1, codec="int8"
         )
-        told = (
+        text = (
             f"not INTELLECT-1's algorithm: ours exchanges codes directly between all pairs, theirs goes around a ring, "
             f"and that alone is {ours / took - 1:+.0%} on the same links"
         )
-        cells.append(_cell(f"our DiLoCo with int8, {where}", "s", seconds, ours, told))
+        cells.append(_cell(f"our DiLoCo with int8, {where}", "s", seconds, ours, text))
     return cells
 
 

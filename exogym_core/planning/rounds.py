@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.cost.speeds import Coding
+    from exogym_core.cost.compute import Coding
     from exogym_core.strategy.base import Strategy
     from exogym_core.workers.run import RunResult
     from netsim import Protocol, Topology
@@ -221,8 +221,8 @@ def pace_together(figures: RoundFigures, *, are_peers_new: bool, differ: bool = 
     num_rounds = len(figures.round_seconds)
     rounds, span = [later - earlier for earlier, later in pairwise(ends)], 1
     if are_peers_new:
-        rounds, span, told = _of_new_peers(rounds, figures.peers)
-        remarks += told
+        rounds, span, added = _of_new_peers(rounds, figures.peers)
+        remarks += added
     first = None if differ else repeats_from(rounds)
     steady = first is not None
     if first is None:
@@ -249,11 +249,11 @@ def _of_new_peers(rounds: list[float], peers: list[Hashable]) -> tuple[list[floa
     if turn is None:
         span = max(len(rounds) - 1, 1)
         rest = rounds[-span:]
-        told = (
+        text = (
             f"whom ranks meet is drawn anew each round: figures are means over {span} rounds, the shortest "
             f"{min(rest):.6g} s and the longest {max(rest):.6g} s"
         )
-        return [sum(rest) / span] * 2, span, [told]
+        return [sum(rest) / span] * 2, span, [text]
     turns = [rounds[i : i + turn] for i in range(0, len(rounds) - turn + 1, turn)]
     remarks = (
         [f"ranks meet others in turn: figures are means over the {turn} rounds of a turn"] if turn > 1 else []
@@ -279,7 +279,7 @@ def pace_apart(figures: RoundFigures) -> Pace:
         for seconds, rate in zip(figures.compute_seconds, rates, strict=True)
     ]
     fastest, slowest = max(rates), min(rates)
-    told = (
+    text = (
         f"workers go their own pace, the fastest {fastest / slowest:.3g} times the slowest: a round is their number "
         f"over the rounds that all of them do in a second; {num_rounds} of each were simulated"
     )
@@ -289,7 +289,7 @@ def pace_apart(figures: RoundFigures) -> Pace:
         (),
         max(halves) <= _SAME_PACE,
         max(num_rounds - 1, 1),
-        (told,),
+        (text,),
     )
 
 
@@ -478,11 +478,11 @@ class SimulatedRounds:
             is_many = recording.num_calls > MOST_CALLS and not topology.weather and not self._leaves_out
             few, more = (recording.with_repeats(number) if is_many else None for number in _REPEATS)
             if few is not None and more is not None:
-                one, other = (self._told(replayed(each), None) for each, _ in (few, more))
+                one, other = (self._figures(replayed(each), None) for each, _ in (few, more))
                 return extrapolated(one, other, more[1], _REPEATS[1] - _REPEATS[0])
             run = replayed(recording)
         names = [f"{link.source}->{link.target}" for link in topology.links]
-        return self._told(run, names if whole else None)
+        return self._figures(run, names if whole else None)
 
     def calls_of(self, rank: int) -> list[tuple[Call, int]]:
         """Calls of a rank between its last two rounds' ends, each with its place among the members.
@@ -534,7 +534,7 @@ class SimulatedRounds:
                 collectives=self._collectives,
             )
 
-    def _told(self, run: RunResult[None], links: Sequence[str] | None) -> RoundFigures:
+    def _figures(self, run: RunResult[None], links: Sequence[str] | None) -> RoundFigures:
         """Figures of a run; with the steps that were left out, if links are named."""
         if run.virtual_seconds is None:
             raise InputError("plan: a topology is needed")

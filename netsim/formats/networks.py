@@ -185,9 +185,9 @@ def read_simgrid(path: str | Path, text: str) -> TopologyBuilder:
         for step in steps:
             if step not in figures:
                 raise InputError(f"{path}: a route goes over link {step!r}, which is not there")
-    told = {(src, dst) for src, dst, _ in routes}
+    seen = {(src, dst) for src, dst, _ in routes}
     for src, dst in itertools.permutations(hosts, 2):
-        if (src, dst) not in told:
+        if (src, dst) not in seen:
             raise InputError(
                 f"{path}: no route from {src!r} to {dst!r}: full routing tells of every two hosts"
             )
@@ -504,8 +504,8 @@ def read_graph(path: str | Path, text: str, assumed: Assumed) -> TopologyBuilder
     except InputError:
         raise
     except Exception as error:
-        told = printable(f"{type(error).__name__}: {error}")
-        raise InputError(f"{path}: is no graph that can be read: {told}") from None
+        line = printable(f"{type(error).__name__}: {error}")
+        raise InputError(f"{path}: is no graph that can be read: {line}") from None
     plain: Any = nx.Graph()
     for source, target, facts in graph.edges(data=True):
         if source != target:

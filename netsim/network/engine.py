@@ -528,12 +528,12 @@ class Engine:
         if notices:
             self._notices = []
             notices.sort(key=order_of)
-            self._tell(notices, delivered)
+            self._notify(notices, delivered)
         else:
             for transfer in delivered:
                 transfer.owner.delivered(transfer)
 
-    def _tell(self, notices: list[Transfer], delivered: list[Transfer]) -> None:
+    def _notify(self, notices: list[Transfer], delivered: list[Transfer]) -> None:
         """Call owners in the order of sending; of one transfer, sent before delivered."""
         i = 0
         for transfer in notices:

@@ -68,9 +68,11 @@ class Pending(NamedTuple):
     @classmethod
     def of_text(cls, text: bytes) -> Pending:
         """Parse the JSON of `to_text`."""
-        (told, needs, any_one), posted, is_all = json.loads(text)
+        (description, needs, any_one), posted, is_all = json.loads(text)
         return cls(
-            Want(told, tuple((rank, lane, number) for rank, lane, number in needs), any_one), posted, is_all
+            Want(description, tuple((rank, lane, number) for rank, lane, number in needs), any_one),
+            posted,
+            is_all,
         )
 
     def has_posted(self, lane: str, number: int) -> bool:

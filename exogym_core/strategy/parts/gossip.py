@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from exogym_core.strategy.chain import Chain, Scope
     from exogym_core.strategy.parts.flight import Steps
 
-__all__ = ["GRAPHS", "Gossip", "GossipOptions", "Graph", "Mixing", "graph_told"]
+__all__ = ["GRAPHS", "Gossip", "GossipOptions", "Graph", "Mixing", "parse_graph"]
 
 
 Edges = list[list[int]]
@@ -163,7 +163,7 @@ GRAPHS: dict[str, Callable[[int, int, int], Edges]] = {
 }
 
 
-def graph_told(where: str, name: str, value: object) -> Graph:
+def parse_graph(where: str, name: str, value: object) -> Graph:
     """A graph from its name, or from lists of those that each rank sends to.
 
     Raises:
@@ -196,7 +196,7 @@ class GossipOptions(Options):
             to. Behind `Sites` its ranks are sites.
     """
 
-    graph: Graph = option(Graph("ring"), graph_told)
+    graph: Graph = option(Graph("ring"), parse_graph)
 
 
 class Gossip(Module):
