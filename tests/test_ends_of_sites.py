@@ -64,7 +64,7 @@ def test_the_last_step_is_told_though_the_site_ends_before_it_has_told_of_it() -
     with RendezvousService(1, ("127.0.0.1", 0), b"secret", say=lines.append) as at:
         with SiteCommunicator(SiteLink(at.address, b"secret", 0), b"secret") as comm:
             comm.link.mark(0, {"step": 3000})
-        assert lines[-1] == "site 0 is through, after step 3000"
+        assert lines[-1] == "site 0 has finished, after step 3000"
 
 
 # --- what never begins --------------------------------------------------------------------------------------

@@ -259,7 +259,7 @@ class TestVerdict:
         entries = [entry("AllReduce"), entry("DeMo")]
         decision = verdict(Results.load(run_folder(tmp_path, entries)))
         assert decision.winner is None
-        assert decision.text.startswith("There is no winner: nobody alone reaches loss 0.3 first.")
+        assert decision.text.startswith("There is no winner: no strategy alone reaches loss 0.3 first.")
 
     def test_stopped_and_diverged_strategies_do_not_compete(self, tmp_path: Path) -> None:
         entries = [entry("DiLoCo", incomplete=True), entry("DeMo", final_loss=float("nan"),

@@ -151,7 +151,7 @@ class Join(NamedTuple):
         seconds: what the first to come gives the others; its word counts.
         averaging_seconds: how long what they do together may take, until all have said `Confirm`.
         weight: reported to all that come, with the member.
-        awaited: ranks that are waited for; None: all. Those that have fetched the group's state of this number are, too.
+        awaited: ranks that are waited for; None: all. Ranks that fetched the group's state of this number are, too.
         is_past: it was answered in an earlier part of the run, and is not asked again.
     """
 
