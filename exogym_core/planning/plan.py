@@ -162,7 +162,7 @@ def _computing(of: Measured, setting: Setting) -> Iterator[_Doubling]:
     seconds = [each.mean_seconds for each in setting.durations()]
     slowest = max(seconds)
     at_most = slowest * of.plan.steps_per_round / _FASTER
-    is_steady = not (setting.compute.jitter or setting.compute.straggler_fraction)
+    is_steady = not setting.compute.varies
     if not (of.strategy.is_synchronous and is_steady):
         at_most = of.plan.seconds_per_round
     if of.strategy.is_synchronous and slowest > _UNLIKE * min(seconds):
@@ -172,13 +172,13 @@ def _computing(of: Measured, setting: Setting) -> Iterator[_Doubling]:
         sites = " and ".join(dict.fromkeys(setting.topology.region_of(host) for host in there))
         device = setting.compute.device or setting.topology.hosts[next(iter(there))].device
         remedy = f"devices there twice as fast, or --without {sites}"
-        if setting.compute.kind == "flops" and not setting.batch_by_speed:
+        if setting.compute.flops is not None and not setting.batch_by_speed:
             remedy = "sequences shared out by speed (--batch-by-speed), or devices there twice as fast"
         factors = [1 / _FASTER if is_slow else 1.0 for is_slow in slow]
         by = f"compute of {visible(sites, 60)}" + (f" ({device})" if device else "")
         yield _Doubling(by, remedy, at_most, partial(of.later_round, setting, factors))
     if of.strategy.is_synchronous and not is_steady:
-        steady = replace(setting.compute, jitter=0.0, straggler_fraction=0.0)
+        steady = setting.compute.model_copy(update={"jitter": 0.0, "stragglers": None})
         remedy = "steadier devices, or a strategy whose workers go their own pace"
         later = partial(of.later_round, replace(setting, compute=steady), [1.0] * len(seconds))
         yield _Doubling("stragglers", remedy, at_most, later)

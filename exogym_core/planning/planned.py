@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from exogym_core.cli.experiment import Experiment, apply_overrides
 from exogym_core.config import checked_config, file_values
 from exogym_core.cost.flops import count_flops
+from exogym_core.cost.speeds import with_measured_speeds
 from exogym_core.data.batches import batch_reader
 from exogym_core.planning.measure import Setting
 from exogym_core.planning.models import SequenceModel, kept_bytes, planned_model, without_values
@@ -64,7 +65,7 @@ def trained_model(experiment: Experiment) -> tuple[SequenceModel, tuple[str, ...
         remarks += ("its samples are no rows of tokens: a token of this plan is a sample",)
     length, shapes = inputs.shape[1] if is_text else 1, tree_map(_without_values, batch)
     flops = 0
-    if experiment.compute.kind == "flops":
+    if experiment.compute.flops is not None:
         counted = count_flops(model, shapes)
         counted.warn_or_refuse()
         flops = counted.total // _COUNTED_SAMPLES
@@ -232,7 +233,12 @@ class Request:
                     "plan: sequences are as long as the task makes them: --set task.block_size=..."
                 )
             of_model = settings.model and settings.model.to_mapping()
-            given = (settings.task.to_mapping(), of_model, experiment.compute.kind, settings.workers.count)
+            given = (
+                settings.task.to_mapping(),
+                of_model,
+                experiment.compute.flops is not None,
+                settings.workers.count,
+            )
             key = ("trained model", known.number_of(given))
             model, remarks = known.once(key, lambda: trained_model(experiment))
             return cls(experiment, model, known=known, remarks=remarks, is_file=is_file, **options)
@@ -271,7 +277,7 @@ class Request:
         return Setting(
             self.model,
             topology,
-            experiment.compute.with_measured_work(1, coding_trials(num_values, count), []),
+            with_measured_speeds(experiment.compute, 1, coding_trials(num_values, count), []),
             count,
             settings.batch_size,
             tokens,
@@ -322,7 +328,7 @@ class Request:
 
     def _compute_text(self) -> str:
         compute = self.experiment.compute
-        if compute.kind == "flops" and self.utilisation is not None:
+        if compute.flops is not None and self.utilisation is not None:
             shares = ", ".join(f"{site} {share:.0%}" for site, share in self.utilisation.items())
             return f"flops at {shares} of {compute.device or 'each host'}'s peak"
         return f"computing: {compute.describe()}"
@@ -343,7 +349,7 @@ def _refuse_measured(experiment: Experiment) -> None:
             f"plan: a step's computing is measured where it runs; add --set compute='{{{words}}}' with your seconds, "
             "or plan a run's folder, which has what it measured"
         )
-    if compute.updates.speeds or compute.updates.kind == "measured":
+    if compute.updates.speeds or compute.updates.is_measured:
         raise InputError("plan: optimizers' steps are free in plans; add --set compute.updates=free")
 
 

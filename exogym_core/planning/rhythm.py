@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.cost.speeds import Coding
+    from exogym_core.cost.compute import Coding
     from exogym_core.planning.recording import Body
     from exogym_core.strategy.base import Strategy
 

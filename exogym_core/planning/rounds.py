@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.cost.speeds import Coding
+    from exogym_core.cost.compute import Coding
     from exogym_core.strategy.base import Strategy
     from exogym_core.workers.run import RunResult
     from netsim import Protocol, Topology

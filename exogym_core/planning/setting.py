@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from exogym_core.cost.compute import Compute, StepDurations
+from exogym_core.cost.compute import Compute, Flops, StepDurations
 from exogym_core.cost.devices import find_device
 from exogym_core.planning.models import memory_in_use
 from exogym_core.planning.weather import differs_for_ever
@@ -177,7 +177,7 @@ class Setting:
         devices = self._of_site("devices per worker", self.devices_per_worker, host)
         flops = self.model.sequence_flops * batch / devices
         machine = self.topology.hosts[host]
-        compute = replace(self.compute, utilisation=self._utilisation(host))
+        compute = self.compute.with_utilisation(self._utilisation(host))
         return compute.step_seconds(flops, machine.device, f"host {machine.name}: ", self.half)
 
     def _utilisation(self, host: int) -> float:
@@ -187,7 +187,7 @@ class Setting:
 
     def mfu(self, seconds_per_step: float) -> dict[str, float]:
         """Share of the devices' peak that the model's operations are, by site; none where steps have a given time."""
-        if self.compute.kind != "flops" or not seconds_per_step:
+        if self.compute.flops is None or not seconds_per_step:
             return {}
         hosts = self.topology.place(self.num_ranks, self.placement)
         found: dict[str, list[float]] = {}
@@ -200,8 +200,8 @@ class Setting:
     def computing_range(self) -> tuple[float, float]:
         """Least and most times as long as planned that computing may take; 1 where its time or utilisation is given."""
         share = self.compute.utilisation
-        is_given = self.is_utilisation_given or self.utilisation is not None or share != Compute().utilisation
-        if self.compute.kind != "flops" or is_given:
+        is_given = self.is_utilisation_given or self.utilisation is not None or share != Flops().utilisation
+        if self.compute.flops is None or is_given:
             return 1.0, 1.0
         return share / PUBLISHED_MFU[1], share / PUBLISHED_MFU[0]
 
@@ -223,7 +223,7 @@ class Setting:
         """
         if not self.batch_by_speed:
             return [self.batch_size] * self.num_ranks
-        if self.compute.kind != "flops":
+        if self.compute.flops is None:
             raise InputError(
                 "plan: batches by speed need devices' speeds; leave compute.fixed out, or give --device"
             )
@@ -263,7 +263,7 @@ class Setting:
     def is_even(self) -> bool:
         """True if all steps take equally long at any time, and no link charges for traffic."""
         compute, topology = self.compute, self.topology
-        even = not compute.jitter and not compute.straggler_fraction
+        even = not compute.varies
         return even and not topology.weather and not any(link.dollars_per_byte for link in topology.links)
 
     def is_plain(self) -> bool:
@@ -332,7 +332,7 @@ class Setting:
 
     def memory_available(self) -> float | None:
         """Bytes that the worker with least memory has on its devices; None where no device's memory is known."""
-        if self.compute.kind != "flops":
+        if self.compute.flops is None:
             return None  # a time was given, and no device
         found = []
         for host in sorted(set(self.topology.place(self.num_ranks, self.placement))):

@@ -41,7 +41,7 @@ _ROUNDS_AFTER = 3  # the last change: they show whether rounds repeat
 def differs_for_ever(compute: Compute, weather: Weather) -> bool:
     """True if rounds never become equal: with jitter, stragglers, drift, or background traffic that does not end."""
     endless = any(traffic.stop_seconds is None for traffic in weather.background)
-    return bool(compute.jitter or compute.straggler_fraction or weather.drift or endless)
+    return bool(compute.varies or weather.drift or endless)
 
 
 def last_change_seconds(weather: Weather) -> float:

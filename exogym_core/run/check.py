@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from exogym_core.cost.speeds import Coding
+from exogym_core.cost.compute import Coding
 from exogym_core.plain import decode, encode
 from exogym_core.run.trainer import Trainer
 from exogym_core.strategy import STRATEGIES, StepContext, Strategy, build_strategy
@@ -518,7 +518,7 @@ class _Stop(KeyboardInterrupt):
 
 
 def _charges(trials: _Trials) -> str | None:
-    run = trials.run(coding=Coding.parse("1 GB/s"))
+    run = trials.run(coding=Coding.model_validate("1 GB/s"))
     for rank, trace in enumerate(run.results[: trials.num_workers]):
         if trace.coding == "not charged":
             return (

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from exogym_core.communicator.values import accumulator_dtype
+from exogym_core.communicator.exchange import accumulator_dtype
 from exogym_core.data.batches import as_mean_loss, batch_reader, move_batch
-from exogym_core.data.draws import Draws
-from exogym_core.data.samples import EpochOrder
+from exogym_core.data.samples import Draws, EpochOrder
 from exogym_core.run.learner import autocast_to, kept_rng
 from exogym_core.run.snapshots import load_named, pack, unpack, whole_state
+from exogym_core.workers.journal import SpillBuffer
 from exogym_core.workers.rng import RandomStates, seed_device
-from exogym_core.workers.spill_buffer import SpillBuffer
 from netsim.errors import InputError
+from netsim.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -484,7 +484,8 @@ def _unequal(pending: _PendingEvaluation, note: Mapping[str, Any]) -> str:
     """Message for a strategy that claims equal replicas wrongly, with the line to write instead."""
     return (
         f"{note['strategy']}: judged = 'replica' says that all ranks' models are equal, but after "
-        f"{note['num_steps']} steps rank {note['rank']}'s is not rank {pending.present[0]}'s; write judged = 'own' to "
+        f"{format_count(note['num_steps'], 'step')} rank {note['rank']}'s is not rank {pending.present[0]}'s; "
+        "write judged = 'own' to "
         "judge each rank's model, or judged = 'outer' with a judged_state() that returns the last average"
     )
 

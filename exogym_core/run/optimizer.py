@@ -18,9 +18,10 @@ from exogym_core.strategy.options import (
     positive_int,
 )
 from exogym_core.strategy.participation.absence import LOST, Absence
-from exogym_core.strategy.participation.sharding import (
+from exogym_core.strategy.participation.site import (
     ShardedReplica,
     Sharding,
+    Site,
     cut_by_torch,
     is_cut,
     load_outer,
@@ -29,7 +30,6 @@ from exogym_core.strategy.participation.sharding import (
     parts_to_keep,
     refuse_other_sites,
 )
-from exogym_core.strategy.participation.site import Site
 from exogym_core.strategy.parts.gradients import clip_norm
 from exogym_core.strategy.parts.outer import OuterStep
 from exogym_core.successors import unknown_arguments

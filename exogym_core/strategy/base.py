@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.cost.speeds import Coding
+    from exogym_core.cost.compute import Coding
     from exogym_core.strategy.parts.codecs import Codec
 
 __all__ = ["StepContext", "Strategy"]

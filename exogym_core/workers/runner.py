@@ -7,15 +7,14 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from exogym_core.communicator.exchange import Combine, combine
 from exogym_core.communicator.simulated.calls import RankState
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Simulation
-from exogym_core.communicator.values import Combine, combine
 from exogym_core.workers.failures import FirstFailure, reported_error, run_rank
 from exogym_core.workers.host import SimulatedHost
 from exogym_core.workers.journal import message_name
-from exogym_core.workers.turns import Turns
-from exogym_core.workers.watch import SECONDS_BETWEEN_ROWS
+from exogym_core.workers.turns import SECONDS_BETWEEN_ROWS, Turns
 from netsim.errors import NetsimError
 from netsim.ranks import Key, Mark, Request
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.exchange import Signature, Slot
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.workers.host import Sinks
-    from exogym_core.workers.watch import Silence
+    from exogym_core.workers.turns import Silence
     from netsim.ranks import Answer, Letter, Question, Take
 
 __all__ = ["Runner", "ThreadHost"]

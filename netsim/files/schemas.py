@@ -28,8 +28,8 @@ __all__ = ["Schema", "problems_of", "validate_document"]
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
-# How pydantic names the types of a union in the path of an error.
-_TYPE_TAG = re.compile(r"bool|int|float|str|constrained-\w+|(list|dict|literal|function-\w+)\[.*\]")
+# How pydantic names the types of a union in the path of an error; an empty key stands for all.
+_TYPE_TAG = re.compile(r"|bool|int|float|str|constrained-\w+|(list|dict|literal|function-\w+)\[.*\]")
 _ACCEPTED = re.compile(r"^unknown choice .*Accepted: (.*)$")
 
 

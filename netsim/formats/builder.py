@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from netsim.errors import InputError
 from netsim.files.documents import MAX_FILE_BYTES, parse_document
 from netsim.files.plain_files import input_file
-from netsim.topology.mapping import quality, rates
+from netsim.topology.file import quality, rates
 from netsim.topology.topology import Topology
 from netsim.topology.values import Duration, Rate
 

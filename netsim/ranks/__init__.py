@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from netsim.ranks.kernel import RankSink as RankSink
     from netsim.ranks.kernel import RankSource as RankSource
     from netsim.ranks.kernel import StampedRow as StampedRow
-    from netsim.ranks.reach import SLOW_TIMES as SLOW_TIMES
-    from netsim.ranks.reach import Reach as Reach
-    from netsim.ranks.reach import largest_mesh as largest_mesh
+    from netsim.ranks.meetings import SLOW_TIMES as SLOW_TIMES
+    from netsim.ranks.meetings import Reach as Reach
+    from netsim.ranks.meetings import largest_mesh as largest_mesh
     from netsim.ranks.requests import Advance as Advance
     from netsim.ranks.requests import Answer as Answer
     from netsim.ranks.requests import Arrival as Arrival
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _NAMES = {  # by module
     "calls": "FROM_ROOT Cancel Enter Progress group_of needs_nobody start_at_once",
     "kernel": "Kernel RankSink RankSource StampedRow",
-    "reach": "Reach SLOW_TIMES largest_mesh",
+    "meetings": "Reach SLOW_TIMES largest_mesh",
     "requests": (
         "Advance Answer Arrival Ask Await Call CallEnding Confirm Exit Fetch Fetched FirstSent Join Key "
         "Lane Letter Mark Post Publish Put Question Request Stand Take Wait Withdraw gives_time"

@@ -21,8 +21,7 @@ from netsim.network.clock import BY_RANKS, Clock, on_grid
 from netsim.network.trace import Span
 from netsim.ranks.calls import Calls, OnProgress, Progress, StartCall, start_at_once
 from netsim.ranks.mailboxes import Mailboxes
-from netsim.ranks.meetings import Meetings
-from netsim.ranks.reach import Reach
+from netsim.ranks.meetings import Meetings, Reach
 from netsim.ranks.requests import (
     Advance,
     Answer,

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from netsim.files.documents import KeyPath
+    from netsim.topology.file import TopologyFile
     from netsim.topology.graph import Host, Link
-    from netsim.topology.schema import TopologyFile
 
 __all__ = [
     "MAX_TRACE_BYTES",

@@ -337,7 +337,7 @@ def _split(contest: _Contest, wins: Counter[str | None], what: str) -> str:
 def _one_seed(contest: _Contest) -> str:
     if len(contest.results.seeds) > 1:
         return ""
-    return " This is one seed: run --seeds 3 to check it with others."
+    return " This is one seed: run with --set seeds=3 to check it with others."
 
 
 def _why(winner: StrategyResult, baseline: StrategyResult | None) -> str:

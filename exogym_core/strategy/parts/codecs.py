@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from exogym_core.communicator.base import Communicator, Traffic
-    from exogym_core.cost.speeds import Coding
+    from exogym_core.cost.compute import Coding
 
 __all__ = [
     "CODECS",

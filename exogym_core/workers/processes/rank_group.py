@@ -34,8 +34,7 @@ from exogym_core.workers.processes.protocol import (
     dumps_for_child,
 )
 from exogym_core.workers.processes.shared_memory import Arena
-from exogym_core.workers.turns import Aborted, Turns
-from exogym_core.workers.watch import SECONDS_BETWEEN_ROWS
+from exogym_core.workers.turns import SECONDS_BETWEEN_ROWS, Aborted, Turns
 from netsim.errors import InputError
 from netsim.ranks import Key, Mark, Request
 
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.workers.processes.children import RankEnd
     from exogym_core.workers.processes.shared_memory import Store
-    from exogym_core.workers.watch import Silence
+    from exogym_core.workers.turns import Silence
     from netsim.ranks import Answer, Call, Question
 
 __all__ = ["Alone", "Body", "RankGroup", "Uncounted"]

@@ -21,7 +21,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from exogym_core.communicator.values import Outcome, combine, reduce_tensors
+from exogym_core.communicator.exchange import Outcome, combine, reduce_tensors
 from exogym_core.workers.failures import reported_error
 from exogym_core.workers.host import SimulatedHost
 from exogym_core.workers.processes.children import ChannelClosed
@@ -131,7 +131,7 @@ def reduced_piece(ray: Any, pieces: Sequence[Any], dtype: torch.dtype, op: str) 
 def combined_far(
     reduce_at: Callable[[int, Sequence[Any], torch.dtype, str], Any],
 ) -> Callable[[str, Sequence[Sequence[Any]], str, int], Outcome]:
-    """Replacement of `exogym_core.communicator.values:combine` whose reductions run at the owners of far tensors.
+    """Replacement of `exogym_core.communicator.exchange:combine` whose reductions run at the owners of far tensors.
 
     Args:
         reduce_at: (number of a piece, that piece of every member, dtype, op) -> a reference to the reduced piece.

@@ -18,8 +18,8 @@ from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import TIMEOUT_SECONDS, Rendezvous
 from exogym_core.plain import packed, unpacked
 from exogym_core.workers.host import RunResult
+from exogym_core.workers.journal import SpillBuffer
 from exogym_core.workers.rng import RandomStates
-from exogym_core.workers.spill_buffer import SpillBuffer
 from exogym_core.workers.torchrun.side_channel import SideChannel
 
 if TYPE_CHECKING:
