@@ -151,11 +151,13 @@ def in_process(checkout: Path, name: str) -> dict[str, float] | None:
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     environment = {**kept, "PYTHONPATH": str(checkout)}
     line = [sys.executable, str(Path(__file__).resolve()), "--measure", name]
-    told = subprocess.run(line, env=environment, cwd=checkout, capture_output=True, text=True, check=False)
-    if told.returncode:
-        print(told.stderr.strip().rpartition("\n")[2], file=sys.stderr)
+    finished = subprocess.run(
+        line, env=environment, cwd=checkout, capture_output=True, text=True, check=False
+    )
+    if finished.returncode:
+        print(finished.stderr.strip().rpartition("\n")[2], file=sys.stderr)
         return None
-    found: dict[str, float] = json.loads(told.stdout.splitlines()[-1])
+    found: dict[str, float] = json.loads(finished.stdout.splitlines()[-1])
     return found
 
 

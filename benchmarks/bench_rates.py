@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from learning_rates import rank, told
+from learning_rates import described, rank
 
 from exogym_core.cli.main import main as netgym
 
@@ -77,7 +77,7 @@ def chosen(summary: list[dict[str, Any]]) -> dict[str, float]:
     for name, entries in found.items():
         print(name)
         for entry in entries:
-            print(told(entry) + ("  <- chosen" if entry is best[name] else ""))
+            print(described(entry) + ("  <- chosen" if entry is best[name] else ""))
     return {name: float(entry["name"]) for name, entry in best.items()}
 
 

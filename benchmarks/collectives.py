@@ -118,8 +118,10 @@ def _elsewhere(checkout: Path, row: tuple[Any, ...]) -> float:
     """The same row by another checkout's code."""
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     command = [sys.executable, str(Path(__file__).resolve()), "--row", json.dumps(row)]
-    told = subprocess.run(command, env=environment, cwd=checkout, capture_output=True, text=True, check=True)
-    return float(told.stdout)
+    finished = subprocess.run(
+        command, env=environment, cwd=checkout, capture_output=True, text=True, check=True
+    )
+    return float(finished.stdout)
 
 
 def main() -> None:

@@ -116,7 +116,7 @@ def by_hand(net: ShapedLinks, folder: Path) -> list[Path]:
     return files
 
 
-def tell(title: str, wanted: Topology, found: Topology, with_lines: bool) -> None:
+def report(title: str, wanted: Topology, found: Topology, with_lines: bool) -> None:
     print(title)
     for what, was_set, got in probe.rows(wanted, found):
         if not with_lines and ("sends" in what or "receives" in what):
@@ -142,12 +142,12 @@ def chain(out: Path) -> None:
     with ShapedLinks(wanted) as net:
         text = probe.probe(net, ["--seconds", "2", "--name", "mine"], 300.0)
         (out / "mine.yaml").write_text(text)
-        tell("netsim probe", wanted, Topology.load(out / "mine.yaml"), True)
+        report("netsim probe", wanted, Topology.load(out / "mine.yaml"), True)
         measured = by_hand(net, out)
         if measured:
             imported = netgym("import", *map(str, measured), "--name", "byhand", program="netsim.cli.main")
             (out / "byhand.yaml").write_text(imported)
-            tell("netsim import of iperf3 and ping", wanted, Topology.load(out / "byhand.yaml"), False)
+            report("netsim import of iperf3 and ping", wanted, Topology.load(out / "byhand.yaml"), False)
         (out / "chain.yaml").write_text(
             yaml.safe_dump(
                 {**EXPERIMENT, "topology": "mine.yaml", "compute": {"measured": {}, "coding": "measured"}}

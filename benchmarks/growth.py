@@ -71,8 +71,8 @@ def run(ranks: int, parameters: int, steps: int) -> None:
 def measured(sizes: dict[str, int]) -> dict[str, float]:
     """Run in a process."""
     line = [sys.executable, __file__, "--run", json.dumps(sizes)]
-    told = subprocess.run(line, capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(told.stdout.splitlines()[-1])
+    finished = subprocess.run(line, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(finished.stdout.splitlines()[-1])
     return found
 
 

@@ -58,7 +58,7 @@ def timed(name: str, times: int, call: Callable[[], object]) -> Row:
     return name, (time.perf_counter() - begin) / times, (cpu_seconds() - spent) / times
 
 
-def rank(index: int, size: int, backend: str, path: str, told: multiprocessing.Queue[Row]) -> None:
+def rank(index: int, size: int, backend: str, path: str, found: multiprocessing.Queue[Row]) -> None:
     dist.init_process_group(backend, init_method=f"file://{path}", rank=index, world_size=size)
     for name, (count, times) in CASES.items():
         tensor = torch.ones(count)
@@ -67,11 +67,11 @@ def rank(index: int, size: int, backend: str, path: str, told: multiprocessing.Q
         # The simulation finds the fastest algorithm while ranks go on: it is asked something, and has to come along.
         dist.all_reduce(tensor, async_op=True).is_completed()
         dist.barrier()
-        told.put(timed(name, times, lambda tensor=tensor: dist.all_reduce(tensor)))
+        found.put(timed(name, times, lambda tensor=tensor: dist.all_reduce(tensor)))
     dist.destroy_process_group()
 
 
-def bare(index: int, size: int, fd: int, ends: Ends, told: multiprocessing.Queue[Row]) -> None:
+def bare(index: int, size: int, fd: int, ends: Ends, found: multiprocessing.Queue[Row]) -> None:
     """A rank that sends to a hub and waits for it; its values lie in shared memory."""
     end, memory = ends[index][1], mmap.mmap(fd, 0)
     for name, (count, times) in CASES.items():
@@ -90,7 +90,7 @@ def bare(index: int, size: int, fd: int, ends: Ends, told: multiprocessing.Queue
             tensor.copy_(result)
 
         call()
-        told.put(timed(name, times, call))
+        found.put(timed(name, times, call))
 
 
 def hub(size: int, fd: int, ends: Ends) -> None:
@@ -113,7 +113,7 @@ def hub(size: int, fd: int, ends: Ends) -> None:
                 end.send(b"x" * 100)
 
 
-def tell(backend: str, rows: list[Row]) -> None:
+def report(backend: str, rows: list[Row]) -> None:
     """Print the slowest clock, and all processors together."""
     for name in dict.fromkeys(row for row, _, _ in rows):
         wall = max(seconds for row, seconds, _ in rows if row == name)
@@ -127,24 +127,24 @@ def calls(size: int) -> None:
     """Print what calls take."""
     context = multiprocessing.get_context("fork")
     for backend in ("gloo", "netsim", "bare"):
-        told = context.Queue()
+        found = context.Queue()
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "store")
             if backend == "bare":
                 fd, ends = os.memfd_create("bare"), [socket.socketpair() for _ in range(size)]
                 os.ftruncate(fd, (size + 1) << 25)
-                ranks = [context.Process(target=bare, args=(i, size, fd, ends, told)) for i in range(size)]
+                ranks = [context.Process(target=bare, args=(i, size, fd, ends, found)) for i in range(size)]
                 ranks.append(context.Process(target=hub, args=(size, fd, ends)))
             else:
                 ranks = [
-                    context.Process(target=rank, args=(i, size, backend, path, told)) for i in range(size)
+                    context.Process(target=rank, args=(i, size, backend, path, found)) for i in range(size)
                 ]
             for each in ranks:
                 each.start()
-            rows = [told.get() for _ in range(size * len(CASES))]
+            rows = [found.get() for _ in range(size * len(CASES))]
             for each in ranks:
                 each.join()
-        tell(backend, rows)
+        report(backend, rows)
 
 
 def starts(size: int) -> None:

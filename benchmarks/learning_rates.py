@@ -62,7 +62,7 @@ def rank(entry: dict[str, Any]) -> tuple[float, float, float]:
     return (seconds, loss, rate) if held else (math.inf, math.inf if loss is None else loss, rate)
 
 
-def told(entry: dict[str, Any]) -> str:
+def described(entry: dict[str, Any]) -> str:
     """One rate's figures."""
     seconds, loss = rank(entry)[0], entry["final_loss"]
     reached = f"{seconds:8.3f} s" if seconds < math.inf else f"{entry['target']!s:>10}"
@@ -112,7 +112,7 @@ def main() -> None:
             best = min(found.result(), key=rank)
             print(f"{entry.label}, {len(given.seeds)} seeds:", flush=True)
             for each in found.result():
-                print(told(each) + ("  <- chosen" if each is best else ""), flush=True)
+                print(described(each) + ("  <- chosen" if each is best else ""), flush=True)
             chosen[entry.name] = float(best["name"])
     if given.write:
         write(given.experiment, chosen)

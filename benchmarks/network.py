@@ -79,10 +79,10 @@ def simgrid_seconds(
     for solver in ("Full", "Lazy"):
         command = [str(program), str(folder / "case.txt"), str(folder / "result.txt")]
         command += [f"--cfg=network/optim:{solver}", "--log=root.thresh:error"]
-        told = subprocess.run(command, capture_output=True, check=True, text=True)
+        finished = subprocess.run(command, capture_output=True, check=True, text=True)
         theirs = np.loadtxt(folder / "result.txt")
         if np.allclose(theirs, finish[order], rtol=1e-6, atol=1e-6):
-            taken.append(float(told.stdout.split()[-1]))
+            taken.append(float(finished.stdout.split()[-1]))
     return min(taken)
 
 

@@ -114,16 +114,16 @@ def common_start(folder: Path, rank: int, num_ranks: int) -> float:
     """An instant of the machine's clock, agreed on by files: the links stay idle for as short as they can."""
     number = len(list(folder.glob(f"here-*-{rank}")))
     (folder / f"here-{number}-{rank}").touch()
-    told = folder / f"start-{number}"
+    text = folder / f"start-{number}"
     while rank == 0 and len(list(folder.glob(f"here-{number}-*"))) < num_ranks:
         time.sleep(0.001)
     if rank == 0:
         written = folder / "written"
         written.write_text(repr(time.monotonic() + 0.03))
-        written.rename(told)
-    while not told.exists():
+        written.rename(text)
+    while not text.exists():
         time.sleep(0.001)
-    return float(told.read_text())
+    return float(text.read_text())
 
 
 def be_rank(rank: int, folder: str) -> None:

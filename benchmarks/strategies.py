@@ -30,9 +30,9 @@ ROOT = Path(__file__).parents[1]
 def lines(name: str) -> tuple[int, int]:
     """Lines of the file of a strategy, and those of code."""
     text = Path(inspect.getfile(STRATEGIES[name])).read_text(encoding="utf-8")
-    told = text.splitlines()
+    found = text.splitlines()
     code = {
-        number for number, line in enumerate(told, 1) if line.strip() and not line.lstrip().startswith("#")
+        number for number, line in enumerate(found, 1) if line.strip() and not line.lstrip().startswith("#")
     }
     for node in ast.walk(ast.parse(text)):
         if (
@@ -41,7 +41,7 @@ def lines(name: str) -> tuple[int, int]:
         ):
             first = node.body[0]
             code -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
-    return len(told), len(code)
+    return len(found), len(code)
 
 
 def differences(name: str, problems: int) -> Iterator[float]:
@@ -95,8 +95,8 @@ def main() -> None:
     for name in given.only:
         all_lines, code = lines(name)
         largest = max(differences(name, given.problems), default=None)
-        told = "" if largest is None else f"{largest:.0e}" if largest else "0"
-        print(f"| {name} | {all_lines} | {code} | {told} |", flush=True)
+        text = "" if largest is None else f"{largest:.0e}" if largest else "0"
+        print(f"| {name} | {all_lines} | {code} | {text} |", flush=True)
 
 
 if __name__ == "__main__":

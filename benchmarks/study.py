@@ -45,14 +45,14 @@ def over_a_cluster(folder: Path) -> dict[str, Any]:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     for _ in range(NODES - 1):
         cluster.add_node(num_cpus=1)
-    told: dict[str, Any] = {}
+    values: dict[str, Any] = {}
 
     def kill() -> None:
         while _done(folder) < KILLED_AFTER:
             time.sleep(0.2)
-        told["done_before"] = _done(folder)
+        values["done_before"] = _done(folder)
         cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
-        told["killed_at"] = time.perf_counter() - begun
+        values["killed_at"] = time.perf_counter() - begun
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
@@ -63,7 +63,7 @@ def over_a_cluster(folder: Path) -> dict[str, Any]:
         cluster.shutdown()
     if code:
         raise SystemExit(code)
-    return {**told, "seconds": time.perf_counter() - begun}
+    return {**values, "seconds": time.perf_counter() - begun}
 
 
 def _done(folder: Path) -> int:
@@ -107,8 +107,8 @@ def table(folder: Path) -> list[str]:
 def page(times: dict[str, Any], digest: str, rows: list[str]) -> str:
     """The page."""
     spread, goes = times["spread"], times["goes"]
-    stopped = "" if goes == 1 else f" (stopped and resumed: in {goes} goes)"
-    told = f"""
+    stopped = "" if goes == 1 else f" (stopped and resumed: in {goes} parts)"
+    text = f"""
 # A study of 48 points
 
 Made by `python benchmarks/study.py` on {datetime.now(UTC):%Y-%m-%d}: {platform.machine()}, {os.cpu_count()} cores,
@@ -117,7 +117,7 @@ Python {platform.python_version()}, load of the machine {times["load"]:.1f}.
 `examples/study.yaml` has three networks, four learning rates and four lengths of a round: 48 points of two strategies
 and two seeds, 192 trainings. It ran twice: in one process on one core, and over a Ray cluster of {NODES} nodes of one
 core each on the same machine (`ray.cluster_utils.Cluster`), of which one was killed, without notice,
-{spread["killed_at"]:.0f} s after the start, when {spread["done_before"]} points were through.
+{spread["killed_at"]:.0f} s after the start, when {spread["done_before"]} points had finished.
 
 | | seconds of the machine |
 |---|---|
@@ -139,7 +139,7 @@ to the highest run. The picture is that of `netgym report FOLDER --group-by topo
 'strategies.*.lr=0.016' --format png`; <a href="shown-study-page.html">the page</a> that the same command writes has
 every curve.
 """
-    return told.lstrip().replace("{rows}", "\n".join(rows))
+    return text.lstrip().replace("{rows}", "\n".join(rows))
 
 
 def main() -> None:

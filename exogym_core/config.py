@@ -29,6 +29,7 @@ from pydantic import (
     create_model,
 )
 
+from exogym_core.cost.compute import Compute
 from exogym_core.workers.spec import WorkerSpec
 from netsim import Schema, parse_collectives, parse_document
 from netsim.errors import InputError
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from exogym_core.cost.compute import Compute
     from exogym_core.strategy.base import Strategy
     from netsim import Topology
 
@@ -146,6 +146,10 @@ def _failures(value: object, info: ValidationInfo) -> Mapping[str, float] | None
     }
 
 
+def _compute(value: Any) -> Compute | None:
+    return None if value is None else Compute.parse(value)
+
+
 def _collectives(value: Any) -> Any:
     parse_collectives(value)
     return value
@@ -223,6 +227,7 @@ StrategyChoice = Annotated[StrategySettings, BeforeValidator(_name_alone)]
 OpenDevice = Annotated[Device, BeforeValidator(open_device)]
 OpenDevices = Annotated[Devices, BeforeValidator(open_device)]
 Algorithms = Annotated[CollectivesLike, AfterValidator(_collectives)]
+Costs = Annotated[ComputeLike, BeforeValidator(_compute)]
 Workers = Annotated[WorkersLike, BeforeValidator(WorkerSpec.parse)]
 TransportName = Annotated[Text, AfterValidator(_transport)]
 # Types of keys of experiment files: values as written, which the resolved form repeats.
@@ -231,7 +236,7 @@ Precision = bool | Literal["bf16", "fp16"]
 FileSeconds = float | str | None
 FileFailures = dict[str, float | str] | None
 FileChoice = str | dict[str, str]
-FileCompute = Annotated[str | dict[str, Any], BeforeValidator(_unit_needed)]
+FileCompute = Annotated[Compute, BeforeValidator(_unit_needed)]
 FileName = str | dict[str, Any] | None
 FileNumber = Annotated[float, Field(strict=False, allow_inf_nan=False), BeforeValidator(_no_truth_value)]
 
@@ -341,7 +346,7 @@ class RunConfig:
     placement: Names = option(None, key="placement", file_type=NameList | None, same=True)
     protocol: ProtocolLike = option(None, key="protocol", file_type=FileName, same=True)
     collectives: Algorithms = option("auto", key="collectives", file_type=FileChoice, same=True)
-    compute: ComputeLike = option(None, key="compute", file_type=FileCompute, file_default="flops")
+    compute: Costs = option(None, key="compute", file_type=FileCompute, file_default=Compute())
     transport: TransportName = option("netsim", key="transport", file_type=str, same=True)
     workers: Workers = option("auto", key="workers")
     target_loss: Finite | None = option(None, key="target_loss", file_type=FileNumber | None)

@@ -1,4 +1,4 @@
-"""`python -m netgym`."""
+"""Entry point of `python -m netgym`."""
 
 import sys
 

@@ -20,6 +20,7 @@ from exogym_core.config import yaml_text
 from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
 from exogym_core.names import file_name, visible
 from exogym_core.planning.commands import plan_rows
+from exogym_core.planning.measure import placed
 from exogym_core.planning.planned import request_of
 from exogym_core.results.report import write_report
 from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own
@@ -153,6 +154,7 @@ def plan(
     topology: str | None = None,
     workers: int | None = None,
     tokens: str | None = None,
+    budget: str | float | None = None,
     overrides: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
@@ -165,6 +167,7 @@ def plan(
         topology: a shipped network or a file.
         workers: how many; None: one a host.
         tokens: the budget, such as `200B`.
+        budget: dollars to spend in place of `tokens`, with `price=`; tokens and days are those that it pays for.
         overrides: values by key path.
         options: further options of the command, such as `device="h100"` or `price=20`.
 
@@ -179,6 +182,7 @@ def plan(
         topology=topology,
         workers=workers,
         tokens=tokens,
+        budget=budget,
         overrides=[f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items()],
         **options,
     )
@@ -186,7 +190,7 @@ def plan(
         rows = list(plan_rows(request, (), progress))
     if all("refused" in row for row in rows):
         raise InputError(rows[0]["refused"])
-    return rows
+    return placed(rows)
 
 
 def _document(

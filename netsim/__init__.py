@@ -74,12 +74,12 @@ if TYPE_CHECKING:
     from netsim.topology.devices import device_name as device_name
     from netsim.topology.devices import device_problems as device_problems
     from netsim.topology.devices import device_table as device_table
+    from netsim.topology.file import TopologyFile as TopologyFile
     from netsim.topology.graph import Link as Link
     from netsim.topology.protocol import PRESETS as PRESETS
     from netsim.topology.protocol import Protocol as Protocol
     from netsim.topology.protocol import WindowLimit as WindowLimit
     from netsim.topology.protocol import window_limit as window_limit
-    from netsim.topology.schema import TopologyFile as TopologyFile
     from netsim.topology.shipped import shipped_topologies as shipped_topologies
     from netsim.topology.sketch import Sketch as Sketch
     from netsim.topology.topology import Topology as Topology
@@ -121,7 +121,7 @@ _NAMES = {  # by module
     "topology.devices": "device_name device_problems device_table",
     "topology.graph": "Link",
     "topology.protocol": "PRESETS Protocol WindowLimit window_limit",
-    "topology.schema": "TopologyFile",
+    "topology.file": "TopologyFile",
     "topology.shipped": "shipped_topologies",
     "topology.sketch": "Sketch",
     "topology.topology": "Topology",

@@ -1,4 +1,4 @@
-"""`python -m netsim`."""
+"""Entry point of `python -m netsim`."""
 
 import sys
 

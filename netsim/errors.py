@@ -83,8 +83,8 @@ def unknown_name(what: str, given: str, known: Iterable[str], meant: str = "") -
     """
     if meant:
         accepted = ", ".join([meant, *sorted({*known} - {meant}, key=str.casefold)])
-        told = f"unknown {what} '{visible(given)}': did you mean '{meant}'? Accepted: {accepted}"
-        return UnknownNameError(told)
+        text = f"unknown {what} '{visible(given)}': did you mean '{meant}'? Accepted: {accepted}"
+        return UnknownNameError(text)
     return unknown_names(what, [given], known)
 
 
@@ -103,13 +103,13 @@ def unknown_names(what: str, given: Iterable[str], known: Iterable[str]) -> Unkn
     meant = [name if name and likeness[name][at] >= _LIKELY else "" for at, name in enumerate(meant)]
     if len(wanted) == 1:
         hint = f"did you mean '{meant[0]}'? " if meant[0] else ""
-        told = f"unknown {what} '{visible(wanted[0])}': "
+        text = f"unknown {what} '{visible(wanted[0])}': "
     else:
         first, *rest = what.split(" ", 1)
         hints = [f" (did you mean '{name}'?)" if name else "" for name in meant]
         listed = ", ".join(f"'{visible(each)}'{hint}" for each, hint in zip(wanted, hints, strict=True))
-        hint, told = "", f"unknown {' '.join([f'{first}s', *rest])} {listed}: "
-    return UnknownNameError(told + (f"{hint}Accepted: {accepted}" if names else "none is accepted here"))
+        hint, text = "", f"unknown {' '.join([f'{first}s', *rest])} {listed}: "
+    return UnknownNameError(text + (f"{hint}Accepted: {accepted}" if names else "none is accepted here"))
 
 
 def visible(name: str) -> str:

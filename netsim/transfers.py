@@ -49,12 +49,12 @@ __all__ = [
 
 _COLUMNS = ("start_s", "src", "dst", "bytes")
 _FINISH = "finish_s"
-_MOST_TOLD = 4
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One transfer between two hosts.
+    """A transfer between two hosts.
 
     Attributes:
         start_seconds: virtual time at which it is sent.
@@ -387,20 +387,20 @@ class _FlowRun:
         network = self._network
         waiting = network.transfers_waiting(lambda connection: isinstance(connection, BackgroundConnection))
         rows = [self._row_of[each.number] for each in waiting]
-        told = _told(network.topology, self._flows, rows or self.under_way)
+        described = _described(network.topology, self._flows, rows or self.under_way)
         if not reason:
-            raise DeadlockError(f"deadlock: {told}, and nothing that is still to happen can change that")
-        raise DeadlockError(f"{reason}, and {told}: let an event bring it back")
+            raise DeadlockError(f"deadlock: {described}, and nothing that is still to happen can change that")
+        raise DeadlockError(f"{reason}, and {described}: let an event bring it back")
 
 
-def _told(topology: Topology, flows: list[Flow], numbers: Iterable[int]) -> str:
+def _described(topology: Topology, flows: list[Flow], numbers: Iterable[int]) -> str:
     """Describe waiting transfers by their position from 1, hosts and bytes."""
     names = [host.name for host in topology.hosts]
     waiting = sorted(numbers)
-    told = [
+    lines = [
         f"transfer {number + 1} ({names[flow.src]} to {names[flow.dst]}, {flow.num_bytes:.0f} bytes)"
-        for number in waiting[:_MOST_TOLD]
+        for number in waiting[:_MOST_NAMED]
         for flow in [flows[number]]
     ]
-    more = f" and {len(waiting) - len(told)} more" if len(waiting) > len(told) else ""
-    return f"{', '.join(told)}{more} can never arrive"
+    more = f" and {len(waiting) - len(lines)} more" if len(waiting) > len(lines) else ""
+    return f"{', '.join(lines)}{more} can never arrive"

@@ -38,7 +38,7 @@ _LARGEST_BYTES = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One kind of quantity: its name, an example to show, and its units as exact multiples of the SI unit."""
+    """A kind of quantity: its name, an example to show, and its units as exact multiples of the SI unit."""
 
     noun: str
     example: str

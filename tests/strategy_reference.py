@@ -22,7 +22,7 @@ from exogym_core.strategy.parts.codecs import Codec, codec_named
 
 if TYPE_CHECKING:
     from exogym_core.communicator import RunResult
-    from exogym_core.cost.speeds import Coding
+    from exogym_core.cost.compute import Coding
     from exogym_core.strategy.parts.selectors import IndexSelector
 
 Batch = tuple[Tensor, Tensor]

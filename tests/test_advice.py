@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from exogym_core.cli.main import main
 from exogym_core.cost.compute import Compute
 from exogym_core.planning import advise as advise_module
-from exogym_core.planning.advise import SEARCHED, Advice, advise, climbed, merged, told_alike
+from exogym_core.planning.advise import SEARCHED, Advice, advise, alike_text, climbed, merged
 from exogym_core.planning.groups import EXACT_SITES, best_cycle
 from exogym_core.planning.measure import Setting, least_days, measure
 from exogym_core.planning.models import planned_model
@@ -81,6 +81,32 @@ def test_advice_ranks_and_says_what_it_does_not_know(
     assert any("loss at this scale" in line for line in told["unknown"])
 
 
+def test_money_is_ranked_by_what_it_buys(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row's tokens cost the budget; places go by tokens of equal worth; a price is asked for."""
+    monkeypatch.setattr("exogym_core.planning.advise.SEARCHED", {})
+    chosen = (("AllReduce", {}), ("DiLoCo", {"H": 30}), ("DiLoCo", {"H": 10, "codec": "int8"}))
+    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", chosen)
+    words = "advise wan-4-regions --device a100 --model llama-2m --sequence 64 --workers 4 --json"
+    assert main([*words.split(), "--budget", "1k", "--price", "2"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["budget"] == {"dollars": 1000.0}
+    ranked = told["ranked"]
+    for row in ranked:
+        assert row["cost"] == 1000
+        assert row["days"] * 24 * row["workers"] * 2 == pytest.approx(1000)
+        assert row["tokens"] == pytest.approx(row["tokens_per_second"] * row["days"] * 86_400)
+        assert row["worth"] * row["steps_ratio"]["mean"] == pytest.approx(row["tokens"])
+        assert row["place"] == 1 + sum(other["worth_low"] > row["worth_high"] for other in ranked)
+    assert main([*words.replace(" --json", "").split(), "--budget", "1k", "--price", "2"]) == 0
+    assert "for 1,000 dollars:" in capsys.readouterr().out
+    assert main([*words.split(), "--budget", "1k"]) == 2
+    assert "add --price DOLLARS" in capsys.readouterr().err
+    assert main(words.split()) == 2
+    assert "add --tokens, such as --tokens 200B, or --budget" in capsys.readouterr().err
+
+
 def test_options_are_searched_by_what_they_need() -> None:
     """Least days where waiting ends, and there the smallest tau; combinations that are refused are passed over."""
 
@@ -135,7 +161,7 @@ def test_rows_that_are_one_thing_are_one_row() -> None:
         {"H": 100, "tau": 1},
     ]
     assert found[0]["alike"] == [{"H": 100, "tau": 8}, {"H": 100}]
-    assert told_alike(found[0], SEARCHED) == " (and 2 alike: tau 2 to 8)"
+    assert alike_text(found[0], SEARCHED) == " (and 2 alike: tau 2 to 8)"
     assert merged(found, SEARCHED) == found
     other = {**row(10.0, tau=8), "strategy": "DiLoCo"}
     assert len(merged([other, {**other, "options": {"H": 100, "tau": 1}}], SEARCHED)) == 2

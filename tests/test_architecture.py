@@ -229,7 +229,7 @@ FRONTS = {
     ),
     "netsim.ranks": (
         "Advance Answer Arrival Ask Await Call CallEnding Cancel Confirm Enter Exit FROM_ROOT Fetch "
-        "Fetched FirstSent Join Kernel Key Lane Letter Mark Post Publish Put Question RankSink RankSource "
+        "Fetched FirstSent Join Kernel Key Lane Letter Mark Post Progress Publish Put Question RankSink RankSource "
         "Reach Request SLOW_TIMES StampedRow Stand Take Wait Withdraw gives_time group_of largest_mesh "
         "needs_nobody start_at_once "
     ),

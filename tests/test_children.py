@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import os
@@ -17,11 +18,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from exogym_core.communicator import run_ranks
 from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from exogym_core.communicator import Communicator
 
 
 def _echo(index: int, channel: Pipe) -> None:
@@ -169,6 +173,22 @@ def test_a_fork_leaves_inherited_garbage_alone() -> None:
             assert children.channels[0].recv() == "collected"
     finally:
         gc.enable()
+
+
+def test_threads_of_ranks_have_ended_for_the_system_when_a_run_ends() -> None:
+    libc, key = ctypes.CDLL(None), ctypes.c_uint()
+    # The thread's own data goes when it exits: here that takes as long as a destructor kept from a core.
+    libc.pthread_key_create(ctypes.byref(key), libc.usleep)
+    native_ids = []
+
+    def body(comm: Communicator) -> None:
+        native_ids.append(threading.get_native_id())
+        libc.pthread_setspecific(key, ctypes.c_void_p(200_000))
+
+    run_ranks(body, 2)
+    libc.pthread_key_delete(key)
+    assert len(native_ids) == 2
+    assert not [each for each in native_ids if os.path.exists(f"/proc/self/task/{each}")]
 
 
 def test_what_cannot_be_sent_is_named_with_the_remedy() -> None:

@@ -11,8 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
-from exogym_core.cost.compute import Compute
-from exogym_core.cost.speeds import Coding
+from exogym_core.cost.compute import BothWays, Coding, Compute
 from exogym_core.strategy import (
     STRATEGIES,
     AllReduceStrategy,
@@ -29,27 +28,33 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ENCODED, DECODED = 1000, 4000  # bytes a second: slow enough to see
-SPEEDS = Coding((("", ENCODED, DECODED),))
+
+
+def both(encode: int, decode: int) -> BothWays:
+    return BothWays.model_construct(encode=encode, decode=decode)
+
+
+SPEEDS = Coding({"": both(ENCODED, DECODED)})
 
 
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        (None, Coding()),
-        ("free", Coding()),
-        ("measured", Coding(kind="measured")),
-        ("2 GB/s", Coding((("", 2 * 10**9, 2 * 10**9),))),
+        (None, Coding({})),
+        ("free", Coding({})),
+        ("measured", Coding.model_construct(None)),
+        ("2 GB/s", Coding({"": both(2 * 10**9, 2 * 10**9)})),
         ({"encode": "1 kB/s", "decode": "4 kB/s"}, SPEEDS),
         (
             {"int8": "1 MB/s", "fp16": {"encode": "2 MiB/s", "decode": "1 B/s"}},
-            Coding((("fp16", 2**21, 1), ("int8", 10**6, 10**6))),
+            Coding({"fp16": both(2**21, 1), "int8": both(10**6, 10**6)}),
         ),
     ],
 )
 def test_specs_parse_and_come_back(spec: Any, expected: Coding) -> None:
-    parsed = Coding.parse(spec)
+    parsed = Coding.model_validate(spec)
     assert parsed == expected
-    assert Coding.parse(parsed.to_plain()) == parsed
+    assert Coding.model_validate(parsed.model_dump()) == parsed
     compute = Compute.parse({"fixed": "1 s", "coding": spec})
     assert compute.coding == parsed
     assert Compute.parse(compute.to_mapping()) == compute
@@ -93,15 +98,15 @@ def test_what_codecs_do_is_charged_to_the_second() -> None:
 def test_what_is_not_coded_costs_nothing() -> None:
     for strategy in (AllReduceStrategy(), DiLoCoStrategy(H=1), FedAvgStrategy(codec="fp32")):
         assert seconds(strategy, SPEEDS) == 0
-    assert seconds(AllReduceStrategy(codec="int8"), Coding()) == 0
+    assert seconds(AllReduceStrategy(codec="int8"), Coding({})) == 0
     assert seconds(DiLoCoStrategy(codec="int8", H=2), SPEEDS, num_ranks=1) == 0
 
 
 def test_speeds_by_codec() -> None:
-    speeds = Coding((("fp16", ENCODED, DECODED), ("CastCodec", ENCODED, DECODED)))
+    speeds = Coding(dict.fromkeys(["fp16", "CastCodec"], both(ENCODED, DECODED)))
     assert seconds(AllReduceStrategy(codec="fp16"), speeds) > 0
     assert seconds(AllReduceStrategy(codec=CastCodec(torch.float16)), speeds) > 0
-    line = "compute.coding: has no speed for codec 'int8', only for fp16, CastCodec; add one"
+    line = "compute.coding: has no speed for codec 'int8', only for CastCodec, fp16; add one"
     with pytest.raises(InputError, match=line):
         seconds(DiLoCoStrategy(codec="int8", H=100), speeds)  # before the first round
 
@@ -134,7 +139,11 @@ def test_measured_speeds_are_stored_and_run_again_as_they_are(tmp_path: Path) ->
         *("demo", "largest", "linear", "low-rank", "qsgd", "sign", "statistical"),
     }
     assert set(measured.compute["coding"]) == names
-    assert all(speed > 0 for _, *both in Compute.parse(measured.compute).coding.speeds for speed in both)
+    assert all(
+        speed > 0
+        for each in Compute.parse(measured.compute).coding.speeds.values()
+        for speed in (each.encode, each.decode)
+    )
     again = fit(strategy, compute=measured.compute)
     assert again.virtual_seconds == measured.virtual_seconds > fit(strategy, compute="10 ms").virtual_seconds
     assert again.compute_utilisation > fit(strategy, compute="10 ms").compute_utilisation

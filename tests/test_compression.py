@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from exogym_core.cost.speeds import Coding
+from exogym_core.cost.compute import Coding
 from exogym_core.strategy import (
     MODULES,
     AllReduceStrategy,
@@ -238,7 +238,7 @@ def test_the_work_of_coding_takes_time(name: str) -> None:
     options, num_values = CODED[name]
     steps = 1 + int(name == "OneBitAdam")  # whose first step is Adam's
     model, batches = reference.make_problem(2, steps, 4, 6, seed=1)
-    coding = Coding.parse("4 kB/s")  # 1000 values a second
+    coding = Coding.model_validate("4 kB/s")  # 1000 values a second
     seconds = []
     for speeds in (coding, None):
         strategy = build_strategy(name, **options)

@@ -11,9 +11,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exogym_core.cost.compute import Compute, StepDurations, measure_seconds
+from exogym_core.cost.compute import (
+    Compute,
+    Flops,
+    MeasuredStep,
+    StepDurations,
+    Stragglers,
+)
 from exogym_core.cost.devices import DEVICES, find_device
 from exogym_core.cost.flops import FlopCount, count_flops
+from exogym_core.cost.speeds import measure_seconds
 from exogym_core.tasks import GPT, MLP
 from netsim.errors import InputError, UnknownNameError
 
@@ -23,21 +30,21 @@ from netsim.errors import InputError, UnknownNameError
     [
         (None, Compute()),
         ("flops", Compute()),
-        (0.5, Compute("fixed", seconds=0.5)),
-        (0, Compute("fixed", seconds=0.0)),
-        ("50 ms", Compute("fixed", seconds=0.05)),
-        ({"fixed": "50 ms"}, Compute("fixed", seconds=0.05)),
+        (0.5, Compute(fixed=0.5)),
+        (0, Compute(fixed=0.0)),
+        ("50 ms", Compute(fixed=0.05)),
+        ({"fixed": "50 ms"}, Compute(fixed=0.05)),
         ({"flops": None, "jitter": 0.2}, Compute(jitter=0.2)),
         ({"jitter": {"sigma": 0.2}}, Compute(jitter=0.2)),
         (
             {"flops": {"utilisation": "40 %", "device": "RTX 4090", "dtype": "bf16"}},
-            Compute(utilisation=0.4, device="RTX 4090", dtype="bf16"),
+            Compute(flops=Flops(utilisation=0.4, device="RTX 4090", dtype="bf16")),
         ),
-        ({"measured": {"factor": 2}}, Compute("measured", factor=2.0)),
-        ("measured", Compute("measured")),
+        ({"measured": {"factor": 2}}, Compute(measured=MeasuredStep(factor=2.0))),
+        ("measured", Compute(measured=MeasuredStep())),
         (
             {"fixed": "1 s", "stragglers": {"fraction": "1 %", "slowdown": 5}},
-            Compute("fixed", seconds=1.0, straggler_fraction=0.01, straggler_slowdown=5.0),
+            Compute(fixed=1.0, stragglers=Stragglers(fraction=0.01, slowdown=5.0)),
         ),
     ],
 )
@@ -200,7 +207,7 @@ def test_draws_have_the_spread_that_was_asked_for():
 
 @given(seed=st.integers(0, 2**40), host=st.integers(0, 2000), step=st.integers(0, 10**9))
 def test_draws_depend_on_seed_host_and_step_alone(seed, host, step):
-    compute = Compute(jitter=0.5, straggler_fraction=0.5, straggler_slowdown=3.0)
+    compute = Compute(jitter=0.5, stragglers=Stragglers(fraction=0.5, slowdown=3.0))
     drawn = StepDurations(compute, 1.0, seed, host).seconds(step)
     again = StepDurations(compute, 1.0, seed, host)
     again.seconds(step + 1)
@@ -212,4 +219,4 @@ def test_draws_depend_on_seed_host_and_step_alone(seed, host, step):
 
 
 def test_without_spread_every_step_is_equal():
-    assert StepDurations(Compute("fixed", seconds=0.25), 0.25, seed=0, host=0).seconds(7) == 0.25
+    assert StepDurations(Compute(fixed=0.25), 0.25, seed=0, host=0).seconds(7) == 0.25

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from exogym_core.data.draws import Draws, held_generators
-from exogym_core.data.samples import EpochOrder, Reading, SharedData, StreamedData
+from exogym_core.data.samples import Draws, EpochOrder, Reading, SharedData, StreamedData, held_generators
 from netsim.errors import InputError
 
 

@@ -31,7 +31,7 @@ from netsim import (
 )
 from netsim.errors import DeadlockError, InputError
 from netsim.topology.weather import Background, LinkEvent, Trace
-from netsim.weather.traffic import drift_factors
+from netsim.weather.faults import drift_factors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

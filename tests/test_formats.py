@@ -14,7 +14,7 @@ from exogym_core.config import Settings
 from exogym_core.cost.compute import Compute
 from exogym_core.results.schema import SUMMARY, TRAIN, VALIDATION
 from netsim import Protocol, Schema, Topology, parse_document
-from netsim.topology import schema as topology_schema
+from netsim.topology import file as topology_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,7 +14,7 @@ from exogym_core import Trainer
 from exogym_core.run.observer import Evaluation, Observer
 from exogym_core.run.snapshots import EvaluationTimes, Snapshots
 from exogym_core.strategy import DiLoCoStrategy, SPARTAStrategy, Strategy
-from exogym_core.workers.spill_buffer import SpillBuffer
+from exogym_core.workers.journal import SpillBuffer
 from netsim.errors import InputError
 
 PROCESSES = {"kind": "processes", "processes": 2}

@@ -13,8 +13,8 @@ from test_planning import NETWORK, setting
 from exogym_core.cli.main import main
 from exogym_core.planning.measure import Measured, RefusedPlanError, measure
 from exogym_core.planning.models import planned_model
-from exogym_core.planning.rhythm import rhythm
-from exogym_core.planning.rounds import period_of
+from exogym_core.planning.planned import request_of
+from exogym_core.planning.rhythm import period_of, rhythm
 from exogym_core.planning.setting import Crashes
 from exogym_core.strategy import Strategy, build_strategy
 from exogym_core.strategy.parts.selectors import RandomIndexSelector
@@ -250,3 +250,147 @@ def test_restarts_are_counted() -> None:
     made = measure(build_strategy("DiLoCo", H=5), setting(failures=Crashes(4000.0, 3.0)))
     assert made.failures is not None
     assert made.failures["restarts"] == pytest.approx(made.failures["crashes_per_day"] * (made.days or 0))
+
+
+SMALL = "plan --model llama-2m --sequence 64 --topology wan-4-regions --workers 4 --strategy DiLoCo --json "
+
+
+def planned(words: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Output of `netgym plan` for the small model."""
+    assert main([*SMALL.split(), *words.split()]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("given", ["--utilisation 0.4", "--set compute.flops.utilisation=0.4"])
+def test_a_given_utilisation_has_no_band(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where it equals the default, whose band is that of published trainings."""
+    where = "--device h100 --tokens 1B --protocol ideal "
+    (default,), (exact,) = (planned(where + more, capsys) for more in ("", given))
+    assert exact["days"] == default["days"]
+    share = exact["compute_utilisation"]
+    waiting = (1 - share) * 0.076
+    assert exact["days_high"] == pytest.approx(exact["days"] * (1 + waiting))
+    assert default["days_high"] == pytest.approx(default["days"] * (1 + waiting + share * (0.4 / 0.38 - 1)))
+    assert default["days_low"] == pytest.approx(default["days"] * (1 - waiting - share * (1 - 0.4 / 0.46)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "sweep", "name"),
+    [
+        ("--device h100", "model.name=llama-2m,llama-150m", "memory_per_worker"),
+        ("--device h100", "workers.count=2,4", "global_batch"),
+        ("--device h100 --batch-size 8", "batch_size=8,16", "global_batch"),
+        ("--device h100", "compute.flops.device=h100,a100", "seconds_per_step"),
+        ("--device h100", "compute.jitter=0,0.5", "seconds_per_round"),
+    ],
+)
+def test_a_sweep_goes_beyond_flags(
+    flags: str, sweep: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both points showed what the flag says, with exit code 0."""
+    first, second = planned(f"{flags} --sweep {sweep}", capsys)["plans"]
+    assert first[name] != second[name]
+
+
+def test_a_device_keeps_what_else_a_file_says_of_computing(tmp_path: Any) -> None:
+    """Jitter and utilisation of the file stay; a fixed time goes."""
+    path = tmp_path / "small.yaml"
+    for before, after in (
+        ("{fixed: 1 s, jitter: 0.1}", {"flops": {"utilisation": 0.4, "device": "h100"}, "jitter": 0.1}),
+        ("{flops: {utilisation: 0.5}}", {"flops": {"utilisation": 0.5, "device": "h100"}}),
+        ("50 ms", {"flops": {"utilisation": 0.4, "device": "h100"}}),
+    ):
+        path.write_text(
+            f"task: digits\nworkers: {{count: 2}}\ntopology: lan\ncompute: {before}\nsteps: 1\n"
+            "strategies: [AllReduce]\n"
+        )
+        assert request_of(path, {}, device="h100").setting().compute.to_mapping() == after
+
+
+def test_rows_with_overlapping_bands_share_a_place(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of one place are rows of which none is sooner for sure; without days there are no places."""
+    more = "--strategy DeMo --set strategies.DiLoCo.H=500 --strategy FedAvg --set strategies.FedAvg.H=480 --device h100"
+    rows = planned(f"{more} --tokens 1B", capsys)
+    for row in rows:
+        sooner = [other for other in rows if other["days_high"] < row["days_low"]]
+        assert row["place"] == 1 + len(sooner)
+    assert len({row["place"] for row in rows}) == 2
+    assert {row["place"] for row in planned(more, capsys)} == {None}
+    text = ("plan", *(word for word in f"{SMALL} {more} --tokens 1B".split()[1:] if word != "--json"))
+    assert main([*text]) == 0
+    assert "rows of one place are equal" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "more"),
+    [
+        ("DiLoCo", {"H": 5}, {}),
+        ("DiLoCo", {"H": 5}, {"failures": Crashes(4000.0, 3.0)}),
+        ("AsyncDiLoCo", {"H": 3}, {}),
+        ("DiLoCo", {"H": 5}, {"topology": stormy(["3 s"])}),
+    ],
+    ids=["plain", "crashes", "own pace", "an outage"],
+)
+def test_dollars_buy_whole_rounds(name: str, options: dict[str, Any], more: dict[str, Any]) -> None:
+    """One round more would cost more than the budget, and the tokens, planned as such, cost what the plan says."""
+    where = replace(setting(dollars_per_hour=2.0), tokens=None, dollars=5.0, **more)
+    made = Measured(build_strategy(name, **options), where)
+    plan = made.plan
+    assert plan.rounds is not None
+    assert plan.cost is not None
+    assert plan.cost <= 5.0 < plan.cost * (plan.rounds + 1) / plan.rounds
+    same = measure(build_strategy(name, **options), replace(where, dollars=None, tokens=made.setting.tokens))
+    assert (same.rounds, same.days, same.cost) == (plan.rounds, plan.days, plan.cost)
+    assert plan.tokens == same.tokens
+    assert plan.tokens_low is not None
+    assert plan.tokens_high is not None
+    # The money is spent either way, and so are the workers' hours; what the network leaves open is the tokens.
+    assert plan.cost_low == plan.cost_high == plan.cost
+    assert plan.days_low == pytest.approx(plan.days)
+    assert same.cost_high is not None
+    assert plan.tokens_low == pytest.approx(plan.tokens * plan.cost / same.cost_high)
+    assert plan.tokens_low < plan.tokens < plan.tokens_high
+
+
+def test_traffic_is_paid_from_the_budget() -> None:
+    """Where links charge, fewer rounds are left for the same money."""
+    where = replace(setting(dollars_per_hour=2.0), tokens=None, dollars=5.0)
+    dear = {**NETWORK, "wan": [{**NETWORK["wan"][0], "egress": "1 $/GB"}]}  # type: ignore[index]
+    charged = replace(where, topology=Topology.from_mapping(dear))
+    free, paid = (measure(build_strategy("DiLoCo", H=5), each) for each in (where, charged))
+    assert paid.cost_by["egress"]
+    assert (paid.rounds or 0) < (free.rounds or 0)
+    assert (paid.cost or 0.0) <= 5.0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--budget 500k", "--budget needs the price of a worker's hour: add --price DOLLARS"),
+        ("--budget 500k --price 2 --tokens 1B", "--tokens and --budget exclude each other"),
+        ("--budget much --price 2", "budget: 'much' is no number of dollars"),
+        ("--budget 1e-9 --price 2", "a round costs"),
+        ("--budget 5 --price 0", "a round costs nothing; plan with --tokens, or add a --price"),
+    ],
+)
+def test_a_budget_that_says_nothing_is_refused(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line names what is missing."""
+    assert main([*SMALL.split(), "--device", "h100", *words.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_table_of_a_budget_has_its_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    """With tokens a parameter, by which a model's size is judged; rows of one place have overlapping tokens."""
+    words = SMALL.replace("--json", "") + "--strategy AllReduce --device h100 --price 20 --budget 1,000"
+    assert main(words.split()) == 0
+    printed = capsys.readouterr().out
+    assert "budget: 1,000 dollars; tokens are those that it pays for" in printed
+    assert "about 20 tokens a parameter" in printed
+    rows = planned("--strategy AllReduce --device h100 --price 20 --budget 1000", capsys)
+    assert [row["place"] for row in rows] == [1, 2]
+    for row in rows:
+        assert row["tokens_per_parameter"] == pytest.approx(
+            row["tokens"] / sum(each.numel() for each in planned_model("llama-2m", 64).model.parameters())
+        )

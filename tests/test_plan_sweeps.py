@@ -9,7 +9,7 @@ import pytest
 
 from exogym_core.cli.main import main
 from exogym_core.planning import measure as measured
-from exogym_core.planning import simulated_rounds
+from exogym_core.planning import rounds
 from exogym_core.planning.sweep import break_even, sooner_throughout, step_ratio_lines
 
 if TYPE_CHECKING:
@@ -78,15 +78,13 @@ def test_points_share_what_does_not_differ(
     """Three streams and two lengths of rounds: rhythms and requests are found once for each that they change."""
     rhythms: list[str] = []
     recorded: list[str] = []
-    found, alone = measured.rhythm, simulated_rounds.record_kinds
+    found, alone = measured.rhythm, rounds.record_kinds
     monkeypatch.setattr(
         measured,
         "rhythm",
         lambda strategy, num: (rhythms.append(type(strategy).__name__), found(strategy, num))[1],
     )
-    monkeypatch.setattr(
-        simulated_rounds, "record_kinds", lambda *given: (recorded.append(""), alone(*given))[1]
-    )
+    monkeypatch.setattr(rounds, "record_kinds", lambda *given: (recorded.append(""), alone(*given))[1])
     sweeps = " --sweep strategies.DiLoCo.H=5,10 --sweep protocol.streams=1,8,64 --json"
     assert main((WORDS + sweeps).split()) == 0
     assert sorted(rhythms) == ["DiLoCoStrategy", "DiLoCoStrategy", "SimpleReduceStrategy"]

@@ -22,8 +22,8 @@ from exogym_core.planning.models import SequenceModel, planned_model
 from exogym_core.planning.plan import plan
 from exogym_core.planning.planned import Request
 from exogym_core.planning.recording import record_kinds
-from exogym_core.planning.rhythm import rhythm
-from exogym_core.planning.rounds import period_of, repeats_from
+from exogym_core.planning.rhythm import period_of, rhythm
+from exogym_core.planning.rounds import repeats_from
 from exogym_core.planning.setting import Known
 from exogym_core.planning.sweep import break_even, grid
 from exogym_core.strategy import build_strategy
@@ -342,7 +342,7 @@ def test_layers_that_are_alike_take_as_long_as_each_other(
     where = replace(setting("50 ms"), topology=Topology.load("wan-4-regions"), model=model, protocol=protocol)
     strategy = build_strategy("AllReduce", bucket_bytes=100_000)
     whole = measure(strategy, where)
-    monkeypatch.setattr("exogym_core.planning.simulated_rounds.MOST_CALLS", 0)
+    monkeypatch.setattr("exogym_core.planning.rounds.MOST_CALLS", 0)
     found = measure(strategy, replace(where, known=Known()))
     for name in ("seconds_per_round", "days", "compute_utilisation", "bytes_per_worker", "wan_bytes"):
         assert getattr(found, name) == pytest.approx(getattr(whole, name), rel=1e-4), name

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from exogym_core import FitResult, Trainer
 from exogym_core.communicator import run_ranks
-from exogym_core.communicator.values import reduce_tensors
+from exogym_core.communicator.exchange import reduce_tensors
 from exogym_core.strategy import STRATEGIES, build_strategy
 from exogym_core.tasks import MLP
 from exogym_core.workers.gloo.ranks import launch_gloo

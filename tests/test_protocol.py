@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exogym_core.communicator.exchange import Signature
-from exogym_core.communicator.values import combine, reduce_tensors
+from exogym_core.communicator.exchange import Signature, combine, reduce_tensors
 from exogym_core.workers.processes import protocol
 from exogym_core.workers.processes.protocol import (
     Answered,

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from exogym_core.cli.main import main
-from exogym_core.planning.published import PUBLISHED, reproduce
-from exogym_core.planning.streaming_table import METHODS, TARGETS, utilisation
+from exogym_core.planning.published import METHODS, PUBLISHED, TARGETS, reproduce, utilisation
 from netsim.errors import InputError
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from exogym_core.communicator import SiteCommunicator, run_ranks
 from exogym_core.meeting_place import allow_many_files
 from exogym_core.run.optimizer import DiLoCoOptimizer
-from exogym_core.sites.groups import moved
+from exogym_core.sites.communicator import moved
 from exogym_core.sites.link import SiteLink
 from exogym_core.sites.rounds import PendingRounds
 from exogym_core.sites.service import RendezvousService

@@ -17,7 +17,14 @@ from rich.console import Console
 
 from exogym_core.cli.main import main
 from exogym_core.names import visible
-from exogym_core.results.report import Results, table_cells, table_headings, verdict, write_report
+from exogym_core.results.report import (
+    Results,
+    head_facts,
+    table_cells,
+    table_headings,
+    verdict,
+    write_report,
+)
 from exogym_core.results.report import page as page_module
 from exogym_core.results.report.figures import (
     FORMATS,
@@ -28,9 +35,11 @@ from exogym_core.results.report.figures import (
     log_ticks,
 )
 from exogym_core.results.report.network import link_use, strip_columns
+from exogym_core.results.report.page import methods
 from exogym_core.results.report.table import ratio, rich_table
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.strategy import STRATEGIES
+from netsim import Topology
 from netsim.errors import InputError
 
 
@@ -590,6 +599,19 @@ def test_seconds_of_real_ranks_are_told_as_such(tmp_path: Path) -> None:
     words = page.replace('payload ? payload.clock : "virtual time"', "").lower()
     assert "virtual time" not in words
     assert "virtual seconds" not in words
+
+
+def test_a_real_run_names_no_simulated_network(tmp_path: Path) -> None:
+    """The topology of its file was not used: neither the facts nor the paragraph for a paper may claim it."""
+    real = [{**each, "virtual_seconds": None, "wall_seconds": 100.0} for each in two()]
+    topology = Topology.load("wan-4-regions").to_mapping()
+    folder = run_folder(tmp_path, real, timed=False, topology=topology, workers={"count": 4})
+    results = Results.load(folder)
+    facts = dict(head_facts(results))
+    assert facts["network"] == "the real one; seconds are by the clock"
+    assert not {"protocol", "collectives", "compute", "placement"} & set(facts)
+    assert "Communication went over a real network, and all times are by the clock." in methods(results)
+    assert "simulation" not in methods(results)
 
 
 def test_a_table_for_latex_has_every_strategy_and_escapes_names(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ import pytest
 
 from exogym_core.cost.compute import Compute
 from exogym_core.planning.advise import advise
-from exogym_core.planning.measure import Setting
+from exogym_core.planning.measure import NETWORK_ERROR, Setting
 from exogym_core.planning.models import SequenceModel, planned_model
-from exogym_core.planning.needs import NETWORK_ERROR
 from exogym_core.planning.page import print_table
 from exogym_core.planning.plan import plan
 from exogym_core.planning.step_ratio import (
@@ -142,7 +141,7 @@ def test_what_nobody_measured_is_a_range() -> None:
     assert law is not None
     assert (far.low, far.high) == (law.low, 2.7)
     assert math.isinf(steps_range("DelayedDiLoCo", {}, *where).high)
-    assert steps_range("DelayedDiLoCo", {}, *where).told()["high"] is None
+    assert steps_range("DelayedDiLoCo", {}, *where).to_json()["high"] is None
     assert math.isinf(steps_range("Own", {}, *where).high)
     assert steps_range("AllReduce", {"bucket_bytes": 1}, *where).high == 1.0
     assert steps_range("AllReduce", {"codec": "bf16"}, *where).high == pytest.approx(1.2)

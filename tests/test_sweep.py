@@ -82,7 +82,7 @@ def test_a_search_asked_and_told_the_same_proposes_the_same(search: str) -> None
         source, points = source_of(sweep), []
         while (point := source.ask()) is not None:
             points.append(point)
-            source.tell(None if len(points) == 3 else math.inf if len(points) == 4 else point["lr"])
+            source.report(None if len(points) == 3 else math.inf if len(points) == 4 else point["lr"])
         return points
 
     first = asked()

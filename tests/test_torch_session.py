@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from kernel_ports import Ports
 
 from exogym_core.torch_backend.call_sites import CallSites
 from exogym_core.torch_backend.session import ComputeClock, RankSession
-from netsim.ranks.kernel import StampedRow
-from netsim.ranks.requests import Call, Key, Post
+from netsim import Clock
+from netsim.ranks import Advance, Call, Exit, Kernel, Key, Mark, Post, Request, StampedRow, Wait
 
 
 class _Told:
@@ -64,7 +65,7 @@ def test_places_are_told_when_they_change_and_hold_until_then(
         calls("barrier", 0.5, 0.0)
     calls("all_reduce", 0.25, 0.25)
     assert [row["op"] for row in told.rows] == ["all_reduce", "barrier", "all_reduce"]
-    totals = sites.finish([(told.exposed, told.network)])
+    totals = sites.finish([(told.exposed, told.network)], 0.0)
     assert {site.op: (each.calls, each.num_bytes) for site, each in totals.items()} == {
         "all_reduce": (6, 240),
         "barrier": (2, 80),
@@ -75,6 +76,57 @@ def test_places_are_told_when_they_change_and_hold_until_then(
     }
     assert all(site.place.startswith("test_torch_session.py:") for site in totals)
     assert (sites.bytes_sent, sites.wan_bytes) == ([640], [320])
+
+
+class _Followed(Ports):
+    """A run without ranks whose requests and rows go to the sites."""
+
+    def __init__(self, sites: CallSites) -> None:
+        super().__init__(sites.num_ranks)
+        self.sites = sites
+
+    def row(self, row: StampedRow) -> None:
+        self.sites.take_row(row)
+
+    def served(self, rank: int, request: Request) -> None:
+        self.sites.take_request(rank, request)
+
+
+@pytest.mark.parametrize("until", [2.0, 9.0])
+def test_network_time_of_asynchronous_calls_is_exposed_or_hidden_where_they_are_made(until: float) -> None:
+    """A call of 2 s from the last post on, of which a rank computes 0.5 s and waits 1.5 s at another line."""
+    made = CallSites(2)
+    made.book = SimpleNamespace(traffic=lambda call, member: (0, 0))  # type: ignore[assignment]
+    ports, clock = _Followed(made), Clock()
+
+    def start(call: Call, group: object, on_done: Callable[[int], None]) -> Any:
+        def enter(member: int, posted: Call) -> None:
+            arrived.append(member)
+            if len(arrived) == 2:
+                end = clock.timeout(2.0)
+                end.callbacks.append(lambda event: [on_done(each) for each in arrived])
+
+        arrived: list[int] = []
+        return enter, lambda: None
+
+    kernel = Kernel(2, ports, ports, start=start, clock=clock)
+    kernel.until_seconds = until
+    kernel.follow(made.take_progress)
+    reduce = Post(Key("world", 0), 0, Call("all_reduce", (0, 1), 8))
+    sends, waits = ({"place": place, "op": "all_reduce"} for place in ("a.py:1", "a.py:2"))
+    first = [Mark(sends), reduce, Advance(1.5), Mark(waits), Wait(reduce.key), Advance(1.0), Exit()]
+    second = [Advance(1.0), Mark(sends), reduce._replace(member=1), Wait(reduce.key), Exit()]
+    for stream, requests in zip(kernel.streams, (first, second), strict=True):
+        stream.extend(requests)
+    kernel.run()
+    instant = min(until, 4.0)
+    totals = made.finish([kernel.exposed_until(rank, instant) for rank in range(2)], instant)
+    by_place = {site.place: each for site, each in totals.items()}
+    # In flight from 1 s to 3 s: the first rank waits from 1.5 s on, the second throughout.
+    assert by_place["a.py:1"].hidden_seconds == 0.5
+    assert by_place["a.py:1"].awaited_seconds == pytest.approx(min(until, 3.0) - 1.5 + min(until, 3.0) - 1.0)
+    assert by_place["a.py:2"].awaited_seconds == by_place["a.py:2"].hidden_seconds == 0.0
+    assert by_place["a.py:2"].network_seconds == pytest.approx(min(until, 3.0) - 1.5)
 
 
 def test_the_clock_starts_with_the_first_group(session: RankSession, told: _Told, sites: CallSites) -> None:

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from exogym_core.communicator import run_ranks
-from exogym_core.workers import watch
+from exogym_core.workers import turns
 from exogym_core.workers.processes import process_runner
 from exogym_core.workers.runner import Runner
-from exogym_core.workers.watch import Silence
+from exogym_core.workers.turns import Silence
 from netsim.errors import unknown_name
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def test_a_silent_rank_is_told_once_with_its_place_and_may_go_on(
         if len(heard) == 2:
             (tmp_path / "twice").touch()
 
-    monkeypatch.setattr(watch, "SECONDS_OF_SILENCE", 0.05)
+    monkeypatch.setattr(turns, "SECONDS_OF_SILENCE", 0.05)
     monkeypatch.setattr(Runner, "_silent", hear)
     monkeypatch.setattr(Silence, "warn", lambda silence: told.append(silence))
 
@@ -92,7 +92,7 @@ def test_a_silence_is_a_warning_at_the_place() -> None:
 
 
 def test_nobody_is_told_of_while_others_compute_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(watch, "SECONDS_OF_SILENCE", 0.05)
+    monkeypatch.setattr(turns, "SECONDS_OF_SILENCE", 0.05)
     seen: list[Silence] = []
     monkeypatch.setattr(Silence, "warn", lambda silence: seen.append(silence))
     take_in = Runner._silent
@@ -166,7 +166,7 @@ def test_ctrl_c_leaves_a_rank_behind_that_nothing_can_end() -> None:
 def test_the_place_is_the_innermost_of_the_users_own_code() -> None:
     def mine() -> str:
         return json.dumps(
-            object(), default=lambda _: watch.place_in(sys._getframe(1))
+            object(), default=lambda _: turns.place_in(sys._getframe(1))
         )  # in the library's frame
 
     path, _, function = json.loads(mine())
@@ -177,7 +177,7 @@ def test_the_place_of_work_in_our_own_packages_is_the_call_that_asked_for_it() -
     places = []
 
     def names() -> Iterator[str]:
-        places.append(watch.place_in(sys._getframe(1)))  # in a frame of netsim's
+        places.append(turns.place_in(sys._getframe(1)))  # in a frame of netsim's
         yield "ring"
 
     unknown_name("algorithm", "rnig", names())
@@ -190,5 +190,5 @@ def test_the_place_of_work_in_our_own_packages_is_the_call_that_asked_for_it() -
 
 def test_a_silence_without_a_place_in_a_users_code_names_none_of_ours() -> None:
     with pytest.warns(UserWarning, match=r"it is inside of netgym \(if it only computes") as got:
-        Silence(0, 30.0, 5, (watch.__file__, 7, "place_in"), True).warn()
+        Silence(0, 30.0, 5, (turns.__file__, 7, "place_in"), True).warn()
     assert ".py" not in str(got[0].message)

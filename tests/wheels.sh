@@ -3,43 +3,44 @@
 # torch is installed where pip has it on this machine; elsewhere the wheel goes without it, and what needs no torch is used.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-root=$PWD
+if [ $# = 0 ]; then  # two at a time, each by itself
+  printf '%s\n' 3.11 3.12 3.13 3.14 | xargs -P 2 -n 1 bash tests/wheels.sh
+  exit
+fi
+root=$PWD version=$1
+python=$(ls -d "$HOME/.pyenv/versions/$version".*/bin/python 2>/dev/null | tail -1 || true)
+python=${python:-$(command -v "python$version" || true)}
+if [ -z "$python" ] || ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
+  echo "Python $version is not here"
+  exit
+fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-tested=0
-for version in 3.11 3.12 3.13 3.14; do
-  python=$(ls -d "$HOME/.pyenv/versions/$version".*/bin/python 2>/dev/null | tail -1 || true)
-  python=${python:-$(command -v "python$version" || true)}
-  if [ -z "$python" ] || ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
-    echo "Python $version is not here"
-    continue
-  fi
-  mkdir "$work/$version" && cd "$work/$version"
-  mkdir source && (cd "$root" && tar c --exclude __pycache__ --exclude '*.so' --exclude compiled.sha256 \
-    exogym_core netgym netsim topologies pyproject.toml setup.py README.md LICENSE) | tar x -C source
-  "$python" -m venv build && build/bin/pip install --quiet --constraint "$root/constraints.txt" 'setuptools>=77' 'mypy>=1.15'
-  build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir . ./source
-  "$python" -m venv empty
-  if [ "$version" = "$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')" ]; then
-    empty/bin/pip install --quiet --constraint "$root/constraints.txt" torch
-    empty/bin/pip install --quiet --constraint "$root/constraints.txt" ./netgym-*.whl
-    empty/bin/pip check
-    printf '%s\n' 'task: {name: text, block_size: 8, num_bytes: 5000}' 'workers: {count: 2}' 'topology: lan' \
-      'compute: 10 ms' 'steps: 2' 'device: cpu' 'model: {name: gpt, preset: byte, num_layers: 1, width: 8, num_heads: 1}' \
-      'strategies: [AllReduce, {name: DiLoCo, H: 2}]' >small.yaml
-    empty/bin/netgym compare small.yaml --out run >/dev/null
-    empty/bin/netgym doctor
-  else
-    "$python" -c 'import tomllib; print("\n".join(each for each in
-      tomllib.load(open("source/pyproject.toml", "rb"))["project"]["dependencies"] if not each.startswith("torch")))' >needed.txt
-    empty/bin/pip install --quiet --constraint "$root/constraints.txt" --requirement needed.txt
-    empty/bin/pip install --quiet --no-deps ./netgym-*.whl
-    empty/bin/netgym list >/dev/null
-  fi
-  empty/bin/python -c 'import netsim; assert "compiled" in netsim.engine_state(), netsim.engine_state()'
-  empty/bin/netsim collective wan-4-regions all_reduce --bytes 100MB >/dev/null
-  echo "Python $version: $(ls netgym-*.whl) works"
-  tested=$((tested + 1))
-  cd "$root"
-done
-echo "$tested passed, 0 failed"
+cd "$work"
+mkdir source && (cd "$root" && tar c --exclude __pycache__ --exclude '*.so' --exclude compiled.sha256 \
+  exogym_core netgym netsim topologies pyproject.toml setup.py README.md LICENSE) | tar x -C source
+"$python" -m venv build && build/bin/pip install --quiet --constraint "$root/constraints.txt" 'setuptools>=77' 'mypy>=1.15'
+build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir . ./source
+"$python" -m venv empty
+if [ "$version" = "$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')" ]; then
+  empty/bin/pip install --quiet --constraint "$root/constraints.txt" torch
+  empty/bin/pip install --quiet --constraint "$root/constraints.txt" ./netgym-*.whl
+  empty/bin/pip check
+  extras=$("$python" -c 'import tomllib; print(",".join(
+    tomllib.load(open("source/pyproject.toml", "rb"))["project"]["optional-dependencies"]))')
+  empty/bin/pip install --quiet --dry-run --constraint "$root/constraints.txt" "$(ls "$PWD"/netgym-*.whl)[$extras]"
+  printf '%s\n' 'task: {name: text, block_size: 8, num_bytes: 5000}' 'workers: {count: 2}' 'topology: lan' \
+    'compute: 10 ms' 'steps: 2' 'device: cpu' 'model: {name: gpt, preset: byte, num_layers: 1, width: 8, num_heads: 1}' \
+    'strategies: [AllReduce, {name: DiLoCo, H: 2}]' >small.yaml
+  empty/bin/netgym compare small.yaml --out run >/dev/null
+  empty/bin/netgym doctor
+else
+  "$python" -c 'import tomllib; print("\n".join(each for each in
+    tomllib.load(open("source/pyproject.toml", "rb"))["project"]["dependencies"] if not each.startswith("torch")))' >needed.txt
+  empty/bin/pip install --quiet --constraint "$root/constraints.txt" --requirement needed.txt
+  empty/bin/pip install --quiet --no-deps ./netgym-*.whl
+  empty/bin/netgym list >/dev/null
+fi
+empty/bin/python -c 'import netsim; assert "compiled" in netsim.engine_state(), netsim.engine_state()'
+empty/bin/netsim collective wan-4-regions all_reduce --bytes 100MB >/dev/null
+echo "Python $version: $(ls netgym-*.whl) works"

@@ -252,7 +252,7 @@ class StoredCheckpoint:
         return {((each["box"], each["source"]), each["number"]): tuple(each["tensors"]) for each in kept}
 
     def rank_state(self, rank: int) -> dict[str, Any]:
-        """One rank's state.
+        """State of a rank, loaded from its part.
 
         Raises:
             RecordError: one of its files is damaged.

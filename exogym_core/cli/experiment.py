@@ -58,7 +58,6 @@ class Experiment:
     Attributes:
         settings: every key of the file.
         topology: the network, loaded; None where there is none.
-        compute: how long steps take.
         document: keys and their lines, for later errors.
         strategies: strategies to run, each with a label of its own.
         own_code: places of tasks, models and strategies that are not NetGym's; reading a file runs none of it.
@@ -67,7 +66,6 @@ class Experiment:
 
     settings: Settings
     topology: Topology | None
-    compute: Compute
     document: Document
     strategies: tuple[StrategySettings, ...]
     own_code: tuple[OwnCode, ...] = ()
@@ -120,7 +118,6 @@ class Experiment:
         experiment = cls(
             settings=settings,
             topology=topology,
-            compute=_parse_compute(settings, document),
             document=document,
             strategies=tuple(
                 entry.model_copy(update={"label": label})
@@ -154,6 +151,11 @@ class Experiment:
         if topology is not None:
             topology = replace(topology, weather=topology.weather.with_seed(shift))
         return replace(self, settings=settings, topology=topology)
+
+    @property
+    def compute(self) -> Compute:
+        """Virtual time of steps."""
+        return self.settings.compute  # type: ignore[no-any-return]
 
     @property
     def code_folder(self) -> Path | None:
@@ -275,7 +277,7 @@ class Experiment:
 
     def with_compute(self, compute: Compute) -> Experiment:
         """Copy with another compute time, such as a measured one."""
-        return replace(self, compute=compute)
+        return replace(self, settings=self.settings.model_copy(update={"compute": compute}))
 
     def to_mapping(self) -> dict[str, Any]:
         """The resolved form: every key in its order, defaults written out, the topology inlined."""
@@ -284,7 +286,6 @@ class Experiment:
         plain["task"] = settings.task.to_mapping()
         plain["model"] = settings.model.to_mapping() if settings.model else None
         plain["topology"] = self.topology.to_mapping() if self.topology else None
-        plain["compute"] = self.compute.to_mapping()
         plain["strategies"] = [entry.to_mapping() for entry in self.strategies]
         return plain
 
@@ -346,7 +347,7 @@ class Experiment:
         hosts = _at(
             self.document, ("placement",), self.topology.place, settings.workers.count, settings.placement
         )
-        if self.compute.kind == "flops" and self.compute.device is None:
+        if self.compute.flops is not None and self.compute.device is None:
             for host in (self.topology.hosts[number] for number in dict.fromkeys(hosts)):
                 if host.device is None:
                     raise self.document.error(("compute",), f"host {host.name} {NO_DEVICE}")
@@ -429,12 +430,6 @@ def _load_topology(settings: Settings, document: Document, folder: Path) -> Topo
         beside = folder / given
         return _at(document, ("topology",), Topology.load, beside if os.path.isfile(beside) else given)  # type: ignore[no-any-return]
     return Topology.from_document(document.part(("topology",)))
-
-
-def _parse_compute(settings: Settings, document: Document) -> Compute:
-    from exogym_core.cost.compute import Compute
-
-    return _at(document, ("compute",), Compute.parse, settings.compute)  # type: ignore[no-any-return]
 
 
 # Keys whose plain value in place of a mapping stands for another key than `name`.

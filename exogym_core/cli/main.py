@@ -230,7 +230,7 @@ def validate(file: Path, as_json: bool) -> None:
         if experiment.shared_hosts is not None:
             line += f"; {experiment.shared_hosts}"
     if as_json:
-        click.echo(json.dumps({"file": str(file), "valid": True, "told": line}, indent=2))
+        click.echo(json.dumps({"file": str(file), "valid": True, "summary": line}, indent=2))
         return
     click.echo(f"{visible(file)}: valid: {line}")
 

@@ -55,7 +55,7 @@ _IN_PLACE = ("all_reduce", "broadcast", "reduce", "scatter", "recv", "average_pr
 
 
 def reduce_op_name(op: object) -> str:
-    """One of `sum avg min max product` from a string, or a `torch.distributed.ReduceOp`, also as an object.
+    """Name of a reduction (`sum avg min max product`), from a string or a `torch.distributed.ReduceOp`.
 
     Raises:
         UnknownNameError: `op` is none of them.
@@ -176,7 +176,7 @@ def _is_expanded(tensor: Tensor) -> bool:
 
 
 def parts_of(comm: Communicator, call: str, tensors: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    """One tensor a rank, from a list or by cutting one tensor along its first dimension.
+    """A tensor for each rank, from a list or by cutting one tensor along its first dimension.
 
     Raises:
         InputError: no tensors, not one a rank, not equal parts, or not one dtype.

@@ -24,7 +24,7 @@ Delivery = Callable[[Sequence[Tensor]], T]
 
 
 class CollectiveCall(NamedTuple):
-    """One member's part of a collective.
+    """A member's part of a collective.
 
     Attributes:
         name: of the collective.

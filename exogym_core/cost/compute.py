@@ -1,33 +1,40 @@
-"""Virtual time of a training step: fixed, by FLOPs on a device, or measured."""
+"""Virtual time of a training step: fixed, by FLOPs on a device, or measured; and that of codecs and optimizers."""
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 import statistics
 import struct
 from collections.abc import Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import torch
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    RootModel,
+    SerializerFunctionWrapHandler,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
 
-from exogym_core.cost.devices import DTYPES, find_device
-from exogym_core.cost.flops import kept_rng_of
-from exogym_core.cost.speeds import Coding, Updates, seconds_of
-from netsim.errors import InputError, unknown_name, unknown_names
-from netsim.units import format_seconds, parse_fraction, parse_seconds
+from exogym_core.cost.devices import Dtype, find_device
+from netsim import Document, Schema, validate_document
+from netsim.errors import InputError
+from netsim.units import format_seconds, parse_bytes, parse_fraction, parse_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
+    from torch.optim import Optimizer
 
-    from torch import nn
-
-    from exogym_core.cost.speeds import CodingTrials
-
-__all__ = ["NO_DEVICE", "Compute", "StepDurations", "intra_op_threads", "measure_seconds"]
+__all__ = ["NO_DEVICE", "VALUE_BYTES", "BothWays", "Coding", "Compute", "Flops", "StepDurations", "Updates"]
 
 #: Error of a host without a device, where a step's seconds depend on it.
 NO_DEVICE = (
@@ -36,202 +43,305 @@ NO_DEVICE = (
     "--device a100"
 )
 
-_DEFAULT_UTILISATION = 0.4  # of the peak; what well-tuned language model training reaches on data-centre GPUs
-_FREE, _FREE_UPDATES = Coding(), Updates()
-_KEYS = ("fixed", "flops", "measured", "jitter", "stragglers", "coding", "updates", "at_once")
-_MOST_AT_ONCE = 1024
+VALUE_BYTES = 4
+"""Size of a value, for speeds: values count as fp32."""
+
 _STANDARD_NORMAL = statistics.NormalDist()
 
 
-def _number(where: str, value: object, high: float, *, zero: bool = False) -> float:
-    """`value` as a number above 0 (or from 0, with `zero`) to `high`; a share may be written '40 %'."""
-    if isinstance(value, str) and value.rstrip().endswith("%"):
-        value = parse_fraction(value)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and (0 < value <= high or (zero and value == 0)):  # type: ignore[operator]
-        return float(value)  # type: ignore[arg-type]
-    raise InputError(f"{where}: {value!r} is not a number {'from' if zero else 'above'} 0 to {high:g}")
+def _seconds(value: Any) -> Any:
+    return parse_seconds(value) if isinstance(value, str) else value
 
 
-def _whole(where: str, value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MOST_AT_ONCE:
-        return value
-    raise InputError(f"{where}: {value!r} is not a whole number from 1 to {_MOST_AT_ONCE}")
+def _share(value: Any) -> Any:
+    return parse_fraction(value) if isinstance(value, str) and value.rstrip().endswith("%") else value
 
 
-def _options(where: str, given: object, known: Sequence[str]) -> Mapping[str, Any]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise InputError(f"{where}: {given!r} is not a mapping of {', '.join(known)}")
-    unknown = [str(name) for name in given if name not in known]
-    if unknown:
-        raise unknown_names(f"key of {where}", unknown, known)
-    return given
+def _sigma(value: Any) -> Any:
+    return _share(value["sigma"] if isinstance(value, Mapping) and set(value) == {"sigma"} else value)
 
 
-@dataclass(frozen=True)
-class Compute:
-    """Cost of a local step.
+def _speed(value: Any) -> int:
+    if isinstance(value, str) and value.rstrip().endswith("/s"):
+        found = parse_bytes(value.rstrip().removesuffix("/s"))
+        if found:
+            return found
+    raise InputError(f"{value!r} is no speed; write for example '2 GB/s'")
+
+
+def _known_device(name: str) -> str:
+    find_device(name)
+    return name
+
+
+_TEXT = {"type": "string"}
+_NUMBER = {"anyOf": [{"type": "number"}, _TEXT]}
+_Seconds = Annotated[
+    float,
+    Field(allow_inf_nan=False),
+    BeforeValidator(_seconds),
+    Field(ge=0),
+    PlainSerializer(lambda seconds: f"{seconds!r} s"),
+    WithJsonSchema(_TEXT),
+]
+_Share = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_share), WithJsonSchema(_NUMBER)]
+_Factor = Annotated[_Share, Field(gt=0, le=1e6)]
+_Speed = Annotated[
+    int, BeforeValidator(_speed), PlainSerializer(lambda speed: f"{speed} B/s"), WithJsonSchema(_TEXT)
+]
+
+
+class _TextToo:
+    """JSON Schema of a model for which text may stand."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"anyOf": [_TEXT, handler(core_schema)]}
+
+
+class BothWays(_TextToo, Schema):
+    """Speeds of a codec, in bytes of fp32 values a second; text such as "2 GB/s" stands for both."""
+
+    encode: _Speed
+    decode: _Speed
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _one_for_both(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> BothWays:
+        if isinstance(value, Mapping | BothWays):
+            return validate(value)  # type: ignore[no-any-return]
+        speed = _speed(value)
+        return cls.model_construct(encode=speed, decode=speed)
+
+
+class _Speeds(_TextToo, RootModel[Any]):
+    """Speeds by name; None: to be measured on this machine before the run.
+
+    "free" (none), "measured", one speed for all, or a mapping.
+    """
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True)
+    for_all: ClassVar[str]
+
+    root: Any = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, spec: Any) -> Any:
+        if spec is None or spec == "free":
+            return {}
+        if spec == "measured":
+            return None
+        if not isinstance(spec, Mapping) or {"encode", "decode"} & set(spec):
+            return {cls.for_all: spec}
+        return {str(name): spec[name] for name in sorted(spec, key=str)}
+
+    @model_serializer(mode="wrap")
+    def _plain(self, dump: SerializerFunctionWrapHandler) -> Any:
+        return "measured" if self.is_measured else dump(self).get("", dump(self))
+
+    @property
+    def is_measured(self) -> bool:
+        """True if the speeds are still to be measured on this machine."""
+        return self.root is None
+
+    @property
+    def speeds(self) -> Mapping[str, Any]:
+        """Speeds by name; none where the work is free, or still to be measured."""
+        return self.root or {}
+
+
+class Coding(_Speeds):
+    """Speeds of codecs; without any, coding is free.
+
+    "free", "measured"; a speed such as "2 GB/s"; speeds both ways, `{encode: 1 GB/s, decode: 2 GB/s}`; or a mapping
+    from codecs to either: those of CODECS, "demo" for DeMo's transform, "low-rank" for PowerSGD's, or the name of the
+    user's class.
+    """
+
+    for_all: ClassVar[str] = ""
+
+    root: dict[str, BothWays] | None = {}
+
+    def seconds(self, codec: str, way: str, num_values: int) -> float:
+        """Seconds to "encode" or "decode" so many values.
+
+        Raises:
+            InputError: there are speeds, but none for this codec.
+        """
+        if not self.speeds:
+            return 0.0
+        found = self.speeds.get(self.for_all, self.speeds.get(codec))
+        if found is None:
+            known = ", ".join(self.speeds)
+            raise InputError(f"compute.coding: has no speed for codec {codec!r}, only for {known}; add one")
+        return num_values * VALUE_BYTES / (found.encode if way == "encode" else found.decode)  # type: ignore[no-any-return]
+
+
+class Updates(_Speeds):
+    """Speeds of optimizers, local and outer ones, in bytes of fp32 parameters a second; without any, updates are free.
+
+    "free", "measured"; a speed such as "2 GB/s"; or a mapping from optimizers' classes to speeds: `SGD`, `SGD with
+    momentum`, `AdamW`, ..., and `other` for those that are not named (free without it).
+    """
+
+    for_all: ClassVar[str] = "other"
+
+    root: dict[str, _Speed] | None = {}
+
+    def seconds(self, optimizer: Optimizer) -> float:
+        """Seconds of one step of `optimizer` over all its parameters."""
+        name = type(optimizer).__name__
+        if name == "SGD" and any(group.get("momentum") for group in optimizer.param_groups):
+            name = "SGD with momentum"
+        speed = self.speeds.get(name, self.speeds.get(self.for_all))
+        if speed is None:
+            return 0.0
+        num_values: int = sum(each.numel() for group in optimizer.param_groups for each in group["params"])
+        return num_values * VALUE_BYTES / speed  # type: ignore[no-any-return]
+
+
+class Flops(Schema):
+    """A batch's operations / (the device's peak x utilisation).
 
     Attributes:
-        kind: `fixed`; `flops`: a batch's operations / (the device's peak x utilisation); `measured`: on this
-            machine, to be replaced by `fixed` before the run.
-        seconds: of a step, for `fixed`.
-        utilisation: share of the peak that is reached, for `flops`.
-        device: overrides the hosts' devices, for `flops`.
-        dtype: `fp32`, `tf32`, `bf16` or `fp16`; None: bf16 under autocast, else fp32.
-        factor: measured seconds are multiplied by it.
+        utilisation: share of the peak that is reached; by default what well-tuned language model training reaches on
+            data-centre GPUs.
+        device: overrides the hosts' devices.
+        dtype: None: bf16 under autocast, else fp32.
+    """
+
+    utilisation: Annotated[_Share, Field(gt=0, le=1)] = 0.4
+    device: Annotated[str, AfterValidator(_known_device)] | None = None
+    dtype: Dtype | None = None
+
+
+class MeasuredStep(Schema):
+    """Seconds measured on this machine, to be replaced by fixed ones before the run, times `factor`."""
+
+    factor: _Factor = 1.0
+
+
+class Stragglers(Schema):
+    """The share of the steps of each host that are slow, and their duration as a multiple."""
+
+    fraction: Annotated[_Share, Field(ge=0, le=1)]
+    slowdown: _Factor
+
+
+class Compute(_TextToo, Schema):
+    """Cost of a local step: one of `fixed`, `flops` (the default) and `measured`, and its spread.
+
+    Attributes:
+        fixed: seconds of a step.
+        flops: by operations.
+        measured: on this machine.
         jitter: sigma of the lognormal factor (mean 1) on each step of each host.
-        straggler_fraction: share of the steps of each host that are slow.
-        straggler_slowdown: duration of a slow step, as a multiple.
+        stragglers: slow steps.
         coding: cost of compression.
         updates: cost of optimizers' steps.
         at_once: measure while so many processes do the same on this machine.
     """
 
-    kind: Literal["fixed", "flops", "measured"] = "flops"
-    seconds: float = 0.0
-    utilisation: float = _DEFAULT_UTILISATION
-    device: str | None = None
-    dtype: str | None = None
-    factor: float = 1.0
-    jitter: float = 0.0
-    straggler_fraction: float = 0.0
-    straggler_slowdown: float = 1.0
-    coding: Coding = _FREE
-    updates: Updates = _FREE_UPDATES
-    at_once: int = 1
+    fixed: _Seconds | None = None
+    flops: Flops | None = None
+    measured: MeasuredStep | None = None
+    jitter: Annotated[
+        float, Field(ge=0, le=10, allow_inf_nan=False), BeforeValidator(_sigma), WithJsonSchema(_NUMBER)
+    ] = 0.0
+    stragglers: Stragglers | None = None
+    coding: Coding = Coding({})
+    updates: Updates = Updates({})
+    at_once: Annotated[int, Field(ge=1, le=1024)] = 1
 
     @classmethod
     def parse(cls, spec: Any) -> Compute:
-        """Parse the `compute` of an experiment or of `fit`.
-
-        A number (seconds) or '50 ms'; 'flops'; 'measured'; or a mapping with one of `fixed: 50 ms`,
-        `flops: {utilisation, device, dtype}`, `measured: {factor}`, and with `jitter: 0.1` and
-        `stragglers: {fraction: 1 %, slowdown: 5}`, `coding: 2 GB/s` (see `Coding.parse`) and `updates: 2 GB/s`
-        (`Updates.parse`) as one likes; where something is measured also `at_once: 4`. None is 'flops'.
+        """Parse the `compute` of `fit`: seconds, '50 ms', 'flops', 'measured', or a mapping of the attributes.
 
         Raises:
             InputError: a value out of range, or an unknown key.
 
-        >>> Compute.parse("50 ms").seconds, Compute.parse({"flops": {"device": "a100"}, "jitter": 0.1}).jitter
+        >>> Compute.parse("50 ms").fixed, Compute.parse({"flops": {"device": "a100"}, "jitter": 0.1}).jitter
         (0.05, 0.1)
+        >>> coding = Compute.parse({"coding": {"int8": "2 GB/s"}}).coding
+        >>> coding.seconds("int8", "encode", 10**9)  # values of 4 bytes
+        2.0
         """
-        if isinstance(spec, Compute):
-            return spec
+        return validate_document(cls, Document("compute", spec))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_kind(cls, spec: Any) -> Any:
         if spec is None or spec in ("flops", "measured"):
-            return cls(kind="measured" if spec == "measured" else "flops")
+            return {spec or "flops": {}}
         if isinstance(spec, int | float | str):
-            return cls(kind="fixed", seconds=cls._seconds(spec))
-        given = _options("compute", spec, _KEYS)
+            return {"fixed": spec}
+        if not isinstance(spec, Mapping):
+            return spec
+        given = {key: {} if key in ("flops", "measured") and spec[key] is None else spec[key] for key in spec}
         kinds = [kind for kind in ("fixed", "flops", "measured") if kind in given]
         if len(kinds) > 1:
-            raise InputError(f"compute: {' and '.join(kinds)} exclude each other; keep one")
-        parsed = cls._parse_kind(kinds[0], given[kinds[0]]) if kinds else cls()
-        jitter = given.get("jitter", 0.0)
-        if isinstance(jitter, Mapping):
-            jitter = _options("compute.jitter", jitter, ("sigma",)).get("sigma", 0.0)
-        slow = _options("compute.stragglers", given.get("stragglers"), ("fraction", "slowdown"))
-        fraction = _number("compute.stragglers.fraction", slow.get("fraction", 0.0), 1.0, zero=True)
-        slowdown = _number("compute.stragglers.slowdown", slow.get("slowdown", 1.0), 1e6)
-        if len(slow) == 1:
-            raise InputError("compute.stragglers: give both fraction and slowdown; one alone slows nothing")
-        complete = replace(
-            parsed,
-            jitter=_number("compute.jitter", jitter, 10.0, zero=True),
-            straggler_fraction=fraction,
-            straggler_slowdown=slowdown,
-            coding=Coding.parse(given.get("coding")),
-            updates=Updates.parse(given.get("updates")),
-            at_once=_whole("compute.at_once", given.get("at_once", 1)),
-        )
-        if complete.at_once > 1 and not complete.is_measured:
-            raise InputError("compute.at_once: nothing is measured; leave it out, or measure something")
-        return complete
+            raise InputError(f"{' and '.join(kinds)} exclude each other; keep one")
+        return given if kinds else {"flops": {}, **given}
 
-    @staticmethod
-    def _seconds(value: Any) -> float:
-        if isinstance(value, str):
-            try:
-                return parse_seconds(value)
-            except InputError as error:
-                raise InputError(f"compute: {error}") from None
-        if isinstance(value, bool) or not (0 <= value < math.inf):
-            raise InputError(f"compute: {value!r} seconds is no duration; write for example '50 ms'")
-        return float(value)
+    @model_validator(mode="after")
+    def _measures(self) -> Compute:
+        if self.at_once > 1 and not self.is_measured:
+            raise InputError("at_once: nothing is measured; leave it out, or measure something")
+        return self
 
-    @classmethod
-    def _parse_kind(cls, kind: str, value: Any) -> Compute:
-        if kind == "fixed":
-            if not isinstance(value, int | float | str):
-                raise InputError(f"compute.fixed: {value!r} is no duration; write for example '50 ms'")
-            return cls(kind="fixed", seconds=cls._seconds(value))
-        if kind == "measured":
-            options = _options("compute.measured", value, ("factor",))
-            factor = _number("compute.measured.factor", options.get("factor", 1.0), 1e6)
-            return cls(kind="measured", factor=factor)
-        options = _options("compute.flops", value, ("utilisation", "device", "dtype"))
-        device, dtype = options.get("device"), options.get("dtype")
-        if device is not None:
-            find_device(device, "compute.flops: ").flops_for(dtype or "fp32", device)
-        elif dtype is not None and dtype not in DTYPES:
-            raise unknown_name("dtype of compute.flops", str(dtype), DTYPES)
-        share = _number("compute.flops.utilisation", options.get("utilisation", _DEFAULT_UTILISATION), 1.0)
-        return cls(kind="flops", utilisation=share, device=device, dtype=dtype)
+    @model_serializer(mode="wrap")
+    def _plain(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        plain = dump(self)
+        if self.flops is not None:
+            plain["flops"] = {name: value for name, value in plain["flops"].items() if value is not None}
+        known = type(self).model_fields
+        return {name: value for name, value in plain.items() if getattr(self, name) != known[name].default}
 
     def to_mapping(self) -> dict[str, Any]:
         """The canonical plain form; parses back to an equal `Compute`."""
-        plain: dict[str, Any] = {}
-        if self.kind == "fixed":
-            plain["fixed"] = f"{self.seconds!r} s"
-        elif self.kind == "measured":
-            plain["measured"] = {"factor": self.factor}
-        else:
-            plain["flops"] = {"utilisation": self.utilisation}
-            plain["flops"] |= {"device": self.device} if self.device is not None else {}
-            plain["flops"] |= {"dtype": self.dtype} if self.dtype is not None else {}
-        if self.jitter:
-            plain["jitter"] = self.jitter
-        if self.straggler_fraction:
-            plain["stragglers"] = {"fraction": self.straggler_fraction, "slowdown": self.straggler_slowdown}
-        if self.coding != _FREE:
-            plain["coding"] = self.coding.to_plain()
-        if self.updates != _FREE_UPDATES:
-            plain["updates"] = self.updates.to_plain()
-        if self.at_once > 1:
-            plain["at_once"] = self.at_once
-        return plain
+        return self.model_dump()
 
     @property
     def is_measured(self) -> bool:
         """True if a part is still to be measured."""
-        return "measured" in (self.kind, self.coding.kind, self.updates.kind)
+        return self.measured is not None or self.coding.is_measured or self.updates.is_measured
+
+    @property
+    def varies(self) -> bool:
+        """True if steps differ by chance."""
+        return bool(self.jitter or (self.stragglers is not None and self.stragglers.fraction))
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the peak that is reached, by default where steps do not go by operations."""
+        return (self.flops or Flops()).utilisation
+
+    @property
+    def device(self) -> str | None:
+        """Device in place of the hosts'; None: each host's."""
+        return None if self.flops is None else self.flops.device
 
     def may_become(self, found: Compute) -> bool:
         """True if `found` is this with its open parts measured."""
         if self.is_measured or not self.coding.speeds:
             return self.is_measured
         speeds = set(self.coding.speeds) <= set(found.coding.speeds)
-        return speeds and replace(found, coding=self.coding) == self
+        return speeds and found.model_copy(update={"coding": self.coding}) == self
 
-    def with_measured_work(
-        self, threads: int, trials: CodingTrials, shapes: Sequence[torch.Size], own: CodingTrials = ()
-    ) -> Compute:
-        """Copy with measured speeds of codecs and optimizers, on so many threads, where they are to be measured.
+    def with_utilisation(self, share: float) -> Compute:
+        """Copy with another share of the peak, where steps go by operations."""
+        if self.flops is None:
+            return self
+        return self.model_copy(update={"flops": self.flops.model_copy(update={"utilisation": share})})
 
-        Args:
-            threads: torch's.
-            trials: work of codecs.
-            shapes: of the parameters that are updated.
-            own: work of the user's codecs, which is measured also where speeds by name lack it.
-        """
-        with intra_op_threads(threads):
-            coding = self.coding.measured(trials, own, self.at_once)
-            updates = self.updates.measured(shapes, self.at_once)
-        return replace(
-            self, coding=coding, updates=updates, at_once=self.at_once if self.kind == "measured" else 1
-        )
+    def with_seconds(self, seconds: float) -> Compute:
+        """Copy with the seconds of a step that were measured."""
+        assert self.measured is not None
+        settled = {"fixed": seconds * self.measured.factor, "measured": None, "at_once": 1}
+        return self.model_copy(update=settled)
 
     def step_seconds(self, flops: float, device: str | None, where: str = "", half: bool = False) -> float:
         """Seconds of a whole step before jitter.
@@ -245,22 +355,22 @@ class Compute:
         Raises:
             InputError: by FLOPs, and neither this nor the host names a device; or not measured yet.
         """
-        if self.kind == "fixed":
-            return self.seconds
-        if self.kind == "measured":
+        if self.fixed is not None:
+            return self.fixed
+        if self.flops is None:
             raise InputError("compute: 'measured' has no seconds before it has been measured; use fixed")
-        name = self.device or device
+        name = self.flops.device or device
         if name is None:
             raise InputError(f"{where}{NO_DEVICE}")
-        dtype = self.dtype or ("bf16" if half else "fp32")
-        return flops / (find_device(name, where).flops_for(dtype, name) * self.utilisation)
+        dtype = self.flops.dtype or ("bf16" if half else "fp32")
+        return flops / (find_device(name, where).flops_for(dtype, name) * self.flops.utilisation)
 
     def describe(self) -> str:
         """Short text, such as 'fixed 50 ms'."""
-        if self.kind == "fixed":
-            return f"fixed {format_seconds(self.seconds)}"
-        if self.kind == "measured":
-            return f"measured x {self.factor:g}"
+        if self.fixed is not None:
+            return f"fixed {format_seconds(self.fixed)}"
+        if self.measured is not None:
+            return f"measured x {self.measured.factor:g}"
         return f"flops at {self.utilisation:.0%} of {self.device or 'each host'}'s peak"
 
 
@@ -280,9 +390,9 @@ class StepDurations:
         self.mean_seconds = mean_seconds
         self._prefix = f"{seed}/{host}/".encode()
         self._sigma = compute.jitter
-        self._fraction = compute.straggler_fraction
-        self._slowdown = compute.straggler_slowdown
-        self._varies = bool(self._sigma or self._fraction)
+        slow = compute.stragglers
+        self._fraction, self._slowdown = (0.0, 1.0) if slow is None else (slow.fraction, slow.slowdown)
+        self._varies = compute.varies
 
     @property
     def drawn_from(self) -> tuple[float | bytes, ...]:
@@ -304,31 +414,3 @@ class StepDurations:
         if second / 2**64 < self._fraction:
             seconds *= self._slowdown
         return seconds
-
-
-@contextmanager
-def intra_op_threads(number: int) -> Iterator[None]:
-    """Let torch compute on so many threads in the block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def measure_seconds(model: nn.Module, batch: Any, at_once: int = 1) -> float:
-    """Host seconds of a forward and backward pass over `batch` on a copy of the model, see `seconds_of`.
-
-    The RNG is left as it was.
-    """
-    replica = copy.deepcopy(model)
-
-    def work() -> None:
-        loss = replica(batch)
-        loss.backward()
-        loss.item()  # on a GPU: waits for all that was queued
-
-    with kept_rng_of(model):
-        work()
-        return seconds_of(work, at_once)

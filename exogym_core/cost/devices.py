@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from netsim import device_name, device_table
 from netsim.errors import unknown_name
@@ -11,9 +11,10 @@ from netsim.errors import unknown_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DEVICES", "DTYPES", "Device", "find_device"]
+__all__ = ["DEVICES", "DTYPES", "Device", "Dtype", "find_device"]
 
-DTYPES = ("fp32", "tf32", "bf16", "fp16")
+Dtype: TypeAlias = Literal["fp32", "tf32", "bf16", "fp16"]
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
 
 @dataclass(frozen=True)

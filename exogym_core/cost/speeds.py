@@ -1,26 +1,26 @@
-"""Speeds of codecs and optimizers, given or measured on this machine, as bytes of fp32 values a second."""
+"""Measurement on this machine: seconds of a step, and speeds of codecs and optimizers."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import select
 import statistics
 import time
-from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from exogym_core.cost.compute import VALUE_BYTES, BothWays, Coding, Compute, Updates
+from exogym_core.cost.flops import kept_rng_of
 from exogym_core.workers.processes.children import Children
-from netsim.errors import InputError, unknown_names
-from netsim.units import parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from torch import nn
     from torch.optim import Optimizer
 
     from exogym_core.workers.processes.children import Pipe
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     #: For every codec its name, how many values there are, and how it encodes them and decodes them.
     CodingTrials: TypeAlias = Iterable[tuple[str, int, tuple[Callable[[], Any], Callable[[], Any]]]]
 
-__all__ = ["Coding", "Updates", "charge_updates", "seconds_of", "speed"]
+__all__ = ["charge_updates", "intra_op_threads", "measure_seconds", "seconds_of", "with_measured_speeds"]
 
 _REPEATS = 5
 _BUDGET_SECONDS = 1.0  # slow work is not repeated for longer
@@ -77,126 +77,9 @@ def _parallel_work(work: Callable[[], Any], num: int) -> Iterator[None]:
         yield
 
 
-_ALL = ""  # name of one speed for all codecs
-_VALUE_BYTES = 4  # values count as fp32
-
-
-@dataclass(frozen=True)
-class Coding:
-    """The speeds of codecs; without any, coding is free.
-
-    Attributes:
-        speeds: (codec, encoded, decoded): bytes of fp32 values a second; one entry without a name is for all.
-        kind: "given", or "measured": on this machine, to be replaced by the result of `measured`.
-    """
-
-    speeds: tuple[tuple[str, int, int], ...] = ()
-    kind: str = "given"
-
-    @classmethod
-    def parse(cls, spec: Any) -> Coding:
-        """Parse `coding` of `compute`.
-
-        "free" (as None); "measured"; a speed such as "2 GB/s"; speeds both ways, `{encode: 1 GB/s, decode: 2
-        GB/s}`; or a mapping from codecs to either: those of CODECS, "demo" for DeMo's transform,
-        "low-rank" for PowerSGD's, or the name of the user's class.
-
-        Raises:
-            InputError: something else.
-
-        >>> Coding.parse({"int8": "2 GB/s"}).seconds("int8", "encode", 10**9)  # values of 4 bytes
-        2.0
-        """
-        if spec is None or spec == "free":
-            return cls()
-        if spec == "measured":
-            return cls(kind="measured")
-        if not isinstance(spec, Mapping) or {"encode", "decode"} & set(spec):
-            return cls(((_ALL, *_both_ways("compute.coding", spec)),))
-        entries = ((str(name), *_both_ways(f"compute.coding.{name}", spec[name])) for name in sorted(spec))
-        return cls(tuple(entries))
-
-    def to_plain(self) -> Any:
-        """Plain form, which parses to an equal `Coding`."""
-        if self.kind == "measured" or not self.speeds:
-            return "measured" if self.kind == "measured" else "free"
-        plain = {
-            name: {"encode": f"{encoded} B/s", "decode": f"{decoded} B/s"}
-            for name, encoded, decoded in self.speeds
-        }
-        return plain.get(_ALL, plain)
-
-    def seconds(self, codec: str, way: str, num_values: int) -> float:
-        """Seconds to "encode" or "decode" so many values.
-
-        Raises:
-            InputError: there are speeds, but none for this codec.
-        """
-        if not self.speeds:
-            return 0.0
-        for name, encoded, decoded in self.speeds:
-            if name in (_ALL, codec):
-                return num_values * _VALUE_BYTES / (encoded if way == "encode" else decoded)
-        known = ", ".join(name for name, *_ in self.speeds)
-        raise InputError(f"compute.coding: has no speed for codec {codec!r}, only for {known}; add one")
-
-    def measured(self, trials: CodingTrials, own: CodingTrials = (), at_once: int = 1) -> Coding:
-        """Measure the speeds of all codecs of `trials` on this machine, if asked to, and of the user's `own`.
-
-        Speeds that are given by name stay; the user's codecs without one are measured there too. `at_once` processes
-        share this machine's cores, see `seconds_of`.
-        """
-        known = {name for name, *_ in self.speeds}
-        if self.kind == "measured":
-            trials = itertools.chain(trials, own)
-        elif not known or _ALL in known:
-            return self
-        else:
-            trials = own
-        speeds = list(self.speeds)
-        for name, num_values, (encode, decode) in trials:
-            if name in known:
-                continue
-            known.add(name)
-            num_bytes = num_values * _VALUE_BYTES
-            encoded, decoded = seconds_of(encode, at_once), seconds_of(decode, at_once)
-            speeds.append((name, round(num_bytes / encoded), round(num_bytes / decoded)))
-        return Coding(tuple(speeds))
-
-
-def _both_ways(where: str, spec: Any) -> tuple[int, int]:
-    """Bytes a second encoded and decoded, from one speed or two."""
-    if not isinstance(spec, Mapping):
-        return (speed(where, spec),) * 2
-    unknown = [str(name) for name in spec if name not in ("encode", "decode")]
-    if unknown:
-        raise unknown_names(f"key of {where}", unknown, ("encode", "decode"))
-    if len(spec) < 2:
-        raise InputError(f"{where}: give both encode and decode")
-    return speed(f"{where}.encode", spec["encode"]), speed(f"{where}.decode", spec["decode"])
-
-
-def speed(where: str, text: Any, what: str = "coding") -> int:
-    """Bytes a second, from text such as "2 GB/s".
-
-    Raises:
-        InputError: it is something else.
-    """
-    if isinstance(text, str) and text.rstrip().endswith("/s"):
-        try:
-            found = parse_bytes(text.rstrip().removesuffix("/s"))
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from None
-        if found:
-            return found
-    raise InputError(f"{where}: {text!r} is no speed of {what}; write for example '2 GB/s'")
-
-
-_OTHER = "other"  # name of the speed of all other optimizers
-_MOMENTUM = {"momentum": 0.9, "nesterov": True}
 _TRIED: Mapping[str, Mapping[str, Any]] = {
     "SGD": {},
-    "SGD with momentum": _MOMENTUM,
+    "SGD with momentum": {"momentum": 0.9, "nesterov": True},
     "Adam": {},
     "AdamW": {},
     "Adagrad": {},
@@ -206,82 +89,60 @@ _TRIED: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Updates:
-    """The speeds of optimizers, local and outer ones; without any, updates are free.
+def with_measured_speeds(
+    compute: Compute, threads: int, trials: CodingTrials, shapes: Sequence[torch.Size], own: CodingTrials = ()
+) -> Compute:
+    """`compute` with measured speeds of codecs and optimizers, on so many threads, where they are to be measured.
 
-    Attributes:
-        speeds: (optimizer's class, bytes of fp32 parameters a second); that of `other` is for all that are not named.
-        kind: "given", or "measured": on this machine, to be replaced by the result of `measured`.
+    Args:
+        compute: of the run.
+        threads: torch's.
+        trials: work of codecs.
+        shapes: of the parameters that are updated.
+        own: work of the user's codecs, which is measured also where speeds by name lack it.
     """
+    at_once = compute.at_once
+    with intra_op_threads(threads):
+        coding = _measured_coding(compute.coding, trials, own, at_once)
+        updates = _measured_updates(shapes, at_once) if compute.updates.is_measured else compute.updates
+    found = {"coding": coding, "updates": updates, "at_once": 1 if compute.measured is None else at_once}
+    return compute.model_copy(update=found)
 
-    speeds: tuple[tuple[str, int], ...] = ()
-    kind: str = "given"
 
-    @classmethod
-    def parse(cls, spec: Any) -> Updates:
-        """Parse `updates` of `compute`.
+def _measured_coding(given: Coding, trials: CodingTrials, own: CodingTrials, at_once: int) -> Coding:
+    """Speeds of all codecs of `trials`, if they are to be measured, and of the user's `own`.
 
-        "free" (as None); "measured"; a speed such as "2 GB/s"; or a mapping from optimizers' classes to speeds: `SGD`,
-        `SGD with momentum`, `AdamW`, ..., and `other` for those that are not named (free without it).
-
-        Raises:
-            InputError: something else.
-
-        >>> Updates.parse({"AdamW": "1 GB/s"}).speeds
-        (('AdamW', 1000000000),)
-        """
-        if spec is None or spec == "free":
-            return cls()
-        if spec == "measured":
-            return cls(kind="measured")
-        if not isinstance(spec, Mapping):
-            return cls(((_OTHER, speed("compute.updates", spec, "updates")),))
-        return cls(
-            tuple(
-                (str(name), speed(f"compute.updates.{name}", spec[name], "updates"))
-                for name in sorted(spec, key=str)
+    Speeds that are given by name stay; the user's codecs without one are measured there too.
+    """
+    speeds = dict(given.speeds)
+    if given.is_measured:
+        trials = itertools.chain(trials, own)
+    elif not speeds or Coding.for_all in speeds:
+        return given
+    else:
+        trials = own
+    for name, num_values, (encode, decode) in trials:
+        if name not in speeds:
+            encoded, decoded = (
+                round(num_values * VALUE_BYTES / seconds_of(work, at_once)) for work in (encode, decode)
             )
-        )
-
-    def to_plain(self) -> Any:
-        """Plain form, which parses to an equal `Updates`."""
-        if self.kind == "measured" or not self.speeds:
-            return "measured" if self.kind == "measured" else "free"
-        return {name: f"{each} B/s" for name, each in self.speeds}
-
-    def seconds(self, optimizer: Optimizer) -> float:
-        """Seconds of one step of `optimizer` over all its parameters."""
-        speeds = dict(self.speeds)
-        found = speeds.get(_name_of(optimizer), speeds.get(_OTHER))
-        if found is None:
-            return 0.0
-        num_values: int = sum(each.numel() for group in optimizer.param_groups for each in group["params"])
-        return num_values * _VALUE_BYTES / found
-
-    def measured(self, shapes: Sequence[torch.Size], at_once: int = 1) -> Updates:
-        """Measure the speeds of torch's usual optimizers over tensors of these shapes, if asked to.
-
-        `other` gets that of AdamW. `at_once` processes share this machine's cores, see `seconds_of`.
-        """
-        if self.kind != "measured":
-            return self
-        generator = torch.Generator().manual_seed(0)
-        parameters = [torch.randn(shape, generator=generator) for shape in shapes]
-        for parameter in parameters:
-            parameter.grad = torch.randn(parameter.shape, generator=generator) * 1e-3
-        num_bytes = sum(parameter.numel() for parameter in parameters) * _VALUE_BYTES
-        speeds = {}
-        for name, options in _TRIED.items():
-            make = getattr(torch.optim, name.partition(" ")[0])
-            speeds[name] = round(num_bytes / seconds_of(make(parameters, lr=1e-6, **options).step, at_once))
-        return Updates(tuple(sorted({**speeds, _OTHER: speeds["AdamW"]}.items())))
+            speeds[name] = BothWays.model_construct(encode=encoded, decode=decoded)
+    return Coding.model_construct(speeds)
 
 
-def _name_of(optimizer: Optimizer) -> str:
-    name = type(optimizer).__name__
-    has_momentum = any(group.get("momentum") for group in optimizer.param_groups)
-    return f"{name} with momentum" if name == "SGD" and has_momentum else name
+def _measured_updates(shapes: Sequence[torch.Size], at_once: int) -> Updates:
+    """Speeds of torch's usual optimizers over tensors of these shapes; all others get that of AdamW."""
+    generator = torch.Generator().manual_seed(0)
+    parameters = [torch.randn(shape, generator=generator) for shape in shapes]
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=generator) * 1e-3
+    num_bytes = sum(parameter.numel() for parameter in parameters) * VALUE_BYTES
+    speeds = {}
+    for name, options in _TRIED.items():
+        make = getattr(torch.optim, name.partition(" ")[0])
+        speeds[name] = round(num_bytes / seconds_of(make(parameters, lr=1e-6, **options).step, at_once))
+    speeds[Updates.for_all] = speeds["AdamW"]
+    return Updates.model_construct(dict(sorted(speeds.items())))
 
 
 def charge_updates(
@@ -296,3 +157,31 @@ def charge_updates(
 
     for optimizer in optimizers:
         after_each(optimizer)
+
+
+@contextmanager
+def intra_op_threads(number: int) -> Iterator[None]:
+    """Let torch compute on so many threads in the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def measure_seconds(model: nn.Module, batch: Any, at_once: int = 1) -> float:
+    """Host seconds of a forward and backward pass over `batch` on a copy of the model, see `seconds_of`.
+
+    The RNG is left as it was.
+    """
+    replica = copy.deepcopy(model)
+
+    def work() -> None:
+        loss = replica(batch)
+        loss.backward()
+        loss.item()  # on a GPU: waits for all that was queued
+
+    with kept_rng_of(model):
+        work()
+        return seconds_of(work, at_once)

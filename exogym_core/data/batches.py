@@ -14,7 +14,7 @@ from netsim.errors import InputError, unknown_names
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from exogym_core.data.draws import Draws
+    from exogym_core.data.samples import Draws
 
 
 __all__ = [

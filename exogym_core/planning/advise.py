@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.planning.groups import group_seconds, groupings, ring_orders
-from exogym_core.planning.measure import Plan, Setting, least_days, measure
-from exogym_core.planning.needs import NETWORK_ERROR
+from exogym_core.planning.measure import NETWORK_ERROR, Plan, Setting, is_sooner, least_days, measure
 from exogym_core.planning.step_ratio import Ratio, steps_range
 from exogym_core.strategy import STRATEGIES, build_strategy
 from netsim.errors import InputError
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from netsim import Topology
 
-__all__ = ["CANDIDATES", "SEARCHED", "Advice", "advise", "candidates", "climbed", "merged", "told_alike"]
+__all__ = ["CANDIDATES", "SEARCHED", "Advice", "advise", "alike_text", "candidates", "climbed", "merged"]
 
 _LARGE = 10_000  # as bytes are
 _AS_SOON = 0.005  # relative; what differs by less is as soon, and smaller options are better then
@@ -98,7 +97,7 @@ _ALIKE = 1e-3  # of days, relative
 
 
 def merged(rows: Sequence[dict[str, Any]], searched: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
-    """One row for those that differ in searched options alone and take as long; its `alike` has the others' options.
+    """Merge rows that differ only in searched options and take equally long; `alike` has the others' options.
 
     Of such rows the one whose options are smallest stays, in the order in which strategies list them.
 
@@ -135,11 +134,11 @@ def _values(row: Mapping[str, Any], names: Sequence[str]) -> list[float]:
     return [row["options"].get(name, float("inf")) for name in names]
 
 
-def told_alike(row: Mapping[str, Any], searched: Mapping[str, Mapping[str, int]]) -> str:
+def alike_text(row: Mapping[str, Any], searched: Mapping[str, Mapping[str, int]]) -> str:
     """Number of other options that take as long, and their range of values.
 
     >>> row = {"strategy": "S", "options": {"tau": 2}, "alike": [{"tau": 5}, {"tau": 10}]}
-    >>> told_alike(row, {"S": {"tau": 0}})
+    >>> alike_text(row, {"S": {"tau": 0}})
     ' (and 2 alike: tau 2 to 10)'
     """
     if not row["alike"]:
@@ -211,12 +210,15 @@ def advise(
 
 
 class Advice:
-    """A search for the soonest and cheapest way to a budget of tokens.
+    """A search for the soonest and cheapest way to a budget of tokens, or for the most that dollars buy.
+
+    With `dollars` every row is planned for as many tokens as computing alone would buy at the least; the result has
+    rows for the money itself, ranked by what they cost for tokens of equal worth.
 
     Args:
-        setting: with `tokens`.
+        setting: with `tokens`, or with `dollars` and prices.
         ratios: steps to the same loss by strategy, of own runs; of others what `steps_range` says.
-        tell: called before each plan with how many were made, about how many there will be, and the next one's name.
+        report: called before each plan with how many were made, about how many there will be, and the next one's name.
 
     Attributes:
         rows: every plan so far, as a mapping; may be read while the search goes on.
@@ -226,10 +228,11 @@ class Advice:
         self,
         setting: Setting,
         ratios: Mapping[str, Ratio] | None = None,
-        tell: Callable[[int, int, str], None] | None = None,
+        report: Callable[[int, int, str], None] | None = None,
     ) -> None:
         self.rows: list[dict[str, Any]] = []
-        self._setting, self._ratios, self._tell = setting, ratios, tell
+        self._dollars = setting.dollars
+        self._setting, self._ratios, self._report = _with_tokens(setting), ratios, report
         self._explained: list[str] = []
         self._not_simulated: list[dict[str, Any]] = []
 
@@ -249,7 +252,8 @@ class Advice:
     def best(self) -> dict[str, Any] | None:
         """The row so far with the fewest days in the mean of its band, among those that fit; None before the first."""
         rows = ({**self._with_bands(row), "alike": []} for row in self.rows)
-        return min(rows, key=_order, default=None)
+        best = min(rows, key=_order, default=None)
+        return best if best is None or self._dollars is None else self._for_money(best, self._dollars)
 
     def result(self) -> dict[str, Any]:
         """Results so far.
@@ -257,7 +261,9 @@ class Advice:
         Returns:
             `ranked` (mappings of plans with `options`, `alike`: other options that take as long, `streams`, `groups` of
             hosts that act as one, `left_out`, `worker_hours`, `steps_ratio`, the bands `days_low`, `days`, `days_high`
-            and `cost_low`, `cost`, `cost_high`, and `place`: rows of one place are equal, as their bands overlap),
+            and `cost_low`, `cost`, `cost_high`, and `place`: rows of one place are equal, as their bands overlap; for
+            dollars also `tokens` that they buy, `tokens_per_parameter`, and `worth_low`, `worth`, `worth_high`: tokens
+            with which data-parallel has the same loss), `budget`: its `tokens` or `dollars`,
             `dominated`: others, which one of these beats in time and money; `not_simulated`: those that one of these
             beats whatever the network does, with `days_at_least` and the `reason`; `ring`, `explained`: what may
             surprise, and `unknown`: what the ranking does not know.
@@ -269,12 +275,15 @@ class Advice:
         baseline = min((row for row in rows if row["strategy"] == "AllReduce"), key=_order, default=None)
         if baseline is not None and baseline not in kept:
             kept.append(baseline)
+        by = "days" if self._dollars is None else "cost"
         for row in kept:
-            row["place"] = 1 + sum(_is_sooner(other, row) for other in kept)
+            row["place"] = 1 + sum(is_sooner(other, row, by) for other in kept)
             row["pareto"] = row["fits"] is not False and not any(_beats(other, row) for other in rows)
-        kept.sort(key=lambda row: (row["fits"] is False, row["place"], *_order(row)))
+        kept.sort(key=lambda row: (row["fits"] is False, row["place"], row[by]))
+        ranked = kept if self._dollars is None else [self._for_money(row, self._dollars) for row in kept]
         return {
-            "ranked": kept,
+            "ranked": ranked,
+            "budget": {"tokens": setting.tokens} if self._dollars is None else {"dollars": self._dollars},
             "protocol": setting.resolved_protocol.describe(),
             "placement": setting.workers_by_site(),
             "dominated": [row for row in rows if row not in kept],
@@ -302,7 +311,31 @@ class Advice:
             "cost_high": times(row["cost_high"], high),
             "cost_by": {of: times(part, mean) for of, part in row["cost_by"].items()},
             "worker_hours": row["worker_hours"] * mean,
-            "steps_ratio": ratio.told(),
+            "steps_ratio": ratio.to_json(),
+        }
+
+    def _for_money(self, row: Mapping[str, Any], dollars: float) -> dict[str, Any]:
+        """A row as `dollars` buy it: its tokens, and the data-parallel tokens that lead to the same loss."""
+        planned, parameters = self._setting.tokens, self._setting.model.num_parameters
+        assert planned is not None
+        worth = {
+            name: None if row[end] is None else planned * dollars / row[end]
+            for name, end in (("worth_low", "cost_high"), ("worth", "cost"), ("worth_high", "cost_low"))
+        }
+        share = dollars / row["cost"]
+        tokens = worth["worth"] * row["steps_ratio"]["mean"]
+        days = [row["days_low"] / row["cost_low"], row["days"] / row["cost"]]
+        days.append(days[-1] if row["days_high"] is None else row["days_high"] / row["cost_high"])
+        low, middle, high = sorted(each * dollars for each in days)
+        return {
+            **row,
+            **{"days_low": low, "days": middle, "days_high": high},
+            **{"cost_low": dollars, "cost": dollars, "cost_high": dollars},
+            "cost_by": {of: None if part is None else part * share for of, part in row["cost_by"].items()},
+            "worker_hours": row["worker_hours"] * share,
+            "tokens": tokens,
+            "tokens_per_parameter": tokens / parameters,
+            **worth,
         }
 
     def _ratio_of(self, row: Mapping[str, Any]) -> Ratio:
@@ -336,10 +369,10 @@ class Advice:
             "workers": setting.num_ranks,
             **labels,
         }
-        if self._tell is not None:
-            told = ", ".join(f"{key}={value}" for key, value in options.items())
+        if self._report is not None:
+            text = ", ".join(f"{key}={value}" for key, value in options.items())
             number = len(self.rows) + len(self._not_simulated)
-            self._tell(number, max(_ABOUT, number + 1), f"{name}({told})")
+            self._report(number, max(_ABOUT, number + 1), f"{name}({text})")
         strategy = build_strategy(name, **options)
         if self._is_beaten(row, *least_days(strategy, setting), setting):
             return None
@@ -508,15 +541,24 @@ def _money(row: Mapping[str, Any]) -> tuple[float, float]:
     return hours * row["days_low"], hours * _high(row) if hours else 0.0
 
 
+def _with_tokens(setting: Setting) -> Setting:
+    """A setting of tokens; of `dollars` so many as they would buy if workers computed all the time.
+
+    Raises:
+        InputError: the price of a worker's hour is missing.
+    """
+    if setting.dollars is None:
+        return setting
+    hourly = setting.hourly_dollars()
+    if not hourly:
+        raise InputError("advise: --budget needs the price of a worker's hour: add --price DOLLARS")
+    seconds = max(each.mean_seconds for each in setting.durations())
+    tokens = setting.dollars / hourly * 3600 / seconds * setting.tokens_a_round(1)
+    return replace(setting, tokens=tokens, dollars=None)
+
+
 def _high(row: Mapping[str, Any]) -> float:
     return math.inf if row["days_high"] is None else float(row["days_high"])
-
-
-def _is_sooner(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """True if a row is sooner for any number of steps in both bands; rows that do not fit come last."""
-    if (row["fits"] is False) != (other["fits"] is False):
-        return other["fits"] is False
-    return row is not other and bool(_high(row) < other["days_low"])
 
 
 def _beats(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -531,7 +573,7 @@ def _beats(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     if _learning(row) == _learning(other):
         mine, theirs = (row["days"], _money(row)[0]), (other["days"], _money(other)[0])
         return mine != theirs and all(one <= two for one, two in zip(mine, theirs, strict=True))
-    return _is_sooner(row, other) and _money(row)[1] < _money(other)[0]
+    return is_sooner(row, other) and _money(row)[1] < _money(other)[0]
 
 
 def _learning(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -547,7 +589,7 @@ def _order(row: Mapping[str, Any]) -> tuple[bool, float]:
 
 def _explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Sentences on groups of hosts, and on codecs that make a strategy slower, as their values take other routes."""
-    told = [
+    lines = [
         f"ranks_per_worker={row['options']['ranks_per_worker']}: hosts that average gradients at each step are "
         + " | ".join(", ".join(group) for group in row["groups"])
         for row in rows
@@ -565,12 +607,12 @@ def _explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             continue
         if row["days"] > (1 + _AS_SOON) * same["days"] and row["wan_bytes"] > same["wan_bytes"]:
             slower.add(pair)
-            told.append(
+            lines.append(
                 f"{row['strategy']} is slower in {row['options']['codec']}: codes cannot be added up on the way, so "
                 f"each part goes to one rank and its mean to all, {row['wan_bytes'] / 1e9:.3g} GB between sites a "
                 f"round instead of {same['wan_bytes'] / 1e9:.3g} GB"
             )
-    return told
+    return lines
 
 
 def _what_would_fit(rows: Sequence[Mapping[str, Any]], setting: Setting) -> list[str]:
@@ -624,25 +666,25 @@ def _is_part_of_a_group(site: str, row: Mapping[str, Any], topology: Topology) -
 
 
 def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | None) -> list[str]:
-    told = [
+    lines = [
         "the loss at this scale: days and money are bands, from the fewest steps to the most that a strategy may need "
         "to the loss that data-parallel has after the budget; rows whose bands overlap have one place, as nobody knows "
         "which is sooner",
         f"how far the network is from a real one ({NETWORK_ERROR:.1%} in the median of what was measured) and, without "
-        "--utilisation, what share of their peak devices reach (36 to 46 % in published trainings): bands have both",
+        "--utilisation, what share of their peak devices reach (38 to 46 % in published trainings): bands have both",
     ]
-    told += _told_ratios(rows, ratios or {})
-    told.append(
+    lines += _ratio_lines(rows, ratios or {})
+    lines.append(
         "what lost workers, weather and other people's traffic cost, unless the topology or --set has them"
     )
     if any(row["fits"] is False for row in rows):
-        told.append(
+        lines.append(
             "how long rows that do not fit would take: their times take them to fit, and they are ranked last"
         )
-    return told
+    return lines
 
 
-def _told_ratios(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio]) -> list[str]:
+def _ratio_lines(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio]) -> list[str]:
     """A line a strategy: its range of steps over all its rows, and where that comes from."""
     by_strategy: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def by_site(text: str, flag: str, number: Callable[[str], T]) -> T | dict[str, T]:
-    """One number for all, or one for each host or region that is named.
+    """Parse one number for all, or one for each named host or region.
 
     Args:
         text: what was given.
@@ -112,6 +112,12 @@ def _memory(_: click.Context, parameter: click.Parameter, text: str) -> tuple[st
     return choices
 
 
+_BUDGET = click.option(
+    "--budget",
+    metavar="DOLLARS",
+    help="In place of --tokens: money to spend, such as 500000; tokens and days are those that it pays for.",
+)
+
 _WHERE = (
     click.option("--device", metavar="NAME", help="Every worker's device [the hosts' own]."),
     click.option(
@@ -176,6 +182,7 @@ _WHERE = (
     click.option("--topology", metavar="NAME", help="A shipped network or a file."),
     click.option("--workers", type=click.IntRange(1), help="How many [one a host]."),
     click.option("--tokens", metavar="NUMBER", help="The budget, such as 200B, for days and cost."),
+    _BUDGET,
     click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As netgym run has it."),
     click.option(
         "--sweep",
@@ -208,6 +215,7 @@ def plan(
     """
     if out is not None:
         _check_folder(out)
+    from exogym_core.planning.measure import placed
     from exogym_core.planning.planned import request_of
     from exogym_core.planning.setting import Known
     from exogym_core.planning.sweep import grid
@@ -229,18 +237,18 @@ def plan(
             is_cut = True
     if all("refused" in row for row in rows):
         raise InputError(rows[0]["refused"])
-    _tell_plans(rows, sweeps, as_json, out, asked[0][1].about(), is_cut=is_cut)
+    _print_plans(placed(rows), sweeps, as_json, out, asked[0][1].about(), is_cut=is_cut)
     if is_cut:
         click.echo(f"interrupted: {len(rows)} of {total} plans were made", err=True)
         raise KeyboardInterrupt
 
 
 def _said(point: Mapping[str, str]) -> str:
-    told = ", ".join(f"{key}={value}" for key, value in point.items())
-    return f" at {told}" if told else ""
+    text = ", ".join(f"{key}={value}" for key, value in point.items())
+    return f" at {text}" if text else ""
 
 
-def _tell_plans(
+def _print_plans(
     every: list[dict[str, Any]],
     sweeps: Sequence[str],
     as_json: bool,
@@ -255,16 +263,16 @@ def _tell_plans(
     rows = [row for row in every if "refused" not in row]
     refused = [row["refused"] for row in every if "refused" in row]
     if not sweeps:
-        return _tell(rows, every, refused, as_json, out, about)
+        return _print_rows(rows, every, refused, as_json, out, about)
     keys = [text.partition("=")[0].strip() for text in sweeps]
     axes = [key for key in keys if is_axis(rows, key) and not is_cut]
-    told = {
+    values = {
         "plans": every,
         "break_even": [line for key in axes for line in break_even(rows, key)],
         "sooner_throughout": [line for key in axes for line in sooner_throughout(rows, key)],
         "step_ratios": step_ratio_lines(rows),
     }
-    return _tell(rows, told, refused, as_json, out, about)
+    return _print_rows(rows, values, refused, as_json, out, about)
 
 
 def plan_rows(
@@ -277,15 +285,15 @@ def plan_rows(
     setting = request.setting()
     for label, strategy in request.strategies():
         for sites in _left_out(lost):
-            told = " and ".join(sites) or None
-            name = f"{label} without {told}" if told else label
+            missing = " and ".join(sites) or None
+            name = f"{label} without {missing}" if missing else label
             progress.now(f"planning {name}{where}")
             try:
                 made = planned(strategy, setting.without(sites) if sites else setting, name).to_mapping()
             except RefusedPlanError as error:
                 yield {"name": name, "refused": str(error)}
             else:
-                yield {"name": name, **made, "strategy": label, "without": told}
+                yield {"name": name, **made, "strategy": label, "without": missing}
 
 
 def _left_out(lost: Sequence[str]) -> list[Sequence[str]]:
@@ -308,7 +316,7 @@ def _check_folder(out: Path) -> None:
         raise InputError(f"--out {out}: cannot be written to ({why}); name another folder") from None
 
 
-def _tell(
+def _print_rows(
     rows: list[dict[str, Any]],
     plain: Any,
     refused: Sequence[str],
@@ -352,13 +360,13 @@ def reproduce(
     if given and name != "streaming-diloco":
         raise InputError(f"reproduce {name}: --params, --layers and --step are for streaming-diloco alone")
     with DelayedProgress(f"reproducing {name}"):
-        told = reproduced(name, **given)
+        result = reproduced(name, **given)
     if as_json:
-        return click.echo(json.dumps(told, indent=2))
-    click.echo(f"{told['name']}: {told['source']}")
-    for cell in told["cells"]:
+        return click.echo(json.dumps(result, indent=2))
+    click.echo(f"{result['name']}: {result['source']}")
+    for cell in result["cells"]:
         click.echo(_cell_line(cell))
-    if not told["cells"]:
+    if not result["cells"]:
         click.echo("  no cells: it needs a strategy that is not here yet")
     return None
 
@@ -379,7 +387,8 @@ def _cell_line(cell: dict[str, Any]) -> str:
 @click.argument("topology")
 @_options(
     click.option("--model", metavar="NAME", required=True, help="As netgym plan has it."),
-    click.option("--tokens", metavar="NUMBER", required=True, help="The budget, such as 200B."),
+    click.option("--tokens", metavar="NUMBER", help="The budget, such as 200B; or give --budget."),
+    _BUDGET,
     click.option("--workers", type=click.IntRange(2), help="How many [one a host]."),
     click.option(
         "--set",
@@ -399,6 +408,8 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
     from exogym_core.planning.planned import request_of
     from exogym_core.planning.step_ratio import step_ratios
 
+    if words["tokens"] is None and words["budget"] is None:
+        raise InputError("advise: add --tokens, such as --tokens 200B, or --budget with dollars to spend")
     setting = request_of(None, {}, strategies=("AllReduce",), topology=topology, **words).setting()
     ratios = step_ratios(runs) if runs is not None else None
     is_cut = False
@@ -416,7 +427,7 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
             if not advice.rows:
                 raise
             is_cut = True
-    _tell_advice(advice.result(), as_json)
+    _print_advice(advice.result(), as_json)
     if is_cut:
         click.echo(f"interrupted: the best of {len(advice.rows)} plans so far", err=True)
         raise KeyboardInterrupt
@@ -424,35 +435,40 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
 
 def _best_so_far(advice: Advice) -> str:
     best = advice.best()
-    return "" if best is None else f"; best so far: {_advice_name(best)}, {_days(best)}"
+    if best is None:
+        return ""
+    worth = f", {_worth(best)}" if "worth" in best else ""
+    return f"; best so far: {_advice_name(best)}, {_days(best)}{worth}"
 
 
-def _tell_advice(told: dict[str, Any], as_json: bool) -> None:
-    from exogym_core.planning.page import placement_told
+def _print_advice(advice: dict[str, Any], as_json: bool) -> None:
+    from exogym_core.planning.page import MODEL_SIZE, placement_text
 
     if as_json:
-        return click.echo(json.dumps(told, indent=2, allow_nan=False))
-    shown = _without_variants(told["ranked"])
+        return click.echo(json.dumps(advice, indent=2, allow_nan=False))
+    shown = _without_variants(advice["ranked"])
+    if "dollars" in advice["budget"]:
+        click.echo(f"for {advice['budget']['dollars']:,.0f} dollars:")
     names = [_advice_name(row) for row in shown]
     for name, row in zip(names, shown, strict=True):
         mark = "*" if row["pareto"] else " "
         click.echo(f"{row['place']:>3} {mark} {name:<{max(map(len, names))}} {_advice_figures(row)}")
-    if others := len(told["ranked"]) - len(shown):
+    if others := len(advice["ranked"]) - len(shown):
         click.echo(
             f"{others} more rows differ from these in {_searched_names()} alone, and are later; --json has them"
         )
-    if told["dominated"]:
+    if advice["dominated"]:
         click.echo(
-            f"{len(told['dominated'])} more rows are later and dearer than one of these; --json has them"
+            f"{len(advice['dominated'])} more rows are later and dearer than one of these; --json has them"
         )
-    if told["not_simulated"]:
+    if advice["not_simulated"]:
         click.echo(
             "not simulated, as computing and bytes alone take longer than one of these, the days at the least: "
-            + "; ".join(f"{_named(row)} {row['days_at_least']:.3g}" for row in told["not_simulated"])
+            + "; ".join(f"{_named(row)} {row['days_at_least']:.3g}" for row in advice["not_simulated"])
         )
-    ring = told["ring"]
-    click.echo(f"protocol {told['protocol']}, but for rows that name their streams")
-    click.echo(f"workers: {placement_told(told['placement'])}")
+    ring = advice["ring"]
+    click.echo(f"protocol {advice['protocol']}, but for rows that name their streams")
+    click.echo(f"workers: {placement_text(advice['placement'])}")
     click.echo(
         f"a ring over the sites: {' - '.join(ring['sites'])}, {'exact' if ring['exact'] else 'heuristic'}"
     )
@@ -460,10 +476,12 @@ def _tell_advice(told: dict[str, Any], as_json: bool) -> None:
         f"  {ring['seconds']:.4g} s an all-reduce in fp32, {ring['natural_seconds']:.4g} s in natural order; no "
         f"algorithm is below {ring['bound_seconds']:.4g} s"
     )
-    for line in told["explained"]:
+    for line in advice["explained"]:
         click.echo(line)
+    if "dollars" in advice["budget"]:
+        click.echo(MODEL_SIZE)
     click.echo("*: nothing else is surely both sooner and cheaper; rows of one place are equal. Not known:")
-    for line in told["unknown"]:
+    for line in advice["unknown"]:
         click.echo(f"  {line}")
     return None
 
@@ -487,9 +505,9 @@ def _searched_names() -> str:
 
 
 def _advice_name(row: dict[str, Any]) -> str:
-    from exogym_core.planning.advise import SEARCHED, told_alike
+    from exogym_core.planning.advise import SEARCHED, alike_text
 
-    return _named(row) + told_alike(row, SEARCHED) + (" (does not fit)" if row["fits"] is False else "")
+    return _named(row) + alike_text(row, SEARCHED) + (" (does not fit)" if row["fits"] is False else "")
 
 
 def _named(row: Mapping[str, Any]) -> str:
@@ -498,6 +516,12 @@ def _named(row: Mapping[str, Any]) -> str:
     return f"{row['strategy']}({options}){streams}" + (
         f", without {row['left_out']}" if row["left_out"] else ""
     )
+
+
+def _tokens(number: float) -> str:
+    from exogym_core.planning.page import short_tokens
+
+    return short_tokens(number)
 
 
 def _advice_figures(row: dict[str, Any]) -> str:
@@ -510,7 +534,19 @@ def _advice_figures(row: dict[str, Any]) -> str:
             money += " (traffic alone)"
         elif row["cost_by"].get("egress"):
             money += f" ({_band(row['cost_by']['egress'], low, high)} of it for traffic)"
+    if "worth" in row:
+        money = (
+            f"{_tokens(row['tokens'])} tokens ({row['tokens_per_parameter']:.3g} a parameter), worth "
+            + _worth(row)
+        )
     return f"{_days(row):>22}  {row['compute_utilisation']:>6.1%} computing  {money:>18}"
+
+
+def _worth(row: dict[str, Any]) -> str:
+    """Band of data-parallel's tokens to the same loss."""
+    low, high = row["worth_low"], row["worth_high"]
+    first, last = "?" if low is None else _tokens(low), _tokens(high)
+    return f"{first if first == last else f'{first} to {last}'} of data-parallel's"
 
 
 def _days(row: dict[str, Any]) -> str:

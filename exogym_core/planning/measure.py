@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator.simulated.simulation import computes_crowd
 from exogym_core.planning.models import MEMORY_CHOICES
-from exogym_core.planning.needs import NETWORK_ERROR, SECONDS_A_DAY, Plan
-from exogym_core.planning.rank import draws_bytes
-from exogym_core.planning.rhythm import Rhythm, rhythm
-from exogym_core.planning.rounds import Pace, pace_apart, pace_together, repeats_from
+from exogym_core.planning.rhythm import Rhythm, draws_bytes, rhythm
+from exogym_core.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together, repeats_from
 from exogym_core.planning.setting import Setting
-from exogym_core.planning.simulated_rounds import SimulatedRounds
 from exogym_core.planning.weather import (
     changes_between,
     differs_for_ever,
     num_rounds_needed,
-    told_of_rounds,
+    rounds_remarks,
     with_failures,
 )
 from exogym_core.run.request import with_servers
@@ -28,19 +25,228 @@ from netsim.errors import InputError
 from netsim.units import format_count, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from exogym_core.planning.rounds import RoundFigures
     from exogym_core.strategy.base import Strategy
     from netsim import Topology
 
-__all__ = ["Measured", "Plan", "RefusedPlanError", "Setting", "least_days", "measure"]
+__all__ = [
+    "NETWORK_ERROR",
+    "SECONDS_A_DAY",
+    "Measured",
+    "Plan",
+    "RefusedPlanError",
+    "Setting",
+    "is_sooner",
+    "least_days",
+    "measure",
+    "placed",
+]
+
+SECONDS_A_DAY = 86_400
+
+#: Relative error of simulated communication: the median of calls between sites that nothing was fitted to, and of flows
+#: that share a bottleneck (docs/accuracy.md).
+NETWORK_ERROR = 0.076
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Needs of one strategy.
+
+    Attributes:
+        strategy: its label.
+        seconds_per_step: mean over a round that repeats.
+        seconds_per_round: such a round.
+        steps_per_round: its length.
+        compute_utilisation: computing / all time, mean over ranks.
+        exposed_seconds_per_round: waiting without computing, mean over ranks.
+        tokens_per_second: of all workers: over the whole budget if there is one, else in a round that repeats.
+        days: to the budget of tokens, the first round included.
+        cost: dollars until then, for the workers' hours if they have a price, and for traffic that links charge
+            (`egress`); None where nothing has a price.
+        days_low, days_high, cost_low, cost_high: bands around them: waiting by the network's measured error, computing
+            by the published shares of devices' peak where none was given.
+        cost_by: its parts, `workers` (None without a price) and `egress`; empty without a budget.
+        bytes_per_worker: payload that leaves a worker a round, the largest worker's.
+        payload_bytes: the encoded message of a round, once.
+        wan_bytes: payload between regions a round, over all workers.
+        memory_per_worker: bytes of weights, gradients, optimizers' and outer states, and activations.
+        memory: the same by purpose.
+        memory_with: bytes with one of `MEMORY_CHOICES` each, and no other.
+        mfu: share of the devices' peak that the model's operations are, waiting included, by site.
+        memory_available: what the worker with least has on its devices; None: not known.
+        fits: whether the one goes into the other; what does not fit as it is has to be sharded or offloaded.
+        steady: whether rounds were seen to repeat; else means over what was simulated.
+        tokens: that are worked through: the budget in whole rounds, or less where `until` ends it before; None
+            without a budget. In `days` they come at `tokens_per_second`.
+        tokens_low, tokens_high: band of the tokens that a budget of dollars pays for; None without such a budget.
+        tokens_per_parameter: `tokens` over the model's parameters.
+        rounds, steps: of the budget; None without one.
+        global_batch: sequences of all workers in a step.
+        tokens_per_step: of all workers.
+        staleness: displacements that a server has taken in since a worker had its parameters, when that worker's own
+            comes, in the mean; None without such a server.
+        failures: what crashes take: `crashes_per_day` of all hosts, `seconds_lost_per_crash`, `tokens_lost_per_crash`
+            (each a restart), `restarts` in all, and `times_as_long`, by which `tokens_per_second`, `days` and `cost`
+            are others; None where none are expected.
+        limit: what holds it up, and the cheapest remedy.
+        cheaper: the `days`, `cost` and `egress` with other `collectives`, where those cost less; None where none do.
+        expected_bytes: the bytes are those to be expected, as they depend on random numbers.
+        protocol: how transfers use links, with the streams of each.
+        placement: number of workers by site.
+        collectives: the algorithms that were used, by operation.
+        remarks: what is to be known besides.
+    """
+
+    strategy: str
+    seconds_per_step: float
+    seconds_per_round: float
+    steps_per_round: int
+    compute_utilisation: float
+    exposed_seconds_per_round: float
+    tokens_per_second: float
+    days: float | None
+    cost: float | None
+    cost_by: dict[str, float | None]
+    bytes_per_worker: float
+    payload_bytes: float
+    wan_bytes: float
+    memory_per_worker: int
+    memory: dict[str, int]
+    memory_available: float | None
+    fits: bool | None
+    steady: bool
+    memory_with: dict[str, int] = field(default_factory=dict)
+    mfu: dict[str, float] = field(default_factory=dict)
+    tokens: float | None = None
+    tokens_low: float | None = None
+    tokens_high: float | None = None
+    tokens_per_parameter: float | None = None
+    rounds: int | None = None
+    steps: int | None = None
+    global_batch: int = 0
+    tokens_per_step: int = 0
+    staleness: float | None = None
+    failures: dict[str, float] | None = None
+    limit: dict[str, Any] = field(default_factory=dict)
+    cheaper: dict[str, Any] | None = None
+    expected_bytes: bool = False
+    protocol: str = ""
+    placement: dict[str, int] = field(default_factory=dict)
+    days_low: float | None = None
+    days_high: float | None = None
+    cost_low: float | None = None
+    cost_high: float | None = None
+    collectives: dict[str, list[str]] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data, in the order of the attributes."""
+        return {**vars(self), "remarks": list(self.remarks)}
+
+    def with_band(self, computing: tuple[float, float], *, is_of_money: bool = False) -> Plan:
+        """With bands of days and cost.
+
+        Args:
+            computing: least and most times as long that computing may take.
+            is_of_money: dollars are the budget; then the cost has no band, and `tokens` has one.
+        """
+        if self.days is None:
+            return self
+        share = self.compute_utilisation
+        factors = [
+            share * times + (1 - share) * (1 + error)
+            for times, error in zip(computing, (-NETWORK_ERROR, NETWORK_ERROR), strict=True)
+        ]
+        costs = [self._money(factor, 1.0).get("cost") for factor in factors]
+        days = [self.days * factor for factor in factors]
+        tokens: list[float | None] = [None, None]
+        if is_of_money and self.tokens is not None and self.cost:
+            dearer = [(cost or self.cost) / self.cost for cost in costs]  # than planned, for the same tokens
+            tokens = [self.tokens / times for times in dearer[::-1]]
+            days = sorted(each / times for each, times in zip(days, dearer, strict=True))
+            costs = [self.cost, self.cost]
+        return replace(
+            self,
+            days_low=days[0],
+            days_high=days[1],
+            cost_low=costs[0],
+            cost_high=costs[1],
+            tokens_low=tokens[0],
+            tokens_high=tokens[1],
+        )
+
+    def slowed(self, factor: float) -> Plan:
+        """With so many times the time to the same tokens."""
+        days = None if self.days is None else self.days * factor
+        return replace(
+            self,
+            tokens_per_second=self.tokens_per_second / factor,
+            days=days,
+            **self._money(factor, 1.0),
+        )
+
+    def ended(self, seconds: float) -> Plan:
+        """With no more than so many seconds."""
+        if self.days is None or self.tokens is None or self.days * SECONDS_A_DAY <= seconds:
+            return self
+        share = seconds / (self.days * SECONDS_A_DAY)
+        remark = f"until = {format_seconds(seconds)} ends it: {share:.3g} of the budget's tokens are worked through"
+        return replace(
+            self,
+            days=seconds / SECONDS_A_DAY,
+            tokens=self.tokens * share,
+            tokens_per_parameter=None
+            if self.tokens_per_parameter is None
+            else self.tokens_per_parameter * share,
+            rounds=None if self.rounds is None else math.floor(self.rounds * share),
+            steps=None if self.steps is None else math.floor(self.steps * share),
+            remarks=(*self.remarks, remark),
+            **self._money(share, share),
+        )
+
+    def _money(self, of_workers: float, of_traffic: float) -> dict[str, Any]:
+        """`cost` and `cost_by`, each part so many times as much."""
+        if not self.cost_by:
+            return {}
+        workers, egress = self.cost_by["workers"], self.cost_by["egress"] or 0.0
+        paid = None if workers is None else workers * of_workers
+        egress *= of_traffic
+        total = egress if paid is None and egress else None if paid is None else paid + egress
+        return {"cost": total, "cost_by": {"workers": paid, "egress": egress}}
+
 
 _ROUNDS_OF_NEW_PEERS = 24  # ranks that take turns among 256 others do so three times
 _ROUNDS = 3  # the first meets cold connections; the next two show that they repeat
 _ROUNDS_WITHOUT_MEMORY = 2  # on networks on which connections have none
 _ROUNDS_APART = 12  # of each worker, where workers go their own pace
 _NOTICEABLE = 1.01  # times the budget's steps
+
+
+def is_sooner(row: Mapping[str, Any], other: Mapping[str, Any], name: str = "days") -> bool:
+    """True if a row is sooner anywhere in both bands, or works through more tokens for the same money.
+
+    Rows that do not fit into memory come last.
+
+    Args:
+        row, other: plans as mappings, with `days_low`, `days_high` (None: without an end) and `fits`.
+        name: `days`, or `cost` for the cheaper one.
+    """
+    if (row["fits"] is False) != (other["fits"] is False):
+        return other["fits"] is False
+    if row.get("tokens_low") is not None and other.get("tokens_high") is not None:
+        return bool(row["tokens_low"] > other["tokens_high"])  # for the same money
+    high = row[f"{name}_high"]
+    return row is not other and high is not None and bool(high < other[f"{name}_low"])
+
+
+def placed(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Plans as mappings with `place`: rows whose bands overlap share one; None without days."""
+    with_days = [row for row in rows if row.get("days") is not None]
+    places = {id(row): 1 + sum(is_sooner(other, row) for other in with_days) for row in with_days}
+    return [dict(row) if "refused" in row else {**row, "place": places.get(id(row))} for row in rows]
 
 
 class RefusedPlanError(InputError):
@@ -69,19 +275,22 @@ class Measured:
         else:
             num_rounds = _rounds_at_first(strategy, setting, found)
         if found.begins_longer:
-            remarks += _told_of_a_beginning(name, setting)
+            remarks += _start_remarks(name, setting)
         self.strategy, self.setting = strategy, setting
         self.rounds_of = _rounds_of(strategy, setting, found)
         self.rounds = self.rounds_of(num_rounds)
         assert found.period is not None
-        budget = setting.num_rounds(found.period)
         figures = self._simulated(setting)
         if num_rounds == _ROUNDS_WITHOUT_MEMORY and not _are_alike(figures):
             self.rounds = self.rounds_of(_ROUNDS)
             figures = self._simulated(setting)
+        budget = setting.num_rounds(found.period)
+        if setting.dollars is not None:  # at most so many, as nothing makes rounds shorter
+            quiet = _pace(strategy, setting, found, figures)
+            budget = setting.affordable_rounds(quiet.seconds_until, 0.0)
         if strategy.is_synchronous and not found.are_peers_new:
-            figures, told_weather = self._through_weather(figures, budget)
-            remarks += told_weather
+            figures, weather_remarks = self._through_weather(figures, budget)
+            remarks += weather_remarks
         is_crowded = any("direct" in names for names in figures.collectives.values())
         num_ranks = setting.num_ranks + strategy.num_servers
         if is_crowded and computes_crowd(num_ranks) and not setting.topology.weather:
@@ -90,20 +299,38 @@ class Measured:
             )
         self.figures = figures
         self.are_peers_new = found.are_peers_new
-        if strategy.is_synchronous:
-            pace = pace_together(
-                figures, are_peers_new=found.are_peers_new, differ=setting.differs_for_ever()
-            )
-        else:
-            pace = pace_apart(figures)
-        told = _told(name, setting, figures, found.period, pace._replace(remarks=(*remarks, *pace.remarks)))
-        self.plan = replace(told, expected_bytes=draws_bytes(strategy))
-        _refuse_unseen_changes(name, self.plan, setting, pace.ends)
-        if setting.failures is not None:
-            self.plan = with_failures(self, setting.failures)
+        pace = _pace(strategy, setting, found, figures)
+        pace = pace._replace(remarks=(*remarks, *pace.remarks))
+        if setting.dollars is not None:
+            self.setting = setting = self._paid(name, found.period, pace)
+        self.plan = self._priced(name, found.period, pace)
         if setting.until is not None:
             self.plan = self.plan.ended(setting.until)
-        self.plan = self.plan.with_band(setting.computing_range())
+        self.plan = self.plan.with_band(setting.computing_range(), is_of_money=setting.dollars is not None)
+
+    def _priced(self, name: str, period: int, pace: Pace) -> Plan:
+        """The plan for the setting's tokens, crashes included."""
+        setting = self.setting
+        made = _plan_of(name, setting, self.figures, period, pace)
+        self.plan = replace(made, expected_bytes=draws_bytes(self.strategy))
+        _refuse_unseen_changes(name, self.plan, setting, pace.ends)
+        return self.plan if setting.failures is None else with_failures(self, setting.failures)
+
+    def _paid(self, name: str, period: int, pace: Pace) -> Setting:
+        """The setting with the tokens that its dollars pay for.
+
+        Raises:
+            InputError: the first round costs more.
+        """
+        setting, figures = self.setting, self.figures
+        failures = self._priced(name, period, pace).failures or {}
+        longer = failures.get("times_as_long", 1.0)
+        num_rounds = len(figures.round_seconds)
+        egress = setting.topology.egress_dollars(figures.link_bytes) / num_rounds
+        rounds = setting.affordable_rounds(lambda number: longer * pace.seconds_until(number), egress)
+        missed = num_rounds * len(figures.rank_ends) - figures.contributions
+        counted = max(rounds - missed / setting.num_ranks, 1e-9)
+        return replace(setting, tokens=counted * setting.tokens_a_round(period))
 
     def _through_weather(
         self, figures: RoundFigures, budget: int | None
@@ -118,7 +345,7 @@ class Measured:
             elif not differs_for_ever(compute, weather):  # what ranks request cannot be lengthened
                 self.rounds = self.rounds_of(min(needed, self.rounds.most_live_rounds))
                 figures = self._simulated(self.setting)
-        return figures, told_of_rounds(compute, weather, figures.round_seconds, budget)
+        return figures, rounds_remarks(compute, weather, figures.round_seconds, budget)
 
     @property
     def has_absences(self) -> bool:
@@ -180,6 +407,12 @@ class Measured:
         number = 2 if self._is_alike(setting) else min(len(self.figures.round_seconds), _ROUNDS_OF_NEW_PEERS)
         ends = self._simulated(setting, number, rounds).round_seconds
         return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else ends[0]
+
+
+def _pace(strategy: Strategy, setting: Setting, found: Rhythm, figures: RoundFigures) -> Pace:
+    if not strategy.is_synchronous:
+        return pace_apart(figures)
+    return pace_together(figures, are_peers_new=found.are_peers_new, differ=setting.differs_for_ever())
 
 
 def _rhythm(strategy: Strategy, setting: Setting) -> Rhythm:
@@ -315,7 +548,7 @@ def _rounds_at_first(strategy: Strategy, setting: Setting, found: Rhythm) -> int
     return _ROUNDS if found.asks or not setting.is_plain() else _ROUNDS_WITHOUT_MEMORY
 
 
-def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace: Pace) -> Plan:
+def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pace: Pace) -> Plan:
     num_rounds = len(figures.round_seconds)
     tokens_a_round = setting.tokens_a_round(period)
     days = cost = None
@@ -328,7 +561,7 @@ def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace:
             f"{format_count(missed, 'time')} a worker was away at a round's end, and its steps do not count",
         )
     if rounds is not None:
-        remarks += _told_of_whole_rounds(setting, period)
+        remarks += _whole_round_remarks(setting, period)
         days = pace.seconds_until(rounds) / SECONDS_A_DAY
         egress = setting.topology.egress_dollars(figures.link_bytes) / num_rounds * rounds
         hourly = setting.hourly_dollars()
@@ -366,6 +599,7 @@ def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace:
         fits=None if available is None else memory["total"] <= available,
         steady=pace.steady,
         tokens=worked,
+        tokens_per_parameter=None if worked is None else worked / setting.model.num_parameters,
         rounds=rounds,
         steps=None if rounds is None else rounds * period,
         global_batch=setting.num_ranks * setting.batch_size,
@@ -378,18 +612,18 @@ def _told(name: str, setting: Setting, figures: RoundFigures, period: int, pace:
     )
 
 
-def _told_of_a_beginning(name: str, setting: Setting) -> tuple[str, ...]:
+def _start_remarks(name: str, setting: Setting) -> tuple[str, ...]:
     """A remark where a share of a run is unlike the rest of it; with a budget there is no plan."""
-    told = "begins with steps that send other bytes than later ones, for a share of the run"
-    if setting.tokens is not None:
+    text = "begins with steps that send other bytes than later ones, for a share of the run"
+    if setting.tokens is not None or setting.dollars is not None:
         raise RefusedPlanError(
-            f"plan: {name}: it {told}, so its days are not those of later rounds; set how many steps that are "
-            "(such as freeze_step), or plan it without --tokens"
+            f"plan: {name}: it {text}, so its days are not those of later rounds; set how many steps that are "
+            "(such as freeze_step), or plan it without --tokens and --budget"
         )
-    return (f"it {told}: figures are for later ones",)
+    return (f"it {text}: figures are for later ones",)
 
 
-def _told_of_whole_rounds(setting: Setting, period: int) -> tuple[str, ...]:
+def _whole_round_remarks(setting: Setting, period: int) -> tuple[str, ...]:
     """A remark where whole rounds are noticeably more than the budget."""
     rounds = setting.num_rounds(period)
     assert setting.tokens is not None

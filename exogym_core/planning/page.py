@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["placement_told", "print_table", "write_page"]
+__all__ = ["MODEL_SIZE", "placement_text", "print_table", "short_tokens", "write_page"]
 
 _COLUMNS = (
     "strategy",
+    "place",
     "step",
     "round",
     "utilisation",
@@ -35,17 +36,50 @@ _COLUMNS = (
     "limit",
 )
 
+_OF_MONEY = ("tokens", "tokens a parameter")  # further columns, where a budget is dollars
+
 _ALIKE = 1.005  # a ratio of steps that rounds to one says nothing
+MODEL_SIZE = (
+    "model size: computing is spent best at about 20 tokens a parameter (Hoffmann et al. 2022, arXiv 2203.15556); with "
+    "fewer a smaller model would reach a lower loss for the money, with more a larger one: compare with another --model"
+)
 _PANELS_A_ROW = 3
 _FEW_DAYS = 10
 _MOST_NAMED = 3
 _MOST_SITES = 8
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _columns(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Columns of a table; with tokens where they are what a budget of dollars pays for."""
+    is_of_money = any(row["tokens_low"] is not None for row in rows)
+    return _COLUMNS[:2] + _OF_MONEY + _COLUMNS[2:] if is_of_money else _COLUMNS
+
+
+def _tokens_cells(row: Mapping[str, Any]) -> list[str]:
+    if row["tokens_low"] is None:
+        return ["-", "-"]
+    tokens, low, high = (short_tokens(row[name]) for name in ("tokens", "tokens_low", "tokens_high"))
+    return [f"{tokens} ({low} to {high})", f"{row['tokens_per_parameter']:.3g}"]
+
+
+def short_tokens(number: float) -> str:
+    """A large number of tokens.
+
+    >>> short_tokens(201.4e9), short_tokens(3.2e12), short_tokens(5e5)
+    ('201B', '3.2T', '0.5M')
+    """
+    scale, unit = next(
+        ((size, unit) for size, unit in ((1e12, "T"), (1e9, "B")) if number >= size), (1e6, "M")
+    )
+    return f"{number / scale:,.3g}{unit}"
+
+
+def _cells(row: dict[str, Any], columns: Sequence[str]) -> list[str]:
     days, cost = row["days"], row["cost"]
     return [
         visible(row["name"], 40),
+        "-" if row["place"] is None else str(row["place"]),
+        *(_tokens_cells(row) if _OF_MONEY[0] in columns else ()),
         format_seconds(row["seconds_per_step"]),
         _round(row),
         f"{row['compute_utilisation']:.1%}",
@@ -67,13 +101,15 @@ def _band(row: Mapping[str, Any], name: str) -> str:
     """The band of a row's days or cost, in brackets."""
     low, high = row[f"{name}_low"], row[f"{name}_high"]
     shown = [_in_days(end) if name == "days" else f"{end:,.0f}" for end in (low, high)]
+    if shown[0] == shown[1]:
+        return ""
     return f" ({shown[0]} to {shown[1]})"
 
 
-def placement_told(workers: Mapping[str, int]) -> str:
+def placement_text(workers: Mapping[str, int]) -> str:
     """Number of workers at each site, or of sites where there are many.
 
-    >>> placement_told({"eu": 2, "us": 1}), placement_told({f"home{i}": 1 for i in range(20)})
+    >>> placement_text({"eu": 2, "us": 1}), placement_text({f"home{i}": 1 for i in range(20)})
     ('eu 2, us 1', '20 sites, 1 each')
     """
     if len(workers) <= _MOST_SITES:
@@ -148,11 +184,12 @@ def print_table(rows: Sequence[dict[str, Any]], plain: Any, about: Sequence[str]
     """
     keys = _swept(rows)
     table = Table(box=None, pad_edge=False)
-    for column in [*keys.values(), *_COLUMNS]:
+    columns = _columns(rows)
+    for column in [*keys.values(), *columns]:
         left = column in ("strategy", "limit") or column in keys.values()
         table.add_column(column, justify="left" if left else "right")
     for row in _once(rows):
-        table.add_row(*_values(row, keys), *_cells(row))
+        table.add_row(*_values(row, keys), *_cells(row, columns))
     console = stdout(180)
     for line in about:
         console.print(line, soft_wrap=True, markup=False, highlight=False)
@@ -180,6 +217,13 @@ def _notes(rows: Sequence[dict[str, Any]], plain: Any, *, short: bool = False) -
             "dollars: traffic that links charge for alone; --price DOLLARS, of a worker's hour, adds theirs"
         )
     notes.append(_memory_note(shown))
+    is_of_money = any(row["tokens_low"] is not None for row in rows)
+    if len(places := [row["place"] for row in rows if row["place"] is not None]) > len(set(places)):
+        notes.append(
+            f"rows of one place are equal: their bands of {'tokens' if is_of_money else 'days'} overlap"
+        )
+    if is_of_money:
+        notes.append(MODEL_SIZE)
     notes.append("not known: the loss at this scale; steps to a loss may differ from strategy to strategy")
     return notes
 
@@ -194,9 +238,9 @@ def _remarks(rows: Sequence[dict[str, Any]]) -> list[str]:
             names.setdefault(visible(remark, 1000), {})[name] = None
     lines = []
     for remark, of in names.items():
-        told = "all plans" if 1 < len(rows) == len(of) else "; ".join(list(of)[:_MOST_NAMED])
-        more = f" and {len(of) - _MOST_NAMED} more" if told != "all plans" and len(of) > _MOST_NAMED else ""
-        lines.append(f"{told}{more}: {remark}")
+        text = "all plans" if 1 < len(rows) == len(of) else "; ".join(list(of)[:_MOST_NAMED])
+        more = f" and {len(of) - _MOST_NAMED} more" if text != "all plans" and len(of) > _MOST_NAMED else ""
+        lines.append(f"{text}{more}: {remark}")
     return lines
 
 
@@ -241,14 +285,14 @@ def _notes_of(row: dict[str, Any]) -> list[str]:
         )
     if row.get("failures") is not None:
         found = row["failures"]
-        told = f"{name}: {found['crashes_per_day']:.3g} crashes a day, each of which takes "
-        told += format_seconds(found["seconds_lost_per_crash"])
+        text = f"{name}: {found['crashes_per_day']:.3g} crashes a day, each of which takes "
+        text += format_seconds(found["seconds_lost_per_crash"])
         if found["tokens_lost_per_crash"]:
-            told += f" and {found['tokens_lost_per_crash']:,.0f} tokens"
+            text += f" and {found['tokens_lost_per_crash']:,.0f} tokens"
         if "restarts" in found:
-            told += f" ({found['restarts']:,.0f} restarts in all)"
+            text += f" ({found['restarts']:,.0f} restarts in all)"
         notes.append(
-            f"{told}: {found['times_as_long']:.3g} times as long as without, which tokens/s and days contain"
+            f"{text}: {found['times_as_long']:.3g} times as long as without, which tokens/s and days contain"
         )
     return notes
 
@@ -315,9 +359,9 @@ def _ratio_notes(lines: Sequence[dict[str, Any]], *, short: bool) -> list[str]:
         ratios = sorted(line["steps_ratio"] for line in those)
         if ratios[-1] < _ALIKE:
             continue
-        told = " to ".join(dict.fromkeys(f"{ratio:.2f}" for ratio in (ratios[0], ratios[-1])))
+        text = " to ".join(dict.fromkeys(f"{ratio:.2f}" for ratio in (ratios[0], ratios[-1])))
         notes.append(
-            f"{faster} stays ahead of {slower} while it needs less than {told} times the steps{_where(those)}"
+            f"{faster} stays ahead of {slower} while it needs less than {text} times the steps{_where(those)}"
         )
     return notes
 
@@ -348,12 +392,13 @@ def write_page(
     plot = folder / "utilisation.png"
     _plot(plot, rows)
     keys = _swept(rows)
-    columns = [html.escape(column) for column in (*keys.values(), *_COLUMNS)]
+    named = _columns(rows)
+    columns = [html.escape(column) for column in (*keys.values(), *named)]
     body = "".join(
         "<tr>"
         + "".join(
             f"<td data-of='{column}'>{html.escape(cell)}</td>"
-            for column, cell in zip(columns, (*_values(row, keys), *_cells(row)), strict=True)
+            for column, cell in zip(columns, (*_values(row, keys), *_cells(row, named)), strict=True)
         )
         + "</tr>"
         for row in _once(rows)

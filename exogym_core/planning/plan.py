@@ -34,7 +34,7 @@ _UNLIKE = 1.01  # times as slow as others: then they wait
 
 
 class _Doubling(NamedTuple):
-    """One thing to double."""
+    """A resource to double."""
 
     by: str
     remedy: str
@@ -57,11 +57,12 @@ def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan
 
     def limited() -> Plan:
         measured = Measured(strategy, setting)
+        found = replace(measured.setting, dollars=None)  # with the tokens that they pay for
         return replace(
             measured.plan,
-            limit=_limit(measured, setting),
-            cheaper=_cheaper(measured, setting),
-            remarks=(*setting.remarks, *measured.plan.remarks, *_of_the_law(strategy, setting)),
+            limit=_limit(measured, found),
+            cheaper=_cheaper(measured, found),
+            remarks=(*setting.remarks, *measured.plan.remarks, *_of_the_law(strategy, found)),
         )
 
     known = setting.known
@@ -80,8 +81,8 @@ def _cheaper(of: Measured, setting: Setting) -> dict[str, Any] | None:
             if name not in used:
                 other = measure(of.strategy, replace(setting, collectives={op: name}))
                 if other.cost is not None and other.cost < _CHEAPER * plan.cost:
-                    told = {"days": other.days, "cost": other.cost, "egress": other.cost_by["egress"]}
-                    found.append((other.cost, {"collectives": {op: name}, **told}))
+                    values = {"days": other.days, "cost": other.cost, "egress": other.cost_by["egress"]}
+                    found.append((other.cost, {"collectives": {op: name}, **values}))
     return min(found, key=lambda row: row[0])[1] if found else None
 
 
@@ -161,7 +162,7 @@ def _computing(of: Measured, setting: Setting) -> Iterator[_Doubling]:
     seconds = [each.mean_seconds for each in setting.durations()]
     slowest = max(seconds)
     at_most = slowest * of.plan.steps_per_round / _FASTER
-    is_steady = not (setting.compute.jitter or setting.compute.straggler_fraction)
+    is_steady = not setting.compute.varies
     if not (of.strategy.is_synchronous and is_steady):
         at_most = of.plan.seconds_per_round
     if of.strategy.is_synchronous and slowest > _UNLIKE * min(seconds):
@@ -171,13 +172,13 @@ def _computing(of: Measured, setting: Setting) -> Iterator[_Doubling]:
         sites = " and ".join(dict.fromkeys(setting.topology.region_of(host) for host in there))
         device = setting.compute.device or setting.topology.hosts[next(iter(there))].device
         remedy = f"devices there twice as fast, or --without {sites}"
-        if setting.compute.kind == "flops" and not setting.batch_by_speed:
+        if setting.compute.flops is not None and not setting.batch_by_speed:
             remedy = "sequences shared out by speed (--batch-by-speed), or devices there twice as fast"
         factors = [1 / _FASTER if is_slow else 1.0 for is_slow in slow]
         by = f"compute of {visible(sites, 60)}" + (f" ({device})" if device else "")
         yield _Doubling(by, remedy, at_most, partial(of.later_round, setting, factors))
     if of.strategy.is_synchronous and not is_steady:
-        steady = replace(setting.compute, jitter=0.0, straggler_fraction=0.0)
+        steady = setting.compute.model_copy(update={"jitter": 0.0, "stragglers": None})
         remedy = "steadier devices, or a strategy whose workers go their own pace"
         later = partial(of.later_round, replace(setting, compute=steady), [1.0] * len(seconds))
         yield _Doubling("stragglers", remedy, at_most, later)

@@ -16,10 +16,11 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from exogym_core.cli.experiment import Experiment, apply_overrides
 from exogym_core.config import checked_config, file_values
 from exogym_core.cost.flops import count_flops
+from exogym_core.cost.speeds import with_measured_speeds
 from exogym_core.data.batches import batch_reader
 from exogym_core.planning.measure import Setting
 from exogym_core.planning.models import SequenceModel, kept_bytes, planned_model, without_values
-from exogym_core.planning.page import placement_told
+from exogym_core.planning.page import placement_text
 from exogym_core.planning.setting import Crashes, Known, with_wan_bandwidth
 from exogym_core.strategy.trials import coding_trials
 from exogym_core.tasks import MODELS, Task, TokenWindows
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from exogym_core.config import Settings
     from exogym_core.strategy.base import Strategy
 
-__all__ = ["WAN_BANDWIDTH", "Request", "parse_tokens", "request_of", "trained_model"]
+__all__ = ["WAN_BANDWIDTH", "Request", "parse_dollars", "parse_tokens", "request_of", "trained_model"]
 
 _COUNTED_SAMPLES = 2  # of one alone some normalisations refuse to train
 _BLOCK_SIZE, _BYTES, _TOKENS = 128, 256, 50304  # as the task text has them
@@ -64,7 +65,7 @@ def trained_model(experiment: Experiment) -> tuple[SequenceModel, tuple[str, ...
         remarks += ("its samples are no rows of tokens: a token of this plan is a sample",)
     length, shapes = inputs.shape[1] if is_text else 1, tree_map(_without_values, batch)
     flops = 0
-    if experiment.compute.kind == "flops":
+    if experiment.compute.flops is not None:
         counted = count_flops(model, shapes)
         counted.warn_or_refuse()
         flops = counted.total // _COUNTED_SAMPLES
@@ -104,9 +105,9 @@ def _without_files(experiment: Experiment, error: MissingDataError) -> tuple[Tas
     model = experiment.settings.model
     if "vocab_size" in options or (model is not None and "vocab_size" in model.options):
         return task, ()
-    told = str(error).splitlines()[0]
+    reason = str(error).splitlines()[0]
     return task, (
-        f"ITS VOCABULARY IS GUESSED as {vocabulary:,} tokens, since its data are not here ({told}): with another one "
+        f"ITS VOCABULARY IS GUESSED as {vocabulary:,} tokens, since its data are not here ({reason}): with another one "
         "bytes, memory and seconds are others; say --set task.vocab_size=...",
     )
 
@@ -115,6 +116,7 @@ def _without_files(experiment: Experiment, error: MissingDataError) -> tuple[Tas
 WAN_BANDWIDTH = "wan.bandwidth"
 
 _SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_MOST_DOLLARS = 1e15
 _BATCH_SIZE = 256
 _SEQUENCE = 2048
 _BILLION = 1e9
@@ -140,6 +142,26 @@ def parse_tokens(text: str) -> float:
     return number * (scale or 1.0)
 
 
+def parse_dollars(given: str | float) -> float:
+    """Dollars to spend, above zero.
+
+    Raises:
+        InputError: it is no such number.
+
+    >>> parse_dollars("500,000"), parse_dollars("500k"), parse_dollars(1.5e6)
+    (500000.0, 500000.0, 1500000.0)
+    """
+    plain = str(given).strip().lstrip("$").replace(",", "")
+    scale = _SCALES.get(plain[-1:].upper())
+    try:
+        number = float(plain if scale is None else plain[:-1])
+    except ValueError:
+        number = 0.0
+    if not 0 < number < _MOST_DOLLARS:
+        raise InputError(f"budget: {given!r} is no number of dollars; write for example 500000 or 500k")
+    return number * (scale or 1.0)
+
+
 @dataclass(frozen=True)
 class Request:
     """An experiment to plan.
@@ -148,10 +170,12 @@ class Request:
         experiment: its strategies, network, compute time and workers.
         model: without values.
         tokens: the budget; None: the steps of an experiment's file, else none.
+        dollars: a budget of money in place of tokens.
         dollars_per_hour: of one worker, or by its site.
         wan_bandwidth: on every link between sites, as text; None: the topology's.
         devices_per_worker: devices that compute a worker's batch together, without loss, or by its site.
         utilisation: of devices by site; None: compute's.
+        is_utilisation_given: the user gave compute's, which may equal the default.
         memory, micro_batch: see `Setting`.
         batch_by_speed: workers' batches go by their devices' speed.
         known: what other requests have found out.
@@ -163,10 +187,12 @@ class Request:
     experiment: Experiment
     model: SequenceModel
     tokens: float | None = None
+    dollars: float | None = None
     dollars_per_hour: float | Mapping[str, float] | None = None
     wan_bandwidth: str | None = None
     devices_per_worker: int | Mapping[str, int] = 1
     utilisation: Mapping[str, float] | None = None
+    is_utilisation_given: bool = False
     memory: tuple[str, ...] = ()
     micro_batch: int = 1
     batch_by_speed: bool = False
@@ -207,7 +233,12 @@ class Request:
                     "plan: sequences are as long as the task makes them: --set task.block_size=..."
                 )
             of_model = settings.model and settings.model.to_mapping()
-            given = (settings.task.to_mapping(), of_model, experiment.compute.kind, settings.workers.count)
+            given = (
+                settings.task.to_mapping(),
+                of_model,
+                experiment.compute.flops is not None,
+                settings.workers.count,
+            )
             key = ("trained model", known.number_of(given))
             model, remarks = known.once(key, lambda: trained_model(experiment))
             return cls(experiment, model, known=known, remarks=remarks, is_file=is_file, **options)
@@ -241,15 +272,16 @@ class Request:
         count = settings.workers.count
         num_values = sum(each.numel() for each in self.model.model.parameters() if each.requires_grad)
         tokens = self.tokens
-        if tokens is None and self.is_file:
+        if tokens is None and self.is_file and self.dollars is None:
             tokens = float(settings.steps * settings.batch_size * count * self.model.length)
         return Setting(
             self.model,
             topology,
-            experiment.compute.with_measured_work(1, coding_trials(num_values, count), []),
+            with_measured_speeds(experiment.compute, 1, coding_trials(num_values, count), []),
             count,
             settings.batch_size,
             tokens,
+            self.dollars,
             settings.placement,
             settings.protocol,
             settings.collectives,
@@ -263,6 +295,7 @@ class Request:
             self.utilisation,
             self.memory,
             self.micro_batch,
+            is_utilisation_given=self.is_utilisation_given,
             remarks=(*self.remarks, *self.not_charged),
             known=self.known,
         )
@@ -277,23 +310,25 @@ class Request:
         network = "" if topology is None else topology.name
         protocol = Protocol.resolve(settings.protocol, topology.protocol if topology is not None else None)
         size = self.model.num_parameters
-        told = f"{size / 1e9:,.3g}B" if size >= _BILLION else f"{size / 1e6:,.3g}M"
+        text = f"{size / 1e9:,.3g}B" if size >= _BILLION else f"{size / 1e6:,.3g}M"
         lines = [
             f"{name}{f'-{preset}' if preset else ''} on {network}: {format_count(count, 'worker')}",
             f"protocol {protocol.describe()}; collectives {_in_one_line(settings.collectives)}; "
-            f"workers: {placement_told(self.setting().workers_by_site())}",
-            f"{told} parameters; a step is {count * batch:,} sequences ({batch:,} a worker) of {length:,}, "
-            f"{count * batch * length:,} tokens; {self._compute_told()}",
+            f"workers: {placement_text(self.setting().workers_by_site())}",
+            f"{text} parameters; a step is {count * batch:,} sequences ({batch:,} a worker) of {length:,}, "
+            f"{count * batch * length:,} tokens; {self._compute_text()}",
         ]
         if self.tokens is not None:
             lines.append(
                 f"budget: {self.tokens:,.0f} tokens, {math.ceil(self.tokens / (count * batch * length)):,} steps"
             )
+        if self.dollars is not None:
+            lines.append(f"budget: {self.dollars:,.0f} dollars; tokens are those that it pays for")
         return [*lines, f"a worker's hour: {_priced(self.dollars_per_hour)}"]
 
-    def _compute_told(self) -> str:
+    def _compute_text(self) -> str:
         compute = self.experiment.compute
-        if compute.kind == "flops" and self.utilisation is not None:
+        if compute.flops is not None and self.utilisation is not None:
             shares = ", ".join(f"{site} {share:.0%}" for site, share in self.utilisation.items())
             return f"flops at {shares} of {compute.device or 'each host'}'s peak"
         return f"computing: {compute.describe()}"
@@ -314,7 +349,7 @@ def _refuse_measured(experiment: Experiment) -> None:
             f"plan: a step's computing is measured where it runs; add --set compute='{{{words}}}' with your seconds, "
             "or plan a run's folder, which has what it measured"
         )
-    if compute.updates.speeds or compute.updates.kind == "measured":
+    if compute.updates.speeds or compute.updates.is_measured:
         raise InputError("plan: optimizers' steps are free in plans; add --set compute.updates=free")
 
 
@@ -367,6 +402,7 @@ def request_of(
     topology: str | None = None,
     workers: int | None = None,
     tokens: str | None = None,
+    budget: str | float | None = None,
     overrides: Sequence[str] = (),
     device: str | None = None,
     utilisation: float | Mapping[str, float] | None = None,
@@ -385,11 +421,16 @@ def request_of(
     Raises:
         InputError: neither an experiment nor a model, a strategy and a topology; or what is wrong in them.
     """
+    if tokens is not None and budget is not None:
+        raise InputError("plan: --tokens and --budget exclude each other: the budget's tokens are computed")
+    if budget is not None and price is None:
+        raise InputError("plan: --budget needs the price of a worker's hour: add --price DOLLARS")
     sets, bandwidth = _without_wan([*overrides, *(f"{key}={value}" for key, value in point.items())])
     if topology is not None and Path(topology).is_file():
         topology = str(Path(topology).resolve())
     not_charged: tuple[str, ...] = ()
-    if path is not None and path.is_dir():
+    is_folder = path is not None and path.is_dir()
+    if path is not None and is_folder:
         path = path / "experiment.yaml"  # of a run, with what it measured
         stored: Any = load_document(path).data
         compute = stored.get("compute") if isinstance(stored, dict) else None
@@ -402,21 +443,20 @@ def request_of(
         document, folder, name = load_document(path), path.parent, path.stem
     named = {"topology": topology, "protocol": protocol}
     options = {key: value for key, value in named.items() if value is not None}
+    sites = utilisation if isinstance(utilisation, Mapping) else None
+    _set(
+        document.data,
+        model=model and {"name": model},
+        workers=workers and {"count": workers},
+        batch_size=batch_size or (_BATCH_SIZE if path is None else None),
+    )
+    if device is not None or utilisation is not None:
+        _set_flops(document.data, device=device, utilisation=None if sites is not None else utilisation)
+    # Last, so that --set and --sweep change values of other flags.
     settled = apply_overrides(document, sets, options)
     data: Any = settled.data
     if path is None:
-        data.setdefault("batch_size", _BATCH_SIZE)
-    _set(
-        data,
-        model=model and {"name": model},
-        workers=workers and {"count": workers},
-        batch_size=batch_size,
-    )
-    sites = utilisation if isinstance(utilisation, Mapping) else None
-    if device is not None or utilisation is not None or (path is None and "compute" not in data):
-        flops = {"device": device, "utilisation": None if sites is not None else utilisation}
-        given = {key: value for key, value in flops.items() if value is not None}
-        data["compute"] = {"flops": given}
+        data.setdefault("compute", {"flops": {}})
     experiment = Experiment.from_document(settled, folder=folder, default_name=name)
     if path is not None and strategies:
         experiment = experiment.only(strategies[0])
@@ -426,10 +466,12 @@ def request_of(
         known,
         is_file=path is not None,
         tokens=None if tokens is None else parse_tokens(tokens),
+        dollars=None if budget is None else parse_dollars(budget),
         dollars_per_hour=price,
         wan_bandwidth=bandwidth,
         devices_per_worker=devices_per_worker,
         utilisation=sites,
+        is_utilisation_given=_gives_utilisation(data) and not is_folder,
         memory=memory,
         micro_batch=micro_batch,
         batch_by_speed=batch_by_speed,
@@ -460,3 +502,24 @@ def _set(data: Any, **given: Any) -> None:
             data[key] = {**data[key], **value}
         elif value is not None:
             data[key] = value
+
+
+def _set_flops(data: Any, **given: Any) -> None:
+    """Time steps by operations on devices; other keys of `compute`, such as jitter and coding, stay."""
+    if not isinstance(data, dict):
+        return  # the schema names the mistake
+    before = data.get("compute")
+    kept = dict(before) if isinstance(before, dict) else {}
+    kept.pop("fixed", None)
+    if kept.pop("measured", None) is not None:
+        kept.pop("at_once", None)
+    flops = kept.get("flops")
+    named = {key: value for key, value in given.items() if value is not None}
+    data["compute"] = {**kept, "flops": {**(flops if isinstance(flops, dict) else {}), **named}}
+
+
+def _gives_utilisation(data: Any) -> bool:
+    """True if an experiment's `compute` names a share of the devices' peak."""
+    compute = data.get("compute") if isinstance(data, dict) else None
+    flops = compute.get("flops") if isinstance(compute, dict) else None
+    return isinstance(flops, dict) and "utilisation" in flops

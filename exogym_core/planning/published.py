@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
 import netsim
-from exogym_core.planning import streaming_table
-from exogym_core.planning.rhythm import Rhythm
-from exogym_core.planning.simulated_rounds import SimulatedRounds
-from exogym_core.planning.streaming_table import OWN, own_gbit_per_second
+from exogym_core.planning.rhythm import Rhythm, rhythm
+from exogym_core.planning.rounds import SimulatedRounds
 from exogym_core.strategy import STRATEGIES, build_strategy
 from netsim import Topology
-from netsim.errors import unknown_name
+from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["PUBLISHED", "reproduce"]
+__all__ = ["METHODS", "PUBLISHED", "TARGETS", "reproduce", "utilisation"]
 
 _SECOND_HAND = "not read in the original"
 
@@ -62,18 +65,18 @@ def _cell(
 
 
 def _streaming(params: float = 1e9, layers: int = 24, step_seconds: float = 0.1) -> list[dict[str, Any]]:
-    made: list[dict[str, Any]] = list(streaming_table.cells(params, layers, step_seconds))
-    own = own_gbit_per_second(params, layers, step_seconds)
+    made: list[dict[str, Any]] = list(_smallest_bandwidths(params, layers, step_seconds))
+    own = _own_gbit_per_second(params, layers, step_seconds)
     for cell in made:
-        name, options = OWN[cell["method"]]
-        told = ", ".join(f"{key}={value}" for key, value in options.items())
+        name, options = _OWN[cell["method"]]
+        text = ", ".join(f"{key}={value}" for key, value in options.items())
         cell |= {
-            "strategy": f"{name}({told})",
+            "strategy": f"{name}({text})",
             "strategy_gbit_per_second": own[cell["method"], cell["target"]],
         }
     if (params, layers, step_seconds) != (1e9, 24, 0.1):
         return made
-    printed = [figure for row in streaming_table.PUBLISHED_1B.values() for figure in row]
+    printed = [figure for row in _PUBLISHED_1B.values() for figure in row]
     for cell, figure in zip(made, printed, strict=True):
         places = [_nearest(value) for value in (float(cell["gbit_per_second"]), figure) if value is not None]
         cell |= {
@@ -88,7 +91,7 @@ def _streaming(params: float = 1e9, layers: int = 24, step_seconds: float = 0.1)
 
 def _nearest(gbit_per_second: float) -> int:
     """The place of a bandwidth on the table's grid."""
-    points = streaming_table.grid_points()
+    points = _grid_points()
     return min(range(len(points)), key=lambda i: abs(math.log(points[i] / gbit_per_second)))
 
 
@@ -149,11 +152,11 @@ def _intellect() -> list[dict[str, Any]]:
         ours, _ = _round(
             "DiLoCo", [(10_211_381_248,)], len(placement), topology, placement, H=1, codec="int8"
         )
-        told = (
+        text = (
             f"not INTELLECT-1's algorithm: ours exchanges codes directly between all pairs, theirs goes around a ring, "
             f"and that alone is {ours / took - 1:+.0%} on the same links"
         )
-        cells.append(_cell(f"our DiLoCo with int8, {where}", "s", seconds, ours, told))
+        cells.append(_cell(f"our DiLoCo with int8, {where}", "s", seconds, ours, text))
     return cells
 
 
@@ -243,6 +246,225 @@ def _regions() -> list[dict[str, Any]]:
         )
         cells.append(_cell(f"{name}, round trip {milliseconds} ms", "Gbit/s", gbit, ours, cause, "circular"))
     return cells
+
+
+# --- Streaming DiLoCo's table of compute utilisation ---------------------------------------------------
+
+TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
+
+#: Published figures for 1B parameters, 24 layers and 0.1 s a step, in Gbit/s.
+_PUBLISHED_1B: dict[str, tuple[float, ...]] = {
+    "Data-parallel": (86.8, 152.6, 184.2, 222.3, 569.0),
+    "DiLoCo, H=100": (1.4, 6.2, 13.3, 23.3, 86.8),
+    "Streaming DiLoCo": (1.4, 5.2, 9.1, 16.0, 28.1),
+    "Streaming + overlap (tau=1)": (1.4, 4.3, 6.2, 9.1, 11.0),
+    "Streaming + overlap + FP4": (0.4, 0.9, 1.7, 2.0, 3.0),
+}
+
+METHODS = tuple(_PUBLISHED_1B)
+
+#: Share of the nominal parameters that travels; the table needs it and the paper does not explain it.
+PAYLOAD_SHARE = 0.84
+
+_STEPS_A_ROUND = 100
+_LAYERS_A_FRAGMENT = 3
+_ROUNDS = 10
+
+
+@dataclass(frozen=True)
+class _Method:
+    """Schedule of layers: when they travel, their size, and the steps until they are needed."""
+
+    every_step: bool = False
+    streams: bool = False
+    tau: int = 0
+    bits: float = 16.0
+
+    def sent(self, step: int, layers: int) -> range | tuple[int, ...]:
+        """The layers that leave during the backward pass of the 0-based `step`."""
+        if self.every_step:
+            return range(layers)
+        place = step % _STEPS_A_ROUND
+        if not self.streams:
+            return range(layers) if place == _STEPS_A_ROUND - 1 else ()
+        fragments = layers // _LAYERS_A_FRAGMENT
+        number, rest = divmod(place, _STEPS_A_ROUND // (fragments + 1))
+        return range(number, layers, fragments) if not rest and number < fragments else ()
+
+
+_RULES = dict(
+    zip(
+        METHODS,
+        (
+            _Method(every_step=True),
+            _Method(),
+            _Method(streams=True),
+            _Method(streams=True, tau=1),
+            _Method(streams=True, tau=1, bits=4.0),
+        ),
+        strict=True,
+    )
+)
+
+
+def _grid_points() -> list[float]:
+    """The bandwidths of the table in Gbit/s: 50 from 0.1 to 1000, equally far apart in logarithm."""
+    return [float(point) for point in np.logspace(-1, 3, 50)]
+
+
+@lru_cache(maxsize=4096)
+def utilisation(
+    method: str, gbit_per_second: float, params: float = 1e9, layers: int = 24, step_seconds: float = 0.1
+) -> float:
+    """Computing / all time over ten outer rounds, waiting after the last one included.
+
+    Two replicas, one link between them, first in first out, without latency. A step of T seconds is a third forward
+    and two thirds backward, spread evenly over the layers, the backward pass from the last layer to the first. A
+    layer's reduction may start when its backward is done, and the layer's next forward waits for it; with overlap, the
+    forward `tau` steps later.
+
+    Raises:
+        InputError: fewer layers than fragments need, or a figure that is not above zero.
+
+    References:
+        Douillard et al., Streaming DiLoCo with overlapping communication, arXiv 2501.18512, table 4.
+    """
+    if layers < _LAYERS_A_FRAGMENT or layers // _LAYERS_A_FRAGMENT >= _STEPS_A_ROUND:
+        raise InputError(f"layers: {layers} given; the schedule needs {_LAYERS_A_FRAGMENT} to 299")
+    if not (params > 0 and step_seconds > 0 and gbit_per_second > 0):
+        raise InputError("params, step and bandwidth must be above zero")
+    rule = _RULES[method]
+    seconds_a_layer = params * PAYLOAD_SHARE * rule.bits / layers / (gbit_per_second * 1e9)
+    num_steps = _ROUNDS * _STEPS_A_ROUND
+    now = link_free = 0.0
+    due: deque[tuple[int, dict[int, float]]] = (
+        deque()
+    )  # (step whose forward waits, end of each layer's reduction)
+    for step in range(num_steps):
+        waits = due.popleft()[1] if due and due[0][0] == step else {}
+        now = _forward(now, step_seconds / 3, layers, waits)
+        sent = set(rule.sent(step, layers))
+        if not sent:
+            now += step_seconds * 2 / 3
+            continue
+        ends: dict[int, float] = {}
+        for layer in reversed(range(layers)):
+            now += step_seconds * 2 / 3 / layers
+            if layer in sent:
+                link_free = max(link_free, now) + seconds_a_layer
+                ends[layer] = link_free
+        due.append((step + 1 + rule.tau, ends))
+    now = max([now, *(end for _, ends in due for end in ends.values())])
+    return num_steps * step_seconds / now
+
+
+def _forward(now: float, seconds: float, layers: int, waits: dict[int, float]) -> float:
+    """End of a forward pass that waits for the reductions of some layers."""
+    done = 0
+    for layer in sorted(waits):
+        now = max(now + (layer - done) * seconds / layers, waits[layer])
+        done = layer
+    return now + (layers - done) * seconds / layers
+
+
+def _smallest_bandwidths(
+    params: float = 1e9, layers: int = 24, step_seconds: float = 0.1
+) -> list[dict[str, object]]:
+    """Every cell of the table: the smallest bandwidth of the grid that reaches the target; None: none does."""
+    return [
+        {
+            "method": method,
+            "target": target,
+            "gbit_per_second": _smallest(
+                partial(utilisation, method, params=params, layers=layers, step_seconds=step_seconds), target
+            ),
+        }
+        for method in METHODS
+        for target in TARGETS
+    ]
+
+
+def _smallest(utilisation: Callable[[float], float], target: float) -> float | None:
+    """The smallest bandwidth of the grid at which `utilisation` reaches `target`; None: none does."""
+    points = _grid_points()
+    place = bisect_left(points, target, key=utilisation)
+    return points[place] if place < len(points) else None
+
+
+_OWN_ROUNDS = 3
+
+#: Our strategy for each method; `num_fragments` is a third of the layers.
+_OWN: Mapping[str, tuple[str, Mapping[str, Any]]] = dict(
+    zip(
+        METHODS,
+        (
+            ("AllReduce", {}),
+            ("DiLoCo", {"H": 100}),
+            ("StreamingDiLoCo", {"H": 100, "tau": 0}),
+            ("StreamingDiLoCo", {"H": 100, "tau": 1}),
+            ("StreamingDiLoCo", {"H": 100, "tau": 1, "codec": "e3m0"}),
+        ),
+        strict=True,
+    )
+)
+
+
+class _Layers(nn.Module):
+    """Equal layers in half precision, without values."""
+
+    def __init__(self, params: float, layers: int) -> None:
+        super().__init__()
+        size = round(params * PAYLOAD_SHARE / layers)
+        with torch.device("meta"):
+            weights = (nn.Parameter(torch.empty(size, dtype=torch.bfloat16)) for _ in range(layers))
+            self.layers = nn.ModuleList(nn.ParameterList([weight]) for weight in weights)
+
+
+def _own_gbit_per_second(
+    params: float = 1e9, layers: int = 24, step_seconds: float = 0.1
+) -> dict[tuple[str, float], float | None]:
+    """By method and target: the least bandwidth of the table's grid with which our strategy reaches it; None: none."""
+    return {
+        (method, target): reached
+        for method, (name, options) in _OWN.items()
+        for target, reached in _reached(name, options, params, layers, step_seconds).items()
+    }
+
+
+def _reached(
+    name: str, options: Mapping[str, Any], params: float, layers: int, step_seconds: float
+) -> dict[float, float | None]:
+    fragments = (
+        {"num_fragments": max(layers // _LAYERS_A_FRAGMENT, 1)} if name.startswith("Streaming") else {}
+    )
+    strategy = build_strategy(name, **options, **fragments)
+    rounds = SimulatedRounds(
+        strategy,
+        _Layers(params, layers),
+        2,
+        _OWN_ROUNDS,
+        rhythm(strategy, 2),
+        [partial(_constant, step_seconds)] * 2,
+    )
+    known: dict[float, float] = {}
+
+    def utilisation(gbit_per_second: float) -> float:
+        if gbit_per_second not in known:
+            simulated = rounds.on(_line(gbit_per_second))
+            ends = simulated.round_seconds
+            known[gbit_per_second] = simulated.compute_seconds[0] / len(ends) / (ends[-1] - ends[-2])
+        return known[gbit_per_second]
+
+    return {target: _smallest(utilisation, target) for target in TARGETS}
+
+
+def _line(gbit_per_second: float) -> Topology:
+    link = {"between": ["a", "b"], "bandwidth": f"{gbit_per_second * 1e9:.0f} bit/s"}
+    return Topology.from_mapping({"hosts": {"a": {}, "b": {}}, "links": [link], "protocol": "ideal"})
+
+
+def _constant(seconds: float, step: int) -> float:
+    return seconds
 
 
 #: Name -> (source, what makes its cells).

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from exogym_core.communicator.exchange import Outcome, combine
 from exogym_core.communicator.simulated.calls import RankState
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Schedules, Simulation, World
-from exogym_core.communicator.values import Outcome, combine
 from exogym_core.workers.journal import Journal
 from exogym_core.workers.run import RunResult, run_ranks
 from netsim.errors import InputError
@@ -88,16 +88,16 @@ class _Alone:
         return ticket.of(member)
 
     def taken(self, ticket: Outcome) -> None:
-        """Nothing to give back."""
+        """Do nothing: no value is kept."""
 
     def ready(self, ticket: Outcome, member: int) -> bool:
         return True
 
     def forget(self, ticket: Outcome, member: int) -> None:
-        """Nothing is kept."""
+        """Do nothing: no call is kept."""
 
     def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
-        """Nobody looks on."""
+        """Do nothing: plans have no monitor."""
 
     def flush(self) -> None:
         """There is no clock."""
@@ -113,7 +113,7 @@ Groups = Sequence[tuple[tuple[int, ...], int]]
 
 
 class RequestsOfRank(NamedTuple):
-    """One rank that ran without the others."""
+    """Requests of a rank that ran without the others."""
 
     requests: Sequence[Request | Computing]
     groups: Groups
@@ -286,7 +286,7 @@ class Recording:
         *,
         merges: bool,
     ) -> Iterator[Request]:
-        """One rank's stream; what it computes without a call between is one stretch, if it may be."""
+        """Stream of a rank's requests; computing without a call in between is merged into one request, if possible."""
         computing, sent, wan, marks = 0.0, 0, 0, 0
         for request in self.stream(rank):
             if isinstance(request, Computing | Advance):
@@ -324,7 +324,7 @@ def record_kinds(
     collectives: str | Mapping[str, str] | None = "auto",
     setup: Body | None = None,
 ) -> Recording:
-    """One rank of each kind runs alone, for all of them.
+    """Record one rank of each kind alone, for all ranks of that kind.
 
     No rank may depend on what others send (`goes_alone` of a smaller run tells). In order of their places in the groups
     that they make, ranks of a kind are contiguous: ranks between two that request the same do so too, as where tensors

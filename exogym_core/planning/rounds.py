@@ -1,32 +1,65 @@
-"""Rounds: figures of simulated ones, when they repeat, and the pace at which they continue."""
+"""Rounds of a strategy, simulated by its own code on every rank without values: figures, repetition, pace.
+
+What ranks do does not depend on the network unless they ask for the time, and most do the same as each other. So a rank
+that stands for all runs once, and what it requests is simulated on as many networks as there are questions.
+"""
 
 from __future__ import annotations
 
+import copy
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from exogym_core.communicator.simulated.simulation import Schedules, World
+from exogym_core.planning.models import worker_memory
+from exogym_core.planning.recording import Recording, last_calls, record, record_kinds, run_alone
+from exogym_core.planning.rhythm import (
+    FEWEST_STEPS,
+    NUM_SIMULATED,
+    PlannedRank,
+    PlannedServer,
+    Rhythm,
+    choose_by_number,
+    is_left_out,
+    is_pace_step,
+    making_groups,
+    period_of,
+    quiet_schedules,
+    shapes_alone,
+)
+from exogym_core.planning.setting import Known
+from exogym_core.strategy.participation.absence import Participation
+from exogym_core.workers.run import run_ranks
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    from netsim.ranks import StampedRow
+    from torch import nn
 
-T = TypeVar("T")
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.cost.compute import Coding
+    from exogym_core.strategy.base import Strategy
+    from exogym_core.workers.run import RunResult
+    from netsim import Protocol, Topology
+    from netsim.ranks import Call, StampedRow
 
 __all__ = [
-    "FEWEST_STEPS",
-    "NUM_SIMULATED",
+    "MOST_CALLS",
     "Pace",
     "RoundFigures",
+    "SimulatedRounds",
     "add_left_out",
     "extrapolated",
-    "is_left_out",
-    "is_pace_step",
     "pace_apart",
     "pace_together",
-    "period_of",
     "repeats_from",
 ]
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -61,22 +94,6 @@ class RoundFigures:
     staleness: list[int] = field(default_factory=list)
     server_wan_bytes: int = 0
     contributions: int = 0
-
-
-#: Steps at a round's beginning that are simulated; the last of them stands for what is left out.
-NUM_SIMULATED = 3
-#: Rounds that are shorter are simulated as they are.
-FEWEST_STEPS = NUM_SIMULATED + 2
-
-
-def is_left_out(place: int, period: int) -> bool:
-    """True if the step at this place of a round is inferred from the others."""
-    return NUM_SIMULATED <= place < period - 1
-
-
-def is_pace_step(place: int) -> bool:
-    """True if the end of the step at this place shows the length of one."""
-    return place in (NUM_SIMULATED - 2, NUM_SIMULATED - 1)
 
 
 def add_left_out(
@@ -145,34 +162,6 @@ def extrapolated(one: T, other: T, times: int, of: int) -> T:
     return second + (more // of if isinstance(more, int) else more / of)  # type: ignore[return-value]
 
 
-def period_of(series: Sequence[Hashable]) -> int | None:
-    """The least number of steps after which `series` repeats itself, its first such stretch left out; None: none.
-
-    >>> period_of([0, 0, 5, 0, 0, 5, 0, 0, 5]), period_of([1, 2, 3, 4])
-    (3, None)
-    """
-    alike = _alike_from(series[::-1])
-    for period in range(1, len(series) // 3 + 1):
-        if alike[period] >= len(series) - 2 * period:
-            return period
-    return None
-
-
-def _alike_from(series: Sequence[Hashable]) -> list[int]:
-    """For each place, how many values from there on equal those from the beginning on (the Z function; linear time)."""
-    number = len(series)
-    alike = [number, *[0] * (number - 1)] if number else []
-    first = last = 0  # the match found so far that reaches farthest
-    for place in range(1, number):
-        count = min(last - place, alike[place - first]) if place < last else 0
-        while place + count < number and series[count] == series[place + count]:
-            count += 1
-        alike[place] = count
-        if place + count > last:
-            first, last = place, place + count
-    return alike
-
-
 def repeats_from(seconds: Sequence[float], tolerance: float = 1e-4) -> int | None:
     """The first of these rounds from which all take equally long, if at least two do; else None.
 
@@ -232,8 +221,8 @@ def pace_together(figures: RoundFigures, *, are_peers_new: bool, differ: bool = 
     num_rounds = len(figures.round_seconds)
     rounds, span = [later - earlier for earlier, later in pairwise(ends)], 1
     if are_peers_new:
-        rounds, span, told = _of_new_peers(rounds, figures.peers)
-        remarks += told
+        rounds, span, added = _of_new_peers(rounds, figures.peers)
+        remarks += added
     first = None if differ else repeats_from(rounds)
     steady = first is not None
     if first is None:
@@ -260,11 +249,11 @@ def _of_new_peers(rounds: list[float], peers: list[Hashable]) -> tuple[list[floa
     if turn is None:
         span = max(len(rounds) - 1, 1)
         rest = rounds[-span:]
-        told = (
+        text = (
             f"whom ranks meet is drawn anew each round: figures are means over {span} rounds, the shortest "
             f"{min(rest):.6g} s and the longest {max(rest):.6g} s"
         )
-        return [sum(rest) / span] * 2, span, [told]
+        return [sum(rest) / span] * 2, span, [text]
     turns = [rounds[i : i + turn] for i in range(0, len(rounds) - turn + 1, turn)]
     remarks = (
         [f"ranks meet others in turn: figures are means over the {turn} rounds of a turn"] if turn > 1 else []
@@ -290,7 +279,7 @@ def pace_apart(figures: RoundFigures) -> Pace:
         for seconds, rate in zip(figures.compute_seconds, rates, strict=True)
     ]
     fastest, slowest = max(rates), min(rates)
-    told = (
+    text = (
         f"workers go their own pace, the fastest {fastest / slowest:.3g} times the slowest: a round is their number "
         f"over the rounds that all of them do in a second; {num_rounds} of each were simulated"
     )
@@ -300,7 +289,7 @@ def pace_apart(figures: RoundFigures) -> Pace:
         (),
         max(halves) <= _SAME_PACE,
         max(num_rounds - 1, 1),
-        (told,),
+        (text,),
     )
 
 
@@ -309,3 +298,280 @@ def _rate(ends: list[float]) -> float:
     if len(ends) < 2:
         return 1 / ends[0]
     return (len(ends) - 1) / (ends[-1] - ends[0])
+
+
+#: Calls of all ranks: of more, some of the layers that are alike are simulated, and the rest is extrapolated.
+MOST_CALLS = 50_000
+_REPEATS = (2, 4)  # of these layers, in two simulations
+_MOST_LIVE_RANKS = 256  # threads, each with a model of shapes
+_MOST_LIVE_STEPS = 50_000  # of all ranks: a few seconds
+
+
+class SimulatedRounds:
+    """A few rounds of a strategy, to be simulated on any network.
+
+    Args:
+        strategy: not set up; every rank that runs gets a copy.
+        model: on the meta device.
+        num_ranks: workers and servers.
+        num_rounds: how many.
+        rhythm: of the strategy; `period` is set.
+        seconds: of computing by step, one function a rank.
+        collectives: as `run_ranks` has them.
+        coding: what the work of codecs costs; None: nothing.
+        leaves_out: of steps that repeat each other a few are simulated (`repeats`); steps must take equally long, and
+            the network must have neither weather nor prices of links.
+        known: what others of the same strategy and model have recorded; None: nothing.
+        speeds: equal for ranks that compute as fast, where what they request depends on it.
+
+    Attributes:
+        has_absences: rounds go on without those who are late or gone.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        model: nn.Module,
+        num_ranks: int,
+        num_rounds: int,
+        rhythm: Rhythm,
+        seconds: Sequence[Callable[[int], float]],
+        *,
+        collectives: str | Mapping[str, str] | None = "auto",
+        coding: Coding | None = None,
+        leaves_out: bool = False,
+        known: Known | None = None,
+        speeds: Hashable = None,
+    ) -> None:
+        assert rhythm.period is not None
+        self._strategy, self._model, self._num_ranks = strategy, model, num_ranks
+        self._num_rounds, self._period, self._quiet = num_rounds, rhythm.period, rhythm.quiet
+        self._rhythm, self._asks = rhythm, rhythm.asks
+        self._seconds, self._collectives, self._coding = seconds, collectives, coding
+        self._leaves_out = leaves_out and rhythm.repeats and self._period > FEWEST_STEPS
+        self._memory: dict[str, int] = {}
+        self._staleness: list[int] = []
+        self._schedules: Any = None
+        self.has_absences = False
+        self._known = known = known if known is not None else Known()
+        plain = (num_ranks, num_rounds, rhythm, self._leaves_out, None if rhythm.goes_alone else speeds)
+        parts = [known.number_of(part) for part in (model, collectives, coding)]
+        self._recording, self._memory, self._staleness, self.has_absences = known.once(
+            ("requests", known.key_of(strategy), *plain, *parts),
+            lambda: (self._record(rhythm), self._memory, self._staleness, self.has_absences),
+        )
+
+    def _record(self, rhythm: Rhythm) -> Recording | None:
+        """Requests of ranks; None: they depend on the time."""
+        if rhythm.asks:
+            return None
+        with quiet_schedules():
+            if rhythm.goes_alone:
+                setup = making_groups(self._strategy, self._num_ranks)
+                with suppress(InputError):  # with this model ranks make other groups than with a tiny one
+                    return record_kinds(self._body, self._num_ranks, self._collectives, setup)
+            made = record(self._body, self._num_ranks, self._seconds, self._collectives)
+        return None if made.asks_for_time or self.has_absences else made
+
+    def _body(self, comm: Communicator, computing: Callable[[int, float], None]) -> None:
+        """Program of a rank, from its first step to its last."""
+        with shapes_alone(self._strategy):
+            self._run_rank(comm, computing)
+
+    def _run_rank(self, comm: Communicator, computing: Callable[[int, float], None]) -> None:
+        # With several busy steps a round their places may depend on the model, as those of fragments do.
+        # Who serves counts steps of its own; who asks for the time looks in every step how far messages have come.
+        skips = self._quiet.count(False) == 1 and self._strategy.is_synchronous and not self._asks
+        mine = copy.deepcopy(self._strategy)
+        if comm.rank >= self._num_ranks - mine.num_servers:
+            server = PlannedServer(comm, self._model, mine)
+            server.run()
+            self._staleness += server.staleness
+            return
+        choose_by_number(mine)
+        own = copy.deepcopy(self._model) if mine.overlaps_backward else self._model
+        runner = PlannedRank(comm, own, mine, computing, self._num_rounds * self._period, self._coding)
+        part = Participation(mine, comm)
+        self.has_absences = part.absence is not None
+        if comm.rank:
+            runner.still_optimizers()
+        for step in range(self._num_rounds * self._period):
+            place = step % self._period
+            if self._leaves_out and is_left_out(place, self._period):
+                mine.local_step += 1
+                continue
+            if part.skips(step):
+                mine.skip_step()
+                mine.row()  # forgets that a round was missed
+            elif skips and step and self._quiet[place]:
+                runner.quiet_step(step)
+            else:
+                runner.step(step)
+            if comm.rank == 0 and (step == 0 or step + 1 == self._period):
+                # Its optimizers make their states when they step for the first time: one step is enough.
+                self._memory.update(worker_memory(own, mine))
+                runner.still_optimizers(1 if step + 1 < self._period else None)
+            is_last = place + 1 == self._period
+            if is_last or (self._leaves_out and is_pace_step(place)):
+                traffic = comm.traffic
+                comm.mark(
+                    {
+                        "round": step // self._period,
+                        "place": None if is_last else place,
+                        "payload_bytes": traffic.payload_bytes,
+                        "bytes_sent": traffic.bytes_sent,
+                        "wan_bytes": traffic.wan_bytes,
+                        "took_part": part.absence is None or "averaged_ranks" in mine.row(),
+                    }
+                )
+        mine.finish()  # what is in flight comes to its end, after the last row
+
+    def computing(self, seconds: Sequence[Callable[[int], float]]) -> SimulatedRounds:
+        """These rounds with other compute times: `seconds` by step, one function a rank."""
+        other = copy.copy(self)
+        other._seconds = seconds
+        if (
+            self._recording is not None and self._recording.kinds is None
+        ):  # of ranks that each ran at their own speed
+            other._recording = other._record(self._rhythm)
+        return other
+
+    def on(
+        self,
+        topology: Topology,
+        *,
+        placement: Sequence[str] | None = None,
+        protocol: str | Mapping[str, Any] | Protocol | None = None,
+        num_rounds: int | None = None,
+        whole: bool = True,
+    ) -> RoundFigures:
+        """Simulate it on a network; collectives go by what was chosen on the first one.
+
+        Args:
+            topology: the network.
+            placement, protocol: as `run_ranks` has them.
+            num_rounds: fewer rounds than there are, or more, if later ones go on as the last ones did; None: all.
+            whole: with the steps that were left out.
+        """
+        num_marks = num_rounds if num_rounds is None or not self._leaves_out else 3 * num_rounds
+        if self._recording is None:
+            run = self._live(topology, placement, protocol)
+        else:
+            recording = self._recording
+            if num_rounds is not None and num_rounds > self._num_rounds:
+                recording = recording.lengthened(num_rounds)
+            if self._schedules is None:
+                world = World.build(self._num_ranks, topology, placement, protocol, self._collectives)
+                self._schedules = self._known.once(
+                    ("schedules", self._known.number_of(world)), lambda: Schedules(world)
+                )
+            replayed = partial(
+                Recording.replay,
+                topology=topology,
+                seconds=self._seconds,
+                placement=placement,
+                protocol=protocol,
+                collectives=self._collectives,
+                num_marks=num_marks,
+                schedules=self._schedules,
+            )
+            is_many = recording.num_calls > MOST_CALLS and not topology.weather and not self._leaves_out
+            few, more = (recording.with_repeats(number) if is_many else None for number in _REPEATS)
+            if few is not None and more is not None:
+                one, other = (self._figures(replayed(each), None) for each, _ in (few, more))
+                return extrapolated(one, other, more[1], _REPEATS[1] - _REPEATS[0])
+            run = replayed(recording)
+        names = [f"{link.source}->{link.target}" for link in topology.links]
+        return self._figures(run, names if whole else None)
+
+    def calls_of(self, rank: int) -> list[tuple[Call, int]]:
+        """Calls of a rank between its last two rounds' ends, each with its place among the members.
+
+        A rank that asks for the time runs alone and is told that none has passed: that changes the order of its calls.
+
+        Raises:
+            InputError: what it requests needs the others.
+        """
+        if self._recording is not None:
+            return last_calls(self._recording.stream(rank))
+        return last_calls(run_alone(self._body, self._num_ranks, rank, answers=True).requests)
+
+    @property
+    def calls_a_round(self) -> int:
+        """Calls of all ranks in the last round; 0 where it depends on the time."""
+        return self._recording.calls_at_the_end() if self._recording is not None else 0
+
+    @property
+    def most_live_rounds(self) -> int:
+        """Number of rounds to simulate where every rank has to run."""
+        return max(_MOST_LIVE_STEPS // (self._num_ranks * self._period), self._num_rounds)
+
+    def _live(
+        self,
+        topology: Topology,
+        placement: Sequence[str] | None,
+        protocol: str | Mapping[str, Any] | Protocol | None,
+    ) -> RunResult[None]:
+        """By ranks that run as it is simulated."""
+        if self._num_ranks > _MOST_LIVE_RANKS:
+            raise InputError(
+                f"plan: {type(self._strategy).__name__} goes by the clock, so each of {self._num_ranks:,} ranks has to "
+                f"run, and that is done for {_MOST_LIVE_RANKS} at most; plan fewer workers, or a strategy whose rounds "
+                "do not overlap in stages or leave anybody out"
+            )
+        self._staleness.clear()
+
+        def own(comm: Communicator) -> None:
+            self._body(comm, partial(_advance, comm, self._seconds[comm.rank]))
+
+        with quiet_schedules():
+            return run_ranks(
+                own,
+                self._num_ranks,
+                topology,
+                placement=placement,
+                protocol=protocol,
+                collectives=self._collectives,
+            )
+
+    def _figures(self, run: RunResult[None], links: Sequence[str] | None) -> RoundFigures:
+        """Figures of a run; with the steps that were left out, if links are named."""
+        if run.virtual_seconds is None:
+            raise InputError("plan: a topology is needed")
+        num_rounds = 1 + max(row.row["round"] for row in run.rows)
+        num_workers = self._num_ranks - self._strategy.num_servers
+        bytes_sent, wan_bytes, payload = ([[0] * num_rounds for _ in range(num_workers)] for _ in range(3))
+        rank_ends, contributions = [[0.0] * num_rounds for _ in range(num_workers)], 0
+        for stamped in run.rows:
+            if stamped.row["place"] is not None:
+                continue
+            row, number = stamped.row, stamped.row["round"]
+            rank_ends[stamped.rank][number] = stamped.virtual_seconds
+            contributions += row["took_part"]
+            bytes_sent[stamped.rank][number] = row["bytes_sent"]
+            wan_bytes[stamped.rank][number] = row["wan_bytes"]
+            payload[stamped.rank][number] = row["payload_bytes"]
+        figures = RoundFigures(
+            [max(ends) for ends in zip(*rank_ends, strict=True)],
+            run.compute_seconds[:num_workers],
+            run.exposed_seconds[:num_workers],
+            bytes_sent,
+            wan_bytes,
+            payload,
+            self._memory,
+            run.collectives,
+            run.link_bytes,
+            self._recording.peers() if self._recording is not None else [],
+            rank_ends,
+            list(self._staleness),
+            sum(traffic.wan_bytes for traffic in run.traffic[num_workers:]),
+            contributions,
+        )
+        if self._leaves_out and links is not None:
+            marked = [row for row in run.rows if row.row["place"] is not None]
+            add_left_out(figures, marked, self._period, self._seconds, run.link_history, links)
+        return figures
+
+
+def _advance(comm: Communicator, seconds: Callable[[int], float], step: int, share: float) -> None:
+    comm.advance(seconds(step) * share)

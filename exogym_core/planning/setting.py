@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from exogym_core.cost.compute import Compute, StepDurations
+from exogym_core.cost.compute import Compute, Flops, StepDurations
 from exogym_core.cost.devices import find_device
 from exogym_core.planning.models import memory_in_use
-from exogym_core.planning.needs import PUBLISHED_MFU
 from exogym_core.planning.weather import differs_for_ever
 from netsim import Protocol
 from netsim.errors import InputError, unknown_name
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["Crashes", "Known", "Setting", "with_links", "with_wan_bandwidth"]
 
 T = TypeVar("T")
+
+_MOST_ROUNDS = 10**15  # that money pays for
+
+#: Least and most share of their devices' peak that published trainings reached while computing: Llama 3 405B 38 to 43 %
+#: (arXiv 2407.21783), PaLM 540B 46.2 % (2204.02311). INTELLECT-1's 36.2 to 41.4 % (2412.01152, abstract) contain its
+#: waiting between sites, 4 to 17 % of the time: while computing it reached 43 to 44 %.
+PUBLISHED_MFU = (0.38, 0.46)
 
 
 class Known:
@@ -112,6 +119,7 @@ class Setting:
         num_ranks: workers.
         batch_size: sequences of each worker in a step.
         tokens: the budget; None: no days and no cost.
+        dollars: a budget of money in place of tokens; as many whole rounds are planned as it pays for.
         placement, protocol, collectives: as `run_ranks` has them.
         half: the model computes in half precision.
         dollars_per_hour: of one worker, or by its host or region; None: no cost.
@@ -123,6 +131,7 @@ class Setting:
         utilisation: share of the devices' peak by host or region; None: compute's.
         memory: how workers keep less in memory, of `MEMORY_CHOICES`.
         micro_batch: sequences that a device computes at once: their activations are in memory.
+        is_utilisation_given: compute's utilisation is the user's; else its default stands for a range.
         remarks: what is to be known of what is planned.
         known: what other plans have found out, and this one need not.
     """
@@ -133,6 +142,7 @@ class Setting:
     num_ranks: int
     batch_size: int
     tokens: float | None = None
+    dollars: float | None = None
     placement: Sequence[str] | None = None
     protocol: str | Mapping[str, Any] | Protocol | None = None
     collectives: str | Mapping[str, str] | None = "auto"
@@ -146,6 +156,7 @@ class Setting:
     utilisation: Mapping[str, float] | None = None
     memory: tuple[str, ...] = ()
     micro_batch: int = 1
+    is_utilisation_given: bool = False
     remarks: tuple[str, ...] = ()
     known: Known = field(default_factory=Known, compare=False, repr=False)
 
@@ -166,7 +177,7 @@ class Setting:
         devices = self._of_site("devices per worker", self.devices_per_worker, host)
         flops = self.model.sequence_flops * batch / devices
         machine = self.topology.hosts[host]
-        compute = replace(self.compute, utilisation=self._utilisation(host))
+        compute = self.compute.with_utilisation(self._utilisation(host))
         return compute.step_seconds(flops, machine.device, f"host {machine.name}: ", self.half)
 
     def _utilisation(self, host: int) -> float:
@@ -176,7 +187,7 @@ class Setting:
 
     def mfu(self, seconds_per_step: float) -> dict[str, float]:
         """Share of the devices' peak that the model's operations are, by site; none where steps have a given time."""
-        if self.compute.kind != "flops" or not seconds_per_step:
+        if self.compute.flops is None or not seconds_per_step:
             return {}
         hosts = self.topology.place(self.num_ranks, self.placement)
         found: dict[str, list[float]] = {}
@@ -189,7 +200,8 @@ class Setting:
     def computing_range(self) -> tuple[float, float]:
         """Least and most times as long as planned that computing may take; 1 where its time or utilisation is given."""
         share = self.compute.utilisation
-        if self.compute.kind != "flops" or self.utilisation is not None or share != Compute().utilisation:
+        is_given = self.is_utilisation_given or self.utilisation is not None or share != Flops().utilisation
+        if self.compute.flops is None or is_given:
             return 1.0, 1.0
         return share / PUBLISHED_MFU[1], share / PUBLISHED_MFU[0]
 
@@ -211,7 +223,7 @@ class Setting:
         """
         if not self.batch_by_speed:
             return [self.batch_size] * self.num_ranks
-        if self.compute.kind != "flops":
+        if self.compute.flops is None:
             raise InputError(
                 "plan: batches by speed need devices' speeds; leave compute.fixed out, or give --device"
             )
@@ -251,7 +263,7 @@ class Setting:
     def is_even(self) -> bool:
         """True if all steps take equally long at any time, and no link charges for traffic."""
         compute, topology = self.compute, self.topology
-        even = not compute.jitter and not compute.straggler_fraction
+        even = not compute.varies
         return even and not topology.weather and not any(link.dollars_per_byte for link in topology.links)
 
     def is_plain(self) -> bool:
@@ -287,9 +299,40 @@ class Setting:
         rounds = self.tokens / self.tokens_a_round(period) + missed / self.num_ranks
         return max(1, math.ceil(rounds - 1e-9))
 
+    def affordable_rounds(self, seconds_until: Callable[[float], float], egress_a_round: float) -> int:
+        """Number of whole rounds that `dollars` pays for.
+
+        Args:
+            seconds_until: end of a number of rounds.
+            egress_a_round: dollars of a round's traffic.
+
+        Raises:
+            InputError: workers have no price, nothing costs anything, or the first round costs more.
+        """
+        hourly, budget = self.hourly_dollars(), self.dollars
+        assert budget is not None
+        if hourly is None:
+            raise InputError("plan: --budget needs the price of a worker's hour: add --price DOLLARS")
+
+        def cost(rounds: int) -> float:
+            return seconds_until(rounds) / 3600 * hourly + egress_a_round * rounds
+
+        if cost(1) > budget:
+            raise InputError(
+                f"plan: --budget {budget:g}: a round costs {cost(1):.4g} dollars, give at least these"
+            )
+        enough, beyond = 1, 2
+        while cost(beyond) <= budget:
+            enough, beyond = beyond, 2 * beyond
+            if beyond > _MOST_ROUNDS:
+                raise InputError(
+                    "plan: --budget: a round costs nothing; plan with --tokens, or add a --price"
+                )
+        return enough + bisect_right(range(enough + 1, beyond), budget, key=cost)
+
     def memory_available(self) -> float | None:
         """Bytes that the worker with least memory has on its devices; None where no device's memory is known."""
-        if self.compute.kind != "flops":
+        if self.compute.flops is None:
             return None  # a time was given, and no device
         found = []
         for host in sorted(set(self.topology.place(self.num_ranks, self.placement))):

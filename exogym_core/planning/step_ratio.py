@@ -94,7 +94,7 @@ class Ratio:
     source: str
     is_law: bool = False
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Plain data; a range without an end ends in None."""
         return {**vars(self), "high": self.high if math.isfinite(self.high) else None}
 
@@ -198,12 +198,12 @@ def steps_range(
     low = 1.0 if law is None else law.low
     high = math.inf if len(ratios) < len(base) else max(*ratios, 1.0 if law is None else law.high)
     mean = math.sqrt(low * high) if math.isfinite(high) else low
-    told = (
+    text = (
         f"our benchmark's {' and '.join(f'{ratio:.2f}' for ratio in ratios)} times" if ratios else "nothing"
     )
     if math.isinf(high):
-        told += ", and it missed a target there" if ratios else " was measured"
-    source = f"nobody measured it at this size: {told} (digits and a byte GPT, docs/benchmark.md)"
+        text += ", and it missed a target there" if ratios else " was measured"
+    source = f"nobody measured it at this size: {text} (digits and a byte GPT, docs/benchmark.md)"
     lowest = (
         ""
         if law is None

@@ -89,9 +89,16 @@ def changes_learning(key: str) -> bool:
 
 
 def is_axis(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
-    """True if a swept key can be an axis: at least two values, all of them quantities."""
+    """True if a swept key can be an axis: at least two values, all of them quantities above zero."""
     values = {row["point"][key] for row in rows}
-    return len(values) > 1 and all(value[:1].isdigit() for value in values)
+    return len(values) > 1 and all(_is_quantity(value) for value in values)
+
+
+def _is_quantity(text: str) -> bool:
+    try:
+        return number(text) > 0
+    except InputError:
+        return False
 
 
 def number(text: str) -> float:
@@ -157,9 +164,9 @@ def _all_lines(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]
     """Crossings, and with `at` None the pairs that have none."""
     found: list[dict[str, Any]] = []
     for first, second in itertools.combinations(_lines(rows, key), 2):
-        if (told := _told_apart(first, second)) is None:
+        if (distinguished := _distinguished(first, second)) is None:
             continue
-        names, shared = told
+        names, shared = distinguished
         pairs = list(zip(first.points, second.points, strict=False))
         entry = {"first": names[0], "second": names[1], "key": key, "point": shared}
         crossings = _crossings(pairs)
@@ -187,7 +194,7 @@ def _names(row: Mapping[str, Any]) -> tuple[str, str]:
     return row.get("name", row["strategy"]), row["strategy"]
 
 
-def _told_apart(first: _Line, second: _Line) -> tuple[tuple[str, str], dict[str, str]] | None:
+def _distinguished(first: _Line, second: _Line) -> tuple[tuple[str, str], dict[str, str]] | None:
     """Names of two lines and their shared part; None where they differ in more than one key."""
     differ = [k for (k, v), (_, other) in zip(first.rest, second.rest, strict=True) if v != other]
     shared = {k: v for k, v in first.rest if k not in differ}
@@ -222,10 +229,10 @@ def step_ratio_lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     found = []
     for first, second in itertools.combinations(rows, 2):
-        told = _compared(first, second)
-        if told is None:
+        compared = _compared(first, second)
+        if compared is None:
             continue
-        names, point = told
+        names, point = compared
         (fast, faster), (slow, slower) = sorted(
             zip((first, second), names, strict=True), key=lambda pair: -pair[0]["tokens_per_second"]
         )
@@ -237,10 +244,10 @@ def step_ratio_lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _compared(
     first: Mapping[str, Any], second: Mapping[str, Any]
 ) -> tuple[tuple[str, str], dict[str, str]] | None:
-    """As `_told_apart`, of two rows."""
+    """As `_distinguished`, of two rows."""
     one, two = first.get("point", {}), second.get("point", {})
     lines = [_Line(*_names(row), tuple(row.get("point", {}).items()), ()) for row in (first, second)]
     differ = [key for key in one if one[key] != two[key]]
     if any(not changes_learning(key) for key in differ):
         return None
-    return _told_apart(*lines)
+    return _distinguished(*lines)

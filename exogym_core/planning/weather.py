@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from exogym_core.cost.compute import Compute
-    from exogym_core.planning.needs import Plan
-    from exogym_core.planning.rounds import RoundFigures
+    from exogym_core.planning.measure import Plan
+    from exogym_core.planning.rounds import RoundFigures, SimulatedRounds
     from exogym_core.planning.setting import Crashes, Setting
-    from exogym_core.planning.simulated_rounds import SimulatedRounds
     from exogym_core.strategy.base import Strategy
     from netsim import Topology, Weather
 
@@ -30,7 +29,7 @@ __all__ = [
     "last_change_seconds",
     "loss_of_a_crash",
     "num_rounds_needed",
-    "told_of_rounds",
+    "rounds_remarks",
     "with_failures",
 ]
 
@@ -42,7 +41,7 @@ _ROUNDS_AFTER = 3  # the last change: they show whether rounds repeat
 def differs_for_ever(compute: Compute, weather: Weather) -> bool:
     """True if rounds never become equal: with jitter, stragglers, drift, or background traffic that does not end."""
     endless = any(traffic.stop_seconds is None for traffic in weather.background)
-    return bool(compute.jitter or compute.straggler_fraction or weather.drift or endless)
+    return bool(compute.varies or weather.drift or endless)
 
 
 def last_change_seconds(weather: Weather) -> float:
@@ -98,7 +97,7 @@ def num_rounds_needed(
     return max(done, min(wanted, affordable, math.ceil(budget) if budget is not None else affordable))
 
 
-def told_of_rounds(
+def rounds_remarks(
     compute: Compute, weather: Weather, ends: Sequence[float], budget: float | None
 ) -> tuple[str, ...]:
     """Remarks on figures from so many rounds."""
@@ -190,7 +189,7 @@ def with_failures(measured: Simulated, crashes: Crashes) -> Plan:
             f"{loss.fatal:.0%} of crashes end the run: a connection is given up before a repair of "
             f"{format_seconds(crashes.repair_seconds)} is over; they are taken to be resumed from the round's beginning"
         )
-    told = {
+    values = {
         "crashes_per_day": len(hosts) / each * 86_400,
         "seconds_lost_per_crash": loss.seconds,
         "tokens_lost_per_crash": loss.tokens,
@@ -198,8 +197,8 @@ def with_failures(measured: Simulated, crashes: Crashes) -> Plan:
     }
     slowed = quiet.slowed(factor)
     if slowed.days is not None:
-        told["restarts"] = told["crashes_per_day"] * slowed.days
-    return replace(slowed, failures=told, remarks=tuple(remarks))
+        values["restarts"] = values["crashes_per_day"] * slowed.days
+    return replace(slowed, failures=values, remarks=tuple(remarks))
 
 
 def loss_of_a_crash(measured: Simulated, crashes: Crashes, hosts: Sequence[int]) -> Loss:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from exogym_core.cost.speeds import Coding
+from exogym_core.cost.compute import Coding
 from exogym_core.plain import decode, encode
 from exogym_core.run.trainer import Trainer
 from exogym_core.strategy import STRATEGIES, StepContext, Strategy, build_strategy
@@ -95,7 +95,7 @@ class _Trace:
 
 @dataclass(frozen=True)
 class CheckRow:
-    """One law: "passed", "failed" or "skipped", and a line that says what differs and what to do."""
+    """Result of a law: "passed", "failed" or "skipped", and a line with the difference and the remedy."""
 
     law: str
     about: str
@@ -518,7 +518,7 @@ class _Stop(KeyboardInterrupt):
 
 
 def _charges(trials: _Trials) -> str | None:
-    run = trials.run(coding=Coding.parse("1 GB/s"))
+    run = trials.run(coding=Coding.model_validate("1 GB/s"))
     for rank, trace in enumerate(run.results[: trials.num_workers]):
         if trace.coding == "not charged":
             return (

@@ -257,7 +257,7 @@ class _BackwardClock:
 
 
 class TorchLearner:
-    """One rank's torch model: forward and backward passes over a step's micro-batches.
+    """A rank's torch model: forward and backward passes over a step's micro-batches.
 
     Make it before the strategy is set up: hooks on the model run in the order in which they came.
 
@@ -288,7 +288,7 @@ class TorchLearner:
         self._clock = _BackwardClock(model, comm) if spreads_backward and not cost.is_free else None
 
     def gradients(self, step: StepSamples, context: StepContext) -> float:
-        """See `Learner`."""
+        """Implement `Learner`."""
         seconds = self._cost.seconds(context.number, step.samples)
         losses: list[tuple[Tensor, int]] = []
         last = len(step.micro_batches) - 1
@@ -336,11 +336,11 @@ class TorchLearner:
         """See `Learner`: they are left as they are."""
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Learner`."""
+        """Implement `Learner`."""
         return {"scaler": self.scaler and self.scaler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `Learner`."""
+        """Implement `Learner`."""
         if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])
 

@@ -16,14 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from exogym_core.communicator.values import accumulator_dtype
+from exogym_core.communicator.exchange import accumulator_dtype
 from exogym_core.data.batches import as_mean_loss, batch_reader, move_batch
-from exogym_core.data.draws import Draws
-from exogym_core.data.samples import EpochOrder
+from exogym_core.data.samples import Draws, EpochOrder
 from exogym_core.run.learner import autocast_to, kept_rng
 from exogym_core.run.snapshots import load_named, pack, unpack, whole_state
+from exogym_core.workers.journal import SpillBuffer
 from exogym_core.workers.rng import RandomStates, seed_device
-from exogym_core.workers.spill_buffer import SpillBuffer
 from netsim.errors import InputError
 
 if TYPE_CHECKING:

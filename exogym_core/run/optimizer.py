@@ -18,9 +18,10 @@ from exogym_core.strategy.options import (
     positive_int,
 )
 from exogym_core.strategy.participation.absence import LOST, Absence
-from exogym_core.strategy.participation.sharding import (
+from exogym_core.strategy.participation.site import (
     ShardedReplica,
     Sharding,
+    Site,
     cut_by_torch,
     is_cut,
     load_outer,
@@ -29,7 +30,6 @@ from exogym_core.strategy.participation.sharding import (
     parts_to_keep,
     refuse_other_sites,
 )
-from exogym_core.strategy.participation.site import Site
 from exogym_core.strategy.parts.gradients import clip_norm
 from exogym_core.strategy.parts.outer import OuterStep
 from exogym_core.successors import unknown_arguments
@@ -228,7 +228,7 @@ class DiLoCoOptimizer(Configured, Optimizer):
 
     @property
     def local_epoch(self) -> int:
-        """Rounds done."""
+        """Number of finished rounds."""
         return self.local_step // self.num_inner_steps
 
     def step(  # type: ignore[override]
@@ -237,7 +237,7 @@ class DiLoCoOptimizer(Configured, Optimizer):
         batch_size: int | None = None,
         scaler: torch.amp.GradScaler | None = None,
     ) -> Tensor | None:
-        """One inner step, and the outer step if it completes a round.
+        """Take an inner step, and the outer step if it completes a round.
 
         Args:
             closure: computes the loss and the gradients again; the inner optimizer calls it. A GradScaler

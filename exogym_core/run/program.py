@@ -21,11 +21,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from exogym_core.checkpoints.writing import RankCheckpoints
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
-from exogym_core.cost.compute import Compute, StepDurations, intra_op_threads, measure_seconds
+from exogym_core.cost.compute import Compute, StepDurations
 from exogym_core.cost.flops import count_flops
+from exogym_core.cost.speeds import intra_op_threads, measure_seconds, with_measured_speeds
 from exogym_core.data.batches import batch_reader, collate_of, move_batch
-from exogym_core.data.draws import Draws
 from exogym_core.data.samples import (
+    Draws,
     EpochOrder,
     OwnData,
     Reading,
@@ -38,9 +39,8 @@ from exogym_core.data.samples import (
 )
 from exogym_core.names import visible
 from exogym_core.run.learner import StepCost, TorchLearner, fitting_size, kept_rng
-from exogym_core.run.loop import Loop, RankOutcome
+from exogym_core.run.loop import Loop, RankOutcome, Server
 from exogym_core.run.observer import Evaluation, Observer
-from exogym_core.run.server import Server
 from exogym_core.run.snapshots import EvaluationTimes
 from exogym_core.run.stacked import Stack, StackedLearner, StackingError, backward_order
 from exogym_core.strategy.trials import coding_trials, own_codec_trials
@@ -355,14 +355,15 @@ class Program:
         if self.compute is not None and request.carrier.has_clock:
             shapes = [each.shape for each in self.model.parameters() if each.requires_grad]
             size = sum(map(math.prod, shapes)), request.num_nodes
-            self.compute = self.compute.with_measured_work(
+            self.compute = with_measured_speeds(
+                self.compute,
                 request.workers.intra_op_threads,
                 coding_trials(*size),
                 shapes,
                 own_codec_trials(request.strategy, *size),
             )
-        by_flops = self.compute is not None and self.compute.kind == "flops"
-        measured = self.compute is not None and self.compute.kind == "measured"
+        by_flops = self.compute is not None and self.compute.flops is not None
+        measured = self.compute is not None and self.compute.measured is not None
         if not request.carrier.has_clock or not (by_flops or measured or request.workers.kind == "auto"):
             return
         device = request.device_of(0)
@@ -378,9 +379,7 @@ class Program:
                 assert self.compute is not None
                 with intra_op_threads(request.workers.intra_op_threads):
                     seconds = measure_seconds(model, batch, self.compute.at_once) * repeats
-                self.compute = replace(
-                    self.compute, kind="fixed", seconds=seconds * self.compute.factor, factor=1.0, at_once=1
-                )
+                self.compute = self.compute.with_seconds(seconds)
         for rank in range(request.num_nodes):
             self._durations(rank)  # an unknown device is reported now, not in a rank
 
@@ -485,7 +484,7 @@ class Program:
         strategy, model = copy.deepcopy(request.strategy), copy.deepcopy(self.model).to(device)
         coding = self.compute.coding if self.compute is not None and self.compute.coding.speeds else None
         updates = self.compute.updates if self.compute is not None and self.compute.updates.speeds else None
-        by_flops = self.compute is not None and self.compute.kind == "flops"
+        by_flops = self.compute is not None and self.compute.flops is not None
         cost = StepCost(self._durations(comm.rank), request.batch_size, scale_with_samples=by_flops)
 
         def make_learner() -> TorchLearner:

@@ -83,8 +83,8 @@ class FitRequest(RunConfig):
         values = {each.name: getattr(options, each.name) for each in fields(RunConfig)}
         values["topology"] = _loaded(values["topology"])
         values["num_nodes"] = _num_nodes(values["num_nodes"], values["transport"], values["topology"])
-        if values["compute"] is not None or values["topology"] is not None:
-            values["compute"] = Compute.parse(values["compute"])
+        if values["compute"] is None and values["topology"] is not None:
+            values["compute"] = Compute()
         values["finds_minibatch"] = values["minibatch_size"] == "auto"
         values["minibatch_size"] = _minibatch(values["minibatch_size"], values["batch_size"])
         values["autocast"] = _precision(values["autocast"])
@@ -169,7 +169,7 @@ class FitRequest(RunConfig):
 
     @property
     def num_ranks(self) -> int:
-        """Workers and servers."""
+        """Number of workers and servers."""
         return self.num_nodes + self.strategy.num_servers
 
     @property

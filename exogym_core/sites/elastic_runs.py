@@ -30,7 +30,7 @@ from exogym_core.strategy.participation.absence import absence_of
 from exogym_core.workers.host import RunResult, Sinks, untimed_row
 from exogym_core.workers.rng import RandomStates
 from exogym_core.workers.torchrun.rank import TorchrunHost, torchrun_rank
-from exogym_core.workers.watch import place_of_rank
+from exogym_core.workers.turns import place_of_rank
 from netsim.errors import InputError
 
 if TYPE_CHECKING:

@@ -65,5 +65,5 @@ class AsyncDiLoCoStrategy(ServedStrategy, name="AsyncDiLoCo"):
         )
 
     def arrived(self, source: int, displacement: Tensor, steps: int) -> None:
-        """One step of delayed Nesterov."""
+        """Take a step of delayed Nesterov."""
         self.outer.step(displacement)

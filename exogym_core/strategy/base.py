@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.cost.speeds import Coding
+    from exogym_core.cost.compute import Coding
     from exogym_core.strategy.parts.codecs import Codec
 
 __all__ = ["StepContext", "Strategy"]
@@ -46,7 +46,7 @@ __all__ = ["StepContext", "Strategy"]
 
 @dataclass(slots=True)
 class StepContext:
-    """One step of this rank, given to `Strategy.begin_step` by the loop.
+    """Context of a step of this rank, passed to `Strategy.begin_step` by the loop.
 
     Attributes:
         number: of the step, from 0.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.cost.speeds import Coding
+    from exogym_core.cost.compute import Coding
     from exogym_core.strategy.parts.gradients import GradientAverager
 
 __all__ = [
@@ -59,7 +59,7 @@ class Scope:
 
 
 class Module(Configured, Stateful):
-    """One behaviour of a strategy: a link of a `Chain`. All hooks do nothing unless they are overridden.
+    """A behaviour of a strategy, part of a `Chain`. All hooks do nothing unless they are overridden.
 
     A step runs through the hooks in this order, each through the modules in the chain's order: `before_backward`
     before each backward pass, `before_update` when gradients are there, then the optimizer, `after_update`,

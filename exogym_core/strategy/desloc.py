@@ -74,7 +74,7 @@ class MomentCommunicator(RoundModule, name="Moments"):
 
     @torch.no_grad()
     def end_round(self, number: int) -> None:
-        """Average the moments."""
+        """Average the optimizer's moments over ranks."""
         if self.scope.site.between.world_size == 1:
             return
         for name in self._kept:

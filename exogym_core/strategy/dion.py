@@ -70,7 +70,7 @@ class DionDirections(GradientExchange, name="Dion"):
         return scope
 
     def exchange(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        """One step of the power iteration on the mean momentum, whose low-rank share it loses."""
+        """Take a step of the power iteration on the mean momentum, and subtract its low-rank part."""
         matrices, dense = split(gradients, self.is_matrix)
         for momentum, gradient in zip(self.momenta, matrices, strict=True):
             momentum.add_(_tall(gradient))

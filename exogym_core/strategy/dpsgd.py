@@ -34,7 +34,7 @@ class DPSGDOptions(GossipOptions):
     mix: str = option("before")
 
     def check(self, where: str) -> None:
-        """Refuse another order."""
+        """Check `mix`."""
         super().check(where)
         if self.mix not in _ORDERS:
             raise unknown_name(f"mix of {where}", str(self.mix), _ORDERS)

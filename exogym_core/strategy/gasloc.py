@@ -16,7 +16,7 @@ from exogym_core.strategy.options import (
     positive_int,
 )
 from exogym_core.strategy.parts.flat import write_back
-from exogym_core.strategy.parts.gossip import Gossip, GossipOptions, Graph, graph_told
+from exogym_core.strategy.parts.gossip import Gossip, GossipOptions, Graph, parse_graph
 from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class GASLoCOptions(GossipOptions):
         mixed_momentum: the momentum is mixed with the neighbours' too.
     """
 
-    graph: Graph = option(Graph("random"), graph_told)
+    graph: Graph = option(Graph("random"), parse_graph)
     H: int = option(100, positive_int)
     outer_lr: float = option(0.7, number)
     outer_momentum: float = option(0.9, number)

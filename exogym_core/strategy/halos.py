@@ -110,7 +110,7 @@ class HALoSStrategy(ServedStrategy, name="HALoS"):
         return max(1, math.ceil(self.options.H * min(speed / fastest, 1.0) - ROUNDING_STEPS))
 
     def arrived(self, source: int, displacement: Tensor, steps: int) -> None:
-        """One step of delayed Nesterov."""
+        """Take a step of delayed Nesterov."""
         self.outer.step(displacement)
 
     def serve(self, updated: Callable[[float], None]) -> None:

@@ -94,7 +94,7 @@ class Options:
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """Default of each."""
+        """Defaults of the arguments, by name."""
         return {field.name: field.default for field in dataclasses.fields(cls)}
 
 

@@ -10,7 +10,7 @@ from exogym_core.strategy.chain import Composition
 from exogym_core.strategy.options import option
 from exogym_core.strategy.parts.flat import write_back
 from exogym_core.strategy.parts.flight import Flight
-from exogym_core.strategy.parts.gossip import Gossip, GossipOptions, Graph, graph_told
+from exogym_core.strategy.parts.gossip import Gossip, GossipOptions, Graph, parse_graph
 from exogym_core.strategy.parts.state import State
 
 __all__ = ["SGPCommunicator", "SGPOptions", "SGPStrategy"]
@@ -24,7 +24,7 @@ class SGPOptions(GossipOptions):
         graph: as of `GossipOptions`; any directed graph on which news of every rank reaches every other.
     """
 
-    graph: Graph = option(Graph("exponential"), graph_told)
+    graph: Graph = option(Graph("exponential"), parse_graph)
 
 
 class SGPCommunicator(Gossip, name="SGP"):

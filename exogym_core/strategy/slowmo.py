@@ -46,7 +46,7 @@ class SlowMoOptions(AveragingOptions):
     buffers: str = option("maintain")
 
     def check(self, where: str) -> None:
-        """Refuse another way."""
+        """Check `buffers`."""
         super().check(where)
         if self.buffers not in _BUFFERS:
             raise unknown_name(f"buffers of {where}", str(self.buffers), _BUFFERS)

@@ -289,7 +289,7 @@ class TrialSource(Protocol):
     def ask(self) -> Point | None:
         """Propose the next point; None: there are no more."""
 
-    def tell(self, value: float | None) -> None:
+    def report(self, value: float | None) -> None:
         """Take the result of the first point without one: the number to minimise; None: it failed."""
 
 
@@ -313,8 +313,8 @@ class _Listed:
     def ask(self) -> Point | None:
         return next(self._points, None)
 
-    def tell(self, value: float | None) -> None:
-        """Ignore the result."""
+    def report(self, value: float | None) -> None:
+        """Ignore a point's result: the points are fixed."""
 
 
 def _drawn(sweep: Sweep) -> Iterator[Point]:
@@ -375,7 +375,7 @@ class _Optuna:
         point |= self._sweep.listed[drawn.get("points", 0)]
         return point
 
-    def tell(self, value: float | None) -> None:
+    def report(self, value: float | None) -> None:
         state, trial = self._optuna.trial.TrialState, self._asked.popleft()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -142,7 +142,7 @@ def run_sweep(study: Study, progress: SweepProgress, runner: PointRunner) -> int
         for number, found in runner.run(left):
             values[number] = _value(study, found)
         for number, _ in batch:  # in order of proposal, so that a resumed search proposes the same points
-            source.tell(values[number])
+            source.report(values[number])
     return sum(bool(entry.get("failed")) for entry in study.entries)
 
 

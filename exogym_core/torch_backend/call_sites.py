@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from netsim.ranks import Post
+from netsim.ranks import Post, Progress
 
 if TYPE_CHECKING:
     from exogym_core.communicator.simulated.calls import ScheduleBook
-    from netsim.ranks import Call, Request, StampedRow
+    from netsim.ranks import Call, Key, Request, StampedRow
 
 __all__ = ["CallSite", "CallSites", "Instant", "SiteTotals"]
 
@@ -36,12 +36,27 @@ class SiteTotals:
         num_bytes: of their tensors.
         exposed_seconds: waited there.
         network_seconds: the part of it in which bytes were under way; in the rest other members were missing.
+        awaited_seconds: of the network, that ranks waited, here or elsewhere, for the calls posted here.
+        hidden_seconds: in which calls posted here were under way while their rank did not wait.
     """
 
     calls: int = 0
     num_bytes: int = 0
     exposed_seconds: float = 0.0
     network_seconds: float = 0.0
+    awaited_seconds: float = 0.0
+    hidden_seconds: float = 0.0
+
+
+@dataclass
+class _Overlap:
+    """A rank's calls under way, by where they were posted, and whether it waits."""
+
+    since: float = 0.0  # the last change
+    waits_for: CallSite | None = None
+    is_waiting: bool = False
+    awaited_seconds: float = 0.0
+    under_way: Counter[CallSite] = field(default_factory=Counter)
 
 
 class Instant(NamedTuple):
@@ -97,12 +112,15 @@ class CallSites:
         self._counted_until = [(0.0, 0.0)] * self.num_ranks
         self._totals: defaultdict[CallSite, SiteTotals] = defaultdict(SiteTotals)
         self._posts: Counter[tuple[int, Call, int]] = Counter()
+        self._overlaps = [_Overlap() for _ in range(self.num_ranks)]
+        self._posted_at: dict[tuple[int, Key], CallSite] = {}  # until the rank has waited for the call
 
     def take_request(self, rank: int, request: Request) -> None:
         """Count a rank's request."""
         if not isinstance(request, Post):
             return
         totals = self._totals[self._sites[rank]]
+        self._posted_at[rank, request.key] = self._sites[rank]
         self.num_calls += 1
         totals.calls += 1
         totals.num_bytes += request.call.num_bytes
@@ -128,6 +146,35 @@ class CallSites:
         elif "uncharged" in marked:
             self.uncharged[marked["uncharged"]] = None
 
+    def take_progress(
+        self, rank: int, change: Progress, key: Key | None, instant: float, seconds: float
+    ) -> None:
+        """Follow a rank's waiting and its calls under way; see `Progress`."""
+        overlap = self._overlaps[rank]
+        self._hide(overlap, instant)
+        site = None if key is None else self._posted_at.get((rank, key))
+        if change is Progress.STOPS:
+            overlap.is_waiting, overlap.waits_for = True, site
+        elif change is Progress.GOES_ON:
+            overlap.is_waiting, overlap.waits_for = False, None
+            overlap.awaited_seconds += seconds
+            if site is not None:
+                self._totals[site].awaited_seconds += seconds
+            if key is not None:
+                self._posted_at.pop((rank, key), None)
+        elif site is not None and change is Progress.UNDER_WAY:
+            overlap.under_way[site] += 1
+        elif site is not None and overlap.under_way[site]:
+            overlap.under_way[site] -= 1
+
+    def _hide(self, overlap: _Overlap, instant: float) -> None:
+        """Count the time since the last change as hidden, of calls under way, if the rank did not wait."""
+        if not overlap.is_waiting and instant > overlap.since:
+            for site, number in overlap.under_way.items():
+                if number:
+                    self._totals[site].hidden_seconds += instant - overlap.since
+        overlap.since = instant
+
     def current(self, rank: int) -> CallSite:
         """Last place that a rank has marked."""
         return self._sites[rank]
@@ -147,13 +194,18 @@ class CallSites:
             self.wan_bytes[rank] += num * wan
         self._posts.clear()
 
-    def finish(self, waited: list[tuple[float, float]]) -> dict[CallSite, SiteTotals]:
+    def finish(self, waited: list[tuple[float, float]], instant: float) -> dict[CallSite, SiteTotals]:
         """The sites in order of their waiting, the longest first.
 
         Args:
             waited: seconds of waiting of each rank when the run ended, and the network's part of them.
+            instant: of that end.
         """
         self._add_up()
         for rank, seconds in enumerate(waited):
             self._count_waiting(rank, *seconds)
+            overlap = self._overlaps[rank]
+            self._hide(overlap, instant)
+            if overlap.waits_for is not None:
+                self._totals[overlap.waits_for].awaited_seconds += seconds[1] - overlap.awaited_seconds
         return dict(sorted(self._totals.items(), key=lambda item: (-item[1].exposed_seconds, item[0])))

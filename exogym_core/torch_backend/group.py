@@ -535,7 +535,7 @@ class NetsimWork(dist.Work):
         """Failures are raised where they are met."""
 
     def synchronize(self) -> None:
-        """`wait`."""
+        """Wait, as `wait` does."""
         self.wait()
 
     def source_rank(self) -> int:

@@ -53,7 +53,7 @@ class _Part(BaseModel):
 
 
 class RankTimes(_Part):
-    """One rank's time: computing, waiting, network and down sum to its virtual seconds."""
+    """Time of a rank: computing, waiting, network and down sum to its virtual seconds."""
 
     rank: int
     host: str
@@ -76,10 +76,18 @@ class CallTimes(_Part):
     bytes_per_call: float = Field(description="of the tensor; for gathers and scatters of all parts")
     waiting_seconds: float = Field(description="waited there for other ranks")
     network_seconds: float = Field(description="waited there while the network was at work")
+    exposed_seconds: float | None = Field(
+        default=None,
+        description="waited there or elsewhere for the network's work on the calls made there; null: not recorded",
+    )
+    hidden_seconds: float | None = Field(
+        default=None,
+        description="calls made there were under way while their rank did not wait; null: not recorded",
+    )
 
 
 class SteadyState(_Part):
-    """One step between the end of the first and the end of the last one; means over ranks and steps."""
+    """Mean step, over ranks and the steps from the end of the first to the end of the last."""
 
     steps: int = Field(description="that the means are over, on the rank with the fewest")
     told_by: str = Field(description="what ends a step")
@@ -165,7 +173,7 @@ def report_of(
     instant = kernel.until_seconds if ending == "until" else float(kernel.clock.now)
     ends = [instant if rank in kernel.running else end for rank, end in enumerate(kernel.end_seconds)]
     waited = [kernel.exposed_until(rank, end) for rank, end in enumerate(ends)]
-    totals, size = sites.finish(waited), world.num_ranks
+    totals, size = sites.finish(waited, instant), world.num_ranks
     hosts = [world.topology.hosts[host].name for host in world.hosts]
     ranks = [
         _rank_times(rank, hosts[rank], end, kernel.compute_seconds[rank], waited[rank], sites)
@@ -193,6 +201,8 @@ def report_of(
                 bytes_per_call=each.num_bytes / each.calls if each.calls else 0.0,
                 waiting_seconds=(each.exposed_seconds - each.network_seconds) / size,
                 network_seconds=each.network_seconds / size,
+                exposed_seconds=each.awaited_seconds / size,
+                hidden_seconds=each.hidden_seconds / size,
             )
             for site, each in totals.items()
         ],
@@ -265,8 +275,13 @@ def _steady_state(first: Sequence[Instant], last: Sequence[Instant]) -> SteadySt
 
 
 _FILE = "launch.json"
+_NOTE = (
+    "Seconds and calls are means over ranks. Waiting for others and the network: waited at this line; exposed: waited, "
+    "here or elsewhere, for the network's work on this line's calls; hidden: they were under way while their rank did "
+    "not wait."
+)
 _MOST_ROWS = 12  # of a table on a console; the file and the page have all
-_CALL_HEADINGS = ("at", "call", "calls", "bytes each", "waiting for others", "network")
+_CALL_HEADINGS = ("at", "call", "calls", "bytes each", "waiting for others", "network", "exposed", "hidden")
 _SOURCES = {"option": "--protocol", "topology": "the topology's", "default": "by default"}
 _ENDINGS = {
     "finished": "",
@@ -388,9 +403,15 @@ def _calls(report: LaunchReport) -> list[tuple[str, ...]]:
             format_bytes(round(each.bytes_per_call)) if each.calls else "-",
             format_seconds(each.waiting_seconds),
             format_seconds(each.network_seconds),
+            *(_of_calls(each, seconds) for seconds in (each.exposed_seconds, each.hidden_seconds)),
         )
         for each in report.calls
     ]
+
+
+def _of_calls(row: CallTimes, seconds: float | None) -> str:
+    """Seconds of the network's work on a row's calls; "-" where it has none."""
+    return format_seconds(seconds) if row.calls and seconds is not None else "-"
 
 
 def _links(report: LaunchReport) -> list[tuple[str, ...]]:
@@ -408,7 +429,7 @@ def show_summary(report: LaunchReport, console: Console) -> None:
     console.print()
     for line in filter(None, (_verdict(report), _steady(report))):
         console.print(Text(line), soft_wrap=True)
-    _show_table(console, _CALL_HEADINGS, _calls(report), "Seconds and calls are means over ranks.")
+    _show_table(console, _CALL_HEADINGS, _calls(report), _NOTE)
     _show_table(console, ("link", "bytes"), _links(report))
 
 
@@ -443,8 +464,8 @@ def _page(path: Path, report: LaunchReport) -> Page:
         headings=list(_CALL_HEADINGS),
         rows=[(False, cells) for cells in _calls(report)],
         note=(
-            "Where the script called, and waited: seconds and calls are means over ranks. Waiting for others ends when "
-            "the last member has come; the rest is the network's."
+            "Where the script called, and waited. Waiting for others ends when the last member has come; the rest is "
+            f"the network's. {_NOTE}"
         ),
         status="" if report.ending == "finished" else "This run was stopped before its end.",
         tables=[_ranks_table(report), _links_table(report)],

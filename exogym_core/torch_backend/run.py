@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from exogym_core.communicator.exchange import combine
 from exogym_core.communicator.simulated.simulation import World
-from exogym_core.communicator.values import combine
 from exogym_core.torch_backend.call_sites import CallSites
 from exogym_core.torch_backend.chakra import ExecutionTraces
 from exogym_core.torch_backend.report import Ending, HostDecision, report_of
@@ -260,6 +260,7 @@ class LaunchedRun(ProcessRunner):
         super().__init__(world, blocks, arena, sinks, combined, meets_outside=True)
         self._sites.book = self.simulation.schedules
         self.simulation.kernel.until_seconds = until_seconds
+        self.simulation.kernel.follow(self._sites.take_progress)
 
     def _requested(self, rank: int, request: Request) -> None:
         self._sites.take_request(rank, request)

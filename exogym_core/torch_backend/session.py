@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from exogym_core.names import visible
 from exogym_core.torch_backend.private import at_end_of_backward, is_in_backward
-from exogym_core.workers.watch import is_own
+from exogym_core.workers.turns import is_own
 from netsim.errors import InputError
 
 if TYPE_CHECKING:

@@ -85,7 +85,7 @@ def plain_form(tensor: Tensor) -> Tensor:
 
 
 def nothing(got: Sequence[Tensor]) -> None:
-    """Deliver no tensors."""
+    """Deliver no tensors, for calls without a result."""
 
 
 def write(into: Tensor, back: Callable[[Tensor], Tensor] | None = None) -> Deliver:

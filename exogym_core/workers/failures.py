@@ -6,8 +6,7 @@ import os
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.workers.turns import Aborted
-from exogym_core.workers.watch import is_own
+from exogym_core.workers.turns import Aborted, is_own
 from netsim.errors import BrokenCallError, DeadlockError, MismatchError, NetsimError, RankError
 
 if TYPE_CHECKING:

@@ -7,15 +7,14 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from exogym_core.communicator.exchange import Combine, combine
 from exogym_core.communicator.simulated.calls import RankState
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Simulation
-from exogym_core.communicator.values import Combine, combine
 from exogym_core.workers.failures import FirstFailure, reported_error, run_rank
 from exogym_core.workers.host import SimulatedHost
 from exogym_core.workers.journal import message_name
-from exogym_core.workers.turns import Turns
-from exogym_core.workers.watch import SECONDS_BETWEEN_ROWS
+from exogym_core.workers.turns import SECONDS_BETWEEN_ROWS, Turns
 from netsim.errors import NetsimError
 from netsim.ranks import Key, Mark, Request
 
@@ -27,14 +26,14 @@ if TYPE_CHECKING:
     from exogym_core.communicator.exchange import Signature, Slot
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.workers.host import Sinks
-    from exogym_core.workers.watch import Silence
+    from exogym_core.workers.turns import Silence
     from netsim.ranks import Answer, Letter, Question, Take
 
 __all__ = ["Runner", "ThreadHost"]
 
 
 class Runner(ABC):
-    """One run of a world's ranks.
+    """A run of a world's ranks.
 
     Args:
         world: where it takes place.
@@ -71,7 +70,7 @@ class Runner(ABC):
         self.failure = FirstFailure()
         self.results: list[Any] = [None] * world.num_ranks
         self.states = [RankState() for _ in range(world.num_ranks)]
-        self._told_silences: set[tuple[int, int]] = set()
+        self._reported_silences: set[tuple[int, int]] = set()
 
     def _taken(self, rank: int, take: Take, messages: tuple[Letter, ...]) -> None:
         names = [message_name(take, message) for message in messages]
@@ -85,8 +84,8 @@ class Runner(ABC):
         """Warn of a rank that makes no call, once, if it is those of its process alone that can go on."""
         which = (silence.rank, silence.num_calls)
         others_wait = self.simulation.exchange.running <= set(block) and len(self.states) > 1
-        if silence.is_unusual and others_wait and which not in self._told_silences:
-            self._told_silences.add(which)
+        if silence.is_unusual and others_wait and which not in self._reported_silences:
+            self._reported_silences.add(which)
             silence.warn()
 
     @abstractmethod
@@ -114,7 +113,7 @@ _BACKLOG = 10_000
 
 
 class _ThreadRunner(Runner):
-    """One run: the simulation in the calling thread, every rank in a thread of its own."""
+    """A run with the simulation in the calling thread, and every rank in a thread of its own."""
 
     def __init__(self, world: World, seed: int, intra_op_threads: int, sinks: Sinks) -> None:
         ranks = range(world.num_ranks)

@@ -268,8 +268,8 @@ def _add_legend(axes: Axes, sketch: Sketch) -> None:
     if False in kinds:
         entries.append(Patch(facecolor=_HOST, edgecolor=_INK, label="host"))
     if sketch.wires:
-        told = "link: thicker and darker is faster; half a line a direction, at its sender"
-        entries.append(Line2D([], [], color=_INK, linewidth=2.5, label=told))
+        text = "link: thicker and darker is faster; half a line a direction, at its sender"
+        entries.append(Line2D([], [], color=_INK, linewidth=2.5, label=text))
     axes.legend(
         handles=entries, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, frameon=False, fontsize=7.5
     )

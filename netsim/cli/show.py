@@ -15,7 +15,7 @@ from rich.text import Text
 
 from netsim.errors import InputError
 from netsim.topology.devices import device_name
-from netsim.topology.schema import TopologyFile
+from netsim.topology.file import TopologyFile
 from netsim.topology.topology import Topology
 from netsim.units import format_bits_per_second, format_count, format_fraction, format_seconds
 

@@ -130,8 +130,8 @@ def usage_message(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption):
         options = [name for parameter in context.command.params for name in parameter.opts if name[0] == "-"]
         return f"{context.command_path}: {unknown_name('option', error.option_name, [*options, '--help'])}"
-    told = error.format_message().rstrip(".")
-    return f"{context.command_path}: {told[:1].lower()}{told[1:]}: see {context.command_path} --help"
+    text = error.format_message().rstrip(".")
+    return f"{context.command_path}: {text[:1].lower()}{text[1:]}: see {context.command_path} --help"
 
 
 def check_new(path: Path) -> None:
@@ -194,7 +194,7 @@ class DelayedProgress:
         self._is_seen = console.is_terminal
         self._every_seconds = every_seconds
         self._is_over = threading.Event()
-        self._timer = threading.Timer(seconds, self._progress.start if self._is_seen else self._tell_lines)
+        self._timer = threading.Timer(seconds, self._progress.start if self._is_seen else self._print_lines)
         self._timer.daemon = True
 
     def __enter__(self) -> DelayedProgress:
@@ -220,7 +220,7 @@ class DelayedProgress:
         """Set the description."""
         self._progress.update(self._task, description=what)
 
-    def _tell_lines(self) -> None:
+    def _print_lines(self) -> None:
         task = self._progress.tasks[0]
         while not self._is_over.is_set():
             done = "" if task.total is None else f", {task.completed:.0f} of {task.total:.0f} done"

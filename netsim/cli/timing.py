@@ -64,10 +64,10 @@ def flows_command(
         finish = time_flows(network, table.flows, parsed, on_delivered=progress.advance, recorder=recorder)
     num_lost = int(np.isinf(finish).sum())
     if num_lost:
-        told = (
+        message = (
             f"{num_lost} of {format_count(len(finish), 'transfer')} {'is' if num_lost == 1 else 'are'} lost"
         )
-        click.echo(f"{told}, since a host of theirs crashed: finish_s is inf", err=True)
+        click.echo(f"{message}, since a host of theirs crashed: finish_s is inf", err=True)
     limit = window_limit(network, parsed, [(flow.src, flow.dst, flow.num_bytes) for flow in table.flows])
     if limit is not None:
         click.echo(str(limit), err=True)

@@ -122,7 +122,7 @@ def _partitions(hosts: Sequence[int], topology: Topology) -> Iterator[list[_Side
 
 
 def _sides(groups: dict[str, set[int]], party: dict[str, str], topology: Topology) -> list[_Side]:
-    """Each group of members with what the links carry that leave and enter the machines of its party."""
+    """Each group of members, with the total rates of the links out of and into its machines."""
     leaving = dict.fromkeys(groups, 0.0)
     entering = dict.fromkeys(groups, 0.0)
     for link in topology.links:

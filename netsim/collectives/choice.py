@@ -160,7 +160,7 @@ def _fastest(trial: _Trial, names: Sequence[str]) -> str:
 
 
 class _Trial:
-    """One collective by several algorithms, on a quiet network."""
+    """Estimate of one collective by several algorithms, on an idle network."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class _Trial:
         return self._protocol.payload_bytes_per_second(self._topology)
 
     def _is_too_large(self, name: str) -> bool:
-        """Whether only to list its messages would take too long."""
+        """Return whether only to list its messages would take too long."""
         members = {"direct": len(self._hosts), "two-level-direct": len(set(self._regions))}
         return members.get(name, 0) ** 2 > _MOST_LISTED_MESSAGES
 

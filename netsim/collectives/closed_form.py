@@ -94,7 +94,7 @@ class PairRoutes:
         return number
 
     def fit_at_once(self, capacity: Seconds) -> bool:
-        """Whether all pairs found so far could send at their full rate at the same time."""
+        """Return whether all pairs found so far could send at their full rate at the same time."""
         links = np.array([link for route in self.links for link in route], np.int64)
         rates = np.repeat(self._rate, [len(route) for route in self.links])
         load = np.bincount(links, weights=rates, minlength=len(capacity))
@@ -250,7 +250,7 @@ class _Layout:
 
     @property
     def too_many(self) -> bool:
-        """Whether laying them out would take longer than simulating them."""
+        """True if laying them out would take longer than simulating them."""
         return self._count > _MOST_INTERVALS
 
     def add(self, number: Ranks, begins: Seconds, ends: Seconds) -> None:
@@ -260,7 +260,7 @@ class _Layout:
             self._rows.append((number, begins, ends))
 
     def fits(self, capacity: Seconds) -> bool:
-        """Whether no link ever carries more than its capacity."""
+        """Return whether no link ever carries more than its capacity."""
         if not self._count:
             return True
         number, begins, ends = (np.concatenate(column) for column in zip(*self._rows, strict=True))

@@ -142,15 +142,15 @@ class Document:
         return self.errors([ConfigError(tuple(path), str(message), is_unknown)])
 
     def errors(self, problems: Iterable[ConfigError]) -> InputError:
-        """One error, to be raised, that tells all problems in the order of the file, a complete line each."""
+        """Return the error to raise for all problems: one complete line each, in the order of the file."""
         ordered = sorted(problems, key=lambda problem: self.line_of(problem.path) or 0)
-        lines = [self._told(problem) for problem in ordered[:MAX_PROBLEMS]]
+        lines = [self._problem_line(problem) for problem in ordered[:MAX_PROBLEMS]]
         if len(ordered) > MAX_PROBLEMS:
             lines.append(f"{self.where}: and {len(ordered) - MAX_PROBLEMS} more")
         kind = UnknownNameError if ordered[0].is_unknown_name else InputError
         return kind("\n".join(lines))
 
-    def _told(self, problem: ConfigError) -> str:
+    def _problem_line(self, problem: ConfigError) -> str:
         line = self.line_of(problem.path)
         place = self.where if line is None else f"{self.where}:{line}"
         key = key_text(problem.path)
@@ -199,16 +199,16 @@ def parse_document(text: str, where: str = "<text>") -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{where}:{mark.line + 1}" if mark else where
-        told = error.problem or error.context
+        message = error.problem or error.context
         if mark and "\t" in "".join(text.split("\n")[mark.line : mark.line + 1]):
-            told = f"{told}: indent with spaces, not with tabs"
-        raise InputError(f"{place}: not valid YAML: {told}") from None
+            message = f"{message}: indent with spaces, not with tabs"
+        raise InputError(f"{place}: not valid YAML: {message}") from None
     except yaml.YAMLError as error:
         unreadable = _UNREADABLE.search(text)
         if unreadable:
             line = text.count("\n", 0, unreadable.start()) + 1
-            told = f"control character {printable(unreadable[0])}: remove it"
-            raise InputError(f"{where}:{line}: {told}") from None
+            message = f"control character {printable(unreadable[0])}: remove it"
+            raise InputError(f"{where}:{line}: {message}") from None
         raise InputError(f"{where}: not valid YAML: {str(error).splitlines()[0]}") from None
     return Document(where, reader.root, reader.lines)
 

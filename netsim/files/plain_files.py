@@ -89,7 +89,7 @@ def output_file(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def is_written_in_place(path: str | Path) -> bool:
-    """Whether output to `path` goes to something that is there and is no regular file, such as /dev/stdout."""
+    """Return whether output to `path` goes to something that is there and is no regular file, such as /dev/stdout."""
     if _descriptor(Path(path)) is not None:
         return True
     try:

@@ -28,8 +28,8 @@ __all__ = ["Schema", "problems_of", "validate_document"]
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
-# How pydantic names the types of a union in the path of an error.
-_TYPE_TAG = re.compile(r"bool|int|float|str|constrained-\w+|(list|dict|literal|function-\w+)\[.*\]")
+# How pydantic names the types of a union in the path of an error; an empty key stands for all.
+_TYPE_TAG = re.compile(r"|bool|int|float|str|constrained-\w+|(list|dict|literal|function-\w+)\[.*\]")
 _ACCEPTED = re.compile(r"^unknown choice .*Accepted: (.*)$")
 
 
@@ -72,18 +72,18 @@ def problems_of(error: ValidationError, data: object) -> list[ConfigError]:
 
 
 def _problems(details: ErrorDetails) -> Iterator[ConfigError]:
-    """Translate pydantic's errors."""
+    """Translate pydantic's errors into problems with key paths."""
     path = tuple(part for part in details["loc"] if part != "[key]")
     kind, given, context = details["type"], details["input"], details.get("ctx", {})
     if kind == "unknown_keys":
         for number, key in enumerate(context["unknown"]):
             name = printable(key)  # looking for what was meant takes long among many
-            told = (
+            text = (
                 unknown_name("key", name, context["known"])
                 if number < MAX_PROBLEMS
                 else f"unknown key '{name}'"
             )
-            yield ConfigError((*path, key), str(told), True)
+            yield ConfigError((*path, key), str(text), True)
     elif kind == "value_error" and isinstance(context.get("error"), ValueError):
         error = context["error"]
         yield ConfigError(path, str(error), isinstance(error, UnknownNameError))
@@ -100,14 +100,14 @@ def _problems(details: ErrorDetails) -> Iterator[ConfigError]:
 
 def _merged(problems: Iterable[ConfigError], data: object) -> list[ConfigError]:
     """Merge the errors of a value that fits none of several types, which pydantic reports once a type."""
-    told: dict[KeyPath, list[ConfigError]] = {}
+    values: dict[KeyPath, list[ConfigError]] = {}
     for problem in problems:
-        told.setdefault(_without_types(problem.path, data), []).append(problem)
+        values.setdefault(_without_types(problem.path, data), []).append(problem)
     return [
         # What concerns a part of the value shows which type was meant.
         _joined(path, same)
-        for path, same in told.items()
-        if same[0].path == path or not any(other[: len(path)] == path != other for other in told)
+        for path, same in values.items()
+        if same[0].path == path or not any(other[: len(path)] == path != other for other in values)
     ]
 
 

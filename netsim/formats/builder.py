@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from netsim.errors import InputError
 from netsim.files.documents import MAX_FILE_BYTES, parse_document
 from netsim.files.plain_files import input_file
-from netsim.topology.mapping import quality, rates
+from netsim.topology.file import quality, rates
 from netsim.topology.topology import Topology
 from netsim.topology.values import Duration, Rate
 
@@ -75,8 +75,8 @@ class LinkLine:
             **rates("bandwidth", self.up_bits_per_second, self.down_bits_per_second, _shown),
             **quality(self.latency_seconds, self.loss, None, self.measured_streams, _shown),
         }
-        told = f"  # {on_one_line(self.comment)}" if self.comment else ""
-        return f"  - {_flow(entry)}{told}"
+        text = f"  # {on_one_line(self.comment)}" if self.comment else ""
+        return f"  - {_flow(entry)}{text}"
 
 
 @dataclass
@@ -116,7 +116,7 @@ class TopologyBuilder:
         """
         text = self._text([])
         topology = self._loaded(text)
-        routes = self._direct_routes(topology) if self.are_ends_measured else self._told_routes(topology)
+        routes = self._direct_routes(topology) if self.are_ends_measured else self._explicit_routes(topology)
         if routes:
             text = self._text(routes)
             self._loaded(text)
@@ -136,13 +136,13 @@ class TopologyBuilder:
     def _loaded(self, text: str) -> Topology:
         return Topology.from_mapping(cast("dict[str, Any]", parse_document(text).data), where=self.name)
 
-    def _told_routes(self, topology: Topology) -> list[str]:
+    def _explicit_routes(self, topology: Topology) -> list[str]:
         """Routes of the source file that differ from those of least latency."""
         routes = []
-        for (source, target), told in self.through.items():
+        for (source, target), via in self.through.items():
             links = topology.route(topology.host_index(source), topology.host_index(target))
-            if [topology.links[link].target for link in links][:-1] != told:
-                through = ", ".join(map(_quoted, told))
+            if [topology.links[link].target for link in links][:-1] != via:
+                through = ", ".join(map(_quoted, via))
                 routes.append(f"  - {{from: {_quoted(source)}, to: {_quoted(target)}, through: [{through}]}}")
         return routes
 

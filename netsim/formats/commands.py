@@ -219,7 +219,7 @@ def _number(text: str) -> int:
 
 
 def _rates(text: str) -> tuple[float, float]:
-    """One rate both ways, or `up:down`."""
+    """Parse a rate for both directions, or `up:down`."""
     up, mark, down = text.partition(":")
     return parse_bits_per_second(up.strip()), parse_bits_per_second((down if mark else up).strip())
 

@@ -235,15 +235,15 @@ def remarks_on_lines(
     "home's rates to all others are alike (39 to 40 Mbit/s)"
     """
     up, down = _alike(rates, 0), _alike(rates, 1)
-    up_told = {
+    sending = {
         one: each for one, each in up.items() if len(down) == len(lines) or not each.others <= down.keys()
     }
-    down_told = {
+    receiving = {
         one: each for one, each in down.items() if len(up) == len(lines) or not each.others <= up.keys()
     }
     remarks = []
     for place, (hosts, own_up, own_down) in lines.items():
-        sends, gets = up_told.get(place), down_told.get(place)
+        sends, gets = sending.get(place), receiving.get(place)
         sends = sends if sends is not None and own_up * hosts > sends.most * _ALIKE else None
         gets = gets if gets is not None and own_down * hosts > gets.most * _ALIKE else None
         said = []
@@ -259,8 +259,8 @@ def remarks_on_lines(
                 f" measure two at once, or give {_options(place, hosts, own_up, own_down)} (bytes on the wire)"
             )
     if len(remarks) > _MOST_REMARKS:
-        told = f"likewise of {len(remarks) - _MOST_REMARKS:,} more places"
-        remarks[_MOST_REMARKS:] = [told]
+        text = f"likewise of {len(remarks) - _MOST_REMARKS:,} more places"
+        remarks[_MOST_REMARKS:] = [text]
     return remarks
 
 
@@ -495,12 +495,12 @@ def ends_by_name(path: str | Path) -> tuple[str, str] | None:
 
 
 def is_iperf3(data: object) -> bool:
-    """Whether JSON is a run of iperf3."""
+    """Return whether JSON is a run of iperf3."""
     return isinstance(data, dict) and "start" in data and ("end" in data or "error" in data)
 
 
 def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
-    """One run, of a client or a server: goodput as the receiver counted it, and the least round trip that was seen.
+    """Read a run of a client or a server: goodput as the receiver counted it, and the least round trip.
 
     A run both ways (`--bidir`) tells of both. Raises InputError for a run that failed, was UDP, or lacks these.
     """
@@ -561,7 +561,7 @@ def _address(host: object) -> str:
 
 
 def is_ping(text: str) -> bool:
-    """Whether text is what ping prints, of Linux, BusyBox, macOS or Windows (in English)."""
+    """Return whether text is the output of ping on Linux, BusyBox, macOS or Windows (in English)."""
     return _trips(text) is not None or _LOST.search(text) is not None
 
 
@@ -589,13 +589,13 @@ def read_ping(path: str | Path, text: str, pairs: Pairs) -> None:
     if named is None and pinged is None:
         raise InputError(f"{path}: it does not say what was pinged: call the file FROM--TO.txt")
     one, other = named if named is not None else ("here", pinged.group(1))  # type: ignore[union-attr]
-    loss, told = _loss(text)
+    loss, remark = _loss(text)
     pairs.add(
         one,
         other,
         rtt_seconds=trips[0] * 1e-3,
         loss=loss,
-        note=f"ping, {trips[1]:g} ms in the mean{told}",
+        note=f"ping, {trips[1]:g} ms in the mean{remark}",
     )
     pairs.sources.append(f"{Path(path).name}: ping.")
 
@@ -607,10 +607,10 @@ def _loss(text: str) -> tuple[float | None, str]:
     num = int(sent.group(1) or sent.group(2)) if sent is not None else 0
     if not 0 < share < 1:
         return (None if share else 0.0), ""
-    told = f", {round(share * num):,} of {num:,} pings lost" if num else ", some pings lost"
+    line = f", {round(share * num):,} of {num:,} pings lost" if num else ", some pings lost"
     if num < _ENOUGH_PINGS:
-        return None, f"{told}: too few for a loss, which takes {_ENOUGH_PINGS}"
-    return share, told
+        return None, f"{line}: too few for a loss, which takes {_ENOUGH_PINGS}"
+    return share, line
 
 
 def parsed_json(path: str | Path, text: str) -> list[Any]:
@@ -621,7 +621,7 @@ def parsed_json(path: str | Path, text: str) -> list[Any]:
     try:
         return [json.loads(text)]
     except (ValueError, RecursionError) as error:
-        told = f"{path}: is no JSON: {error}"
+        line = f"{path}: is no JSON: {error}"
     documents, at, decoder = [], 0, json.JSONDecoder()
     try:
         while text[at:].strip():
@@ -629,7 +629,7 @@ def parsed_json(path: str | Path, text: str) -> list[Any]:
             document, at = decoder.raw_decode(text, at)
             documents.append(document)
     except (ValueError, RecursionError):
-        raise InputError(told) from None
+        raise InputError(line) from None
     if all(isinstance(document, dict) and "event" in document for document in documents):
         return [{document["event"]: document.get("data") for document in documents}]
     return documents

@@ -185,9 +185,9 @@ def read_simgrid(path: str | Path, text: str) -> TopologyBuilder:
         for step in steps:
             if step not in figures:
                 raise InputError(f"{path}: a route goes over link {step!r}, which is not there")
-    told = {(src, dst) for src, dst, _ in routes}
+    seen = {(src, dst) for src, dst, _ in routes}
     for src, dst in itertools.permutations(hosts, 2):
-        if (src, dst) not in told:
+        if (src, dst) not in seen:
             raise InputError(
                 f"{path}: no route from {src!r} to {dst!r}: full routing tells of every two hosts"
             )
@@ -362,7 +362,7 @@ _GB_BITS = 8 * 2**30
 
 
 def is_astrasim(data: object) -> TypeGuard[dict[str, Any]]:
-    """Whether YAML is such a file."""
+    """Return whether YAML is an ASTRA-sim network file."""
     return isinstance(data, dict) and {"topology", "npus_count", "bandwidth", "latency"} <= set(data)
 
 
@@ -504,8 +504,8 @@ def read_graph(path: str | Path, text: str, assumed: Assumed) -> TopologyBuilder
     except InputError:
         raise
     except Exception as error:
-        told = printable(f"{type(error).__name__}: {error}")
-        raise InputError(f"{path}: is no graph that can be read: {told}") from None
+        line = printable(f"{type(error).__name__}: {error}")
+        raise InputError(f"{path}: is no graph that can be read: {line}") from None
     plain: Any = nx.Graph()
     for source, target, facts in graph.edges(data=True):
         if source != target:
@@ -548,7 +548,7 @@ def _parsed_gml(text: str) -> Any:
 
 
 def _is_single(graph: Any, node: Any) -> bool:
-    """Whether no other node has its label."""
+    """Return whether no other node has its label."""
     own = graph.nodes[node].get("label", node)
     return [facts.get("label", other) for other, facts in graph.nodes(data=True)].count(own) == 1
 
@@ -665,7 +665,7 @@ def shaping_script(topology: Topology, host: int) -> str:
 
 
 def _to_peer(topology: Topology, host: int, peer: Host, handle: str, share: float) -> list[str]:
-    """One class a peer: at least its share of the host's own link, at most what the route carries."""
+    """A class for each peer: at least its share of the host's own link, at most the route's rate."""
     links = [topology.links[link] for link in topology.route(host, peer.index)]
     rate = min(_wire_rate(link) for link in links)
     seconds = topology.route_latency_seconds(host, peer.index)

@@ -36,12 +36,12 @@ def source_hash() -> str:
 
 
 def is_up_to_date() -> bool:
-    """Whether the compiled modules beside the sources, if any, belong to them."""
+    """Return whether the compiled modules beside the sources, if any, belong to them."""
     return _HASH.is_file() and _HASH.read_text().strip() == source_hash()
 
 
 def runs_compiled() -> bool:
-    """Whether compiled modules are there and belong to the sources; warns where they are older."""
+    """Return whether compiled modules are there and belong to the sources; warns where they are older."""
     shared = _compiled_file(_FOLDER.parent.parent, "netsim_network__mypyc")
     if shared is None or _compiled_file(_FOLDER, "engine") is None:
         return False

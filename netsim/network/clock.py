@@ -170,7 +170,7 @@ class Clock(simpy.Environment):
             self._cancelled.clear()
 
     def goes_on_with(self, is_idle: Callable[[simpy.Event], bool]) -> bool:
-        """Whether the next thing to happen, if any, is a network's, cancelled, or idle by `is_idle`."""
+        """Return whether the next thing to happen, if any, is a network's, cancelled, or idle by `is_idle`."""
         if not self._queue:
             return True
         instant, order, _, event = self._queue[0]
@@ -180,7 +180,7 @@ class Clock(simpy.Environment):
         return event in self._cancelled or is_idle(event)
 
     def has_others(self, is_idle: Callable[[simpy.Event], bool]) -> bool:
-        """Whether an event of SimPy is to come that is neither cancelled nor idle by `is_idle`."""
+        """Return whether an event of SimPy is to come that is neither cancelled nor idle by `is_idle`."""
         return any(not (event in self._cancelled or is_idle(event)) for *_, event in self._queue)
 
 

@@ -138,7 +138,7 @@ class OpenStep:
 
 
 class Collective(Owner):
-    """One collective under way. Members enter when they like; `on_done(member)` is called as each is through.
+    """A collective in flight. Members enter at any time; `on_done(member)` is called when each finishes.
 
     It owns its transfers: the engine calls `delivered`, `sent` and `dropped` with a transfer as it proceeds.
 
@@ -147,7 +147,7 @@ class Collective(Owner):
         sequence: what is sent.
         hosts: host of each member; members may share one.
         group: connections that it uses; collectives of one group share them and their state.
-        on_done: called with a member's position at the instant it is through, which may be within `arrive`.
+        on_done: called with a member's position at the instant it finishes, which may be within `arrive`.
 
     Attributes:
         is_cancelled: nothing more is sent.
@@ -183,7 +183,7 @@ class Collective(Owner):
             self._part_done(0, 0)
 
     def cancel(self) -> None:
-        """End it where it is: nothing more is sent, and no member is through any more.
+        """Abort: nothing more is sent, and no further member finishes.
 
         Others of its group that are under way lose what they have sent, too: end them as well.
         """
@@ -244,7 +244,7 @@ class Collective(Owner):
         self._num_done[member] = done
 
     def _part_done(self, index: int, member: int) -> None:
-        """One send or receive of a step is done."""
+        """Count a finished send or receive of a step."""
         step = self._step(index)
         step.num_open[member] -= 1
         if step.num_open[member] == 0 and self._num_posted[member] > index:

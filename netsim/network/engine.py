@@ -462,7 +462,7 @@ class Engine:
         self._alarms.set_due(transfer, self.now + seconds)
 
     def _fits_buffer(self, connection: Connection, num_bytes: float) -> bool:
-        """Whether the socket's buffer takes all that is to be sent."""
+        """Return whether the socket's buffer holds all unsent bytes."""
         window = connection.window
         return window is not None and num_bytes <= window.buffer_bytes(self.now)
 
@@ -561,7 +561,7 @@ class Engine:
                 self.show_time(due)
 
     def _ring(self) -> None:
-        """The earliest alarm."""
+        """Handle the earliest alarm."""
         transfer = self._alarms.items[0]
         self._alarms.set_due(transfer, inf)
         self.num_events += 1
@@ -589,12 +589,12 @@ class Engine:
         if notices:
             self._notices = []
             notices.sort(key=order_of)
-            self._tell(notices, delivered)
+            self._notify(notices, delivered)
         else:
             for transfer in delivered:
                 transfer.owner.delivered(transfer)
 
-    def _tell(self, notices: list[Transfer], delivered: list[Transfer]) -> None:
+    def _notify(self, notices: list[Transfer], delivered: list[Transfer]) -> None:
         """Call owners in the order of sending; of one transfer, sent before delivered."""
         i = 0
         for transfer in notices:
@@ -860,7 +860,7 @@ class Engine:
             self._accept(transfer, window, transfer.remaining, now)
 
     def is_cut(self, path: Path) -> bool:
-        """Whether a link of a path is dead; TCP needs the opposite route as well, for its acknowledgements."""
+        """Return whether a link of a path is dead; TCP needs the opposite route as well, for its acknowledgements."""
         for link in path.links:
             if link in self.dead:
                 return True
@@ -919,14 +919,14 @@ class Engine:
         call(transfer)
 
     def is_stuck(self, transfer: Transfer) -> bool:
-        """Whether no byte of the first transfer of a connection moves, nor will as the links are now."""
+        """Return whether no byte of the first transfer of a connection moves, nor will as the links are now."""
         if transfer.is_held:
             return True
         return transfer.drains and (self.is_cut(transfer.connection.path) or transfer.due == inf)
 
     @property
     def is_busy(self) -> bool:
-        """Whether something happens at this instant, or an alarm is set."""
+        """True if something happens at this instant, or an alarm is set."""
         if self._is_asked or self._delivered or self._notices or self._alarms.items:
             return True
         return not self._is_settled()

@@ -89,7 +89,7 @@ class FairShares:
             link.claims.append(claim)
 
     def leave(self, claim: Claim) -> None:
-        """Remove a claim."""
+        """Remove a claim from its links."""
         if claim.is_new:
             claim.is_new = False
             self._new.remove(claim)

@@ -227,7 +227,7 @@ class Network:
         self.engine.drop(self._single(transfer, "end_transfer"))
 
     def is_in_flight(self, transfer: int) -> bool:
-        """Whether a transfer is under way."""
+        """Return whether a transfer is under way."""
         return transfer in self.engine.singles
 
     def _single(self, transfer: int, call: str) -> Transfer:
@@ -404,7 +404,7 @@ class Network:
         return frozenset(self.engine.dead)
 
     def is_dead_end(self, source: int, target: int) -> bool:
-        """Whether nothing gets from host `source` to host `target` at present."""
+        """Return whether the route from host `source` to host `target` is dead at present."""
         return self.engine.is_cut(self.engine.path(source, target))
 
     # -- hosts that crash ------------------------------------------------------------------------------------
@@ -424,7 +424,7 @@ class Network:
     # -- transfers that wait ---------------------------------------------------------------------------------
 
     def can_go_on(self, ignored: Callable[[Hashable], bool]) -> bool:
-        """Whether a transfer moves or will, those of connections that are `ignored` aside, as the links are now."""
+        """Return whether a transfer moves or will with the links as they are; `ignored` connections do not count."""
         if self.engine.is_busy:
             return True
         return any(not self.engine.is_stuck(transfer) for transfer in self._first(ignored))

@@ -200,7 +200,7 @@ class Period(NamedTuple):
     was_held: bool
 
     def is_like(self, other: Period) -> bool:
-        """Whether the two differ by rounding only, or the window limited neither."""
+        """Return whether the two differ by rounding only, or the window limited neither."""
         if not (self.was_held or other.was_held):
             return True
         return (
@@ -318,12 +318,12 @@ class Window:
         return min(num_bytes, self._window) / self.feed
 
     def buffer_bytes(self, now: float) -> float:
-        """What the sender's socket takes in before it has left: twice the largest window so far (Linux)."""
+        """Size of the sender's socket buffer: twice the largest window so far (Linux)."""
         largest = self._fresh_window if self._is_forgotten(now) else self._largest
         return min(2 * largest, self._limit)
 
     def is_as_new(self, now: float) -> bool:
-        """Whether messages from `now` on meet what they would on a new connection."""
+        """Return whether messages from `now` on take as long as on a new connection."""
         idle = now - self.last_used
         if self.last_used != inf and idle <= FORGOTTEN_SECONDS:
             has_lost = self._until_loss != self._loss_bytes or self._is_cubic
@@ -335,7 +335,7 @@ class Window:
         return not self._minds_buffer or self.buffer_bytes(now) == min(2 * self._fresh_window, self._limit)
 
     def start(self, now: float, num_bytes: float, queues: QueueState | None) -> None:
-        """A message of `num_bytes` begins to drain; `queues` where the window has one to overrun."""
+        """Begin to drain a message of `num_bytes`; `queues` where the window has one to overrun."""
         is_idle = self._is_idle(now)
         has_paused = now - self.last_used > PAUSE_SECONDS
         self._ack_wait = 0.0 if queues is None else queues.ack_wait
@@ -350,7 +350,7 @@ class Window:
         self._grant(now)
 
     def go_on(self, now: float, left: float, queues: QueueState | None) -> None:
-        """The last grant is used up and `left` bytes of the message remain."""
+        """Use up the last grant, with `left` bytes of the message remaining, and take the next one."""
         self._use(now, left)
         self._ack_wait = 0.0 if queues is None else queues.ack_wait
         if self._until_loss <= self._segment * ROUNDING + self._left * OF_LEFT:
@@ -370,7 +370,7 @@ class Window:
         self._grant(now)
 
     def _send_burst(self, now: float, burst: float, queues: QueueState) -> None:
-        """Bytes leave at once, and arrive at the narrowest link as fast as those before it carry them."""
+        """Send `burst` bytes at once; they reach the narrowest link at `queues.feed`, and its queue may overflow."""
         self._burst, self._burst_began = burst, now
         waiting = 1.0 - self._bytes_per_second / queues.feed  # share that finds the link busy
         room = max(self._queue - queues.standing, self._segment) / queues.num_bursts
@@ -382,11 +382,11 @@ class Window:
         self._overflow = Overflow((WindowRound(heard, self._missing, later),), self._window)
 
     def end(self, now: float, left: float = 0.0) -> None:
-        """The message is through, or given up with `left` bytes remaining."""
+        """End the message: it has drained, or is given up with `left` bytes remaining."""
         self._use(now, left)
 
     def follow(self, round_trip_seconds: float, loss: float) -> None:
-        """Its path has another round trip or loses another share of packets; `again` follows if it is in use."""
+        """Change the path's round trip and loss; the caller then calls `again` if the connection is in use."""
         self._round_trip = round_trip_seconds
         self._turn = round_trip_seconds
         self._timeout = self._least_timeout + round_trip_seconds
@@ -395,16 +395,16 @@ class Window:
             self._until_loss = self._loss_bytes
 
     def again(self, now: float) -> None:
-        """What the message under way may do now that the path has changed; `end` was told what remains."""
+        """Grant a window to the message in flight on a changed path; `end` was called with its remaining bytes."""
         self._grant(now)
 
     def touch(self, now: float) -> None:
-        """A message without bytes passes: the connection is in use, but no window is filled."""
+        """Record a message without bytes: it uses the connection, but fills no window."""
         self._is_idle(now)
         self.last_used = now
 
     def _is_idle(self, now: float) -> bool:
-        """Whether the connection was idle for long; if so, the window has shrunk, or is a new one's."""
+        """Return whether the connection was idle for long; if so, the window has shrunk, or is a new one's."""
         idle = now - self.last_used
         if idle <= self._timeout:
             return False

@@ -63,7 +63,7 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class TransferRecord:
-    """One transfer.
+    """A transfer of a trace.
 
     Attributes:
         source, target: host indices.
@@ -226,14 +226,14 @@ def _write(
 
 @contextmanager
 def tracing(
-    path: str | Path | None, hosts: Sequence[int], tell: Callable[[str], object]
+    path: str | Path | None, hosts: Sequence[int], warn: Callable[[str], object]
 ) -> Iterator[Recorder | None]:
     """Context with a recorder whose trace is written at the end, failed or not; None without a path.
 
     Args:
         path: the file.
         hosts: the host of each rank.
-        tell: told in a line that what is inside was cut short, and where the trace is.
+        warn: called with a line that says that the trace was cut short, and where it is.
 
     Raises InputError where it cannot be written.
     """
@@ -249,9 +249,9 @@ def tracing(
         try:
             write_trace(recorder, path, hosts)
         except InputError as problem:
-            tell(f"trace: {problem}")
+            warn(f"trace: {problem}")
         else:
-            tell(f"{path}: what happened until the run was cut short")
+            warn(f"{path}: what happened until the run was cut short")
         raise
     write_trace(recorder, path, hosts)
 

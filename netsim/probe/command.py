@@ -103,11 +103,13 @@ def _probe(own: str, where: PeerAddress, places: dict[str, PeerAddress], asked: 
     secret = shared_secret()
     with Station(own, where, secret) as station:
         if own != next(iter(places)):
-            _tell(f"{own}: listening at {where[0]}:{where[1]}, waiting for {next(iter(places))}, who leads")
-            return station.follow(list(places), asked.wait_seconds, _tell)
+            _print_line(
+                f"{own}: listening at {where[0]}:{where[1]}, waiting for {next(iter(places))}, who leads"
+            )
+            return station.follow(list(places), asked.wait_seconds, _print_line)
         num = len(places)
         most = asked.most_bytes * asked.num_steps(num)
-        _tell(
+        _print_line(
             f"{own} leads {num} hosts: {asked.num_steps(num)} measurements, about"
             f" {format_seconds(asked.likely_seconds(num))}, never more than {format_bytes(most)} in all"
         )
@@ -116,7 +118,7 @@ def _probe(own: str, where: PeerAddress, places: dict[str, PeerAddress], asked: 
             target=_follow_quietly, args=(station, list(places), asked.wait_seconds + 60.0), daemon=True
         )
         follower.start()
-        found, channels = survey(places, secret, asked, _tell)
+        found, channels = survey(places, secret, asked, _print_line)
         text = written(found, name)
         for channel in channels:
             with contextlib.suppress(PeerError):
@@ -129,10 +131,10 @@ def _probe(own: str, where: PeerAddress, places: dict[str, PeerAddress], asked: 
 
 def _follow_quietly(station: Station, names: Sequence[str], seconds: float) -> None:
     with contextlib.suppress(NetsimError):  # the leading thread has the same error
-        station.follow(names, seconds, _tell)
+        station.follow(names, seconds, _print_line)
 
 
-def _tell(text: str) -> None:
+def _print_line(text: str) -> None:
     click.echo(text, err=True)
 
 

@@ -1,4 +1,4 @@
-"""One host of a probe: it listens, authenticates the others, and measures what the leading host requests.
+"""A host of a probe: it listens, authenticates the others, and measures what the leading host requests.
 
 Times of torch's own gloo come from a program of `exogym_core` in a process of its own: netsim never imports torch.
 """
@@ -125,13 +125,13 @@ class Station:
 
     # --- requests of the leading host ------------------------------------------------------------------------
 
-    def follow(self, names: Sequence[str], wait_seconds: float, tell: Callable[[str], None]) -> str:
+    def follow(self, names: Sequence[str], wait_seconds: float, report: Callable[[str], None]) -> str:
         """Serve the leading host's requests until it is done; return the topology file.
 
         Args:
             names: of all hosts, as this one was told.
             wait_seconds: for the leading host to come.
-            tell: gets a line as something happens.
+            report: gets a line as something happens.
 
         Raises:
             PeerError: the leading host does not come, is lost, has other hosts, or tells of a failure.
@@ -150,17 +150,17 @@ class Station:
         runs = dict[str, GlooTiming]()
         try:
             if hello["hosts"] != list(names):
-                told = (
+                text = (
                     f"{self.name} was started with the hosts {', '.join(names)}, {hello['hosts'][0]} with"
                     f" {', '.join(hello['hosts'])}: give both the same list"
                 )
-                channel.send(error=told)
-                raise PeerError(told)
+                channel.send(error=text)
+                raise PeerError(text)
             channel.send(clock=time.time(), steady=time.monotonic())
             while True:
                 asked = channel.receive(_SILENT_SECONDS)
                 if asked["do"] == "note":
-                    tell(asked["text"])
+                    report(asked["text"])
                 elif asked["do"] == "done":
                     return str(asked["text"])
                 elif asked["do"] == "stop":
@@ -222,7 +222,7 @@ def _why(error: OSError) -> str:
 
 
 class GlooTiming:
-    """One rank of two, in a process of its own that ends with this object.
+    """A rank of two, in a process of its own that ends with this object.
 
     Args:
         rank: 0 or 1.

@@ -102,7 +102,7 @@ class Limit:
 
     @property
     def is_own(self) -> bool:
-        """Whether the host (or what all its routes share) is the limit, and not the routes."""
+        """True if the host (or what all its routes share) is the limit, and not the routes."""
         return self.together < 0.9 * self.alone
 
 
@@ -122,7 +122,7 @@ class Found:
 
 
 def survey(
-    places: Mapping[str, PeerAddress], secret: bytes, asked: Asked, tell: Callable[[str], None]
+    places: Mapping[str, PeerAddress], secret: bytes, asked: Asked, report: Callable[[str], None]
 ) -> tuple[Found, list[SignedChannel]]:
     """Measure between all hosts, the first of which this one is; all of them must have been started.
 
@@ -132,7 +132,7 @@ def survey(
     Raises:
         PeerError: a host cannot be reached, is lost, or failed; the others have been told.
     """
-    lead = _Lead(places, secret, asked, tell)
+    lead = _Lead(places, secret, asked, report)
     try:
         lead.meet()
         lead.measure()
@@ -145,9 +145,9 @@ def survey(
 
 class _Lead:
     def __init__(
-        self, places: Mapping[str, PeerAddress], secret: bytes, asked: Asked, tell: Callable[[str], None]
+        self, places: Mapping[str, PeerAddress], secret: bytes, asked: Asked, report: Callable[[str], None]
     ) -> None:
-        self._places, self._secret, self._asked, self._tell_here = places, secret, asked, tell
+        self._places, self._secret, self._asked, self._report_here = places, secret, asked, report
         self.channels: dict[str, SignedChannel] = {}
         self._clocks: dict[str, tuple[float, float]] = {}  # (this host's instant, that host's)
         self._numbers = itertools.count()
@@ -158,7 +158,7 @@ class _Lead:
     def meet(self) -> None:
         """Connect to all hosts, waiting for those that come later."""
         deadline = time.monotonic() + self._asked.wait_seconds
-        told = False
+        has_reported = False
         for name, place in self._places.items():
             while True:
                 try:
@@ -173,9 +173,9 @@ class _Lead:
                             else ""
                         )
                         raise type(error)(f"{error}{after}") from None
-                    if not told:
-                        self._tell_here(f"waiting for {name} ({place[0]}:{place[1]})")
-                        told = True
+                    if not has_reported:
+                        self._report_here(f"waiting for {name} ({place[0]}:{place[1]})")
+                        has_reported = True
                     time.sleep(0.5)
             self.channels[name] = channel
             sent, steady = time.time(), time.monotonic()
@@ -189,7 +189,7 @@ class _Lead:
 
     def _remark(self, text: str) -> None:
         self.found.remarks.append(text)
-        self._tell_here(f"note: {text}")
+        self._report_here(f"note: {text}")
 
     def give_up(self, text: str) -> None:
         """Tell all hosts that it is over."""
@@ -212,9 +212,9 @@ class _Lead:
 
     def _done(self, text: str) -> None:
         self._num_done += 1
-        told = f"[{self._num_done}/{self._asked.num_steps(len(self._places))}] {text}"
+        line = f"[{self._num_done}/{self._asked.num_steps(len(self._places))}] {text}"
         for channel in self.channels.values():
-            channel.send(do="note", text=told)
+            channel.send(do="note", text=line)
 
     # --- measuring -----------------------------------------------------------------------------------------
 
@@ -357,9 +357,9 @@ def _region(found: Found, host: str) -> str:
     receives = _line(
         found, host, found.receives.get(host), [way for pair, way in found.ways.items() if pair[1] == host]
     )
-    told = f"sends {sends[1]}; receives {receives[1]}"
+    text = f"sends {sends[1]}; receives {receives[1]}"
     entry = region_entry(1, _rounded(sends[0]), _rounded(receives[0]), "0 ms", found.asked.streams)
-    return f"{entry}  # {told}"
+    return f"{entry}  # {text}"
 
 
 def _line(found: Found, host: str, limit: Limit | None, ways: Sequence[RouteResult]) -> tuple[float, str]:
@@ -379,7 +379,7 @@ def _link(found: Found, one: str, other: str) -> LinkLine:
     there, back = found.ways[one, other], found.ways[other, one]
     notes = [f"round trip {found.rtt_seconds[one, other] * 1e3:.4g} ms"]
     for source, target, way in ((one, other, there), (other, one, back)):
-        notes.append(f"{source} to {target} {_told(found, source, target, way)}")
+        notes.append(f"{source} to {target} {_described(found, source, target, way)}")
     timed = found.gloo.get((one, other))
     if timed:
         notes.append(
@@ -400,7 +400,7 @@ def _link(found: Found, one: str, other: str) -> LinkLine:
     )
 
 
-def _told(found: Found, source: str, target: str, way: RouteResult) -> str:
+def _described(found: Found, source: str, target: str, way: RouteResult) -> str:
     words = [
         f"{rate(_rounded(way.single))} with one stream,"
         f" {rate(_rounded(way.several))} +-{way.spread / 2:.1%} with {found.asked.streams}"

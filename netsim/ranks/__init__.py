@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from netsim.ranks.calls import FROM_ROOT as FROM_ROOT
     from netsim.ranks.calls import Cancel as Cancel
     from netsim.ranks.calls import Enter as Enter
+    from netsim.ranks.calls import Progress as Progress
     from netsim.ranks.calls import group_of as group_of
     from netsim.ranks.calls import needs_nobody as needs_nobody
     from netsim.ranks.calls import start_at_once as start_at_once
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from netsim.ranks.kernel import RankSink as RankSink
     from netsim.ranks.kernel import RankSource as RankSource
     from netsim.ranks.kernel import StampedRow as StampedRow
-    from netsim.ranks.reach import SLOW_TIMES as SLOW_TIMES
-    from netsim.ranks.reach import Reach as Reach
-    from netsim.ranks.reach import largest_mesh as largest_mesh
+    from netsim.ranks.meetings import SLOW_TIMES as SLOW_TIMES
+    from netsim.ranks.meetings import Reach as Reach
+    from netsim.ranks.meetings import largest_mesh as largest_mesh
     from netsim.ranks.requests import Advance as Advance
     from netsim.ranks.requests import Answer as Answer
     from netsim.ranks.requests import Arrival as Arrival
@@ -48,9 +49,9 @@ if TYPE_CHECKING:
     from netsim.ranks.requests import gives_time as gives_time
 
 _NAMES = {  # by module
-    "calls": "FROM_ROOT Cancel Enter group_of needs_nobody start_at_once",
+    "calls": "FROM_ROOT Cancel Enter Progress group_of needs_nobody start_at_once",
     "kernel": "Kernel RankSink RankSource StampedRow",
-    "reach": "Reach SLOW_TIMES largest_mesh",
+    "meetings": "Reach SLOW_TIMES largest_mesh",
     "requests": (
         "Advance Answer Arrival Ask Await Call CallEnding Confirm Exit Fetch Fetched FirstSent Join Key "
         "Lane Letter Mark Post Publish Put Question Request Stand Take Wait Withdraw gives_time"

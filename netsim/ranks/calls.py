@@ -6,6 +6,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from netsim.network.clock import Clock, Order, call_at, on_grid
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FROM_ROOT", "Calls", "Cancel", "Enter", "StartCall", "group_of", "needs_nobody", "start_at_once"]
 
-_MOST_TOLD = 16  # ranks in a line
+_MOST_NAMED = 16  # ranks in a line
 
 #: Operations whose root has what all others get.
 FROM_ROOT = ("broadcast", "scatter")
@@ -49,7 +50,7 @@ class _InFlight:
     alarms: dict[int, tuple[float, simpy.Event]] = field(default_factory=dict)  # rank -> when its time is up
     late: set[int] = field(default_factory=set)  # ranks whose time was up
 
-    def told(self) -> str:
+    def description(self) -> str:
         """Describe the call; after a colon its ranks, and those that have not come."""
         ranks, op = self.call.ranks, self.call.op
         missing = [rank for member, rank in enumerate(ranks) if member not in self.members]
@@ -105,6 +106,26 @@ def _box_of(key: Key) -> Hashable:
     return key.group.box if isinstance(key.group, Lane) else key.group
 
 
+class Progress(Enum):
+    """Changes of a rank that `on_progress` reports, with the call that they concern, the instant, and seconds.
+
+    Attributes:
+        UNDER_WAY: the last member has posted a call of the rank's: from now on it takes the network's time.
+        OVER: the call is over for the rank.
+        STOPS: the rank begins to wait, for a call or for something else (None), or has ended.
+        GOES_ON: it goes on; the seconds are those that it has waited for the network.
+    """
+
+    UNDER_WAY = auto()
+    OVER = auto()
+    STOPS = auto()
+    GOES_ON = auto()
+
+
+#: Called with rank, change, call, instant and seconds.
+OnProgress = Callable[[int, Progress, Key | None, float, float], None]
+
+
 class Calls:
     """Calls that ranks have posted, until they are over for all members, awaited or not.
 
@@ -115,6 +136,9 @@ class Calls:
         on_span: called with each span of communication as it ends; None: spans are not made.
         on_broken: called with a group whose calls have ended undone.
         on_withdrawn: called with a message whose only post was withdrawn.
+
+    Attributes:
+        on_progress: called as calls come under way and end; None: not followed.
     """
 
     def __init__(
@@ -141,6 +165,7 @@ class Calls:
         self._broken: set[Hashable] = set()
         self._undone: dict[Key, _InFlight | None] = {}  # calls of broken groups; None: it never began
         self._gone: set[int] = set()  # ranks that have ended
+        self.on_progress: OnProgress | None = None
 
     def post(self, rank: int, post: Post) -> None:
         """Enter the rank into the call, behind its earlier collectives of the same group."""
@@ -156,6 +181,10 @@ class Calls:
             flight.num_bytes += post.call.num_bytes
         flight.members.append(post.member)
         flight.last_posted_at = self._clock.now
+        if self.on_progress is not None and len(flight.members) == len(flight.call.ranks):
+            for each in dict.fromkeys(flight.call.ranks):
+                if each not in flight.done_at:
+                    self.on_progress(each, Progress.UNDER_WAY, post.key, self._clock.now, 0.0)
         if self._on_span is not None:
             flight.posted_at[rank] = self._clock.now
         if post.seconds < math.inf:
@@ -227,7 +256,8 @@ class Calls:
             del self._in_flight[key]
             flight.is_off = True
             flight.cancel()
-        for _, flight in flights:
+        for key, flight in flights:
+            self._end(key, flight)
             for rank in flight.call.ranks:
                 flight.done_at.setdefault(rank, on_grid(self._clock.now))
                 self._lanes.pop((group, rank), None)
@@ -275,10 +305,18 @@ class Calls:
                     flight.late.add(rank)
             flight.alarms.clear()
         self._on_broken(group)
-        for _, flight in flights:
+        for key, flight in flights:
+            self._end(key, flight)
             for sleeper in flight.sleepers.values():
                 sleeper.succeed()
             flight.sleepers.clear()
+
+    def _end(self, key: Key, flight: _InFlight) -> None:
+        """Report the end of a call for the members for which it is not over."""
+        if self.on_progress is not None:
+            for rank in dict.fromkeys(flight.call.ranks):
+                if rank not in flight.done_at:
+                    self.on_progress(rank, Progress.OVER, key, self._clock.now, 0.0)
 
     def lose(self, group: Hashable) -> bool:
         """Break a group whose connection is given up, if a member has given its calls a time-out."""
@@ -312,6 +350,8 @@ class Calls:
             return
         rank = flight.call.ranks[member]
         flight.done_at[rank] = done_at = on_grid(self._clock.now)
+        if self.on_progress is not None:
+            self.on_progress(rank, Progress.OVER, key, done_at, 0.0)
         if self._on_span is not None:
             times = (flight.posted_at[rank], done_at)
             self._on_span(Span(rank, "communication", flight.call.op, *times, flight.num_bytes))
@@ -376,18 +416,18 @@ class Calls:
         return flight.call.op if flight is not None else ""
 
     def is_done(self, rank: int, key: Key) -> bool:
-        """Whether the call is over for this rank."""
+        """Return whether the call is over for this rank."""
         flight = self._in_flight.get(key)
         return flight is None or flight.done_at.get(rank, math.inf) <= self._clock.now
 
     def waiting(self) -> dict[int, str]:
         """Ranks that wait for a call, with its operation and, after a colon, details."""
-        return {rank: flight.told() for rank, flight in self._asleep.items()}
+        return {rank: flight.description() for rank, flight in self._asleep.items()}
 
     def unfinished(self) -> dict[int, str]:
         """Ranks with an unfinished call, with its description."""
         posted = ((flight, rank) for flight in self._in_flight.values() for rank in flight.call.ranks)
-        return {rank: flight.told() for flight, rank in posted if rank not in flight.done_at}
+        return {rank: flight.description() for flight, rank in posted if rank not in flight.done_at}
 
     def unfinished_spans(self) -> list[Span]:
         """Spans of unfinished communication, until now."""
@@ -401,6 +441,6 @@ class Calls:
 
 def _listed(ranks: Sequence[int]) -> str:
     """Names of ranks, the first of many."""
-    names = ", ".join(map(str, ranks[:_MOST_TOLD]))
-    more = f" and {len(ranks) - _MOST_TOLD} more" if len(ranks) > _MOST_TOLD else ""
+    names = ", ".join(map(str, ranks[:_MOST_NAMED]))
+    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {names}{more}"

@@ -19,10 +19,9 @@ from simpy import Interrupt
 from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import BY_RANKS, Clock, on_grid
 from netsim.network.trace import Span
-from netsim.ranks.calls import Calls, StartCall, start_at_once
+from netsim.ranks.calls import Calls, OnProgress, Progress, StartCall, start_at_once
 from netsim.ranks.mailboxes import Mailboxes
-from netsim.ranks.meetings import Meetings
-from netsim.ranks.reach import Reach
+from netsim.ranks.meetings import Meetings, Reach
 from netsim.ranks.requests import (
     Advance,
     Answer,
@@ -58,7 +57,7 @@ __all__ = ["Kernel", "RankSink", "RankSource", "StampedRow"]
 
 T = TypeVar("T")
 
-_MOST_TOLD = 8  # ranks in one line
+_MOST_NAMED = 8  # ranks in one line
 
 _TimedQuestion = Join | Confirm | Fetch | Take | FirstSent | Withdraw | Await
 
@@ -285,6 +284,7 @@ class Kernel:
         self._calls = Calls(
             self.clock, start, collectives_in_flight, sink.on_span, sink.broken, sink.withdrawn
         )
+        self._on_progress: OnProgress | None = None
         self._mailboxes = Mailboxes(self.clock, start, start_at_once)
         reach = reach if reach is not None else Reach(None, hosts, lambda links: False)
         self._meetings = Meetings(
@@ -316,6 +316,10 @@ class Kernel:
             Withdraw: lambda rank, request: _immediate(self._calls.withdraw(request.key)),
             Await: self._await,
         }
+
+    def follow(self, on_progress: OnProgress) -> None:
+        """Report calls that come under way and end, and ranks that wait and go on; set before `run`."""
+        self._on_progress = self._calls.on_progress = on_progress
 
     def run(self) -> None:
         """Serve every stream to its `Exit`, or all up to `until_seconds`.
@@ -359,9 +363,9 @@ class Kernel:
                 self._uptime.processes[rank].interrupt()
             self._meetings.give_up()
             return
-        raise DeadlockError(self._told(reason))
+        raise DeadlockError(self._deadlock_report(reason))
 
-    def _told(self, reason: str) -> str:
+    def _deadlock_report(self, reason: str) -> str:
         """Describe the ranks that wait for events that can never happen: one line, and a table of all below it."""
         doing = self._calls.waiting()
         doing |= dict.fromkeys(self._uptime.standing, "on a crashed host")
@@ -370,13 +374,13 @@ class Kernel:
         if not doing:  # all compute while what they have posted goes on
             doing = self._calls.unfinished()
         ranks = sorted(doing)
-        told = ", ".join(f"rank {rank} {doing[rank].partition(':')[0]}" for rank in ranks[:_MOST_TOLD])
-        more = f" and {len(doing) - _MOST_TOLD} more" if len(doing) > _MOST_TOLD else ""
+        text = ", ".join(f"rank {rank} {doing[rank].partition(':')[0]}" for rank in ranks[:_MOST_NAMED])
+        more = f" and {len(doing) - _MOST_NAMED} more" if len(doing) > _MOST_NAMED else ""
         wait = "waits" if len(doing) == 1 else "wait"
         if reason:
-            line = f"{reason}, and {told}{more} {wait} for the network: let an event bring it back"
+            line = f"{reason}, and {text}{more} {wait} for the network: let an event bring it back"
         else:
-            line = f"deadlock: {told}{more} {wait} for what can never come"
+            line = f"deadlock: {text}{more} {wait} for what can never come"
         return "\n".join([line, *(f"  rank {rank}: {doing[rank]}" for rank in ranks)])
 
     @property
@@ -428,6 +432,7 @@ class Kernel:
                 continue
             if kind is Exit:
                 self.end_seconds[rank] = self.clock.now
+                self._progress(rank, Progress.STOPS)
                 self._running.discard(rank)
                 self._calls.gone(rank)
                 self._has_ended = self._has_ended or rank not in self._lost
@@ -457,7 +462,14 @@ class Kernel:
 
     def _wait_for_call(self, rank: int, wait: Wait) -> Generator[simpy.Event, None, None]:
         name = self._calls.op(wait.key) if self._spans is not None else ""
-        self.network_seconds[rank] += yield from self._wait(rank, name, self._calls.wait(rank, wait.key))
+        yield from self._wait(rank, name, self._network_wait(rank, wait.key), wait.key)
+
+    def _network_wait(
+        self, rank: int, key: Key, seconds: float = math.inf
+    ) -> Generator[simpy.Event, None, None]:
+        """Wait for a call, and count the network's part of it."""
+        network = yield from self._calls.wait(rank, key, seconds)
+        self.network_seconds[rank] += network
 
     def _stand(self, rank: int, stand: Stand) -> Generator[simpy.Event, None, None]:
         yield from self._wait(rank, "others", _until(self.clock.at(stand.until)))
@@ -470,7 +482,9 @@ class Kernel:
         self._asking[rank] = f"in {name}"
         begin, mail = self.clock.now, self._mailboxes.seconds_under_way(rank)
         waiting = self._questions[type(question)](rank, question)
-        answer = yield from self._wait(rank, name, waiting)
+        answer = yield from self._wait(
+            rank, name, waiting, question.key if isinstance(question, Await) else None
+        )
         if isinstance(question, Fetch):
             self.network_seconds[rank] += self.clock.now - begin
         elif isinstance(question, Take):  # while its message was in flight, or one to it
@@ -486,23 +500,29 @@ class Kernel:
         yield self.clock.at(self.clock.now)
 
     def _await(self, rank: int, question: Await) -> Generator[simpy.Event, None, CallEnding]:
-        self.network_seconds[rank] += yield from self._calls.wait(rank, question.key, question.seconds)
+        yield from self._network_wait(rank, question.key, question.seconds)
         return self._calls.ending(rank, question.key)
 
     def _wait(
-        self, rank: int, name: str, waiting: Generator[simpy.Event, None, T]
+        self, rank: int, name: str, waiting: Generator[simpy.Event, None, T], key: Key | None = None
     ) -> Generator[simpy.Event, None, T]:
-        """Run `waiting` as exposed time of the rank."""
-        start, spans = self.clock.now, self._spans
+        """Run `waiting`, for the call `key` if it is one, as exposed time of the rank."""
+        start, spans, network = self.clock.now, self._spans, self.network_seconds[rank]
+        self._progress(rank, Progress.STOPS, key)
         if spans is not None:
             spans.begin(rank, "wait", name)
         self._waiting_since[rank] = start
         result = yield from waiting
         del self._waiting_since[rank]
         self.exposed_seconds[rank] += self.clock.now - start
+        self._progress(rank, Progress.GOES_ON, key, self.network_seconds[rank] - network)
         if spans is not None:
             spans.end(rank)
         return result
+
+    def _progress(self, rank: int, change: Progress, key: Key | None = None, seconds: float = 0.0) -> None:
+        if self._on_progress is not None:
+            self._on_progress(rank, change, key, self.clock.now, seconds)
 
     @property
     def running(self) -> frozenset[int]:

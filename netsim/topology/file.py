@@ -1,28 +1,212 @@
-"""Reader of topology files: hosts, links and routes in canonical order, with all names checked."""
+"""Topology files: their keys and types, the reader with all names checked, and the writer, exact or for readers."""
 
 from __future__ import annotations
 
+import copy
 import difflib
 import itertools
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from netsim.errors import InputError, unknown_name
 from netsim.files.documents import ConfigError, Document, KeyPath
-from netsim.files.schemas import validate_document
+from netsim.files.schemas import Schema, validate_document
 from netsim.topology.graph import Host, Link, ShortestRoutes, natural_key
 from netsim.topology.protocol import Protocol
-from netsim.topology.schema import MAX_HOSTS, TopologyFile
-from netsim.topology.weather import Places, read_weather
+from netsim.topology.values import (
+    Duration,
+    Ends,
+    Loss,
+    Name,
+    Packets,
+    Price,
+    ProtocolSpec,
+    Rate,
+    Text,
+    written,
+)
+from netsim.topology.weather import Entries, Places, read_weather, write_weather
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from netsim.topology.schema import LinkEntry, RouteEntry
+    from netsim.topology.topology import Topology
     from netsim.topology.weather import Weather
 
-__all__ = ["MAX_ROUTES", "Parts", "likely_names", "read_parts"]
+__all__ = [
+    "MAX_EVENTS",
+    "MAX_HOSTS",
+    "MAX_ROUTES",
+    "HostEntry",
+    "LinkEntry",
+    "Parts",
+    "RegionEntry",
+    "RouteEntry",
+    "TopologyFile",
+    "likely_names",
+    "plain_form",
+    "quality",
+    "rates",
+    "read_parts",
+]
+
+MAX_HOSTS = 20_000
+MAX_EVENTS = 10_000  # of each kind
+
+
+class MeasuredEntry(Schema):
+    """Measurement of a rate, end to end: the goodput of so many streams together."""
+
+    streams: Annotated[int, Field(ge=1, le=100_000)]
+
+
+class _Pipe(Schema):
+    """Keys common to links and regions' network cards: rates each way, latency, loss, queue."""
+
+    up: Rate | None = None
+    down: Rate | None = None
+    latency: Duration | None = None
+    rtt: Duration | None = None
+    loss: Loss = 0.0
+    queue: Packets | None = None
+    measured: MeasuredEntry | None = None
+
+    @property
+    def measured_streams(self) -> int | None:
+        """Streams whose goodput the rates are; None where they are nominal."""
+        return None if self.measured is None else self.measured.streams
+
+    @property
+    def quality(self) -> tuple[float, float, int | None]:
+        """One-way latency in seconds, 0 where none is given; loss; packets that the queue holds."""
+        seconds = self.rtt / 2 if self.rtt is not None else self.latency or 0.0
+        return seconds, self.loss, self.queue
+
+    def _rates(self, both_ways: float | None) -> tuple[float, float]:
+        return (self.up or 0.0, self.down or 0.0) if both_ways is None else (both_ways, both_ways)
+
+    def _check(self, both_ways: float | None, key: str) -> None:
+        if self.latency is not None and self.rtt is not None:
+            raise InputError("give either latency (one way) or rtt (twice that), not both")
+        if both_ways is not None and (self.up is not None or self.down is not None):
+            raise InputError(f"give either {key} (each way) or up and down, not both")
+        if both_ways is None and (self.up is None or self.down is None):
+            raise InputError(f"give {key} (each way), or both up and down, such as '100 Mbit/s'")
+
+
+class LinkEntry(_Pipe):
+    """A connection of two hosts or routers; `up` is from the first name in `between` to the second."""
+
+    between: Ends
+    bandwidth: Rate | None = None
+    egress: Price = 0.0
+
+    @model_validator(mode="after")
+    def _complete(self) -> LinkEntry:
+        self._check(self.bandwidth, "bandwidth")
+        return self
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Bits per second from the first name in `between` to the second, and back."""
+        return self._rates(self.bandwidth)
+
+
+class RegionEntry(_Pipe):
+    """Hosts REGION.0, REGION.1, ... behind a router REGION; `nic` (or `up`, `down`) is each host's own link."""
+
+    hosts: Annotated[int, Field(ge=1, le=MAX_HOSTS)]
+    nic: Rate | None = None
+    device: Name | None = None
+    devices: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> RegionEntry:
+        self._check(self.nic, "nic")
+        return self
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Bits per second from each host to the region's router, and back."""
+        return self._rates(self.nic)
+
+
+class HostEntry(Schema):
+    """A host; `region` makes it part of a region without connecting it there."""
+
+    device: Name | None = None
+    devices: Annotated[int, Field(ge=1)] | None = None
+    region: Name | None = None
+
+
+class RouteEntry(Schema):
+    """A route of one direction, by the hosts and routers it leads through, its ends left out.
+
+    An end that is a region stands for each of its hosts.
+    """
+
+    source: Name = Field(alias="from")
+    target: Name = Field(alias="to")
+    through: list[Name] = Field(default_factory=list)
+
+
+def _named_entries(value: object) -> object:
+    """`[a, b]` is short for `{a: {}, b: {}}`, and `a:` alone for `a: {}`."""
+    if isinstance(value, list):
+        names = [str(name) for name in value if isinstance(name, str | int) and not isinstance(name, bool)]
+        if len(names) != len(value):
+            raise InputError("expected host names, or a mapping from host names to their keys")
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        if repeated:
+            raise InputError(f"duplicate host '{repeated[0]}': remove one")
+        return {name: {} for name in names}
+    if isinstance(value, dict):
+        return {key: {} if entry is None else entry for key, entry in value.items()}
+    return value
+
+
+class TopologyFile(Schema):
+    """A whole topology file.
+
+    Attributes:
+        name: of the network; None: the file's name.
+        source: origin of the figures.
+        hosts: by name; a list of names is short for hosts without keys.
+        routers: names of nodes that only forward.
+        links: connections of hosts, routers and regions.
+        regions: by name, hosts behind a router of that name.
+        wan: connections between regions.
+        routes: routes that differ from the one of least latency.
+        protocol: name of a preset, or a mapping of its changes; None: `linux-tcp`.
+        events: changes of links and hosts at an instant.
+        traces: rates and latencies over time.
+        background: traffic of others.
+        drift: random change of rates.
+    """
+
+    # Instead of the docstring.
+    model_config = ConfigDict(json_schema_extra={"description": "A whole topology file."})
+
+    name: Text | None = None
+    source: Text = ""
+    hosts: Annotated[dict[Name, HostEntry], BeforeValidator(_named_entries)] = Field(default_factory=dict)
+    routers: list[Name] = Field(default_factory=list)
+    links: list[LinkEntry] = Field(default_factory=list)
+    regions: dict[Name, RegionEntry] = Field(default_factory=dict)
+    wan: list[LinkEntry] = Field(default_factory=list)
+    routes: list[RouteEntry] = Field(default_factory=list)
+    protocol: ProtocolSpec = None
+    events: Annotated[list[Any], Entries("events")] = Field(default_factory=list, max_length=MAX_EVENTS)
+    traces: Annotated[list[Any], Entries("traces")] = Field(default_factory=list, max_length=MAX_EVENTS)
+    background: Annotated[list[Any], Entries("background")] = Field(
+        default_factory=list, max_length=MAX_EVENTS
+    )
+    drift: Annotated[list[Any], Entries("drift")] = Field(default_factory=list, max_length=MAX_EVENTS)
+
 
 MAX_ROUTES = 250_000  # explicit ones, host to host
 _MANY_NAMES = 40  # more are not listed in an error, only the likeliest
@@ -203,7 +387,7 @@ class _Builder:
         return _ReadPipe(one, other, *entry.rates, entry.quality, entry.egress, entry.measured_streams)
 
     def _are_known(self, what: str, given: Mapping[KeyPath, Sequence[str]], known: Collection[str]) -> bool:
-        """Whether all names given (at their key paths) are known; the others become problems."""
+        """Check that all names (with their key paths) exist; add a problem for each that does not."""
         unknown = [(path, name) for path, names in given.items() for name in names if name not in known]
         for path, name in unknown:
             if len(self.problems) < _MANY_PROBLEMS:
@@ -217,11 +401,11 @@ class _Builder:
     ) -> None:
         first = hosts[0].name
         reached = graph.reachable(rank[first])
-        told: set[KeyPath] = set()  # one line for all hosts of a region
+        seen: set[KeyPath] = set()  # one line for all hosts of a region
         for host in hosts:
             path = nodes.paths[host.name]
-            if not reached[rank[host.name]] and path not in told:
-                told.add(path)
+            if not reached[rank[host.name]] and path not in seen:
+                seen.add(path)
                 self._problem(path, f"host '{host.name}' cannot reach '{first}': add a link between them")
 
     def _check_protocol(self) -> None:
@@ -326,3 +510,109 @@ def likely_names(name: str, known: Collection[str]) -> Collection[str]:
     if len(known) <= _MANY_NAMES:
         return known
     return difflib.get_close_matches(name, known, n=8) or sorted(known, key=natural_key)[:8]
+
+
+def rates(both: str, up: float, down: float, write: Callable[[Any, float], Any] = written) -> dict[str, Any]:
+    """Rates of a link: one under the key `both` where they are equal, else `up` and `down`; `write` writes one."""
+    if up == down:
+        return {both: write(Rate, up)}
+    return {"up": write(Rate, up), "down": write(Rate, down)}
+
+
+def quality(
+    latency_seconds: float,
+    loss: float = 0.0,
+    queue_packets: int | None = None,
+    measured_streams: int | None = None,
+    write: Callable[[Any, float], Any] = written,
+) -> dict[str, Any]:
+    """Latency, loss, queue and measurement of a link, as keys of a file; without those it leaves out."""
+    return {
+        "latency": write(Duration, latency_seconds),
+        **_given(
+            loss=write(Loss, loss) if loss else None,
+            queue=queue_packets,
+            measured={"streams": measured_streams} if measured_streams else None,
+        ),
+    }
+
+
+def plain_form(topology: Topology) -> dict[str, Any]:
+    """The topology as a mapping that `Topology.from_mapping` reads back to an equal one; empty keys left out."""
+    regions = _uniform_regions(topology)
+    inside = {host.name for host in topology.hosts if host.region in regions}
+    form: dict[str, Any] = {
+        "name": topology.name,
+        "source": topology.source,
+        "hosts": {host.name: _host(host) for host in topology.hosts if host.name not in inside},
+        "routers": [name for name in topology.routers if name not in regions],
+        "links": [
+            _pipe(link, topology.links[back])
+            for link, back in _pairs(topology.links)
+            if link.source not in inside and link.target not in inside
+        ],
+        "regions": regions,
+        "routes": [_route(topology, ends, links) for ends, links in topology.explicit_routes.items()],
+        "protocol": copy.deepcopy(topology.protocol),
+        **write_weather(topology.weather, Places(topology.hosts, topology.links)),
+    }
+    return {key: value for key, value in form.items() if value}
+
+
+def _host(host: Host) -> dict[str, Any]:
+    return _given(region=host.region, device=host.device, devices=host.devices)
+
+
+def _pairs(links: Sequence[Link]) -> list[tuple[Link, int]]:
+    """Each connection once: its first link in canonical order, and the index of the reverse one."""
+    index = {(link.source, link.target): link.index for link in links}
+    ways = [(link, index[link.target, link.source]) for link in links]
+    return [(link, back) for link, back in ways if link.index < back]
+
+
+def _pipe(link: Link, back: Link) -> dict[str, Any]:
+    return {
+        "between": [link.source, link.target],
+        **rates("bandwidth", link.bits_per_second, back.bits_per_second),
+        **_quality(link),
+        **_given(egress=written(Price, link.dollars_per_byte or None)),
+    }
+
+
+def _quality(link: Link) -> dict[str, Any]:
+    return quality(link.latency_seconds, link.loss, link.queue_packets, link.measured_streams)
+
+
+def _uniform_regions(topology: Topology) -> dict[str, Any]:
+    """Regions that the key `regions` can express: hosts REGION.0 ... all alike, behind a router REGION."""
+    outgoing: dict[str, list[Link]] = {}
+    for link in topology.links:
+        outgoing.setdefault(link.source, []).append(link)
+    index = {(link.source, link.target): link for link in topology.links}
+    members: dict[str, list[Host]] = {}
+    for host in topology.hosts:
+        if host.region is not None and host.region in topology.routers:
+            members.setdefault(host.region, []).append(host)
+    regions = {}
+    for region, hosts in members.items():
+        entries = []
+        for number, host in enumerate(hosts):
+            links = outgoing[host.name]
+            if host.name == f"{region}.{number}" and [link.target for link in links] == [region]:
+                back = index[region, host.name]
+                card = rates("nic", links[0].bits_per_second, back.bits_per_second)
+                machine = _given(device=host.device, devices=host.devices)
+                entries.append({"hosts": len(hosts), **card, **_quality(links[0]), **machine})
+        if len(entries) == len(hosts) and all(entry == entries[0] for entry in entries):
+            regions[region] = entries[0]
+    return regions
+
+
+def _route(topology: Topology, ends: tuple[int, int], links: Sequence[int]) -> dict[str, Any]:
+    source, target = (topology.hosts[end].name for end in ends)
+    through = [topology.links[link].target for link in links[:-1]]
+    return {"from": source, "to": target, **({"through": through} if through else {})}
+
+
+def _given(**entries: Any) -> dict[str, Any]:
+    return {key: value for key, value in entries.items() if value is not None}

@@ -42,7 +42,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction of a connection between two hosts or routers.
+    """A directed link between two hosts or routers.
 
     Attributes:
         index: position in the topology.

@@ -184,13 +184,13 @@ class Protocol:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a message alone takes its latency and then the rate of its narrowest link, whatever was before."""
+        """True if a lone message takes latency and its narrowest link's rate, independent of earlier messages."""
         per_transfer = self.connections == "per-transfer"
         return not (self.has_windows or self.rendezvous or self.ack_share or per_transfer)
 
     @property
     def has_windows(self) -> bool:
-        """Whether transfers have anything but latency and fair shares to wait for."""
+        """True if windows limit transfers, in addition to latency and fair shares."""
         return self.slow_start or self.window_bytes < math.inf
 
 

@@ -115,7 +115,7 @@ class Sketch:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether there are too many wires to write on each."""
+        """True if there are too many wires to write on each."""
         return len(self.wires) > _MOST_LABELS
 
     def positions(self) -> FloatArray:

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from netsim.files.documents import KeyPath
+    from netsim.topology.file import TopologyFile
     from netsim.topology.graph import Host, Link
-    from netsim.topology.schema import TopologyFile
 
 __all__ = [
     "MAX_TRACE_BYTES",
@@ -102,7 +102,7 @@ class _RefusedError(Exception):
 
 
 class _Key:
-    """One key of an entry, which holds the value of one field."""
+    """A key of an entry, with the value of one field."""
 
     def __init__(self, name: str, type_: Any) -> None:
         self.name, self._type = name, type_
@@ -210,8 +210,8 @@ class _Rows(_Key):
     def read(self, entry: Any, field_name: str, places: Places) -> dict[str, Any]:
         given = [key for key in self._COLUMNS if getattr(entry, key) is not None]
         if len(given) != 1:
-            told = "give either bandwidth or latency: a CSV file, or a list of [time, value]"
-            raise _RefusedError("", InputError(told))
+            text = "give either bandwidth or latency: a CSV file, or a list of [time, value]"
+            raise _RefusedError("", InputError(text))
         content = getattr(entry, given[0])
         quantity, column, parse, _ = self._COLUMNS[given[0]]
         try:
@@ -523,9 +523,9 @@ class Entries:
         for name, (type_, default) in keys.items():
             if default is ... and any(name not in schema for schema in schemas):
                 keys[name] = (type_ | None, None)
-        told = " ".join((kind.record.__doc__ or "").partition("\n")[0] for kind in kinds)
+        text = " ".join((kind.record.__doc__ or "").partition("\n")[0] for kind in kinds)
         title = f"{self._key.removesuffix('s').title()}Entry"
-        model: Any = pydantic.create_model(title, __base__=Schema, __doc__=told, **keys)
+        model: Any = pydantic.create_model(title, __base__=Schema, __doc__=text, **keys)
         return handler(list[model])
 
 

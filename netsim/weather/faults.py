@@ -20,29 +20,262 @@ the names of the link's ends: the weather does not depend on the run.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
 
 from netsim.errors import DeadlockError
 from netsim.network.clock import Clock, Order
 from netsim.network.network import BackgroundConnection, Network
 from netsim.network.trace import Recorder
 from netsim.topology.weather import Background, Drift, Entry, HostEvent, LinkEvent, Trace, Weather, check
-from netsim.weather.conditions import Conditions, Quantity
-from netsim.weather.traffic import BackgroundTraffic, drift_factors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
     import simpy
 
     from netsim.network.network import Outage, Waiting
     from netsim.topology.topology import Topology
+    from netsim.topology.weather import Background
 
-__all__ = ["Entry", "Faults", "WeatherHistory", "simulate_weather"]
+__all__ = [
+    "BackgroundTraffic",
+    "Conditions",
+    "Entry",
+    "Faults",
+    "Quantity",
+    "WeatherHistory",
+    "drift_factors",
+    "simulate_weather",
+]
+
+Quantity = Literal["bits_per_second", "latency_seconds", "loss"]
+
+
+class _Condition:
+    """Condition of a link: the values of the topology, and those that override them."""
+
+    __slots__ = ("dead_since", "downs", "factor", "forced", "in_force", "is_up", "stated", "traced")
+
+    def __init__(self, stated: dict[Quantity, float]) -> None:
+        self.stated = stated
+        self.traced: dict[Quantity, float] = {}
+        self.forced: dict[Quantity, tuple[Hashable, float]] = {}
+        self.factor = 1.0
+        self.downs: dict[Hashable, None] = {}
+        self.in_force = dict(stated)
+        self.is_up = True
+        self.dead_since = 0.0
+
+    @property
+    def is_dead(self) -> bool:
+        return not (self.is_up and self.in_force["bits_per_second"])
+
+    def value(self, quantity: Quantity) -> float:
+        """An event's value overrides a trace's, which overrides the topology's; drift multiplies rates."""
+        forced = self.forced.get(quantity)
+        value = forced[1] if forced is not None else self.traced.get(quantity, self.stated[quantity])
+        return value * self.factor if quantity == "bits_per_second" else value
+
+
+class Conditions:
+    """Links of a network, each with the causes that act on it; sets the resulting values on the network.
+
+    A cause is named by any hashable. The last value forced stands, and goes when its own cause ends.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._links = [
+            _Condition(
+                {
+                    "bits_per_second": link.bits_per_second,
+                    "latency_seconds": link.latency_seconds,
+                    "loss": link.loss,
+                }
+            )
+            for link in network.topology.links
+        ]
+
+    def put_down(self, links: Iterable[int], cause: Hashable) -> None:
+        """Take links down until this cause is lifted."""
+        for link in links:
+            self._links[link].downs[cause] = None
+            self._apply(link)
+
+    def lift(self, links: Iterable[int], cause: Hashable) -> None:
+        """End a cause that keeps links down."""
+        for link in links:
+            self._links[link].downs.pop(cause, None)
+            self._apply(link)
+
+    def force(self, links: Iterable[int], quantity: Quantity, value: float, cause: Hashable) -> None:
+        """Set a quantity by an event."""
+        for link in links:
+            self._links[link].forced[quantity] = (cause, value)
+            self._apply(link)
+
+    def release(self, links: Iterable[int], quantity: Quantity, cause: Hashable) -> None:
+        """End an event that set a quantity; if another has set it since, that value stays."""
+        for link in links:
+            forced = self._links[link].forced
+            if quantity in forced and forced[quantity][0] == cause:
+                del forced[quantity]
+                self._apply(link)
+
+    def trace(self, links: Iterable[int], quantity: Quantity, value: float) -> None:
+        """Set a quantity by a trace."""
+        for link in links:
+            self._links[link].traced[quantity] = value
+            self._apply(link)
+
+    def drift(self, link: int, factor: float) -> None:
+        """Multiply a link's rate."""
+        self._links[link].factor = factor
+        self._apply(link)
+
+    def causes(self, link: int) -> list[Hashable]:
+        """Causes that keep a link down."""
+        return list(self._links[link].downs)
+
+    def dead_since(self, link: int) -> float:
+        """The instant from which on a link that carries nothing has done so."""
+        return self._links[link].dead_since
+
+    def is_adrift(self, link: int) -> bool:
+        """Return whether a link carries nothing only because drift is zero, which passes."""
+        condition = self._links[link]
+        return condition.is_up and not condition.factor
+
+    def _apply(self, link: int) -> None:
+        condition, network = self._links[link], self._network
+        was_dead, is_up = condition.is_dead, not condition.downs
+        if is_up != condition.is_up:
+            condition.is_up = is_up
+            network.set_link_up(link, is_up)
+        for quantity, before in condition.in_force.items():
+            value = condition.value(quantity)
+            if value == before:
+                continue
+            condition.in_force[quantity] = value
+            if quantity == "bits_per_second":
+                network.set_capacity(link, value)
+            elif quantity == "latency_seconds":
+                network.set_latency(link, value)
+            else:
+                network.set_loss(link, value)
+        if condition.is_dead and not was_dead:
+            condition.dead_since = network.env.now
+
+
+# A steady sender's transfer is as long as this at its own rate, and is followed by another.
+_STEADY_SECONDS = 1e6
+# Most transfers of one entry at once. Offered more than a link carries they would grow without bound, and every
+# share would shrink to nothing: then no run ends.
+_MOST_AT_ONCE = 100
+
+
+class BackgroundTraffic:
+    """An entry of background traffic on a network.
+
+    Args:
+        network: on which it is sent.
+        background: the entry.
+        entry: its number, for the names of connections.
+    """
+
+    def __init__(self, network: Network, background: Background, entry: int) -> None:
+        self._network = network
+        self._background = background
+        self._entry = entry
+        self._steady: int | None = None
+        self._idle: list[int] = []  # connections
+        self._num_connections = 0
+
+    def send(self) -> None:
+        """Start the steady transfer, or send one of the periodic ones unless a link on its route is dead."""
+        background = self._background
+        if background.num_bytes is None:
+            self._send_steadily()
+            return
+        num_in_flight = self._num_connections - len(self._idle)
+        is_dead = self._network.is_dead_end(background.source, background.target)
+        if is_dead or num_in_flight == _MOST_AT_ONCE:
+            return
+        if self._idle:
+            connection = heappop(self._idle)
+        else:
+            connection = self._num_connections
+            self._num_connections += 1
+        free = partial(heappush, self._idle, connection)
+        self._network.send(
+            background.source,
+            background.target,
+            background.num_bytes,
+            free,
+            connection=BackgroundConnection(self._entry, connection),
+            on_dropped=free,
+        )
+
+    def stop(self) -> None:
+        """End the steady transfer."""
+        if self._steady is not None and self._network.is_in_flight(self._steady):
+            self._network.abort(self._steady)
+        self._steady = None
+
+    def _send_steadily(self) -> None:
+        background, network = self._background, self._network
+        rate = (background.bits_per_second or 0.0) / 8 * network.protocol.payload_share
+        self._steady = network.send(
+            background.source,
+            background.target,
+            rate * _STEADY_SECONDS,
+            self._send_steadily,
+            connection=BackgroundConnection(self._entry, 0),
+            on_dropped=self._send_again,
+            most_bytes_per_second=rate,
+        )
+
+    def _send_again(self) -> None:
+        """Send again after a crash, on the host's return, unless it stops at this instant."""
+        if self._steady is not None:
+            self._send_steadily()
+
+
+def drift_factors(drift: Drift, link: str) -> Iterator[tuple[float, float]]:
+    """Endless instants in seconds and the factors that hold from then on.
+
+    Lognormal: a factor of mean 1 at every interval, the first at 0. Regime: the first of the levels at 0; each
+    holds for an exponential time, and then any other follows with equal chance (a Markov chain in continuous
+    time).
+
+    Args:
+        drift: of which kind, and its seed.
+        link: names the link; each has a stream of its own.
+    """
+    digest = hashlib.sha256(link.encode()).digest()
+    random = np.random.default_rng([drift.seed, *np.frombuffer(digest, dtype=np.uint32).tolist()])
+    if drift.kind == "lognormal":
+        assert drift.sigma is not None
+        sigma = drift.sigma
+        count = 0
+        while True:
+            yield count * drift.every_seconds, math.exp(sigma * random.standard_normal() - sigma**2 / 2)
+            count += 1
+    assert drift.levels is not None
+    instant, level = 0.0, 0
+    while True:
+        yield instant, drift.levels[level]
+        instant += drift.every_seconds * random.standard_exponential()
+        level = (level + 1 + int(random.integers(len(drift.levels) - 1))) % len(drift.levels)
+
 
 _MOST_NAMES = 8
 _MOST_CHANGES = 20_000
@@ -114,7 +347,7 @@ class Faults:
             env.step()
 
     def is_hopeless(self) -> bool:
-        """Whether no event to come can help a waiting transfer or rank; to be called before the clock advances.
+        """Return whether no event to come can help a waiting transfer or rank; to be called before the clock advances.
 
         Weather and background traffic, which never end, may still be on the clock.
         """
@@ -134,24 +367,24 @@ class Faults:
         network = self._network
         waiting = network.transfers_waiting(_is_background)
         dead = {link for each in waiting for link in each.links} or network.dead_links
-        return self._told(dead)
+        return self._dead_places(dead)
 
-    def _told(self, dead: Collection[int]) -> str:
+    def _dead_places(self, dead: Collection[int]) -> str:
         """Describe the hosts and links that keep transfers or ranks waiting, and since when."""
         network, conditions = self._network, self._conditions
         causes = {cause for link in dead for cause in conditions.causes(link)}
         crashed = {cause.host for cause in causes if isinstance(cause, _Crash)}
         crashed.update(+network.downtime.awaited)
-        told, at_crashed = defaultdict[str, list[str]](list), set[int]()
+        values, at_crashed = defaultdict[str, list[str]](list), set[int]()
         for host in sorted(crashed):
             at_host, since = self._links_at(host), network.downtime.since(host)
             at_crashed.update(at_host)
             fate = f"crashed at {self._fate(since, at_host)}"
-            told[fate].append(f"host {network.topology.hosts[host].name}")
+            values[fate].append(f"host {network.topology.hosts[host].name}")
         for link in sorted(set(dead) - at_crashed):
             ends, since = network.topology.links[link], conditions.dead_since(link)
-            told[f"went dead at {self._fate(since, (link,))}"].append(f"link {ends.name}")
-        return ", ".join(f"{_listed(names)} {fate}" for fate, names in told.items())
+            values[f"went dead at {self._fate(since, (link,))}"].append(f"link {ends.name}")
+        return ", ".join(f"{_listed(names)} {fate}" for fate, names in values.items())
 
     def _fate(self, since: float | None, dead: Collection[int]) -> str:
         if not self.may_come_back(dead):
@@ -164,7 +397,7 @@ class Faults:
         if _is_background(waiting.connection):
             self._network.end_transfer(waiting.number)
         else:
-            self.on_stuck(self._told(waiting.links))
+            self.on_stuck(self._dead_places(waiting.links))
 
     # -- the clock -------------------------------------------------------------------------------------------
 
@@ -221,7 +454,7 @@ class Faults:
     # -- progress ------------------------------------------------------------------------------------------------
 
     def _is_stuck(self) -> bool:
-        """Whether a transfer or rank waits for the network and no event to come can help."""
+        """Return whether a transfer or rank waits for the network and no event to come can help."""
         network = self._network
         dead, stand_still = network.dead_links, bool(+network.downtime.awaited)
         # Cheap tests first: this runs at every turn of the weather.
@@ -232,11 +465,11 @@ class Faults:
         return stand_still or bool(network.transfers_waiting(_is_background))
 
     def _moves(self) -> bool:
-        """Whether a transfer moves, or anything is on the clock but weather and background traffic."""
+        """Return whether a transfer moves, or the clock has events other than weather and background traffic."""
         return self._network.can_go_on(_is_background) or self._network.env.has_others(_is_weather)
 
     def may_come_back(self, dead: Collection[int]) -> bool:
-        """Whether one of these links may carry something again, by an event or a row to come, or by drift."""
+        """Return whether one of these links may carry something again, by an event or a row to come, or by drift."""
         if any(self._conditions.is_adrift(link) for link in dead):
             return True
         return any(not step.revives.isdisjoint(dead) for _, _, step, _ in self._steps)
@@ -348,7 +581,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _nothing() -> None:
-    """Ignore the change."""
+    """Ignore a changed link."""
 
 
 def _give_up(reason: str) -> None:
@@ -362,7 +595,7 @@ def _is_background(connection: Hashable) -> bool:
 
 
 def _is_weather(event: simpy.Event) -> bool:
-    """Whether an event on the clock is a turn of the weather, which is no progress by itself."""
+    """Return whether an event on the clock belongs to the weather, which is no progress by itself."""
     return all(isinstance(getattr(call, "__self__", None), Faults) for call in event.callbacks or ())
 
 

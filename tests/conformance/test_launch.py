@@ -129,6 +129,7 @@ def test_who_waits_for_ranks_that_never_start_is_told_in_time(tmp_path: Path) ->
         DeadlockError, match=r"rank 0 waits for all 2 ranks to start: no answer .* within 0\.2 s"
     ):
         lonely.join()
+    assert "GLOO_SOCKET_IFNAME" not in os.environ  # or groups of later runs would listen on loopback
 
 
 def _connected_stranger(path: str, index: int, channel: Pipe) -> None:

@@ -135,6 +135,10 @@ def test_overlap_is_charged_and_flops_count(tmp_path: Path) -> None:
         assert (code, sorted(err.split())) == (0, sorted(["typed", f"{max(1.0, float(seconds))}"]))
         assert json.loads(out)["ranks"][0]["startup_seconds"] == 7.0
         ends.append(json.loads(out)["ranks"][1]["virtual_seconds"])
+        (made,) = (row for row in json.loads(out)["calls"] if row["calls"])
+        hidden = 1.0 if float(seconds) else 0.0  # the network's second, on either end
+        assert made["hidden_seconds"] == pytest.approx(hidden)
+        assert made["exposed_seconds"] == pytest.approx(1.0 - hidden)
     assert ends == [pytest.approx(1.0), pytest.approx(1.5)]
 
 

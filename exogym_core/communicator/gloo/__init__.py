@@ -1,1 +1,1 @@
-"""The real transport."""
+"""Ranks over real sockets, by gloo."""

@@ -148,7 +148,7 @@ class GlooRank:
 
 
 class GroupCalls:
-    """One member's calls in one group, in the order in which they are made.
+    """Calls of a member in a group, in order.
 
     Attributes:
         ranks: the members, as ranks of the run.

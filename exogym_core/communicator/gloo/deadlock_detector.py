@@ -68,9 +68,11 @@ class Pending(NamedTuple):
     @classmethod
     def of_text(cls, text: bytes) -> Pending:
         """Parse the JSON of `to_text`."""
-        (told, needs, any_one), posted, is_all = json.loads(text)
+        (description, needs, any_one), posted, is_all = json.loads(text)
         return cls(
-            Want(told, tuple((rank, lane, number) for rank, lane, number in needs), any_one), posted, is_all
+            Want(description, tuple((rank, lane, number) for rank, lane, number in needs), any_one),
+            posted,
+            is_all,
         )
 
     def has_posted(self, lane: str, number: int) -> bool:
@@ -86,7 +88,7 @@ class Posted:
         self._counts: dict[str, int] = {}
 
     def add(self, lane: str) -> int:
-        """One more; returns how many there are now."""
+        """Count one more, and return the new count."""
         number = self._counts.pop(lane, 0) + 1
         self._counts[lane] = number  # the last used stand last
         return number
@@ -163,7 +165,7 @@ class _Wait(NamedTuple):
 
 
 class DeadlockDetector:
-    """One rank's, of the thread that makes it.
+    """Deadlock detector of a rank, for the thread that creates it.
 
     Args:
         rendezvous: where the ranks have met.
@@ -222,7 +224,7 @@ class DeadlockDetector:
                 self.abandoned.append(future)
 
     def close(self) -> None:
-        """Look no longer."""
+        """Stop watching, and end its threads."""
         self._ended.set()
         self._thread.join()
         if self._helper is not None:

@@ -99,7 +99,7 @@ class _MessageHandle(Handle[T]):
 
 
 class PeerMessages:
-    """One member's messages in one group.
+    """Messages of a member in a group.
 
     With checks, each message is preceded by a record of what the sender sends. gloo ends the process when a
     message is larger than what is received into, so sizes are part of the slots in which gloo matches
@@ -331,7 +331,7 @@ class _Note(NamedTuple):
 
 
 class GlooMailboxes:
-    """One member's mailboxes in one group.
+    """Mailboxes of a member in a group.
 
     A message is announced in the group's store, so that no rank has to listen to all, and moves by gloo when
     its receiver asks for it; until then its sender keeps it.

@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import socket
-import sys
 import time
 import weakref
 from collections import Counter
@@ -93,7 +92,7 @@ class SignedStore(Store):
         return int(self._inner.add(key, amount))
 
     def delete_key(self, key: str) -> bool:
-        """Forget a value."""
+        """Delete a value from the store."""
         return bool(self._inner.delete_key(key))
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
@@ -121,7 +120,7 @@ TIMEOUT_SECONDS = 1800.0
 # nothing else waits for as long as this many times what it has worked itself since its last call.
 _TIMES_OWN_WORK = 4.0
 
-_LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+_LOOPBACK = "127.0.0.1"
 _SOURCE = re.compile(r"\[[^]]*\.(cc|cpp|h):\d+\] ?")  # a place in gloo's code
 # gloo's words for a member that is gone, and the system's for a way that is no more.
 _LOST = (
@@ -305,13 +304,13 @@ class Rendezvous:
 
     def _open_store(self, again: bool = False, of_restart: bool = True) -> Store:
         if self.store_path:
-            os.environ["GLOO_SOCKET_IFNAME"] = _LOOPBACK  # else the interface of this machine's name
+            self.address = _LOOPBACK  # else the interface of this machine's name
             meeting = FileStore(self.store_path, self.num_ranks)
             meeting.set_timeout(self._timeout)  # torch's own is 5 minutes
             return meeting
         address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
         if address == "localhost" or address.startswith("127."):
-            self.address = self.address or "127.0.0.1"  # and not the interface of this machine's name
+            self.address = self.address or _LOOPBACK  # and not the interface of this machine's name
         hosting = not again and self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         store = TCPStore(
             address,
@@ -381,7 +380,7 @@ class Rendezvous:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def _gloo(self, store: Store, place: int, size: int) -> Any:
-        if not self.address or "GLOO_SOCKET_IFNAME" in os.environ:
+        if not self.address or ("GLOO_SOCKET_IFNAME" in os.environ and not self.store_path):
             return dist.ProcessGroupGloo(store, place, size, timeout=self._timeout)
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = self._timeout

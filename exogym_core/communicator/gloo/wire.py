@@ -49,7 +49,7 @@ _WIDER = {torch.int16: torch.int32, torch.float16: torch.float32, torch.bfloat16
 
 
 class Wire:
-    """One member's collectives on flat, contiguous tensors of `device`; all of them block.
+    """Collectives of a member on flat, contiguous tensors of `device`; all of them block.
 
     Args:
         group: torch's ProcessGroupGloo or its like (its type stubs leave its calls out); None: a member alone.

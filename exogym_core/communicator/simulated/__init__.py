@@ -1,1 +1,1 @@
-"""The simulated transport."""
+"""Ranks on the simulated network."""

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from exogym_core.communicator.base import Handle, Traffic
 from exogym_core.communicator.collectives import Collectives
-from exogym_core.communicator.exchange import Signature
-from exogym_core.communicator.values import own_value
+from exogym_core.communicator.exchange import Signature, own_value
 from netsim.errors import BrokenCallError, InputError
 from netsim.ranks import Advance, Ask, Await, Call, CallEnding, Key, Post, Wait, Withdraw
 

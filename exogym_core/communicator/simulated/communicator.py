@@ -177,7 +177,7 @@ _CALLS_A_ROUND = 1 << 20  # of a group with a number; JSON and floats hold 2**33
 
 
 class SimulatedCommunicator(PresentRanks, MailRanks):
-    """One rank's communicator on the simulated network; its arguments are those of `PostingRank`."""
+    """Communicator of a rank on the simulated network; its arguments are those of `PostingRank`."""
 
     transport = "netsim"
     can_leave_behind = True

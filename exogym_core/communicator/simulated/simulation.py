@@ -10,8 +10,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator.base import CODE_CARRIERS
-from exogym_core.communicator.exchange import Exchange, Slot
-from exogym_core.communicator.values import Combine, combine
+from exogym_core.communicator.exchange import Combine, Exchange, Slot, combine
 from netsim import (
     OPERATIONS,
     Abridged,
@@ -315,7 +314,7 @@ class Simulation(RankSource, RankSink):
         self._on_answer(rank, value)
 
     def served(self, rank: int, request: Request) -> None:
-        """Log a request."""
+        """Log a request that was answered."""
         self._on_request(rank, request)
 
     def taken(self, rank: int, take: Take, messages: tuple[Letter, ...]) -> None:

@@ -88,7 +88,7 @@ class TextTable:
 
 @dataclass(frozen=True)
 class Listing:
-    """A file, folded."""
+    """A file, shown in a folded section of the page."""
 
     name: str
     text: str
@@ -198,6 +198,9 @@ _JUDGED = {
 }
 
 
+_REAL_NETWORK = "the real one; seconds are by the clock"
+
+
 def head_facts(results: Results) -> list[tuple[str, str]]:
     """Names and values of the settings that all strategies share.
 
@@ -218,10 +221,10 @@ def head_facts(results: Results) -> list[tuple[str, str]]:
     ]
     if isinstance(evaluate, dict):
         facts.append(("evaluated every", count_text(evaluate.get("every"), "step")))
+    if results.clock == WALL_CLOCK:  # whatever topology the file names
+        return [*facts, ("network", _REAL_NETWORK)]
     if not isinstance(topology, dict):
-        is_real = results.clock == WALL_CLOCK
-        network = "the real one; seconds are by the clock" if is_real else "none: nothing is known of time"
-        return [*facts, ("network", network)]
+        return [*facts, ("network", "none: nothing is known of time")]
     protocol = settings.get("protocol") or topology.get("protocol") or "ideal"  # as earlier versions took it
     if isinstance(protocol, str) and protocol != "ideal":
         protocol = {"preset": protocol, "streams": 1}
@@ -260,6 +263,8 @@ def methods(results: Results) -> str:
             f"{facts['protocol']}, with collective algorithms: {facts['collectives']}. Compute time: "
             f"{facts['compute']}. Workers by place: {facts['placement']}."
         )
+    elif facts["network"] == _REAL_NETWORK:
+        text += " Communication went over a real network, and all times are by the clock."
     if "evaluated every" in facts:
         text += f" Every {facts['evaluated every']}, the model that could be shipped at that instant was evaluated."
     if results.target_loss is not None:

@@ -45,7 +45,7 @@ _LEAST_NEEDED = (
 
 
 def table_headings(results: Results) -> list[str]:
-    """Headings of `table_cells`."""
+    """Column headings of the rows of `table_cells`."""
     target = results.target_loss
     return [
         "strategy",

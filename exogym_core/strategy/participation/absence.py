@@ -461,7 +461,7 @@ def absence_of(strategy: Strategy) -> Absence | None:
 
 
 class Participation:
-    """One rank's part in a run of a strategy that is set up: the steps it takes, and the ranks it takes them with.
+    """Participation of a rank in a run: its steps, and the ranks that take part in its rounds.
 
     By default every rank takes every step. The loop, snapshots and plans ask for it here.
     """

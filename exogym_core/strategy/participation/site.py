@@ -1,23 +1,48 @@
-"""A site: ranks that act as one participant; its ranks share one replica and the way to the other sites."""
+"""A site: ranks that act as one participant and share one replica, whole, or sharded here or by `fully_shard`."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
-from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from exogym_core.strategy.parts.flat import flatten, plan_buckets, unflatten, write_back
 from exogym_core.strategy.parts.flight import run
-from netsim.errors import InputError
+from exogym_core.strategy.parts.gradients import DEFAULT_BUCKET_BYTES, GradientAverager, received_gradient
+from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from torch import Tensor
+    from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy.optimizers import OptimSpec
+    from exogym_core.strategy.parts.average import Averaging
     from exogym_core.strategy.parts.flight import Steps
+    from exogym_core.strategy.parts.outer import OuterStep
 
-__all__ = ["Site", "SiteExchange"]
+__all__ = [
+    "SHARDINGS",
+    "ShardedReplica",
+    "Sharding",
+    "Site",
+    "SiteExchange",
+    "cut_by_torch",
+    "is_cut",
+    "load_outer",
+    "outer_to_keep",
+    "part_of",
+    "parts_to_keep",
+    "refuse_other_sites",
+]
 
 
 class SiteExchange(Protocol):
@@ -129,3 +154,371 @@ class Site:
             if self.inside is not None:
                 self.inside.broadcast(flat)
             write_back(flat, members)
+
+
+#: PyTorch's names of sharding strategies, which OpenDiLoCo's `--sharding-strategy` takes.
+SHARDINGS = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+
+# Their updates of a value need others of the same matrix, which another rank has.
+_NEED_WHOLE_MATRICES = ("Adafactor", "LBFGS", "Muon")
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Division of one replica among the ranks that train it.
+
+    Args:
+        name: one of SHARDINGS. `NO_SHARD`: every rank holds and updates everything. `SHARD_GRAD_OP` (ZeRO-2):
+            each rank gets the mean of a part of the gradients, updates that part, and hands it to the others.
+            `FULL_SHARD` (ZeRO-3): likewise, and the parts are gathered again for each backward pass.
+            `HYBRID_SHARD` and `_HYBRID_SHARD_ZERO2`: these two within machines, whose ranks with equal parts
+            average the gradients of these.
+        ranks_per_node: ranks of a machine, for the hybrid ones.
+
+    Raises:
+        UnknownNameError: no sharding has that name.
+        InputError: `ranks_per_node` is missing for a hybrid one, or given for another.
+    """
+
+    name: str = "NO_SHARD"
+    ranks_per_node: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in SHARDINGS:
+            raise unknown_name("sharding", str(self.name), SHARDINGS)
+        size = self.ranks_per_node
+        if self.is_hybrid and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+            raise InputError(
+                f"sharding={self.name!r} shards within machines: say how many ranks one has, as in "
+                f"ranks_per_node=8 (not {size!r})"
+            )
+        if not self.is_hybrid and size is not None:
+            raise InputError(f"ranks_per_node={size!r} is for sharding='HYBRID_SHARD'; leave it out")
+
+    @property
+    def is_hybrid(self) -> bool:
+        """True if machines have copies of each other's shards."""
+        return "HYBRID" in self.name
+
+    @property
+    def gathers_for_backward(self) -> bool:
+        """True if parameters are given up after the forward pass."""
+        return self.name in ("FULL_SHARD", "HYBRID_SHARD")
+
+    def averager(
+        self,
+        parameters: Sequence[Tensor],
+        comm: Communicator,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        averaging: Averaging | None = None,
+    ) -> GradientAverager:
+        """Averager of the gradients of `parameters` over the ranks of `comm`, in shards or whole."""
+        if self.name == "NO_SHARD" or 1 in (comm.world_size, self.ranks_per_node):
+            return GradientAverager(parameters, comm, bucket_bytes, averaging)
+        return ShardedReplica(parameters, comm, self, bucket_bytes)
+
+    def groups(self, comm: Communicator) -> tuple[Communicator, Communicator | None]:
+        """The ranks that divide the parameters among them, and those with equal parts (None: no others).
+
+        Raises:
+            InputError: the ranks of `comm` cannot be cut into such machines.
+        """
+        if self.ranks_per_node is None:
+            return comm, None
+        machines = Site.of(comm, self.ranks_per_node, f"sharding={self.name!r}", "ranks_per_node")
+        assert machines.inside is not None
+        return machines.inside, machines.between if machines.between.world_size > 1 else None
+
+
+class ShardedReplica(GradientAverager):
+    """A replica in shards: this rank averages, updates and hands out its part of every bucket.
+
+    Part r of n of a flat bucket of N values is the r-th of n pieces of ceil(N/n) values, the last of which
+    are padded with zeros on the wire. Optimizers get this part as views of the parameters that lie in it
+    (`held`), so that parameter groups keep their meaning and an update changes the model itself; only what
+    treats values one by one computes what it would without sharding.
+
+    The model is whole between steps, so that it can be read by any code: what a step's forward pass needs is
+    gathered when the last step ends, not hidden behind computing. Gradients leave during the backward pass.
+
+    Bytes a rank and step, P those of the padded parameters: `(n - 1) / n P` for the gradients and as much for
+    each gather, one a step in SHARD_GRAD_OP and two a backward pass in FULL_SHARD; clipping and a scaler add
+    one number each. Hybrid ones average P / n over the machines in addition.
+
+    Args:
+        parameters: in the model's order.
+        comm: the ranks that train the replica.
+        sharding: how they divide it.
+        bucket_bytes: size at which a bucket is closed.
+
+    Raises:
+        InputError: there are so few parameters that a rank would hold none.
+
+    References:
+        Rajbhandari et al., ZeRO, arXiv 1910.02054. Zhao et al., PyTorch FSDP, arXiv 2304.11277.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        comm: Communicator,
+        sharding: Sharding,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    ) -> None:
+        super().__init__(parameters, comm, bucket_bytes)
+        self.sharding = sharding
+        self._shards, self._replicas = sharding.groups(comm)
+        self._pieces = [self._own_pieces(bucket) for bucket in self._buckets]
+        self._piece_of = {
+            parameter: piece
+            for bucket, pieces in zip(self._buckets, self._pieces, strict=True)
+            for parameter, piece in zip(bucket, pieces, strict=True)
+        }
+        self.held = [self._piece_of[parameter] for parameter in parameters]
+        self._is_gathered = True
+        self._check_size()
+
+    def listen(self, on: bool, weight: float = 1.0) -> None:
+        """A backward pass comes: gather for it, where parameters were given up after the forward pass."""
+        super().listen(on, weight)
+        if self.sharding.gathers_for_backward:
+            if not self._is_gathered:  # for the forward pass of this micro-batch, which looked at the model
+                self.gather()
+            self.gather()
+            self._is_gathered = False
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Set all parameters from the ranks that hold them."""
+        handles = [
+            self._shards.all_gather(self._padded(flatten(pieces), self._part_size(bucket)), async_op=True)
+            for bucket, pieces in zip(self._buckets, self._pieces, strict=True)
+        ]
+        for bucket, handle in zip(self._buckets, handles, strict=True):
+            flat = torch.cat(handle.wait())[: _num_values(bucket)]
+            for parameter, values in zip(bucket, unflatten(flat, bucket), strict=True):
+                parameter.data.copy_(values)  # autograd need not know: the values are what they were
+        self._is_gathered = True
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Clip the norm of all shards' gradients together; returns what it was."""
+        norm = get_total_norm([piece.grad for piece in self.held if piece.grad is not None])
+        squares = norm.to(torch.promote_types(norm.dtype, torch.float32)) ** 2
+        self._shards.all_reduce(squares)
+        total = squares.sqrt()
+        clip_grads_with_norm_(self.held, max_norm, total)
+        return total
+
+    def share_overflow(self) -> None:
+        """Share overflows: a gradient that is not finite on any rank becomes so on all, which skip the same steps."""
+        gradients = [piece.grad for piece in self.held if piece.grad is not None]
+        finite = torch.tensor(
+            float(all(bool(g.isfinite().all()) for g in gradients)), device=self.held[0].device
+        )
+        self._shards.all_reduce(finite, "min")
+        if not finite:
+            for gradient in gradients:
+                gradient.fill_(torch.inf)
+
+    def build(self, spec: OptimSpec, groups: Iterable[Any]) -> Optimizer:
+        """The optimizer over this rank's pieces of them.
+
+        Raises:
+            InputError: it is one of those that need whole matrices.
+        """
+        factory = spec.cls.func if isinstance(spec.cls, partial) else spec.cls
+        name = getattr(factory, "__name__", "")
+        if name in _NEED_WHOLE_MATRICES:
+            raise InputError(
+                f"sharding={self.sharding.name!r}: {name} needs whole matrices and shards cut them; take an "
+                "optimizer that treats each value by itself, such as adamw, or sharding='NO_SHARD'"
+            )
+        return spec.build([self._in_pieces(group) for group in groups])
+
+    def between(self, site: Site) -> Site:
+        """This rank's shard is averaged with its like of other sites, by its copies in turns."""
+        return Site(self._replicas, site.between)
+
+    # --- what is sent ---------------------------------------------------------------------------------------
+
+    def _exchange(self, flat: Tensor, residual: Tensor | None) -> Steps[Tensor]:
+        size = self._shards.world_size
+        padded = self._padded(flat, -(-len(flat) // size) * size)
+        average: Tensor = yield self._shards.reduce_scatter(padded, "avg", async_op=True)
+        return average
+
+    def _averages(self) -> list[Tensor]:
+        if self._replicas is None:
+            return super()._averages()
+        handles = [self._replicas.all_reduce(flight.wait(), "avg", async_op=True) for flight in self._posted]
+        return [handle.wait() for handle in handles]
+
+    def _deliver(self, bucket: Sequence[Tensor], average: Tensor) -> None:
+        pieces = [self._piece_of[parameter] for parameter in bucket]
+        average = average[: _num_values(pieces)]
+        for parameter, piece, gradient in zip(bucket, pieces, unflatten(average, pieces), strict=True):
+            parameter.grad, piece.grad = None, received_gradient(parameter.grad, gradient)
+
+    # --- cutting --------------------------------------------------------------------------------------------
+
+    def _part_size(self, bucket: Sequence[Tensor]) -> int:
+        return -(-_num_values(bucket) // self._shards.world_size)
+
+    def _own_pieces(self, bucket: Sequence[Tensor]) -> list[Tensor]:
+        """Pieces of the parameters in this rank's part of the bucket: flat views, often empty ones."""
+        size = self._part_size(bucket)
+        low = self._shards.rank * size
+        pieces: list[Tensor] = []
+        for parameter in bucket:
+            parameter.data = parameter.data.contiguous()
+            first, last = (min(max(bound, 0), parameter.numel()) for bound in (low, low + size))
+            pieces.append(nn.Parameter(parameter.data.view(-1)[first:last]))
+            low -= parameter.numel()
+        return pieces
+
+    def _in_pieces(self, group: Any) -> Any:
+        if isinstance(group, Mapping):
+            members = [group["params"]] if isinstance(group["params"], Tensor) else group["params"]
+            return {**group, "params": [self._in_pieces(member) for member in members]}
+        if isinstance(group, tuple):  # (name, parameter)
+            return (*group[:-1], self._in_pieces(group[-1]))
+        return self._piece_of.get(group, group)
+
+    @staticmethod
+    def _padded(flat: Tensor, size: int) -> Tensor:
+        return pad(flat, (0, size - len(flat)))
+
+    def _check_size(self) -> None:
+        num_ranks = self._shards.world_size
+        held = [
+            any(rank * self._part_size(bucket) < _num_values(bucket) for bucket in self._buckets)
+            for rank in range(num_ranks)
+        ]
+        if not all(held):
+            total = sum(map(_num_values, self._buckets))
+            raise InputError(
+                f"sharding={self.sharding.name!r}: {total} trainable values cannot be cut into {num_ranks} "
+                "shards; use fewer ranks a site, or sharding='NO_SHARD'"
+            )
+
+
+def _num_values(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def cut_by_torch(parameters: Sequence[Tensor]) -> bool:
+    """True if one of the values is a DTensor."""
+    return any(map(is_cut, parameters))
+
+
+def is_cut(value: object) -> bool:
+    """True if this is a DTensor; their module, which takes a second to import, is there if any is."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def part_of(parameter: Tensor) -> Tensor:
+    """Part of a parameter that this rank holds, in the same memory; the parameter itself where it is whole."""
+    cut: Any = parameter
+    return cut.detach().to_local() if is_cut(cut) else parameter
+
+
+def refuse_other_sites(
+    where: str, parameters: Sequence[Tensor], ranks_per_worker: int, sharding: str
+) -> None:
+    """See that they are cut among the ranks of this site, and by torch alone.
+
+    Raises:
+        InputError: they are not.
+    """
+    if not cut_by_torch(parameters):
+        return
+    if sharding != "NO_SHARD":
+        raise InputError(
+            f"{where}: fully_shard has cut the parameters already; leave out sharding={sharding!r}"
+        )
+    whole = [parameter for parameter in parameters if not is_cut(parameter)]
+    if whole:
+        raise InputError(
+            f"{where}: {len(whole)} of {len(parameters)} parameters are not cut by fully_shard; call it on the whole "
+            "model, last"
+        )
+    sizes = sorted({parameter.device_mesh.size() for parameter in parameters})  # type: ignore[attr-defined]
+    if sizes != [ranks_per_worker]:
+        raise InputError(
+            f"{where}: fully_shard has cut the parameters among {sizes[-1]} ranks, and ranks_per_worker is "
+            f"{ranks_per_worker}; make them equal"
+        )
+
+
+def parts_to_keep(parts: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of what this rank holds of values like these parameters, for a checkpoint: DTensors, as they are.
+
+    So torch.distributed.checkpoint takes the ranks' parts for parts, and puts them together.
+    """
+    return [
+        _like(part, parameter) if is_cut(parameter) else part.detach().clone()
+        for part, parameter in zip(parts, parameters, strict=True)
+    ]
+
+
+def _like(part: Tensor, parameter: Any) -> Tensor:
+    from torch.distributed.tensor import DTensor
+
+    made: Tensor = DTensor.from_local(
+        part.detach().clone(),
+        parameter.device_mesh,
+        parameter.placements,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+    return made
+
+
+def outer_to_keep(outer: OuterStep, parameters: Sequence[Tensor]) -> dict[str, Any]:
+    """`outer.state_dict()`; where the parameters are DTensors, all that is like them is one too."""
+    state = outer.state_dict()
+    if not cut_by_torch(parameters):
+        return state
+    in_order = [
+        parameters[index] for bucket in outer.plan for index in bucket
+    ]  # as its optimizer counts them
+    residuals = [
+        kept
+        for flat, bucket, like in zip(
+            state["residuals"], outer.buckets, _bucketed(outer, parameters), strict=False
+        )
+        for kept in parts_to_keep(unflatten(flat, bucket), like)
+    ]
+    optim = _changed(state["optim"], lambda number, value: parts_to_keep([value], [in_order[number]])[0])
+    return {"theta": parts_to_keep(outer.theta, parameters), "optim": optim, "residuals": residuals}
+
+
+def load_outer(outer: OuterStep, kept: Mapping[str, Any], parameters: Sequence[Tensor]) -> None:
+    """Restore the state that `outer_to_keep` returned."""
+    if cut_by_torch(parameters):
+        theta = [part_of(value) for value in kept["theta"]]
+        owed = iter(part_of(value) for value in kept["residuals"])
+        residuals = (
+            [flatten([next(owed) for _ in bucket]) for bucket in outer.plan] if kept["residuals"] else []
+        )
+        optim = _changed(kept["optim"], lambda number, value: part_of(value))
+        flats = [flatten([theta[index] for index in bucket]) for bucket in outer.plan]
+        kept = {"theta": flats, "optim": optim, "residuals": residuals}
+    outer.load_state_dict(kept)
+
+
+def _bucketed(outer: OuterStep, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+    return [[parameters[index] for index in bucket] for bucket in outer.plan]
+
+
+def _changed(optim: Mapping[str, Any], change: Callable[[int, Tensor], Tensor]) -> dict[str, Any]:
+    """An optimizer's `state_dict` with other tensors; numbers of steps, which have no dimensions, stay."""
+    states = {
+        number: {
+            name: change(number, value) if isinstance(value, Tensor) and value.dim() else value
+            for name, value in of_parameter.items()
+        }
+        for number, of_parameter in optim["state"].items()
+    }
+    return {**optim, "state": states}

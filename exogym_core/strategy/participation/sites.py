@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.strategy.chain import Module
 from exogym_core.strategy.options import Options, option, positive_int
-from exogym_core.strategy.participation.sharding import Sharding
-from exogym_core.strategy.participation.site import Site
+from exogym_core.strategy.participation.site import Sharding, Site
 from exogym_core.strategy.parts.average import Averaging, AveragingOptions
 from exogym_core.strategy.parts.gradients import DEFAULT_BUCKET_BYTES
 from netsim.errors import InputError
@@ -34,7 +33,7 @@ class ShardingOptions(Options):
 
     Args:
         sharding: "NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD" or, within machines, "HYBRID_SHARD", see
-            `exogym_core.strategy.participation.sharding:Sharding`.
+            `exogym_core.strategy.participation.site:Sharding`.
         ranks_per_node: consecutive ranks that are a machine, for "HYBRID_SHARD".
     """
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from exogym_core.communicator.base import Communicator, Traffic
-    from exogym_core.cost.speeds import Coding
+    from exogym_core.cost.compute import Coding
 
 __all__ = [
     "CODECS",
@@ -98,7 +98,7 @@ class CastCodec(Codec):
         self.dtype, self.limit = dtype, torch.finfo(dtype).max
 
     def encode(self, values: Tensor) -> Tensor:
-        """Clamp and cast."""
+        """Clamp finite values to the dtype's range, and cast."""
         held = values.clamp(-self.limit, self.limit)
         return values.where(values.isinf(), held).to(self.dtype).view(torch.uint8)
 
@@ -112,7 +112,7 @@ class CastCodec(Codec):
 
 
 class _BlockCodec(Codec):
-    """One byte a value, and one fp32 scale a block: the largest absolute value there over `largest`."""
+    """Codec of a byte per value, and an fp32 scale per block: its largest absolute value over `largest`."""
 
     largest: float
 
@@ -137,7 +137,7 @@ class _BlockCodec(Codec):
         return levels * scales.repeat_interleave(self.chunk)[:num_values]
 
     def encoded_bytes(self, num_values: int) -> int:
-        """One byte a value and four a block."""
+        """Count a byte per value and four per block."""
         return num_values + 4 * self._num_chunks(num_values)
 
     def _num_chunks(self, num_values: int) -> int:
@@ -153,7 +153,7 @@ class _BlockCodec(Codec):
 
 
 class Int8Codec(_BlockCodec):
-    """One signed byte a value, and one fp32 scale a chunk: `round(127 x / max |x|)` within each chunk."""
+    """Codec of a signed byte per value, and an fp32 scale per chunk: `round(127 x / max |x|)` within each chunk."""
 
     largest = 127
 
@@ -182,7 +182,7 @@ def _dynamic_levels() -> Tensor:
 
 
 class Blockwise8BitCodec(_BlockCodec):
-    """One byte a value, the nearest level of a dynamic 8-bit number; scaled by `max |x|` of 4096 values.
+    """Codec of a byte per value, the nearest level of a dynamic 8-bit number; scaled by `max |x|` of 4096 values.
 
     The levels are fixed, and so do not travel (OpenDiLoCo sends them too, 1 KiB a message).
 
@@ -303,7 +303,7 @@ class ScaledFloat16Codec(_HeadedCodec):
 
 
 class _CodebookCodec(_HeadedCodec):
-    """One byte a value, the number of its bin, and 256 fp32 numbers a piece: the mean of each bin's values."""
+    """Codec of a byte per value, the number of its bin, and 256 fp32 numbers per piece: the means of the bins."""
 
     num_head = 256
     code_dtype = torch.uint8

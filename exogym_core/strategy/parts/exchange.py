@@ -114,7 +114,7 @@ class GradientExchange(Module):
 
     @torch.no_grad()
     def before_update(self) -> None:
-        """Exchange."""
+        """Unscale the gradients, exchange them, and store the means as gradients."""
         strategy, parameters = self.strategy, self.scope.parameters
         strategy.unscale_gradients()
         weight = strategy.context.weight
@@ -135,7 +135,7 @@ class GradientExchange(Module):
         return decoded(codec, run(gathering(self.comm, codec.encode(flat))), flat)
 
     def zeros_like_gradients(self) -> list[Tensor]:
-        """One tensor of zeros a parameter, in the dtype in which gradients are exchanged."""
+        """Tensors of zeros, one per parameter, in the dtype in which gradients are exchanged."""
         return [torch.zeros_like(_widened(parameter.detach())) for parameter in self.scope.parameters]
 
     def charged(self, codec: Codec) -> Codec:

@@ -47,7 +47,7 @@ def buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """One new flat tensor with the values of `tensors`, which share dtype and device."""
+    """Copy the values of `tensors`, which share dtype and device, into a new flat tensor."""
     if tensors[
         0
     ].is_meta:  # shapes without values: a model's tensors are thousands, and only their size counts

@@ -112,7 +112,7 @@ def embeddings_of(model: nn.Module, parameters: Sequence[Tensor]) -> set[int]:
 
 
 def merged(parts: Sequence[Tensor], weights: Sequence[float], *, by_direction: bool) -> Tensor:
-    """One tensor for several of one shape: the weighted mean.
+    """Weighted mean of several tensors of one shape.
 
     With `by_direction` it is as long as they are in the mean, along the mean of their directions; displacements that
     disagree then do not shrink each other. Zero where directions cancel.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from exogym_core.strategy.chain import Chain, Scope
     from exogym_core.strategy.parts.flight import Steps
 
-__all__ = ["GRAPHS", "Gossip", "GossipOptions", "Graph", "Mixing", "graph_told"]
+__all__ = ["GRAPHS", "Gossip", "GossipOptions", "Graph", "Mixing", "parse_graph"]
 
 
 Edges = list[list[int]]
@@ -33,7 +33,7 @@ Edges = list[list[int]]
 
 @dataclass(frozen=True)
 class Mixing:
-    """One rank's row of a mixing matrix: x_i becomes the sum over j of w_ij x_j.
+    """A rank's row of a mixing matrix: x_i becomes the sum over j of w_ij x_j.
 
     Every message is a rank's own values as they are, so that one message counts however many it goes to.
 
@@ -163,7 +163,7 @@ GRAPHS: dict[str, Callable[[int, int, int], Edges]] = {
 }
 
 
-def graph_told(where: str, name: str, value: object) -> Graph:
+def parse_graph(where: str, name: str, value: object) -> Graph:
     """A graph from its name, or from lists of those that each rank sends to.
 
     Raises:
@@ -196,7 +196,7 @@ class GossipOptions(Options):
             to. Behind `Sites` its ranks are sites.
     """
 
-    graph: Graph = option(Graph("ring"), graph_told)
+    graph: Graph = option(Graph("ring"), parse_graph)
 
 
 class Gossip(Module):

@@ -118,7 +118,7 @@ class _PapersMuon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update all matrices."""
+        """Update all matrices with their orthogonalised momenta."""
         for group in self.param_groups:
             for p in (p for p in group["params"] if p.grad is not None):
                 state = self.state[p]

@@ -78,7 +78,7 @@ class OuterRounds(RoundModule):
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """The outer optimizer."""
+        """List with the outer optimizer."""
         return [self.outer.optim]
 
     def judged_state(self) -> dict[str, Tensor] | None:
@@ -140,7 +140,7 @@ class CodedRounds(OuterRounds):
         return self._steps
 
     def outer_spec(self) -> OptimSpec:
-        """The given `outer_optim`."""
+        """Return the outer optimizer that was passed."""
         return self.outer_optim
 
     @abstractmethod

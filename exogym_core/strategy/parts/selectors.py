@@ -51,7 +51,7 @@ class RandomIndexSelector(IndexSelector):
     """
 
     def get_indices(self, param: Tensor, iteration: int) -> Tensor:
-        """Sorted indices."""
+        """Draw the indices of iteration `iteration`, sorted."""
         size, count = len(param), self.count(len(param))
         generator = shared_generator(self.seed, "random", iteration)
         draws = torch.rand(count, generator=generator, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""One of two ranks that time torch's gloo between their hosts; `netsim probe --gloo` starts them.
+"""Program of two ranks that time torch's gloo between their hosts; `netsim probe --gloo` starts them.
 
     python -m exogym_core.workers.gloo.pair < SECRET
 

@@ -138,7 +138,7 @@ def _rank(
     rank: int,
     channel: Pipe,
 ) -> None:
-    """One rank's process: sends the parent ("row", row), then ("done", ...) or ("failed", ...)."""
+    """Program of a rank's process: sends the parent ("row", row), then ("done", ...) or ("failed", ...)."""
     torch.set_num_threads(intra_op_threads)
     RandomStates(seed, rank).load()
     try:

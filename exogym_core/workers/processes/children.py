@@ -85,7 +85,7 @@ class RankEnd(Protocol):
     """A rank's end of a connection to the simulation."""
 
     def send(self, obj: Any) -> None:
-        """Send one object."""
+        """Send an object to the other end."""
 
     def recv(self) -> Any:
         """The next object; blocks until it is there."""
@@ -95,7 +95,7 @@ class RankEnd(Protocol):
 
 
 class Pipe:
-    """One end of a private connection between a parent and its child: objects and descriptors, in order.
+    """An end of a private connection between a parent and its child: objects and descriptors, in order.
 
     Frames may be pickles, so both ends must be processes of one run. Threads may send side by side, and while one
     receives.
@@ -118,7 +118,7 @@ class Pipe:
 
     @classmethod
     def pair(cls) -> tuple[Pipe, Pipe]:
-        """Two connected ends."""
+        """Return two connected ends."""
         ours, theirs = socket.socketpair()
         return cls(ours), cls(theirs)
 

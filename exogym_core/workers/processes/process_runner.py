@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from exogym_core.communicator.values import Combine, Outcome, combine
+from exogym_core.communicator.exchange import Combine, Outcome, combine
 from exogym_core.workers.host import SimulatedHost
 from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe
 from exogym_core.workers.processes.protocol import (
@@ -33,7 +33,7 @@ from exogym_core.workers.processes.protocol import (
 from exogym_core.workers.processes.rank_group import RankGroup
 from exogym_core.workers.processes.shared_memory import Arena, Leases, blocks_in
 from exogym_core.workers.runner import Runner
-from exogym_core.workers.watch import SECONDS_OF_SILENCE, Silence, spent_seconds
+from exogym_core.workers.turns import SECONDS_OF_SILENCE, Silence, spent_seconds
 from netsim.errors import BrokenCallError, InputError, MismatchError, NetsimError, RankError
 from netsim.ranks import Await, CallEnding, gives_time
 

@@ -193,7 +193,7 @@ class Requests(NamedTuple):
 
 
 class Values(NamedTuple):
-    """One member's values for a call."""
+    """Values of a member for a call."""
 
     rank: int
     key: Key
@@ -218,7 +218,7 @@ class Asking(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """`rank` is through; its result is pickled."""
+    """`rank` has finished; its result is pickled."""
 
     rank: int
     result: bytes
@@ -226,7 +226,7 @@ class Ended(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """`rank` has failed."""
+    """`rank` has failed with `error`."""
 
     rank: int
     error: NetsimError
@@ -322,7 +322,7 @@ class MessageEncoder:
         }
 
     def write(self, obj: object) -> list[bytes | memoryview]:
-        """One object (a message, a list of them, or anything else) as a frame, and large tensors in it as parts."""
+        """Write an object (a message, a list of them, or anything else) as a frame, with large tensors as parts."""
         if len(self._interned) >= _MOST_INTERNED:
             self._interned.clear()
             self._begins_anew = True

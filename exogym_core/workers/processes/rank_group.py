@@ -34,8 +34,7 @@ from exogym_core.workers.processes.protocol import (
     dumps_for_child,
 )
 from exogym_core.workers.processes.shared_memory import Arena
-from exogym_core.workers.turns import Aborted, Turns
-from exogym_core.workers.watch import SECONDS_BETWEEN_ROWS
+from exogym_core.workers.turns import SECONDS_BETWEEN_ROWS, Aborted, Turns
 from netsim.errors import InputError
 from netsim.ranks import Key, Mark, Request
 
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.workers.processes.children import RankEnd
     from exogym_core.workers.processes.shared_memory import Store
-    from exogym_core.workers.watch import Silence
+    from exogym_core.workers.turns import Silence
     from netsim.ranks import Answer, Call, Question
 
 __all__ = ["Alone", "Body", "RankGroup", "Uncounted"]
@@ -110,7 +109,7 @@ class Uncounted:
     carrier_of_codes = CODE_CARRIERS[0]
 
     def traffic(self, call: Call, member: int) -> tuple[int, int]:
-        """Zero."""
+        """Return zero: the simulation counts traffic."""
         return 0, 0
 
 
@@ -210,7 +209,7 @@ class RankGroup:
         arena: Store,
         unwind: Callable[[str], BaseException] = lambda reason: Aborted(),
     ) -> RankGroup:
-        """One rank in the calling thread, without counts of what it has sent.
+        """Run one rank in the calling thread, without counting its traffic.
 
         `unwind` makes what is raised in it when the run has failed.
         """
@@ -348,7 +347,7 @@ class RankGroup:
         self.turns.give_way(rank)
 
     def free(self, given: _Given) -> None:
-        """One member has taken its values; after the last their memory is the parent's again."""
+        """Release a member's values; after the last member the parent reuses their memory."""
         given.num_left -= 1
         if not given.num_left:
             blocks = given.done.blocks

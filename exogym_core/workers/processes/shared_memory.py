@@ -223,12 +223,12 @@ class Leases:
         self._due: defaultdict[int, list[Block]] = defaultdict(list)
 
     def lend(self, blocks: Sequence[Block]) -> None:
-        """One more reads each of these."""
+        """Count another reader of each lease."""
         for block in blocks:
             self._num_readers[block.offset] = self._num_readers.get(block.offset, 0) + 1
 
     def give_back(self, blocks: Sequence[Block]) -> None:
-        """One has read each of these."""
+        """Count one reader less of each lease."""
         for block in blocks:
             left = self._num_readers[block.offset] - 1
             if left:

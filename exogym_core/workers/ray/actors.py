@@ -21,7 +21,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from exogym_core.communicator.values import Outcome, combine, reduce_tensors
+from exogym_core.communicator.exchange import Outcome, combine, reduce_tensors
 from exogym_core.workers.failures import reported_error
 from exogym_core.workers.host import SimulatedHost
 from exogym_core.workers.processes.children import ChannelClosed
@@ -123,7 +123,7 @@ def fetched(ray: Any, tensor: Any) -> Tensor:
 
 
 def reduced_piece(ray: Any, pieces: Sequence[Any], dtype: torch.dtype, op: str) -> Any:
-    """One piece of every member, reduced in rank order in the calling process."""
+    """Reduce a piece of every member, in rank order, in the calling process."""
     parts = [_tensor(np.array(raw), dtype, (-1,)) for raw in ray.get(list(pieces))]
     return reduce_tensors(parts, op).view(torch.uint8).numpy()
 
@@ -131,7 +131,7 @@ def reduced_piece(ray: Any, pieces: Sequence[Any], dtype: torch.dtype, op: str) 
 def combined_far(
     reduce_at: Callable[[int, Sequence[Any], torch.dtype, str], Any],
 ) -> Callable[[str, Sequence[Sequence[Any]], str, int], Outcome]:
-    """Replacement of `exogym_core.communicator.values:combine` whose reductions run at the owners of far tensors.
+    """Replacement of `exogym_core.communicator.exchange:combine` whose reductions run at the owners of far tensors.
 
     Args:
         reduce_at: (number of a piece, that piece of every member, dtype, op) -> a reference to the reduced piece.
@@ -419,5 +419,5 @@ class _Queues:
         self._inbox.put(message)
 
     def finish(self) -> None:
-        """Close the channel."""
+        """Close the channel to the driver."""
         self._outbox.put(None)

@@ -155,6 +155,6 @@ class RayCluster:
             return f"lost with its node ({type(error).__name__})"
 
     def cancel(self, reference: Any) -> None:
-        """Cancel a call."""
+        """Cancel a call of an actor."""
         with contextlib.suppress(self.ray.exceptions.RayError, TypeError, ValueError):
             self.ray.cancel(reference, force=True)

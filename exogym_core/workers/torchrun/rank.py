@@ -1,4 +1,4 @@
-"""One rank of a run whose processes torchrun has started, on one machine or several."""
+"""A rank of a run whose processes torchrun has started, on one machine or several."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import TIMEOUT_SECONDS, Rendezvous
 from exogym_core.plain import packed, unpacked
 from exogym_core.workers.host import RunResult
+from exogym_core.workers.journal import SpillBuffer
 from exogym_core.workers.rng import RandomStates
-from exogym_core.workers.spill_buffer import SpillBuffer
 from exogym_core.workers.torchrun.side_channel import SideChannel
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _end(code: int) -> None:
 
 
 class SnapshotCollector:
-    """One rank's side. Every rank deposits as often as the others, at its own time; no rank waits in doing so.
+    """Snapshots of a rank. Every rank sends as many as the others, at its own time, without waiting.
 
     Args:
         comm: of all ranks; a group of the same ranks is made for this.
@@ -159,7 +159,7 @@ class SnapshotCollector:
             self._failure = failure
 
     def _send(self, payload: Tensor) -> None:
-        """One deposit of each rank, one after the other: rank 0 holds no more than one of them besides its own."""
+        """Send a snapshot of each rank in turn: rank 0 holds at most one in addition to its own."""
         wire, me = self._wire, self._comm.rank
         if wire.group is None:
             self._taken(0, payload)
@@ -216,7 +216,7 @@ def agreed(value: Any) -> Any:
 
 
 class TorchrunHost:
-    """One rank in this process, beside those that torchrun has started elsewhere.
+    """Host of one rank in this process; torchrun has started the others.
 
     Its random generators are made from (seed, rank), and are as before afterwards. If it is lost, or another is, the
     error says which, and where it was; under torchrun, which ends all ranks then, rank 0 prints it before it ends.

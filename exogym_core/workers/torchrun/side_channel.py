@@ -20,7 +20,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, SignedStore
 from exogym_core.names import visible
-from exogym_core.workers.watch import place_of_rank
+from exogym_core.workers.turns import place_of_rank
 from netsim.errors import DeadlockError, InputError, RankError
 
 if TYPE_CHECKING:

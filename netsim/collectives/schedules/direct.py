@@ -101,5 +101,5 @@ def barrier_dissemination(num: int) -> tuple[Phase, ...]:
 
 
 def sendrecv_direct(num_bytes: int) -> tuple[Phase, ...]:
-    """One message from member 0 to member 1."""
+    """Send a message from member 0 to member 1."""
     return (ListedPhase([step_of([(0, 1, 0, num_bytes)])]),)

@@ -90,7 +90,7 @@ class RingPhase(Phase):
         return alike
 
     def step(self, index: int) -> Step:
-        """One message from every member to its neighbour."""
+        """Messages from every member to its neighbour."""
         offset, num_bytes = self._slice(self._offsets_twice, index), self._slice(self._sizes_twice, index)
         if not self.has_gaps:
             return Step(self.ranks, self._next, offset, num_bytes)

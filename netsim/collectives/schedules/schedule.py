@@ -42,7 +42,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message: `num_bytes` from member `src` to member `dst` in step `step` (counted over all phases)."""
+    """A message: `num_bytes` from member `src` to member `dst` in step `step` (counted over all phases)."""
 
     step: int
     src: int
@@ -122,7 +122,7 @@ class ListedPhase(Phase):
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """One collective among `num_ranks` members, as phases of messages.
+    """A collective among `num_ranks` members, as phases of messages.
 
     Compared by identity: a schedule is made once and kept.
 
