@@ -142,6 +142,8 @@ def _figures_of_run(folder: RunFolder, formats: Sequence[str]) -> list[Path]:
         names = (result.name == winner for result in results.strategies)
         rows = zip(names, table_cells(results), strict=True)
         caption = visible(results.settings.get("name", "run"), 80)
+        if len(results.seeds) > 1:
+            caption += f": mean \N{PLUS-MINUS SIGN} standard deviation over {len(results.seeds)} seeds"
         written.append(
             folder.write_text("plots/table.tex", latex_table(table_headings(results), rows, caption))
         )

@@ -246,12 +246,13 @@ def methods(results: Results) -> str:
         InputError: the experiment is not a resolved one.
     """
     settings, facts = results.settings, dict(head_facts(results))
-    model = settings.get("model")
-    named = f" the model {visible(value_text(model), 60)}" if isinstance(model, dict) else ""
+    model, task = settings.get("model"), settings["task"]
+    named = f" the model {visible(_setting_text(model), 300)}" if isinstance(model, dict) else ""
     seeds = facts.get("seeds")
     samples = count_text(settings.get("batch_size"), "sample")
     text = (
-        f"{count_text(settings['workers'].get('count'), 'worker')} trained{named} on the task {facts['task']} for "
+        f"{count_text(settings['workers'].get('count'), 'worker')} trained{named} "
+        f"on the task {visible(_setting_text(task), 300)} for "
         f"{count_text(settings.get('steps'), 'step')} with {samples} per worker and step"
     )
     text += f", with the seeds {seeds}." if seeds else f", with seed {facts['seed']}."
@@ -275,11 +276,10 @@ def methods(results: Results) -> str:
     return text
 
 
-def _setting_text(strategy: Mapping[str, Any]) -> str:
-    name = str(strategy.get("label") or strategy.get("name"))
-    options = [
-        f"{key} {value_text(value)}" for key, value in strategy.items() if key not in ("name", "label")
-    ]
+def _setting_text(setting: Mapping[str, Any]) -> str:
+    """Name of a strategy, model or task, and its options in brackets."""
+    name = str(setting.get("label") or setting.get("name"))
+    options = [f"{key} {value_text(value)}" for key, value in setting.items() if key not in ("name", "label")]
     return f"{name} ({', '.join(options)})" if options else name
 
 

@@ -337,7 +337,7 @@ def _split(contest: _Contest, wins: Counter[str | None], what: str) -> str:
 def _one_seed(contest: _Contest) -> str:
     if len(contest.results.seeds) > 1:
         return ""
-    return " This is one seed: --seeds 3 tells whether it holds with others."
+    return " This is one seed: --set seeds=3 tells whether it holds with others."
 
 
 def _why(winner: StrategyResult, baseline: StrategyResult | None) -> str:
