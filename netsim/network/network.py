@@ -337,7 +337,12 @@ class Network:
         by_default = None if narrowest.measured_streams else self.protocol.queue_packets
         queue = narrowest.queue_packets or by_default
         limit = self.protocol.transfer_window(links, path.round_trip)
-        return Window(self.protocol, limit, path.round_trip, path.loss, rate, queue)
+        feed = min(rates[: rates.index(rate)], default=0.0)
+        window = Window(self.protocol, limit, path.round_trip, path.loss, rate, queue, feed)
+        if window.has_queue:
+            path.queue_link = narrowest.index
+            self.engine.has_queues = True
+        return window
 
     # -- links that change -----------------------------------------------------------------------------------
 
