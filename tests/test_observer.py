@@ -12,7 +12,7 @@ from worlds import chain_form
 
 from exogym_core import Trainer
 from exogym_core.run.observer import Evaluation, Observer
-from exogym_core.run.snapshots import EvaluationTimes, Snapshots
+from exogym_core.run.snapshots import EvaluationTimes, Snapshots, final_state
 from exogym_core.strategy import DiLoCoStrategy, SPARTAStrategy, Strategy
 from exogym_core.workers.journal import SpillBuffer
 from netsim.errors import InputError
@@ -143,6 +143,22 @@ def test_a_rank_far_ahead_fills_a_file_and_not_memory():
     assert shelf.bytes_in_file <= 48 * 400 + 20 * 24  # room is used again
     assert shelf.part(again[-1], 1, 1, 3).tolist() == [1, 2]
     shelf.close()
+
+
+def test_a_final_state_shares_memory_with_its_model_alone():
+    model = nn.Module()
+    model.own = nn.Parameter(torch.arange(4.0))
+    model.tied = model.own
+    model.row = nn.Parameter(torch.arange(6.0).view(2, 3)[1])
+    state = final_state(model)
+    assert {name: value.tolist() for name, value in state.items()} == {
+        "own": [0, 1, 2, 3],
+        "tied": [0, 1, 2, 3],
+        "row": [3, 4, 5],
+    }
+    assert state["own"].data_ptr() == model.own.data_ptr()
+    sizes = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in state.values()}
+    assert sorted(sizes.values()) == [12, 16, 16]  # no row of a larger tensor, no tensor twice
 
 
 # --- what comes back ---------------------------------------------------------------------------------------------
