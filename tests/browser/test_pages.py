@@ -140,7 +140,7 @@ def test_curves_are_switched_zoomed_and_read(browser: Browser, pages: dict[str, 
         assert len(tab.evaluate(DRAWN, 0)) == len(NAMES)
 
 
-def test_outages_and_absences_are_told_under_the_cursor(browser: Browser, pages: dict[str, Path]) -> None:
+def test_outages_and_absences_are_shown_under_the_cursor(browser: Browser, pages: dict[str, Path]) -> None:
     with opened(browser, pages["one"]) as tab:
         read = """(seconds) => { const { chart, readout } = netgym.charts[0];
             chart.setCursor({ left: chart.valToPos(seconds, "x"), top: 50 }); return readout.textContent; }"""
