@@ -115,10 +115,12 @@ def plot_ns3(path: Path) -> None:
 
 def plot_gloo(path: Path) -> None:
     groups: dict[str, list[tuple[float, float]]] = {}
-    for file in sorted(gloo.CASES.glob("*.json")):
-        for each in gloo.compare(json.loads(file.read_text())):
-            if each.measured >= gloo.COUNTED_SECONDS:
-                groups.setdefault(each.label.split()[0], []).append((each.measured, each.error))
+    names = {"testbed": "stars, pairs and two sites", "sites": "sites", "unseen": "sites, compared once"}
+    for folder in gloo.FOLDERS:
+        for file in sorted((gloo.GOLDEN / folder).glob("*.json")):
+            for each in gloo.compare(json.loads(file.read_text())):
+                if each.measured >= gloo.COUNTED_SECONDS:
+                    groups.setdefault(names[folder], []).append((each.measured, each.error))
     draw(path, "gloo's model against real gloo over shaped links", groups)
 
 

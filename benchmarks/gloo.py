@@ -2,10 +2,11 @@
 
     python benchmarks/gloo.py [CASE.json ...]
 
-Without arguments it simulates every case in tests/golden/testbed. A case is the network, and operations with the
-seconds that torch.distributed's gloo backend took for them; all operations of a case run one after the other
-on the same connections, as they were measured. Operations under 5 ms time the software rather than the
-network: they are printed but not counted.
+Without arguments it simulates every case in tests/golden: those in `testbed`, after which the protocol was modelled,
+those in `sites`, on which its queues were tried, and those in `unseen`, which were compared once it was finished. A
+case is the network, and operations with the seconds that torch.distributed's gloo backend took for them; all operations
+of a case run one after the other on the same connections, as they were measured. Operations under 5 ms time the
+software rather than the network: they are printed but not counted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import statistics
 import sys
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,11 @@ from netsim import Clock, Network, Schedule, Topology, schedule, start_collectiv
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-CASES = Path(__file__).parent.parent / "tests" / "golden" / "testbed"
+GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
+FOLDERS = ("testbed", "sites", "unseen")
+CASES = GOLDEN / "testbed"
 COUNTED_SECONDS = 5e-3
+FRAME_BYTES = 1514
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,10 @@ class Comparison:
 
 
 def topology_of(case: dict[str, Any]) -> Topology:
-    """A case's network. What delay a link has one way only is split over both directions: paths keep theirs."""
+    """A case's network and its queues.
+
+    What delay a link has one way only is split over both directions: paths keep theirs.
+    """
     directed = {(link["from"], link["to"]): link for link in case["links"]}
     links = []
     for (first, second), there in directed.items():
@@ -60,7 +67,7 @@ def topology_of(case: dict[str, Any]) -> Topology:
                 }
             )
     hosts = {key: {} for key in case["ranks"]}
-    return Topology.from_mapping(
+    topology = Topology.from_mapping(
         {
             "name": case["case"],
             "source": "testbed",
@@ -69,6 +76,11 @@ def topology_of(case: dict[str, Any]) -> Topology:
             "links": links,
         }
     )
+    queues = {
+        ends: link["queue_bytes"] // FRAME_BYTES for ends, link in directed.items() if "queue_bytes" in link
+    }
+    queued = [replace(link, queue_packets=queues.get((link.source, link.target))) for link in topology.links]
+    return replace(topology, links=tuple(queued))
 
 
 def calls_of(result: dict[str, Any], num: int) -> list[tuple[Schedule, tuple[int, ...]]]:
@@ -162,31 +174,48 @@ def _label(result: dict[str, Any]) -> str:
 
 def summary(compared: list[Comparison]) -> tuple[int, float, float]:
     """Number, median and 95th percentile of the absolute errors of those of 5 ms and more."""
-    errors = sorted(abs(each.error) for each in compared if each.measured >= COUNTED_SECONDS)
+    errors = counted_errors(compared)
     return len(errors), statistics.median(errors), errors[min(len(errors) - 1, int(0.95 * len(errors)))]
 
 
-def main(paths: list[str]) -> None:
+def counted_errors(compared: list[Comparison]) -> list[float]:
+    """Absolute errors of those of 5 ms and more, the smallest first."""
+    return sorted(abs(each.error) for each in compared if each.measured >= COUNTED_SECONDS)
+
+
+def show(compared: list[Comparison], name: str) -> None:
     """Print every comparison and the errors by case, by operation and in all."""
-    compared: list[Comparison] = []
-    for path in paths or sorted(map(str, CASES.glob("*.json"))):
-        compared += compare(json.loads(Path(path).read_text()))
     for each in compared:
         inside = "" if each.measured >= COUNTED_SECONDS else "  (not counted)"
         print(
-            f"{each.case:18} {each.label:44} gloo {each.measured:9.6f} [{each.low:9.6f} {each.high:9.6f}]"
+            f"{each.case:23} {each.label:44} gloo {each.measured:9.6f} [{each.low:9.6f} {each.high:9.6f}]"
             f"  netsim {each.simulated:9.6f}  {each.error:+7.1%}{inside}"
         )
-    for name in ("case", "op"):
+    for kind in ("case", "op"):
         groups: dict[str, list[Comparison]] = {}
         for each in compared:
-            groups.setdefault(each.case if name == "case" else each.label.split()[0], []).append(each)
+            groups.setdefault(each.case if kind == "case" else each.label.split()[0], []).append(each)
         for key, members in groups.items():
             if any(each.measured >= COUNTED_SECONDS for each in members):
                 count, median, high = summary(members)
-                print(f"{name} {key:20} {count:4} results  median {median:6.2%}  p95 {high:6.1%}")
+                print(f"{kind} {key:23} {count:4} results  median {median:6.2%}  p95 {high:6.1%}")
+    errors = counted_errors(compared)
     count, median, high = summary(compared)
-    print(f"all {count} results of 5 ms and more: median error {median:.2%}, 95th percentile {high:.1%}")
+    print(
+        f"{name}: {count} results of 5 ms and more: median error {median:.2%}, mean {statistics.mean(errors):.1%},"
+        f" 95th percentile {high:.1%}, worst {errors[-1]:.1%}"
+    )
+
+
+def main(paths: list[str]) -> None:
+    """Compare the cases at `paths`, or those of each folder."""
+    folders = (
+        {"all": [Path(path) for path in paths]}
+        if paths
+        else {folder: sorted((GOLDEN / folder).glob("*.json")) for folder in FOLDERS}
+    )
+    for name, cases in folders.items():
+        show([each for path in cases for each in compare(json.loads(path.read_text()))], name)
 
 
 if __name__ == "__main__":

@@ -110,12 +110,12 @@ def measured(kind: str) -> list[float]:
     return [statistics.median(each) for each in last]
 
 
-def common_start(folder: Path, rank: int) -> float:
+def common_start(folder: Path, rank: int, num_ranks: int) -> float:
     """An instant of the machine's clock, agreed on by files: the links stay idle for as short as they can."""
     number = len(list(folder.glob(f"here-*-{rank}")))
     (folder / f"here-{number}-{rank}").touch()
     text = folder / f"start-{number}"
-    while rank == 0 and len(list(folder.glob(f"here-{number}-*"))) < 4:
+    while rank == 0 and len(list(folder.glob(f"here-{number}-*"))) < num_ranks:
         time.sleep(0.001)
     if rank == 0:
         written = folder / "written"
@@ -143,7 +143,7 @@ def be_rank(rank: int, folder: str) -> None:
         }
         seconds = []
         for _ in range(WARMUP + REPEATS):
-            start = common_start(Path(folder), rank)
+            start = common_start(Path(folder), rank, 4)
             time.sleep(max(start - time.monotonic(), 0.0))
             calls[op]()
             seconds.append(time.monotonic() - start)

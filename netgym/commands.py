@@ -206,7 +206,10 @@ def _document(
         try:
             data = parse_document(yaml_text(experiment), "experiment").data
         except yaml.YAMLError as error:
-            raise InputError(f"experiment: expected plain values: {error}") from None
+            raise InputError(
+                f"experiment: {visible(error.args[-1], 200)} is no plain value (text, number, list or mapping): "
+                "name your own code as 'module:callable', or train it with Trainer(...).fit(...)"
+            ) from None
         document, folder, name, code = Document("experiment", data), Path(), "experiment", None
     else:
         path = Path(experiment)

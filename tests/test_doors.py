@@ -129,7 +129,7 @@ def test_two_files_of_one_module_name_are_two_modules(here: Path) -> None:
     [
         (
             "nowhere_at_all:Thing",
-            "cannot import 'nowhere_at_all': there is no nowhere_at_all.py beside the file",
+            "cannot import 'nowhere_at_all': there is no nowhere_at_all.py next to the file",
         ),
         ("../evil:Thing", "is no module:callable"),
         ("torch.hub:urlopen", "is Python's own 'urllib'"),

@@ -486,7 +486,7 @@ BOMB = """<?xml version="1.0"?>
                     '<route src="Jupiter" dst="Fafard">', '<route src="Jupiter" dst="Tremblay">'
                 )
             },
-            "x.xml: no route from 'Jupiter' to 'Fafard': full routing tells of every two hosts",
+            "x.xml: no route from 'Jupiter' to 'Fafard': full routing needs one between every two hosts",
         ),
         ({"x.json": {"start": {}, "end": {}}}, "x.json: is no finished TCP run of iperf3 -J"),
         ({"x.csv": "from,to,rtt\na,b,80\n"}, "x.csv:2: column rtt: expected a time such as"),

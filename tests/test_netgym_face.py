@@ -204,3 +204,12 @@ def test_report_says_that_a_log_of_fit_is_no_run(
     assert main(["report", "logs/ddp"]) == 2
     told = "error: logs/ddp: holds the tables train.csv and validation.csv of fit(run_name=...), no run: for a page"
     assert told in capsys.readouterr().err
+
+
+def test_code_in_a_mapping_is_refused_in_one_line() -> None:
+    """A class is no plain value: the line says how to name it, and what to use for code of a notebook."""
+    words = {"task": "digits", "model": dict, "workers": {"count": 2}, "steps": 1, "strategies": ["DiLoCo"]}
+    with pytest.raises(
+        InputError, match=r"^experiment: <class 'dict'> is no plain value .*'module:callable'.*fit"
+    ):
+        netgym.compare(words)

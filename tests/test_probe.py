@@ -92,7 +92,7 @@ def test_nobody_is_let_in_without_the_secret() -> None:
             StrangerError, match=rf"^a \({HERE}:\d+\): has another secret: give both the same"
         ):
             call(where["a"], b"another secret of some length", "a", 5.0)
-        with pytest.raises(PeerError, match="did not come within 0 s; connections refused: 1, the last"):
+        with pytest.raises(PeerError, match="did not connect within 0 s; connections refused: 1, the last"):
             station.follow(["a"], 0.3, print)
         channel = call(where["a"], SECRET, "a", 5.0)
         channel.close()

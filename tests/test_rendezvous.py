@@ -284,7 +284,7 @@ def test_a_site_that_comes_when_another_is_through_gets_its_final_state() -> Non
     numbers: dict[int, int] = {}
 
     def say(line: str) -> None:
-        if "site 0 is through" in line:
+        if "site 0 has finished" in line:
             through.set()
 
     def body(rank: int) -> Any:

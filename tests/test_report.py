@@ -178,7 +178,7 @@ class TestVerdict:
         assert decision.text == (
             "DiLoCo reaches loss 0.3 first, after 50 s of virtual time, 4x sooner than AllReduce (3.333 min). "
             "It sends 50 kB per worker (AllReduce: 1 MB) and its workers compute 50.0% of the time instead of 10.0%. "
-            "This is one seed: --seeds 3 tells whether it holds with others."
+            "This is one seed: run with --set seeds=3 to check it with others."
         )
 
     def test_a_close_second_and_a_lower_loss_are_told(self, tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ class TestVerdict:
         entries = [entry("AllReduce"), entry("DeMo")]
         decision = verdict(Results.load(run_folder(tmp_path, entries)))
         assert decision.winner is None
-        assert decision.text.startswith("There is no winner: nobody alone reaches loss 0.3 first.")
+        assert decision.text.startswith("There is no winner: no strategy alone reaches loss 0.3 first.")
 
     def test_stopped_and_diverged_strategies_do_not_compete(self, tmp_path: Path) -> None:
         entries = [entry("DiLoCo", incomplete=True), entry("DeMo", final_loss=float("nan"),
@@ -612,6 +612,18 @@ def test_a_real_run_names_no_simulated_network(tmp_path: Path) -> None:
     assert not {"protocol", "collectives", "compute", "placement"} & set(facts)
     assert "Communication went over a real network, and all times are by the clock." in methods(results)
     assert "simulation" not in methods(results)
+
+
+def test_the_paragraph_on_methods_has_the_options_of_model_and_task(tmp_path: Path) -> None:
+    """Width and depth of a model, and the length of samples, belong to what a reader needs to repeat it."""
+    folder = run_folder(
+        tmp_path,
+        two(),
+        model={"name": "gpt", "preset": "byte", "width": 32},
+        task={"name": "text", "block_size": 16},
+    )
+    told = methods(Results.load(folder))
+    assert "the model gpt (preset byte, width 32) on the task text (block_size 16)" in told
 
 
 def test_a_table_for_latex_has_every_strategy_and_escapes_names(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_a_plan_tells_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     """Whole, in the table too."""
     planned = plan(build_strategy("DiLoCo", H=30), _setting())
     (remark,) = [each for each in planned.remarks if each.startswith("to the same loss it needs 1.47 times")]
-    row = {"name": "DiLoCo", **planned.to_mapping()}
+    row = {"name": "DiLoCo", "place": 1, **planned.to_mapping()}
     print_table([row], [row])
     assert f"DiLoCo: {remark}" in capsys.readouterr().out
     assert not any("same loss" in remark for remark in plan(build_strategy("AllReduce"), _setting()).remarks)

@@ -282,25 +282,25 @@ def test_periods_that_go_by_at_once_take_what_they_take_one_by_one(
 
 def test_a_window_says_how_far_a_message_may_go() -> None:
     """Slow start: the first window leaves at the rate of the network, then nothing until the round trip is over."""
-    window = Window(Protocol.parse("linux-tcp"), 2.0**22, 0.1, 0.0, 1e8, 1000)
-    window.start(5.0, 100 * SEGMENT)
+    window = Window(Protocol.parse("linux-tcp"), 2.0**22, 0.1, 0.0, 1e8, 1000, 0.0)
+    window.start(5.0, 100 * SEGMENT, None)
     assert (window.stop, window.cap, window.timer) == (90 * SEGMENT, math.inf, math.inf)
-    window.go_on(5.01, 90 * SEGMENT)
+    window.go_on(5.01, 90 * SEGMENT, None)
     assert (window.stop, window.cap, window.timer) == (0.0, 0.0, 5.1)
-    window.go_on(5.1, 90 * SEGMENT)
+    window.go_on(5.1, 90 * SEGMENT, None)
     assert (window.stop, window.cap, window.timer) == (72 * SEGMENT, math.inf, math.inf)
     window.end(5.2)
     assert window.last_used == 5.2
 
 
 def test_a_window_is_as_new_when_it_was_idle_for_long_and_met_no_loss() -> None:
-    window = Window(Protocol.parse("linux-tcp"), 2.0**22, 0.1, 0.0, 1e8, 1000)
+    window = Window(Protocol.parse("linux-tcp"), 2.0**22, 0.1, 0.0, 1e8, 1000, 0.0)
     assert window.is_as_new(0.0)
-    window.start(0.0, SEGMENT)
+    window.start(0.0, SEGMENT, None)
     window.end(0.1)
     assert not window.is_as_new(0.2)
     assert window.is_as_new(10.0)
-    lossy_one = Window(Protocol.parse("linux-tcp"), 2.0**22, 0.1, 0.01, 1e8, 1000)
-    lossy_one.start(0.0, SEGMENT)
+    lossy_one = Window(Protocol.parse("linux-tcp"), 2.0**22, 0.1, 0.01, 1e8, 1000, 0.0)
+    lossy_one.start(0.0, SEGMENT, None)
     lossy_one.end(0.1)
     assert not lossy_one.is_as_new(10.0), "how far the next loss is, it remembers"

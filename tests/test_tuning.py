@@ -134,5 +134,11 @@ def test_the_key_is_checked_with_its_place(experiment: Path, capsys: pytest.Capt
     experiment.write_text(EXPERIMENT + "tune:\n  over: {DiLoCoo: {H: [2, 3]}}\n")
     assert main(["validate", "small.yaml"]) == 2
     assert "small.yaml:12: tune: over: unknown strategy 'DiLoCoo'" in capsys.readouterr().err
+    experiment.write_text(EXPERIMENT + "tune:\n  over: {H: [2, 3]}\n")
+    for command in ("validate", "tune"):
+        assert main([command, "small.yaml"]) == 2
+        assert "small.yaml:12: tune.over.H: expected" in capsys.readouterr().err.replace(
+            "tune: over.H", "tune.over.H"
+        )
     with pytest.raises(InputError, match="No such file"):
         exogym_core.tune("nowhere.yaml")

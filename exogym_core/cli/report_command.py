@@ -60,7 +60,7 @@ def _formats(context: click.Context, parameter: click.Parameter, value: str | No
     "formats",
     metavar="NAME,...",
     callback=_formats,
-    help="Write figures for papers (pdf, svg, png) and the table (latex) too, into plots/ beside the page.",
+    help="Write figures for papers (pdf, svg, png) and the table (latex) too, into plots/ next to the page.",
 )
 @click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="The page [report.html].")
 @results_json
@@ -142,6 +142,8 @@ def _figures_of_run(folder: RunFolder, formats: Sequence[str]) -> list[Path]:
         names = (result.name == winner for result in results.strategies)
         rows = zip(names, table_cells(results), strict=True)
         caption = visible(results.settings.get("name", "run"), 80)
+        if len(results.seeds) > 1:
+            caption += f": mean \N{PLUS-MINUS SIGN} standard deviation over {len(results.seeds)} seeds"
         written.append(
             folder.write_text("plots/table.tex", latex_table(table_headings(results), rows, caption))
         )

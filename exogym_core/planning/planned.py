@@ -334,7 +334,7 @@ class Request:
         return f"computing: {compute.describe()}"
 
     def strategies(self) -> list[tuple[str, Strategy]]:
-        """Each strategy by its label, built anew."""
+        """Strategies by label, newly built."""
         experiment = self.experiment
         return [(str(entry.label), experiment.build_strategy(entry)) for entry in experiment.strategies]
 

@@ -1,4 +1,4 @@
-"""Published figures beside ours, each from the strategies, schedules and network that training uses."""
+"""Published figures and ours, each computed with the strategies, schedules and network that training uses."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def reproduce(name: str, **options: Any) -> dict[str, Any]:
 def _cell(
     what: str, unit: str, published: float, ours: float, cause: str, basis: str = "published"
 ) -> dict[str, Any]:
-    """A row; `basis`: whether the figure beside ours is `published`, `derived` from what was, or `circular` (ours is
-    computed from it)."""
+    """A row; `basis` of the figure compared with ours: `published`, `derived` from published ones, or `circular` (ours
+    is computed from it)."""
     return {
         "what": what,
         "basis": basis,

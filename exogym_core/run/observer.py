@@ -24,6 +24,7 @@ from exogym_core.run.snapshots import load_named, pack, unpack, whole_state
 from exogym_core.workers.journal import SpillBuffer
 from exogym_core.workers.rng import RandomStates, seed_device
 from netsim.errors import InputError
+from netsim.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -483,7 +484,8 @@ def _unequal(pending: _PendingEvaluation, note: Mapping[str, Any]) -> str:
     """Message for a strategy that claims equal replicas wrongly, with the line to write instead."""
     return (
         f"{note['strategy']}: judged = 'replica' says that all ranks' models are equal, but after "
-        f"{note['num_steps']} steps rank {note['rank']}'s is not rank {pending.present[0]}'s; write judged = 'own' to "
+        f"{format_count(note['num_steps'], 'step')} rank {note['rank']}'s is not rank {pending.present[0]}'s; "
+        "write judged = 'own' to "
         "judge each rank's model, or judged = 'outer' with a judged_state() that returns the last average"
     )
 

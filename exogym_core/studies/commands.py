@@ -106,6 +106,7 @@ class _Asked:
 
 _FOLDER = click.Path(path_type=Path)
 _SEARCHES = ["grid", "random", "optuna"]
+_SEEDS_OF = {"sweep": "Seeds of every point", "tune": "Tuning seeds (of the comparison: --set seeds=N)"}
 
 
 def _options(name: str) -> Callable[[Any], Any]:
@@ -116,7 +117,7 @@ def _options(name: str) -> Callable[[Any], Any]:
         trust_flag,
         click.option("--search", type=click.Choice(_SEARCHES), help="How points are chosen [grid]."),
         click.option("--trials", type=click.IntRange(1), help="Number of points that a search tries."),
-        click.option("--seeds", metavar="N", help="Seeds of every point: a number, or a list such as 0,3,4."),
+        click.option("--seeds", metavar="N", help=f"{_SEEDS_OF[name]}: a number, or a list such as 0,3,4."),
         *overriding_options,
         click.option(
             "--out",

@@ -432,11 +432,24 @@ def tune(
 
 
 def with_tune(document: Document, over: Mapping[str, Any], given: Mapping[str, Any]) -> Document:
-    """The document with arguments or options merged into its `tune`."""
+    """The document with arguments or options merged into its `tune`.
+
+    Raises:
+        InputError: the file's `over` has options outside of a strategy's name.
+    """
     if not isinstance(document.data, dict):
         return document
-    own = dict(document.data.get("tune") or {})
-    spaces = {name: dict(space) for name, space in (own.get("over") or {}).items()}
+    own = document.data.get("tune") or {}
+    of_file = own.get("over") or {} if isinstance(own, dict) else None
+    if not isinstance(own, dict) or not isinstance(of_file, dict):
+        return document  # the schema names the mistake
+    for name, space in of_file.items():
+        if not isinstance(space, dict):
+            raise document.error(
+                ("tune", "over", name),
+                f"expected a strategy's name or '*' with a mapping of its options, such as '*': {{{name}: ...}}",
+            )
+    own, spaces = dict(own), {name: dict(space) for name, space in of_file.items()}
     for key, values in over.items():
         if isinstance(values, Mapping) and "low" not in values:
             spaces.setdefault(key, {}).update(values)

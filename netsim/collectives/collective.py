@@ -33,7 +33,7 @@ class CollectiveTimes:
     """Times, bytes and costs of a collective.
 
     Attributes:
-        seconds: from the common start until the last rank is through; of several repetitions, the last.
+        seconds: from the common start until the last rank finishes; of several repetitions, the last.
         rank_seconds: likewise, by rank.
         link_bytes: payload that crossed each link (`"a->b"`) in the last repetition, of those that carried any.
         algorithm: by which it went.
@@ -123,7 +123,7 @@ def collective(
 
 
 def _hosts(topology: Topology, ranks: Sequence[str | int] | None, op: str) -> tuple[int, ...]:
-    algorithm_names(op)  # an unknown operation is told before anything else
+    algorithm_names(op)  # raises for an unknown operation before anything else
     every = tuple(range(len(topology.hosts)))
     if ranks is None:
         return every[:2] if op == "sendrecv" else every

@@ -20,7 +20,7 @@ from math import inf
 from typing import Any, Final, final
 
 from netsim.network.fairness import Claim, FairShares
-from netsim.network.tcp import Window
+from netsim.network.tcp import QueueState, Window
 
 # Two instants are one when they differ by rounding: of the clock, and of the transfer's duration. Neither bytes nor
 # bandwidth appear, so scaling both changes nothing.
@@ -67,6 +67,7 @@ class Path:
         loss: share of packets lost.
         weight: share of a transfer on it relative to others.
         delivered_bytes, background_bytes: payload of finished transfers; of these, background traffic's.
+        queue_link: narrowest link, in whose queue data wait, where that queue has an end; else -1.
     """
 
     def __init__(self, index: int, source: int, target: int, links: list[int], back: list[int]) -> None:
@@ -83,6 +84,7 @@ class Path:
         self.weight = 1.0
         self.delivered_bytes = 0.0
         self.background_bytes = 0.0
+        self.queue_link = -1
 
 
 @final
@@ -96,6 +98,7 @@ class Connection:
         window: TCP's limit; None where nothing limits it.
         most: largest rate that its sender offers, bytes per second.
         backlog: bytes of its transfers that are not finished.
+        queue_link: link in whose queue its data wait, where its window minds that; else -1.
     """
 
     def __init__(
@@ -116,6 +119,7 @@ class Connection:
         self.backlog = 0.0
         self.first: Transfer | None = None
         self.last: Transfer | None = None
+        self.queue_link = path.queue_link if window is not None and window.has_queue else -1
         if gross is not None and net is not None:
             gross.owner = self
             net.owner = self
@@ -196,6 +200,7 @@ class Engine:
         has_called_out: code above the network was called, or a transfer came to a halt, since `advance` began.
         num_in_flight, num_events: transfers that are not finished; events so far.
         dropped_bytes: payload that transfers ended by force had not delivered.
+        has_queues: some path has a `queue_link`.
         paths, groups: those in use so far; connections that are as new are forgotten.
         dead: links that carry nothing.
         singles: transfers that were sent from above the network and are in flight, by order.
@@ -227,6 +232,7 @@ class Engine:
         self.num_in_flight = 0
         self.num_events = 0
         self.dropped_bytes = 0.0
+        self.has_queues = False
         self.paths: list[Path] = []
         self.groups: dict[Hashable, ConnectionGroup] = {}
         self.dead: set[int] = set()
@@ -244,6 +250,7 @@ class Engine:
         self._delivered: list[Transfer] = []  # at this instant, owners not called yet
         self._notices: list[Transfer] = []  # sent or dropped, owners not called yet
         self._acking: list[dict[Connection, None]] = [{} for _ in payload]
+        self._queued: list[dict[Connection, None]] = [{} for _ in payload]  # in use, by narrowest link
         self._stale: list[int] = []
         self._is_stale = [False] * len(payload)
         self._nowhere = ConnectionGroup(None, False)
@@ -382,6 +389,10 @@ class Engine:
             last.next = transfer
         else:
             connection.first = transfer
+            if connection.queue_link >= 0:
+                self._queued[connection.queue_link][connection] = None
+            if size == 0.0 and self.has_queues:
+                transfer.timer += self._queue_seconds(path, connection, now)
             self._heap.set_due(transfer, transfer.timer)
         if isinstance(owner, Outside):
             self.singles[transfer.order] = transfer
@@ -391,6 +402,56 @@ class Engine:
                     transfer.order, path.source, path.target, size, connection.group.name
                 )
         return transfer
+
+    def _queue_seconds(self, path: Path, own: Connection, now: float) -> float:
+        """Wait of a small frame that is sent now, behind others' data in the queues of its path."""
+        there = now + path.latency
+        seconds = 0.0
+        for link in path.links:
+            standing = 0.0
+            for connection in self._queued[link]:
+                if connection is not own:
+                    standing += self._standing_bytes(connection, there)
+            if standing > 0.0 and self.payload[link] > 0.0:
+                seconds += standing / self.payload[link]
+        return seconds
+
+    def _standing_bytes(self, connection: Connection, there: float) -> float:
+        """Bytes of a connection in its narrowest link's queue that will be received after `there`."""
+        window = connection.window
+        first = connection.first
+        if window is None or first is None:
+            return 0.0
+        full_rate = self.payload[connection.queue_link]
+        if first.drains:
+            rate = first.rate
+            left = connection.backlog - first.size + first.remaining - rate * (there - first.since)
+        else:
+            rate = full_rate
+            left = connection.backlog - rate * (there - first.timer) if first.timer < there else 0.0
+        return window.standing_bytes(there, left, rate, full_rate)
+
+    def _queue_state(self, own: Connection, own_window: Window, size: float, now: float) -> QueueState | None:
+        """Queues as a burst of at most `size` bytes and its acknowledgements meet them; None without an end."""
+        if own.queue_link < 0:
+            return None
+        path = own.path
+        num_bursts = 1
+        standing = 0.0
+        feeds = {path.source: own_window.feed}  # a host's bursts share its line
+        until = now + own_window.burst_seconds(size)
+        for connection in self._queued[own.queue_link]:
+            window = connection.window
+            first = connection.first
+            if connection is own or window is None or first is None:
+                continue
+            if window.is_bursting(now) if first.drains else first.size > 0.0 and first.timer < until:
+                num_bursts += 1
+                feeds[connection.path.source] = window.feed
+            elif first.drains:
+                standing += self._standing_bytes(connection, now)
+        ack_wait = self._queue_seconds(self.path(path.target, path.source), own, now)
+        return QueueState(num_bursts, sum(feeds.values()), standing, ack_wait)
 
     def alarm(self, seconds: float, owner: Owner, step: int, member: int, kind: int) -> None:
         """Call `owner.delivered` so much later, before whatever the network does at that instant."""
@@ -590,19 +651,21 @@ class Engine:
         if window is None:
             transfer.timer = inf
         else:
-            window.start(now, transfer.size)
+            window.start(now, transfer.size, self._queue_state(connection, window, transfer.size, now))
             self._accept(transfer, window, transfer.size, now)
         return True
 
     def _continue(self, transfer: Transfer, now: float) -> bool:
         """A draining transfer has reached its stop or its timer; returns whether it is not finished."""
-        window = transfer.connection.window
+        connection = transfer.connection
+        window = connection.window
         if window is None:
             return False
         if self._drain(transfer, now):
             window.end(now)
             return False
-        window.go_on(now, transfer.remaining)
+        left = transfer.remaining
+        window.go_on(now, left, self._queue_state(connection, window, left, now))
         self._accept(transfer, window, transfer.remaining, now)
         return True
 
@@ -664,6 +727,8 @@ class Engine:
         is_first = self._unlink(transfer)
         following = connection.first
         if following is None:
+            if connection.queue_link >= 0:
+                self._queued[connection.queue_link].pop(connection, None)
             if connection.most < inf:
                 self._close(connection)
         elif is_first:
@@ -843,7 +908,7 @@ class Engine:
             self._heap.set_due(transfer, now)
         else:
             transfer.since = now
-            window.start(now, transfer.remaining)
+            window.start(now, transfer.remaining, None)
             self._accept(transfer, window, transfer.remaining, now)
 
     def _give_up(self, transfer: Transfer) -> None:

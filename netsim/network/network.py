@@ -174,7 +174,7 @@ class Network:
             src, dst: host indices.
             num_bytes: payload; zero takes the latency alone.
             on_delivered: called at the instant the last byte has arrived.
-            connection: tells connections between the same hosts apart.
+            connection: distinguishes connections between the same hosts.
             on_sent: called at the instant from which the sender need not wait any more, before
                 `on_delivered`: the delivery on an ideal network; under TCP when the socket's buffer holds
                 what has not left yet.
@@ -337,7 +337,12 @@ class Network:
         by_default = None if narrowest.measured_streams else self.protocol.queue_packets
         queue = narrowest.queue_packets or by_default
         limit = self.protocol.transfer_window(links, path.round_trip)
-        return Window(self.protocol, limit, path.round_trip, path.loss, rate, queue)
+        feed = min(rates[: rates.index(rate)], default=0.0)
+        window = Window(self.protocol, limit, path.round_trip, path.loss, rate, queue, feed)
+        if window.has_queue:
+            path.queue_link = narrowest.index
+            self.engine.has_queues = True
+        return window
 
     # -- links that change -----------------------------------------------------------------------------------
 

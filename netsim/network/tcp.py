@@ -43,6 +43,12 @@ drains. Then all that the window allows leaves at once, since nothing paces it (
 retransmissions take at the bottleneck's rate. A queue that runs full while a window stands in it, more than the
 pipe holds, loses what does not fit in the same way.
 
+**Queues between sites** (under a rendezvous, where a queue with an end follows faster links). A sender that has
+paused lets all that its window allows go at once; it arrives at the queue as fast as the links before carry it,
+together with bursts of others. What does not fit is lost. Acknowledgements wait behind data on the way back: the next
+window follows that much later, and what they release together is a burst again (Zhang, Shenker and Clark 1991, on
+two-way traffic). Windows then go on by rounds after a loss as well, and grow only by those that were used up.
+
 Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 """
 
@@ -70,6 +76,7 @@ PIECES: Final = 8  # in which a period of growth is cut
 SETTLED: Final = 16
 # Idle for longer, a connection has forgotten all it learnt: as long as Linux keeps it (TCP_METRICS_TIMEOUT).
 FORGOTTEN_SECONDS: Final = 3600.0
+PAUSE_SECONDS: Final = 1e-6  # a sender that is silent for longer has paused
 
 
 def share_weight(streams: int, rtt_bias: bool, round_trip_seconds: float) -> float:
@@ -77,6 +84,22 @@ def share_weight(streams: int, rtt_bias: bool, round_trip_seconds: float) -> flo
     if not rtt_bias:
         return float(streams)
     return streams / (round_trip_seconds + QUEUE_SECONDS)
+
+
+class QueueState(NamedTuple):
+    """Queues on a connection's route and on the way back, as its next burst and its acknowledgements meet them.
+
+    Attributes:
+        num_bursts: bursts that arrive at the narrowest link together, this one included.
+        feed: bytes per second at which they arrive, all together.
+        standing: bytes of others in that link's queue.
+        ack_wait: seconds that an acknowledgement sent now waits behind data on the way back.
+    """
+
+    num_bursts: int
+    feed: float
+    standing: float
+    ack_wait: float
 
 
 class Bottleneck(NamedTuple):
@@ -200,8 +223,11 @@ class Window:
         loss: share of packets that the route loses.
         bytes_per_second: payload that the narrowest link of the route carries.
         queue_packets: capacity of that link's queue; None: enough for any window.
+        feed_bytes_per_second: payload that the links before that one carry; 0 where it is the first.
 
     Attributes:
+        feed: `feed_bytes_per_second`.
+        has_queue: bursts may overrun the queue, and small frames wait in it (under a rendezvous).
         stop: the transfer asks again when so many of its bytes remain; 0: when it is finished.
         cap: largest rate until then, bytes per second.
         timer: it asks again at this instant at the latest.
@@ -216,6 +242,7 @@ class Window:
         loss: float,
         bytes_per_second: float,
         queue_packets: float | None,
+        feed_bytes_per_second: float,
     ) -> None:
         self._round_trip = round_trip_seconds
         self._least_timeout = float(protocol.minimum_timeout_seconds)
@@ -226,14 +253,24 @@ class Window:
         self._fresh_window = self._initial if protocol.slow_start else self._limit
         self._minds_buffer = bool(protocol.rendezvous)
         self._loss_bytes = self._segment / loss if loss else inf  # from one loss to the next
+        if protocol.rendezvous and feed_bytes_per_second <= bytes_per_second:
+            queue_packets = (
+                None  # a host's own line: Linux keeps unsent data in its sockets (TCP small queues)
+            )
+        self.has_queue = bool(protocol.rendezvous) and queue_packets is not None
         self._queue = inf if queue_packets is None else float(queue_packets * protocol.segment_bytes)
         # What the acknowledgement of one segment would have let go, missing from the first doubling.
         self._owed = 0.0 if protocol.quick_acks else 2 * self._segment
         self._bytes_per_second = bytes_per_second  # when the connection was made
+        self.feed = feed_bytes_per_second
         self._window = self._fresh_window
         self._threshold = inf  # where slow start ends
         self._began = -inf  # when the current round did
         self._used = 0.0  # bytes drained in it
+        self._ack_wait = 0.0  # of this round's acknowledgements, in the queue of the way back
+        self._turn = round_trip_seconds  # until this round's acknowledgements are back
+        self._burst = 0.0  # bytes that left at once, after a pause or a wait for acknowledgements
+        self._burst_began = -inf
         self._is_one = False  # whether all of it is of one message, without a pause
         self._follows_full = False  # whether it follows a full round of the same burst
         self._blocked = False  # until the round trip is over
@@ -259,6 +296,27 @@ class Window:
         self.cap = inf
         self.timer = inf
 
+    def standing_bytes(self, now: float, left: float, rate: float, full_rate: float) -> float:
+        """Bytes in the narrowest link's queue that will be received after `now`, of `left` that then remain.
+
+        Bytes drain at `rate` until then, and at `full_rate` where the window that is next has begun.
+        """
+        if rate == 0.0:
+            since = now - self._began - self._turn
+            standing = self._window - full_rate * since if since >= 0.0 else 0.0
+        else:
+            burst = self._burst - rate * max(now - self._burst_began, 0.0)
+            standing = max(burst, self._window - rate * self._round_trip)
+        return max(min(standing, left, self._queue), 0.0)
+
+    def is_bursting(self, now: float) -> bool:
+        """Whether a burst is on its way into the queue."""
+        return now - self._burst_began < self._burst / self.feed
+
+    def burst_seconds(self, num_bytes: float) -> float:
+        """Time that a message's first burst takes to arrive at the queue."""
+        return min(num_bytes, self._window) / self.feed
+
     def buffer_bytes(self, now: float) -> float:
         """Size of the sender's socket buffer: twice the largest window so far (Linux)."""
         largest = self._fresh_window if self._is_forgotten(now) else self._largest
@@ -276,20 +334,25 @@ class Window:
         # Under a rendezvous a sender goes on when the socket's buffer holds its bytes: sooner once that has grown.
         return not self._minds_buffer or self.buffer_bytes(now) == min(2 * self._fresh_window, self._limit)
 
-    def start(self, now: float, num_bytes: float) -> None:
-        """Begin to drain a message of `num_bytes`."""
+    def start(self, now: float, num_bytes: float, queues: QueueState | None) -> None:
+        """Begin to drain a message of `num_bytes`; `queues` where the window has one to overrun."""
         is_idle = self._is_idle(now)
+        has_paused = now - self.last_used > PAUSE_SECONDS
+        self._ack_wait = 0.0 if queues is None else queues.ack_wait
         self._is_one = False
-        if is_idle or now - self._began >= self._round_trip * SAME:
+        if is_idle or now - self._began >= self._turn * SAME:
             self._new_round(now)
             self._follows_full = False
             self._is_one = True
         self._left = num_bytes
+        if queues is not None and has_paused:
+            self._send_burst(now, min(self._window - self._used, num_bytes), queues)
         self._grant(now)
 
-    def go_on(self, now: float, left: float) -> None:
+    def go_on(self, now: float, left: float, queues: QueueState | None) -> None:
         """Use up the last grant, with `left` bytes of the message remaining, and take the next one."""
         self._use(now, left)
+        self._ack_wait = 0.0 if queues is None else queues.ack_wait
         if self._until_loss <= self._segment * ROUNDING + self._left * OF_LEFT:
             self._until_loss = self._loss_bytes
             # In slow start the window has grown by what was acknowledged of this round.
@@ -297,10 +360,26 @@ class Window:
             # Of an overrun queue nothing is left to come: the window has fallen.
             self._overflow, self._missing = None, 0.0
             self._lose(now, self._window + self._used if slow else self._cubic(now - self._lost))
-        elif self._blocked or now - self._began >= self._round_trip * SAME:
+        elif self._blocked or now - self._began >= self._turn * SAME:
+            waited = self._turn - self._round_trip if self._blocked else 0.0
             self._new_round(now)
             self._follows_full = self._is_one = True
+            if queues is not None and waited > 0.0:
+                # Acknowledgements that waited in a queue leave it at once, and let as much go at once.
+                self._send_burst(now, min(self._window, left, waited * self._bytes_per_second), queues)
         self._grant(now)
+
+    def _send_burst(self, now: float, burst: float, queues: QueueState) -> None:
+        """Send `burst` bytes at once; they reach the narrowest link at `queues.feed`, and its queue may overflow."""
+        self._burst, self._burst_began = burst, now
+        waiting = 1.0 - self._bytes_per_second / queues.feed  # share that finds the link busy
+        room = max(self._queue - queues.standing, self._segment) / queues.num_bursts
+        heard = room / waiting  # acknowledged before the first loss is
+        if burst <= heard * OVERRUN or self._overflow is not None:
+            return
+        self._missing = (burst - heard) * waiting
+        later = heard * queues.num_bursts / self._bytes_per_second - self._round_trip
+        self._overflow = Overflow((WindowRound(heard, self._missing, later),), self._window)
 
     def end(self, now: float, left: float = 0.0) -> None:
         """End the message: it has drained, or is given up with `left` bytes remaining."""
@@ -309,6 +388,7 @@ class Window:
     def follow(self, round_trip_seconds: float, loss: float) -> None:
         """Change the path's round trip and loss; the caller then calls `again` if the connection is in use."""
         self._round_trip = round_trip_seconds
+        self._turn = round_trip_seconds
         self._timeout = self._least_timeout + round_trip_seconds
         before, self._loss_bytes = self._loss_bytes, self._segment / loss if loss else inf
         if self._loss_bytes != before:
@@ -363,8 +443,11 @@ class Window:
     def _new_round(self, now: float) -> None:
         """A round trip is over: the window doubles, or is what CUBIC makes it by now."""
         used, rate = self._used, self._used / max(self.last_used - self._began, 1e-12)
+        if self.has_queue and self._is_cubic and used < self._window * SAME:
+            self._lost += now - self._began  # CUBIC's clock stands while the window is not used up
         self._used = 0.0
         self._began = now
+        self._turn = self._round_trip + self._ack_wait
         self._blocked = False
         if self._overflow is not None:
             self._go_on_after(self._overflow, now)
@@ -389,13 +472,19 @@ class Window:
             share = self._share(rate)
             there = Bottleneck(rate, share, pipe, self._round_trip)
             held = share * OVERRUN
-            happens = of_a_burst if peak > held else of_a_standing_window if wanted - pipe > held else None
+            standing = min(wanted, self._left) if self.has_queue else wanted
+            happens = of_a_burst if peak > held else of_a_standing_window if standing - pipe > held else None
             if happens is not None:
                 self._window = wanted
                 self._overflow = happens(wanted, self._limit, self._left, self._segment, there)
                 self._missing = self._overflow.rounds[0].missing
                 return
-        if wanted >= self._threshold > self._window:
+        if self.has_queue and 0 < pipe < 0.98 * self._window and self._is_one and used >= pipe:
+            # HyStart: CUBIC goes on from this window, as from one that it has just come back to after a loss.
+            self._is_cubic = True
+            self._lost_at = self._window
+            self._lost = now - inflection_seconds(self._lost_at / self._segment)
+        elif wanted >= self._threshold > self._window:
             self._lose(now, self._threshold / KEPT)
         else:
             self._widen(wanted)
@@ -404,7 +493,8 @@ class Window:
         """CUBIC's next window, as long as the queue holds what the pipe does not."""
         pipe, share = rate * self._round_trip, self._share(rate)
         waits = pipe <= 0.98 * self._window  # something, in the queue
-        if used and self._is_one and waits and wanted - pipe > share * OVERRUN:
+        standing = min(wanted, self._left) if self.has_queue else wanted
+        if used and self._is_one and waits and standing - pipe > share * OVERRUN:
             self._lose(now, min(wanted, pipe + share))
         else:
             self._widen(wanted)
@@ -440,6 +530,7 @@ class Window:
         self._is_cubic = True
         self._lost_at = min(window, self._limit)
         self._lost = self._began = now
+        self._turn = self._round_trip + self._ack_wait
         self._used = 0.0
         self._window = self._cubic(0.0)
 
@@ -456,12 +547,12 @@ class Window:
         if left <= may:
             self._allow(0.0, inf, inf)
             return
-        if self._is_cubic and self._round_trip:
+        if self._is_cubic and self._round_trip and not self.has_queue:
             self._grant_piece(now)
             return
         self._blocked = credit <= self._window * ROUNDING + left * OF_LEFT
         if self._blocked:
-            self._allow(0.0, 0.0, self._began + self._round_trip)
+            self._allow(0.0, 0.0, self._began + self._turn)
             return
         steady = self._window == self._limit and not self._used and self._loss_bytes == inf
         steady = steady and self._overflow is None

@@ -35,12 +35,15 @@ def test_simulated_gloo_takes_as_long_as_gloo(benchmark: Any) -> None:
     assert high <= 0.17
 
 
-def test_collectives_between_sites_are_as_far_from_gloo_as_the_pages_say(benchmark: Any) -> None:
-    """Shapes to which nothing was fitted; queues between sites are not part of the model."""
+@pytest.mark.parametrize(("folder", "count", "mean"), [("sites", 96, 0.085), ("unseen", 48, 0.09)])
+def test_collectives_between_sites_are_as_far_from_gloo_as_the_pages_say(
+    benchmark: Any, folder: str, count: int, mean: float
+) -> None:
+    """Queues of 64 kB to 1 MB between the sites; no parameter was fitted, and `unseen` was compared at the end."""
     compared = [
         each
-        for path in sorted((Path(__file__).parent / "sites").glob("*.json"))
+        for path in sorted((Path(__file__).parent / folder).glob("*.json"))
         for each in benchmark.compare(json.loads(path.read_text()))
     ]
-    assert len(compared) == 96
-    assert sum(abs(each.error) for each in compared) / 96 <= 0.15
+    assert len(compared) == count
+    assert sum(abs(each.error) for each in compared) / count <= mean

@@ -222,7 +222,7 @@ class Simulation(RankSource, RankSink):
         recorder: trace of the network; None: no trace.
         recall: blocks until a rank that is away makes a call again; False where none is.
         on_taken: called with each rank that takes messages, its request, and the messages.
-        schedules: of calls, where they are known from another run of this world; None: found anew.
+        schedules: of calls, cached in another run of this world; None: searched again.
         abridged: long collectives and crowds of messages are computed by formulas, see `netsim.collectives.Abridged`.
 
     Attributes:

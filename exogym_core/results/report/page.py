@@ -110,7 +110,7 @@ class Page:
         tables: further ones.
         network: its matrix (`network_matrix`), and drawings of it.
         use: use of links, a run each (`link_use`).
-        trace: the name of a file beside the page, and the same base64, where it is small enough.
+        trace: the name of a file next to the page, and the same base64, where it is small enough.
         methods: a paper's paragraph on how the run was made.
         experiments: files that run again, and environments.
         experiments_note: how they are run again.
@@ -246,12 +246,13 @@ def methods(results: Results) -> str:
         InputError: the experiment is not a resolved one.
     """
     settings, facts = results.settings, dict(head_facts(results))
-    model = settings.get("model")
-    named = f" the model {visible(value_text(model), 60)}" if isinstance(model, dict) else ""
+    model, task = settings.get("model"), settings["task"]
+    named = f" the model {visible(_setting_text(model), 300)}" if isinstance(model, dict) else ""
     seeds = facts.get("seeds")
     samples = count_text(settings.get("batch_size"), "sample")
     text = (
-        f"{count_text(settings['workers'].get('count'), 'worker')} trained{named} on the task {facts['task']} for "
+        f"{count_text(settings['workers'].get('count'), 'worker')} trained{named} "
+        f"on the task {visible(_setting_text(task), 300)} for "
         f"{count_text(settings.get('steps'), 'step')} with {samples} per worker and step"
     )
     text += f", with the seeds {seeds}." if seeds else f", with seed {facts['seed']}."
@@ -275,11 +276,10 @@ def methods(results: Results) -> str:
     return text
 
 
-def _setting_text(strategy: Mapping[str, Any]) -> str:
-    name = str(strategy.get("label") or strategy.get("name"))
-    options = [
-        f"{key} {value_text(value)}" for key, value in strategy.items() if key not in ("name", "label")
-    ]
+def _setting_text(setting: Mapping[str, Any]) -> str:
+    """Name of a strategy, model or task, and its options in brackets."""
+    name = str(setting.get("label") or setting.get("name"))
+    options = [f"{key} {value_text(value)}" for key, value in setting.items() if key not in ("name", "label")]
     return f"{name} ({', '.join(options)})" if options else name
 
 
@@ -390,7 +390,7 @@ _NOTE_OF_REAL = _NOTE.replace(
 )
 _SEEDS_NOTE = " Figures are means \N{PLUS-MINUS SIGN} standard deviation over seeds."
 _TRACE = "trace.json.gz"
-_MOST_EMBEDDED_BYTES = 1_500_000  # a larger trace stays beside the page
+_MOST_EMBEDDED_BYTES = 1_500_000  # a larger trace stays a file next to the page
 
 
 def write_report(folder: RunFolder, align: str = "time") -> Path:
