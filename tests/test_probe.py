@@ -84,7 +84,7 @@ def listener() -> Iterator[socket.socket]:
         yield opened
 
 
-def test_nobody_is_let_in_without_the_secret() -> None:
+def test_connections_without_the_secret_are_refused() -> None:
     """Who calls learns that it is refused, the station who called; nothing of the caller is read."""
     where = places("a")
     with Station("a", where["a"], SECRET) as station:
@@ -122,7 +122,7 @@ def test_unreachable_hosts_taken_ports_and_foreign_addresses(listener: socket.so
         pass
 
 
-def test_lists_that_differ_are_told_on_both_sides() -> None:
+def test_lists_that_differ_are_reported_on_both_sides() -> None:
     where = places("a", "b")
     with Station("a", where["a"], SECRET) as first, Station("b", where["b"], SECRET) as second:
         told: list[str] = []
