@@ -196,7 +196,7 @@ Failures = Annotated[Mapping[str, Any] | None, BeforeValidator(_failures)]
 
 
 class Named(Schema):
-    """A name with options beside it: `digits`, or `{name: digits, validation_fraction: 0.1}`."""
+    """A name with its options: `digits`, or `{name: digits, validation_fraction: 0.1}`."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", strict=True, frozen=True)
 

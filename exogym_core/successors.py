@@ -33,7 +33,7 @@ FIT_ARGUMENTS: Mapping[str, str] = {
     "eval_interval": "it is val_interval=",
     "eval_size": "it is val_size=",
     "fail_rank_drop": _PATIENCE,
-    "force_minibatch_recalculate": "minibatch_size='auto' finds it anew each time",
+    "force_minibatch_recalculate": "minibatch_size='auto' measures it again each time",
     "galaxy_size": "it is num_nodes=",
     "host_maddrs": _NETWORK,
     "initial_peers": _NETWORK,

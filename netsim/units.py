@@ -1,7 +1,7 @@
 """Quantities as people write them ("100 Mbit/s", "30 ms", "4 MiB", "0.01 %") to SI numbers, and back.
 
 Network rates are bits per second, sizes are bytes, times are seconds. Prefixes are those of SI (k = 1000) and
-IEC (Ki = 1024). A number without its unit is refused, since nobody can tell what it means; sizes alone may be
+IEC (Ki = 1024). A number without its unit is refused, as ambiguous; sizes alone may be
 plain whole numbers, which are bytes.
 """
 

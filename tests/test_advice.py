@@ -283,7 +283,7 @@ def test_bounds_leave_the_ranking_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     assert told["not_simulated"]
 
 
-def test_the_best_so_far_is_told_when_it_is_interrupted(
+def test_the_best_so_far_is_reported_when_it_is_interrupted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that were planned are ranked; the exit code says that it was cut."""

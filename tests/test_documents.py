@@ -105,7 +105,7 @@ class _Outer(Schema):
     inner: list[_Inner] = Field(default_factory=list)
 
 
-def test_schema_mistakes_are_told_by_line_and_key() -> None:
+def test_schema_mistakes_are_reported_by_line_and_key() -> None:
     document = parse_document("inner:\n  - every: 0\n  - evry: 1\n  - every: yes\n  - 5\n", "exp.yaml")
     with pytest.raises(InputError) as caught:
         validate_document(_Outer, document)

@@ -42,7 +42,7 @@ def test_a_finished_folder_that_is_resumed_tells_the_rendezvous(
         monkeypatch.setenv("NETGYM_RENDEZVOUS", f"127.0.0.1:{at.address[1]}")
         assert main(["compare", str(tmp_path / "one.yaml"), "--out", out]) == 0
         (run,) = at.status()
-    assert lines[-1] == "site 0 is through, after step 4"
+    assert lines[-1] == "site 0 has finished, after step 4"
     with RendezvousService(2, ("127.0.0.1", 0), SECRET.encode(), say=lines.append) as at:
         monkeypatch.setenv("NETGYM_RENDEZVOUS", f"127.0.0.1:{at.address[1]}")
         assert main(["compare", "--resume", out]) == 0
@@ -55,16 +55,16 @@ def test_a_finished_folder_that_is_resumed_tells_the_rendezvous(
     monkeypatch.setattr("exogym_core.sites.link._SECONDS_TO_CONNECT", 0.01)
     assert main(["compare", "--resume", out]) == 0
     assert (
-        "warning: other sites were not told that DiLoCo is finished here: rendez" in capsys.readouterr().err
+        "warning: could not report to other sites that DiLoCo is finished: rendez" in capsys.readouterr().err
     )
 
 
-def test_the_last_step_is_told_though_the_site_ends_before_it_has_told_of_it() -> None:
+def test_the_last_step_is_reported_though_the_site_ends_first() -> None:
     lines: list[str] = []
     with RendezvousService(1, ("127.0.0.1", 0), b"secret", say=lines.append) as at:
         with SiteCommunicator(SiteLink(at.address, b"secret", 0), b"secret") as comm:
             comm.link.mark(0, {"step": 3000})
-        assert lines[-1] == "site 0 is through, after step 3000"
+        assert lines[-1] == "site 0 has finished, after step 3000"
 
 
 # --- what never begins --------------------------------------------------------------------------------------

@@ -486,7 +486,7 @@ BOMB = """<?xml version="1.0"?>
                     '<route src="Jupiter" dst="Fafard">', '<route src="Jupiter" dst="Tremblay">'
                 )
             },
-            "x.xml: no route from 'Jupiter' to 'Fafard': full routing tells of every two hosts",
+            "x.xml: no route from 'Jupiter' to 'Fafard': full routing needs one between every two hosts",
         ),
         ({"x.json": {"start": {}, "end": {}}}, "x.json: is no finished TCP run of iperf3 -J"),
         ({"x.csv": "from,to,rtt\na,b,80\n"}, "x.csv:2: column rtt: expected a time such as"),
@@ -503,7 +503,7 @@ BOMB = """<?xml version="1.0"?>
         ({"x.csv": b"\xff\xfe".decode("latin-1")}, "x.csv: no table of ways"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(files: dict[str, Any], line: str, tmp_path: Path) -> None:
+def test_errors_are_reported_in_one_line(files: dict[str, Any], line: str, tmp_path: Path) -> None:
     paths = write(tmp_path, files)
     result = CliRunner().invoke(cli, ["import", *map(str, paths)])
     assert result.exit_code == 1

@@ -76,7 +76,7 @@ def test_the_experiment_loads_and_runs_again(tmp_path: Path) -> None:
         (EXPERIMENT, keys([Settings, *(type_of(key) for key in ("workers", "evaluate"))])),
     ],
 )
-def test_every_key_is_told(page: str, wanted: set[str]) -> None:
+def test_every_key_is_reported(page: str, wanted: set[str]) -> None:
     assert wanted - told(page) == set()
 
 

@@ -12,7 +12,7 @@ from worlds import chain_form
 
 from exogym_core import Trainer
 from exogym_core.run.observer import Evaluation, Observer
-from exogym_core.run.snapshots import EvaluationTimes, Snapshots
+from exogym_core.run.snapshots import EvaluationTimes, Snapshots, final_state
 from exogym_core.strategy import DiLoCoStrategy, SPARTAStrategy, Strategy
 from exogym_core.workers.journal import SpillBuffer
 from netsim.errors import InputError
@@ -58,7 +58,7 @@ class Polls(Strategy):
 @pytest.mark.parametrize("workers", ["threads", PROCESSES], ids=["threads", "processes"])
 @pytest.mark.parametrize("make", [AsksForTheTime, Polls])
 @pytest.mark.parametrize("validates", [True, False])
-def test_who_asks_for_the_time_is_not_disturbed_by_who_looks_on(make, validates, workers):
+def test_a_rank_that_reads_the_clock_is_not_disturbed_by_observers(make, validates, workers):
     """Averages were collected by off-clock calls: told as a deadlock when a rank waited for the clock meanwhile."""
     options = {"correlation_interval": 2} if validates else {"val_size": 0}
     result = fit(make(lr=0.01), workers=workers, **options).fit_result
@@ -145,6 +145,22 @@ def test_a_rank_far_ahead_fills_a_file_and_not_memory():
     shelf.close()
 
 
+def test_a_final_state_shares_memory_with_its_model_alone():
+    model = nn.Module()
+    model.own = nn.Parameter(torch.arange(4.0))
+    model.tied = model.own
+    model.row = nn.Parameter(torch.arange(6.0).view(2, 3)[1])
+    state = final_state(model)
+    assert {name: value.tolist() for name, value in state.items()} == {
+        "own": [0, 1, 2, 3],
+        "tied": [0, 1, 2, 3],
+        "row": [3, 4, 5],
+    }
+    assert state["own"].data_ptr() == model.own.data_ptr()
+    sizes = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in state.values()}
+    assert sorted(sizes.values()) == [12, 16, 16]  # no row of a larger tensor, no tensor twice
+
+
 # --- what comes back ---------------------------------------------------------------------------------------------
 
 
@@ -190,7 +206,7 @@ def test_buffers_are_judged_as_they_were_when_the_model_came_to_exist():
     assert float(result.mean_state["count"]) == 8.0
 
 
-def test_the_judged_model_is_the_last_rounds_and_the_mean_is_everybodys():
+def test_the_judged_model_is_the_last_rounds_and_the_mean_that_of_all_ranks():
     result = fit(DiLoCoStrategy(H=3, lr=0.05)).fit_result
     replicas = [state["layers.0.weight"] for state in result.rank_states]
     mean = torch.stack(replicas).mean(dim=0)
@@ -223,7 +239,7 @@ class Tuple(nn.Module):
 
 
 @pytest.mark.parametrize("workers", ["threads", PROCESSES], ids=["threads", "processes"])
-def test_a_model_that_judges_to_a_tuple_is_told(workers):
+def test_a_model_that_judges_to_a_tuple_is_reported(workers):
     with pytest.raises(InputError, match=r"evaluation: the model returned tuple; it must return the batch's"):
         fit(Strategy(lr=0.01), Tuple(), workers=workers)
 

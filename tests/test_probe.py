@@ -84,7 +84,7 @@ def listener() -> Iterator[socket.socket]:
         yield opened
 
 
-def test_nobody_is_let_in_without_the_secret() -> None:
+def test_connections_without_the_secret_are_refused() -> None:
     """Who calls learns that it is refused, the station who called; nothing of the caller is read."""
     where = places("a")
     with Station("a", where["a"], SECRET) as station:
@@ -92,7 +92,7 @@ def test_nobody_is_let_in_without_the_secret() -> None:
             StrangerError, match=rf"^a \({HERE}:\d+\): has another secret: give both the same"
         ):
             call(where["a"], b"another secret of some length", "a", 5.0)
-        with pytest.raises(PeerError, match="did not come within 0 s; connections refused: 1, the last"):
+        with pytest.raises(PeerError, match="did not connect within 0 s; connections refused: 1, the last"):
             station.follow(["a"], 0.3, print)
         channel = call(where["a"], SECRET, "a", 5.0)
         channel.close()
@@ -122,7 +122,7 @@ def test_unreachable_hosts_taken_ports_and_foreign_addresses(listener: socket.so
         pass
 
 
-def test_lists_that_differ_are_told_on_both_sides() -> None:
+def test_lists_that_differ_are_reported_on_both_sides() -> None:
     where = places("a", "b")
     with Station("a", where["a"], SECRET) as first, Station("b", where["b"], SECRET) as second:
         told: list[str] = []

@@ -20,7 +20,7 @@ def test_every_cell_of_the_table_is_within_one_grid_step() -> None:
     assert sum(cell["grid_steps"] == 0 for cell in cells) >= 23
 
 
-def test_our_own_strategies_stand_beside_the_printed_schedule() -> None:
+def test_our_own_strategies_are_listed_with_the_printed_schedule() -> None:
     """Ours never need less than the schedule, but for a grid step: they wait for a round as a whole."""
     cells = reproduce("streaming-diloco")["cells"]
     for cell in cells:

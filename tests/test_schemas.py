@@ -93,7 +93,7 @@ def test_flows_and_topologies_fit_and_their_mistakes_do_not() -> None:
     assert not validator("topology").is_valid({"hosts": ["a", "b"], "links": [link | {"bandwith": 1}]})
 
 
-def test_an_unknown_format_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_format_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema", "topologie"]) == 2
     assert "did you mean 'topology'?" in capsys.readouterr().err
 

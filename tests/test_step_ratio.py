@@ -130,7 +130,7 @@ def test_a_law_does_not_put_a_strategy_before_those_of_which_it_says_nothing() -
     assert (taken.low, taken.mean, taken.high) == (law.low, 1.0, law.high)
 
 
-def test_what_nobody_measured_is_a_range() -> None:
+def test_an_unmeasured_strategy_has_a_range() -> None:
     """From no more steps to the most that our own benchmark took; without an end where it missed a target."""
     where = (70e9, 4, 1.4e12)
     sparse = steps_range("SparseLoCo", {"H": 30}, *where)

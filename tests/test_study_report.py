@@ -110,7 +110,7 @@ def test_a_winner_is_named_where_pairs_of_seeds_support_it(tmp_path: Path) -> No
     path = write_run(tmp_path / "split", {"A": [1.0, 5.0, 9.0], "B": [2.0, 4.0, 10.0]})
     report = study_report([path])
     assert report.winners == []
-    assert "but seeds do not tell them apart" in report.verdict
+    assert "but the order is uncertain" in report.verdict
     path = write_run(tmp_path / "one", {"A": [1.0], "B": [2.0]}, seed=0)
     assert "nothing is known of how much seeds differ" in study_report([path]).verdict
 
@@ -143,7 +143,7 @@ def test_networks_are_no_replicates(tmp_path: Path) -> None:
         study_report([tmp_path], by=["strategy"], where=["topology=x"])
 
 
-def test_each_network_has_a_winner_of_its_own_and_who_missed_the_target_is_said(tmp_path: Path) -> None:
+def test_each_network_has_its_own_winner_and_missed_targets_are_named(tmp_path: Path) -> None:
     """The sentence compared one strategy on two networks, and told nothing of who missed the target."""
     write_run(tmp_path / "1", {"A": [1.0, 2.0], "B": [3.0, 4.5]}, topology=NETWORK | {"name": "x"})
     write_run(tmp_path / "2", {"A": [9.0, 8.0], "B": [3.0, 4.5]}, topology=NETWORK | {"name": "y"})
@@ -287,7 +287,7 @@ def test_parquet_holds_what_the_csv_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["1e400", "nan", "-1", "x"])
-def test_a_changed_table_is_told_in_a_line(
+def test_a_changed_table_is_reported_in_a_line(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_run(tmp_path / "a", {"A": [1.0]}, seed=0)

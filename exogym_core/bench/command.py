@@ -1,4 +1,4 @@
-"""`netgym bench`: the benchmark for the shipped strategies or for somebody's file, and its table."""
+"""`netgym bench`: the benchmark for the shipped strategies or your own file, and its table."""
 
 from __future__ import annotations
 

@@ -448,7 +448,7 @@ def report_finished_runs(experiment: Experiment, folder: RunFolder) -> list[str]
         mark = mark_of_folder(folder.path / "checkpoints" / file_name(name))
         reason = "it keeps no checkpoints" if mark is None else report_finished(mark)
         if reason:
-            lines.append(f"other sites were not told that {visible(label, 40)} is finished here: {reason}")
+            lines.append(f"could not report to other sites that {visible(label, 40)} is finished: {reason}")
     return lines
 
 

@@ -427,8 +427,8 @@ def _load_topology(settings: Settings, document: Document, folder: Path) -> Topo
     if given is None:
         return None
     if isinstance(given, str):
-        beside = folder / given
-        return _at(document, ("topology",), Topology.load, beside if os.path.isfile(beside) else given)  # type: ignore[no-any-return]
+        near = folder / given
+        return _at(document, ("topology",), Topology.load, near if os.path.isfile(near) else given)  # type: ignore[no-any-return]
     return Topology.from_document(document.part(("topology",)))
 
 

@@ -35,7 +35,7 @@ _COMMANDS = {
     },
     "compare": {
         "command": "exogym_core.cli.run_commands:compare",
-        "help": "Train with every strategy of EXPERIMENT and tell which wins, and why; or go on with a run.",
+        "help": "Train with every strategy of EXPERIMENT and print which wins, and why; or resume a run.",
     },
     "doctor": {
         "command": "exogym_core.cli.inspect_commands:doctor",
@@ -56,7 +56,7 @@ _COMMANDS = {
     "status": {
         "command": "exogym_core.cli.status_command:status",
         "help": (
-            "Show how far a run is: step, loss, time left, who takes part, who is absent and why, who waits for whom."
+            "Show a run's progress: step, loss, time left, sites present, sites absent with reasons, and waits."
         ),
     },
 }
@@ -88,7 +88,7 @@ def cli() -> None:
 @click.option("--tokens", default=200, show_default=True, help="How many to draw.")
 @click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest each time.")
 @click.option("--seed", type=int, help="Of the draws [another text each time].")
-@click.option("--trust", is_flag=True, help="Run the code that RUN names, though somebody else has made it.")
+@click.option("--trust", is_flag=True, help="Run the code that RUN names, although you did not make RUN.")
 @plain_json
 @debug_flag
 def sample(

@@ -84,7 +84,7 @@ class OwnCode:
         if self.folder is None and home in _OF_PYTHON:
             raise InputError(
                 f"{self.what} '{self.reference}': is Python's own '{home}'; write the callable into a module "
-                "beside the file"
+                "next to the file"
             )
         return self._naming_failures(found) if wrapped else found
 
@@ -130,7 +130,7 @@ def find_own_code(reference: str, what: str, folders: Sequence[Path]) -> OwnCode
     if top in _OF_PYTHON:
         raise InputError(
             f"{what} '{reference}': '{top}' is Python's own library, of which an experiment takes nothing; write "
-            "the callable into a module beside the file"
+            "the callable into a module next to the file"
         )
     for folder in folders:
         if _file_in(folder, module) is not None:
@@ -138,8 +138,8 @@ def find_own_code(reference: str, what: str, folders: Sequence[Path]) -> OwnCode
     distribution = _distribution_of(top)
     if distribution is None:
         raise InputError(
-            f"{what} '{reference}': cannot import '{module}': there is no {top}.py beside the file, and no installed "
-            f"distribution has it; put it beside the file, or install it"
+            f"{what} '{reference}': cannot import '{module}': there is no {top}.py next to the file, and no installed "
+            f"distribution has it; put it next to the file, or install it"
         )
     return OwnCode(reference, what, distribution=distribution)
 
@@ -167,7 +167,7 @@ def _distribution_of(top: str) -> str | None:
 def _import_from(folder: Path, module: str) -> ModuleType:
     """Import `module` of `folder`, even where another folder's of that name was imported before.
 
-    Its folder stays at the end of `sys.path`: modules beside it, and processes started for ranks, find it there.
+    Its folder stays at the end of `sys.path`: modules next to it, and processes started for ranks, find it there.
     """
     place = str(folder.resolve())
     top = module.partition(".")[0]

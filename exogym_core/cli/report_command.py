@@ -60,7 +60,7 @@ def _formats(context: click.Context, parameter: click.Parameter, value: str | No
     "formats",
     metavar="NAME,...",
     callback=_formats,
-    help="Write figures for papers (pdf, svg, png) and the table (latex) too, into plots/ beside the page.",
+    help="Write figures for papers (pdf, svg, png) and the table (latex) too, into plots/ next to the page.",
 )
 @click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="The page [report.html].")
 @results_json

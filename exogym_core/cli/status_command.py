@@ -173,8 +173,8 @@ def _rendezvous_lines(found: Mapping[str, Any]) -> list[str]:
             if site in run["absent"]:
                 lines.append(f"    absent: {visible(run['absent'][site], 300)}")
         for wait in run["waits"]:
-            whom = ", ".join(map(str, wait["for"])) or "nobody any more"
-            names = ", ".join(map(str, wait["sites"])) or "nobody yet"
+            whom = ", ".join(map(str, wait["for"])) or "none"
+            names = ", ".join(map(str, wait["sites"])) or "none yet"
             lines.append(
                 f"  round {wait['round']}: sites {names} wait {wait['where']} since {wait['seconds']:.0f} s for {whom}"
             )

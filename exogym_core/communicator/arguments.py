@@ -1,4 +1,4 @@
-"""Checks of arguments that are wrong by themselves, alike on every transport."""
+"""Checks of arguments that are wrong by themselves, the same on every transport."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ class Communicator(CheckedArguments, ABC):
         """Publish `tensors` for `fetch`, from now on and also after this rank has ended.
 
         Members that publish the same number publish the same tensors; the newest number counts. It takes no
-        time: what is fetched is sent by the host beside what the rank does.
+        time: the host sends it while the rank continues.
 
         Raises:
             InputError: a real transport.
@@ -247,7 +247,7 @@ class Communicator(CheckedArguments, ABC):
     def fetch(self, at_least: int) -> tuple[int, list[Tensor]] | None:
         """Download the newest published tensors, from the member with the best route.
 
-        Waits until somebody has published the number `at_least` or a newer one, then for the bytes, at this
+        Waits until a rank has published the number `at_least` or a newer one, then for the bytes, at this
         rank's virtual time; no other rank waits. They count as sent by this rank.
 
         Returns:

@@ -453,7 +453,7 @@ class Exchange:
                 return Outcome(shared=self._stored.pop(name))
             self._stored[name] = tuple(tensor.clone() for tensor in slot.inputs[0])
             return Outcome()
-        place = (slot.key.group[1], slot.key.number)  # of whom, and which state
+        place = (slot.key.group[1], slot.key.number)  # whose state, and which one
         if first.name == "fetch":
             return Outcome(shared=self._stored[place])
         if place not in self._stored:

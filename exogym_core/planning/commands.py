@@ -32,7 +32,7 @@ def by_site(text: str, flag: str, number: Callable[[str], T]) -> T | dict[str, T
     Args:
         text: what was given.
         flag: where, for errors.
-        number: reads one; ValueError tells what is expected.
+        number: parses one; ValueError says what is expected.
 
     Raises:
         InputError: it is neither.
@@ -347,7 +347,7 @@ def _print_rows(
 def reproduce(
     name: str | None, params: float | None, layers: int | None, step: str | None, as_json: bool
 ) -> None:
-    """Compute a published result and show it beside what was printed. Without NAME: list them."""
+    """Compute a published result and compare it with the printed one. Without NAME: list them."""
     from exogym_core.planning.published import PUBLISHED
     from exogym_core.planning.published import reproduce as reproduced
 

@@ -108,7 +108,7 @@ def _improved(seconds: Table) -> list[int]:
 def ring_orders(
     topology: Topology, num_bytes: int, protocol: str | Mapping[str, Any] | Protocol | None = None
 ) -> dict[str, object]:
-    """A ring over one host a site, in natural order and in the best, beside the network's bound; simulated.
+    """A ring over one host a site, in natural order and in the best, and the network's bound; simulated.
 
     Returns:
         `sites` in the best order, `seconds`, `natural_seconds`, `bound_seconds` (what no algorithm can beat), and
@@ -183,7 +183,7 @@ def group_seconds(
 ) -> tuple[float, float]:
     """About what an all-reduce takes inside the slowest group, and between one host of each.
 
-    By `netsim.collective`, ideally shared; to tell one number of groups from another, not to plan.
+    By `netsim.collective`, ideally shared; to compare numbers of groups, not to plan.
 
     Args:
         topology: the network.
@@ -209,7 +209,7 @@ def group_seconds(
 def best_groups(seconds: Table, size: int) -> Groups:
     """Groups of `size` whose slowest way inside is fastest, and of those the sum of ways inside is small.
 
-    Begun by the widest gaps: each group takes who is nearest to all that it has. Then two members of two groups are
+    Begun by the widest gaps: each group takes the host nearest to all its members. Then two members of two groups are
     exchanged while that helps.
 
     Args:
@@ -244,7 +244,7 @@ def best_groups(seconds: Table, size: int) -> Groups:
 
 
 def _grown(both: Table, size: int) -> Groups:
-    """Begin with who is farthest from all others; add who is nearest to the group, until it is full."""
+    """Begin with the host farthest from all others; add the nearest to the group until it is full."""
     left = list(range(len(both)))
     groups = []
     while left:

@@ -294,9 +294,7 @@ class Measured:
         is_crowded = any("direct" in names for names in figures.collectives.values())
         num_ranks = setting.num_ranks + strategy.num_servers
         if is_crowded and computes_crowd(num_ranks) and not setting.topology.weather:
-            remarks += (
-                f"what {num_ranks:,} ranks send each other at once is reckoned from the busiest link",
-            )
+            remarks += (f"messages of {num_ranks:,} ranks at once are computed from the busiest link",)
         self.figures = figures
         self.are_peers_new = found.are_peers_new
         pace = _pace(strategy, setting, found, figures)

@@ -209,7 +209,7 @@ def _notes(rows: Sequence[dict[str, Any]], plain: Any, *, short: bool = False) -
     notes += _ratio_notes(step_ratio_lines(rows), short=short)
     if short and len(shown) < len(_once(rows)):
         notes.append(
-            "limits and remarks are told of each strategy's soonest point, and of variants the soonest beside the "
+            "limits and remarks are those of each strategy's soonest point, and of variants the soonest with the "
             "others; --json and the page of --out have all"
         )
     if any(_is_egress_only(row) for row in shown):

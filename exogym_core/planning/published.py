@@ -1,4 +1,4 @@
-"""Published figures beside ours, each from the strategies, schedules and network that training uses."""
+"""Published figures and ours, each computed with the strategies, schedules and network that training uses."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def reproduce(name: str, **options: Any) -> dict[str, Any]:
 def _cell(
     what: str, unit: str, published: float, ours: float, cause: str, basis: str = "published"
 ) -> dict[str, Any]:
-    """A row; `basis`: whether the figure beside ours is `published`, `derived` from what was, or `circular` (ours is
-    computed from it)."""
+    """A row; `basis` of the figure compared with ours: `published`, `derived` from published ones, or `circular` (ours
+    is computed from it)."""
     return {
         "what": what,
         "basis": basis,
@@ -118,15 +118,11 @@ def _round(
         num_ranks,
         2,
         Rhythm(1, (False,), goes_alone=True),
-        [_no_time] * num_ranks,
+        [partial(_constant, 0.0)] * num_ranks,
     )
     simulated = rounds.on(topology, placement=placement)
     payload = simulated.payload_bytes[0]
     return simulated.round_seconds[1] - simulated.round_seconds[0], payload[1] - payload[0]
-
-
-def _no_time(step: int) -> float:
-    return 0.0
 
 
 def _intellect() -> list[dict[str, Any]]:

@@ -54,7 +54,7 @@ class Computing(NamedTuple):
 
 
 class _Alone:
-    """A port behind which there is nobody: requests are kept, and values are everybody's own."""
+    """A port without a simulation: requests are recorded, and every rank gets its own values."""
 
     copies, turns = False, None
 
@@ -129,7 +129,7 @@ def run_alone(
         num_ranks: of the run.
         rank: its number.
         book: schedules of calls; None: those without a network.
-        answers: a rank that asks for the time, or whether a call is completed, is told that none has passed.
+        answers: a rank that reads the clock, or asks whether a call is completed, gets the answer of time 0.
 
     Raises:
         InputError: it sends to a single rank, or asks for the time.
@@ -247,7 +247,7 @@ class Recording:
         """Replay it on a network.
 
         Args:
-            topology: the network; where it has no weather, long collectives are reckoned from their first steps.
+            topology: the network; where it has no weather, long collectives are extrapolated from their first steps.
             seconds: of computing by step, one function a rank.
             placement, protocol, collectives: as `run_ranks` has them.
             num_marks: it ends with so many marks of each rank; None: with its end.
@@ -326,8 +326,8 @@ def record_kinds(
 ) -> Recording:
     """Record one rank of each kind alone, for all ranks of that kind.
 
-    No rank may depend on what others send (`goes_alone` of a smaller run tells). In order of their places in the groups
-    that they make, ranks of a kind are contiguous: ranks between two that request the same do so too, as where tensors
+    No rank may depend on others' messages (as `goes_alone` of a smaller run shows). Ordered by their positions in
+    groups, ranks of a kind are contiguous: ranks between two with equal requests have them too, as where tensors
     are cut into parts of which the first are larger.
 
     Args:
@@ -425,7 +425,7 @@ def goes_alone(made: Recording, body: Body, setup: Body) -> bool:
             list(_calls(kinds.stream(rank))) == list(_calls(stream))
             for rank, stream in enumerate(made.streams)
         )
-    except (ValueError, RuntimeError):  # what a rank does, or with whom, needs the others
+    except (ValueError, RuntimeError):  # the rank's calls depend on the others
         return False
 
 

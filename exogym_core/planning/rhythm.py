@@ -105,7 +105,7 @@ _FORWARD_SHARE = 1 / 3  # of a step's computing; the backward pass does two prod
 
 
 class PlannedLearner:
-    """Leaves a gradient without values in every parameter, and tells of a step's computing.
+    """Leave a gradient without values in every parameter, and report the step's computing.
 
     Where the strategy sends gradients while the backward pass goes on, each parameter's gradient comes when
     its share of that pass is done, the last parameters' first.
@@ -113,7 +113,7 @@ class PlannedLearner:
     Args:
         model: on the meta device.
         strategy: its own, set up.
-        computing: told (step, share) of what is computed, as it is: all of a 0-based step is a share of 1.
+        computing: called with (step, share) of the computing; all of a 0-based step is a share of 1.
     """
 
     def __init__(self, model: nn.Module, strategy: Strategy, computing: Callable[[int, float], None]) -> None:
@@ -533,7 +533,7 @@ class _TinyRuns(NamedTuple):
     is_alone: bool = False
 
     def run(self, length: int, max_steps: int | None = None) -> tuple[list[int], list[Hashable], bool]:
-        """Payload bytes of rank 0 in each of `length` steps, whom ranks call, and whether they ask for the time.
+        """Payload bytes of rank 0 in each of `length` steps, the ranks that it calls, and whether it reads the clock.
 
         The run is to have `max_steps`; None: no more than these.
         """

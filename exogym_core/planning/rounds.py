@@ -67,14 +67,14 @@ class RoundFigures:
     """Figures of some simulated rounds.
 
     Attributes:
-        round_seconds: virtual time at which the last rank was through with each round.
+        round_seconds: virtual time at which the last rank finished each round.
         compute_seconds, exposed_seconds: of each rank, over all of them.
         bytes_sent, wan_bytes, payload_bytes: of each rank, after each round: [rank][round].
         memory: bytes of the first rank by purpose.
         collectives: the algorithms that were used, by operation.
         link_bytes: payload that crossed each link, over all of them.
-        peers: whom ranks met in each round.
-        rank_ends: virtual time at which each worker was through with each round: [rank][round].
+        peers: ranks that each rank met in each round.
+        rank_ends: virtual time at which each worker finished each round: [rank][round].
         staleness: of what servers took in, see `PlannedServer`.
         server_wan_bytes: payload that servers sent to other regions.
         contributions: of ranks to rounds, where rounds may go on without some.
@@ -250,7 +250,7 @@ def _of_new_peers(rounds: list[float], peers: list[Hashable]) -> tuple[list[floa
         span = max(len(rounds) - 1, 1)
         rest = rounds[-span:]
         text = (
-            f"whom ranks meet is drawn anew each round: figures are means over {span} rounds, the shortest "
+            f"the ranks that meet are drawn again each round: figures are means over {span} rounds, the shortest "
             f"{min(rest):.6g} s and the longest {max(rest):.6g} s"
         )
         return [sum(rest) / span] * 2, span, [text]
@@ -325,7 +325,7 @@ class SimulatedRounds:
         speeds: equal for ranks that compute as fast, where what they request depends on it.
 
     Attributes:
-        has_absences: rounds go on without those who are late or gone.
+        has_absences: rounds continue without ranks that are late or gone.
     """
 
     def __init__(
@@ -487,7 +487,7 @@ class SimulatedRounds:
     def calls_of(self, rank: int) -> list[tuple[Call, int]]:
         """Calls of a rank between its last two rounds' ends, each with its place among the members.
 
-        A rank that asks for the time runs alone and is told that none has passed: that changes the order of its calls.
+        A rank that reads the clock runs alone at a time of 0, which changes the order of its calls.
 
         Raises:
             InputError: what it requests needs the others.

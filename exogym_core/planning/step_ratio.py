@@ -184,7 +184,7 @@ def steps_range(
         if codec in (None, "fp32"):
             return Ratio(1.0, 1.0, 1.0, "data-parallel itself")
         source = (
-            f"nobody measured {codec} at this size; QSGD, which is coarser, took 1.20 times on our digits"
+            f"not measured with {codec} at this size; QSGD, which is coarser, took 1.20 times on our digits"
         )
         return Ratio(_CODED_GRADIENTS**0.5, 1.0, _CODED_GRADIENTS, source)
     law = law_ratio(strategy, options, num_parameters, num_workers, tokens)
@@ -203,7 +203,7 @@ def steps_range(
     )
     if math.isinf(high):
         text += ", and it missed a target there" if ratios else " was measured"
-    source = f"nobody measured it at this size: {text} (digits and a byte GPT, docs/benchmark.md)"
+    source = f"not measured at this size: {text} (digits and a byte GPT, docs/benchmark.md)"
     lowest = (
         ""
         if law is None

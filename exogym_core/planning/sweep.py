@@ -48,7 +48,7 @@ def grid(sweeps: Iterable[str]) -> list[dict[str, str]]:
 
 
 def short_keys(keys: Iterable[str]) -> dict[str, str]:
-    """Each key as people say it: of options of strategies the fewest last words that tell them from others.
+    """Each key as people say it: of options of strategies the fewest last words that distinguish them.
 
     >>> short_keys(["strategies.DiLoCo.H", "protocol.streams", "wan.bandwidth"])
     {'strategies.DiLoCo.H': 'H', 'protocol.streams': 'protocol.streams', 'wan.bandwidth': 'wan.bandwidth'}
@@ -136,7 +136,7 @@ def break_even(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]
         key: which of these runs along the line; numbers or rates.
 
     Returns:
-        Mappings with `first` and `second` (strategies, of variants with what tells them apart), `key`, `at`,
+        Mappings with `first` and `second` (strategies, of variants with the key that differs), `key`, `at`,
         `sooner_below` and `sooner_above` (which of both is, on each side of it) and `point`, the values of the other
         keys that both have.
     """

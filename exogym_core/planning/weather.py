@@ -126,8 +126,8 @@ def rounds_remarks(
 _MOMENTS = 4  # single crashes that are simulated, each of another host in another part of a round
 _ROUNDS = 3  # a crash is in the second; in the third all have met again
 _MOST_RANKS = 32  # beyond, what a crash takes is its repair and half of what is computed between two calls
-_MOST_ROUNDS = 40  # of which others go on; what a longer repair takes is reckoned from there
-_AFTER = 3  # rounds after the repair, in which who was away comes back
+_MOST_ROUNDS = 40  # simulated of a repair; a longer one is extrapolated from there
+_AFTER = 3  # rounds after the repair, in which the crashed worker returns
 _FREQUENT = 0.5  # hosts that are away in the mean: beyond, crashes meet each other
 
 

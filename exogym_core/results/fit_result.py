@@ -27,7 +27,7 @@ _CODES = {int: "q", float: "d"}  # types that fit an array, exactly
 class Rows(Sequence[dict[str, Any]]):
     """A sequence of rows, of which only the end grows.
 
-    A row that is read is a dict made anew: changing it changes nothing here. Values come back as they were given, type
+    Reading a row returns a new dict: changing it changes nothing here. Values come back as they were given, type
     included; a column of whole numbers or of floats alone is packed.
 
     >>> rows = Rows([{"step": 1, "loss": 0.5}])

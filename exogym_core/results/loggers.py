@@ -177,7 +177,7 @@ class WandbLogger:
     Args:
         project: where the run appears.
         run_name: its name; None lets wandb choose.
-        config: shown beside it.
+        config: shown with it.
         x_axis: `step`, `examples` or `virtual_seconds`.
         id_file: keeps the run's id: where it exists, that run continues, and rows up to its last step are not
             logged again.

@@ -179,7 +179,7 @@ def _made(strategy: Any, options: dict[str, Any]) -> tuple[Strategy, dict[str, A
     """The strategy, and the options that it was made with."""
     if isinstance(strategy, Strategy):
         if options:
-            raise InputError("check: options are given beside an instance; give its class instead")
+            raise InputError("check: options are given with an instance; give its class instead")
         return strategy, {}
     factory = strategy
     if isinstance(strategy, str):

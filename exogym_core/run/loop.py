@@ -17,7 +17,7 @@ from exogym_core.run.snapshots import (
     EvaluationTimes,
     Snapshots,
     broadcast_state,
-    cpu_state,
+    final_state,
     passing_buffers,
 )
 from exogym_core.strategy.base import StepContext
@@ -86,6 +86,7 @@ class Role:
         seed: of the run.
         evaluations: steps and times of evaluations.
         checkpoints: folder for this rank's state, and the checkpoint to go on from.
+        is_copy: the replicas are copies of one model, so nothing needs to be broadcast.
     """
 
     snapshots: Snapshots
@@ -100,8 +101,10 @@ class Role:
         seed: int = 42,
         evaluations: EvaluationTimes | None = None,
         checkpoints: RankCheckpoints | None = None,
+        is_copy: bool = False,
     ) -> None:
         self.comm, self.model, self.strategy, self._seed = comm, model, strategy, seed
+        self._is_copy = is_copy
         self._evaluations = evaluations if evaluations is not None else EvaluationTimes()
         self._checkpoints = checkpoints if checkpoints is not None else RankCheckpoints()
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -172,7 +175,7 @@ class Loop(Role):
     """A worker of a run. A step goes: loop -> learner.gradients -> strategy.step -> communicator -> mark.
 
     Args:
-        comm, model, strategy, seed, evaluations, checkpoints: as for every role.
+        comm, model, strategy, seed, evaluations, checkpoints, is_copy: as for every role.
         data: its steps.
         make_learner: makes the learner; called before the strategy is set up.
         max_steps: steps to do; the data may end sooner.
@@ -201,10 +204,19 @@ class Loop(Role):
         until: float | None = None,
         evaluations: EvaluationTimes | None = None,
         checkpoints: RankCheckpoints | None = None,
+        is_copy: bool = False,
         coding: Coding | None = None,
         updates: Updates | None = None,
     ) -> None:
-        super().__init__(comm, model, strategy, seed=seed, evaluations=evaluations, checkpoints=checkpoints)
+        super().__init__(
+            comm,
+            model,
+            strategy,
+            seed=seed,
+            evaluations=evaluations,
+            checkpoints=checkpoints,
+            is_copy=is_copy,
+        )
         self.data, self.max_steps, self.local_step = data, max_steps, 0
         self._make_learner, self._until = make_learner, until
         self._coding, self._updates = coding, updates
@@ -307,7 +319,7 @@ class Loop(Role):
         if not self.model.training:
             self.model.train()
         together = self.comm.inside if self.comm.members_change else self.comm
-        if together is not None and together.world_size > 1:
+        if together is not None and together.world_size > 1 and not self._is_copy:
             with self.comm.off_clock():
                 broadcast_state(self.model, together)
         self.learner = self._make_learner()
@@ -328,7 +340,7 @@ class Loop(Role):
         self.strategy.finish()
         self.snapshots.at_end(self.local_step)
         coding = None if self._coding is None else coding_report(self.comm.traffic, self.strategy.trainable)
-        return RankOutcome(cpu_state(self.model), self.max_steps, coding=coding)
+        return RankOutcome(final_state(self.model), self.max_steps, coding=coding)
 
     def close(self) -> None:
         """Remove hooks from the model."""
@@ -382,15 +394,16 @@ class Server(Role):
             self.comm.mark({"served_wan_bytes": self.comm.traffic.wan_bytes})
             self.comm.mark({"looked": END})
             self.snapshots.at_end(self._next)
-            return RankOutcome(cpu_state(self.model), 0)
+            return RankOutcome(final_state(self.model), 0)
         finally:
             self.strategy.close()
 
     def start(self) -> None:
         """Make the model rank 0's, off the clock, and set the strategy up."""
         self.model.train()
-        with self.comm.off_clock():
-            broadcast_state(self.model, self.comm)
+        if not self._is_copy:
+            with self.comm.off_clock():
+                broadcast_state(self.model, self.comm)
         self.strategy.setup(self.model, self.comm, max_steps=1, seed=self._seed)
         self._begin_snapshots()
 

@@ -390,10 +390,10 @@ def planned_together(program: Program, host: TorchrunHost, monitor: RunMonitor |
     Raises:
         InputError: a rank's part of the checkpoint to go on from is missing; on all of them.
     """
-    comm, beside = host.comm, host.beside
+    comm, side = host.comm, host.side
 
     def newest_complete() -> int:
-        return int(beside.posted(_COMPLETE) or -1)
+        return int(side.posted(_COMPLETE) or -1)
 
     own, refused = None, ""
     with comm.off_clock():
@@ -409,7 +409,7 @@ def planned_together(program: Program, host: TorchrunHost, monitor: RunMonitor |
     if monitor is not None:
         if planned["mark"]:
             (Path(planned["home"]) / planned["mark"]).unlink(missing_ok=True)
-        monitor.writer.on_complete = lambda step: beside.post(_COMPLETE, str(step))
+        monitor.writer.on_complete = lambda step: side.post(_COMPLETE, str(step))
     if said:
         raise InputError("\n".join(said))
     if own is not None:

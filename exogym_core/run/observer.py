@@ -118,7 +118,7 @@ def _fixed_batches(
     return [(read(indices), len(indices)) for indices in torch.split(order.of(0)[:val_size], batch_size)]
 
 
-_MEMORY_BYTES = 64 * 2**20  # of waiting snapshots, before a file is used
+_MEMORY_BYTES = 512 * 2**20  # of waiting snapshots, before a file is used
 _CHUNK = 1 << 18  # values of all replicas that are compared at a time
 
 # Distances up to which replicas count as equal: relative to their norm, and to their distance from the initial model.

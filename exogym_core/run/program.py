@@ -462,9 +462,14 @@ class Program:
         seed_device(device, request.seed, comm.rank)
         model = copy.deepcopy(self.model).to(device)
         strategy = copy.deepcopy(request.strategy)
-        evaluations, checkpoints = self._evaluations(), self.checkpoints
         return Server(
-            comm, model, strategy, seed=request.seed, evaluations=evaluations, checkpoints=checkpoints
+            comm,
+            model,
+            strategy,
+            seed=request.seed,
+            evaluations=self._evaluations(),
+            checkpoints=self.checkpoints,
+            is_copy=request.carrier.has_clock,
         )
 
     def _evaluations(self) -> EvaluationTimes:
@@ -506,6 +511,7 @@ class Program:
             until=request.until,
             evaluations=self._evaluations(),
             checkpoints=self.checkpoints,
+            is_copy=request.carrier.has_clock,
             coding=coding,
             updates=updates,
         )

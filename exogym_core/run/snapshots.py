@@ -35,7 +35,7 @@ __all__ = [
     "Layout",
     "Snapshots",
     "broadcast_state",
-    "cpu_state",
+    "final_state",
     "load_named",
     "load_whole_state",
     "named_tensors",
@@ -109,18 +109,31 @@ def passing_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name not in kept}
 
 
-def cpu_state(model: nn.Module) -> dict[str, Any]:
-    """A copy of a model's state_dict on the CPU, with extra states that are no tensors."""
-    return {
-        name: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
-        for name, value in model.state_dict().items()
-    }
+def final_state(model: nn.Module) -> dict[str, Any]:
+    """The state_dict of a model that is not used again: tensors on the CPU are its own, not copies.
+
+    Copied are those that share memory, as tied parameters and rows of stacked replicas do.
+    """
+    taken: set[int] = set()
+
+    def own(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return copy.deepcopy(value)
+        storage = value.untyped_storage()
+        is_whole = value.is_cpu and storage.nbytes() == value.nbytes and storage.data_ptr() not in taken
+        taken.add(storage.data_ptr())
+        return value.detach() if is_whole else value.detach().to("cpu", copy=True)
+
+    return {name: own(value) for name, value in model.state_dict().items()}
 
 
 def whole_state(model: nn.Module) -> dict[str, Any]:
-    """`cpu_state` and the passing buffers, by their names."""
-    passing = {name: value.detach().to("cpu", copy=True) for name, value in passing_buffers(model).items()}
-    return {**cpu_state(model), **passing}
+    """A copy of a model's state_dict and passing buffers on the CPU, with extra states that are no tensors."""
+    named = {**model.state_dict(), **passing_buffers(model)}
+    return {
+        name: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
+        for name, value in named.items()
+    }
 
 
 def load_whole_state(model: nn.Module, state: Mapping[str, Any]) -> None:

@@ -225,7 +225,7 @@ def _train(program: Program, result: FitResult, watcher: _Watcher | None) -> Seq
         result.minibatch_size = program.request.minibatch_size
         if watcher is not None:
             about_run = {"strategy": type(request.strategy).__name__, "steps": request.max_steps}
-            host.beside.post("run", json.dumps(about_run))  # for `netgym status`
+            host.side.post("run", json.dumps(about_run))  # for `netgym status`
         outcome = program(comm)
         remarks = host.gather(outcome.remarks)
         final = None if watcher is None else watcher.finish()

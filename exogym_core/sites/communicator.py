@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import torch
-from torch.distributed import PrefixStore
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from exogym_core.communicator.base import Traffic
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls

@@ -420,11 +420,11 @@ def _train(program: Program, result: FitResult, watch: _SiteMonitor | None) -> S
 
 def _bring_rows(joined: TorchrunHost) -> None:
     """Send the rows of all processes to the first, and to the other sites, before those depend on them."""
-    joined.beside.send_now()
+    joined.side.send_now()
     with joined.comm.off_clock():
         joined.comm.barrier()
     if joined.comm.rank == 0:
-        joined.beside.take_now()
+        joined.side.take_now()
 
 
 def _last_present(result: FitResult) -> Sequence[int]:

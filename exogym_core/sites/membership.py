@@ -142,7 +142,7 @@ class Membership:
         self.sites[site].has_ended = True
         self._leaving[site] = (question, now + max(seconds, _SERVING_SECONDS))
         self.finished_sites.by(f"site {site}")
-        self.say(f"site {site} is through{progress_of(self.sites[site])}")
+        self.say(f"site {site} has finished{progress_of(self.sites[site])}")
         self.update(now)
 
     def finished(self, name: str) -> None:

@@ -49,7 +49,7 @@ class Scope:
 
     Attributes:
         parameters: those that this rank brings together with others: all trainable ones, or its part of each.
-        site: whom with: the ranks that stand for the other sites as this one does for its own.
+        site: ranks of the same position at the other sites.
         gradients: what averages gradients inside the site; None where nothing does.
     """
 
@@ -78,7 +78,7 @@ class Module(Configured, Stateful):
         strategy: the chain, from `enter` on.
         comm: connects all ranks of the run.
         scope: what the module works on.
-        seed: alike on all ranks.
+        seed: equal on all ranks.
     """
 
     registry: ClassVar[dict[str, type[Module]]] = {}

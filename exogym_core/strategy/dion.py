@@ -56,7 +56,7 @@ class DionDirections(GradientExchange, name="Dion"):
     state = State("right", "momenta")
 
     def enter(self, strategy: Chain, scope: Scope) -> Scope:
-        """Draw each Q, alike on all ranks."""
+        """Draw each Q, equal on all ranks."""
         scope = super().enter(strategy, scope)
         inside = {id(p) for p in hidden_matrices(strategy.model)}
         self.is_matrix = [id(p) in inside for p in scope.parameters]

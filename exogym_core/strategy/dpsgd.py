@@ -83,7 +83,7 @@ class DPSGDStrategy(Composition, name="DPSGD"):
 
         x_i <- sum_j w_ij x_j - lr grad f_i(x_i)
 
-    The gradient is that at the parameters before they are mixed, so the exchange runs beside the backward pass.
+    The gradient is that at the parameters before they are mixed, so the exchange overlaps with the backward pass.
     With any other optimizer its update is made from the mixed parameters. W has Metropolis weights,
     1 / (1 + the larger degree): on a ring 1/3 each, as in the paper.
 

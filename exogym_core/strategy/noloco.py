@@ -96,7 +96,7 @@ class NoLoCoStrategy(Composition, name="NoLoCo"):
         m_i <- alpha m_i + beta mean(theta - phi) + gamma (mean(phi) - phi_i)
         phi_i <- phi_i + m_i,  theta_i <- phi_i
 
-    Pairs are drawn from the run's seed and the round, alike on all ranks (the authors' code draws it from the step
+    Pairs are drawn from the run's seed and the round, equally on all ranks (the authors' code draws it from the step
     alone). Where `group_size` does not divide the number of workers the rest joins the groups; the authors' code
     refuses such numbers. With one group of all it is DiLoCo with heavy-ball momentum alpha and rate beta.
 

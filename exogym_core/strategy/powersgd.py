@@ -62,7 +62,7 @@ class LowRankGradients(GradientExchange, name="PowerSGD"):
     state = State("right", "errors")
 
     def enter(self, strategy: Chain, scope: Scope) -> Scope:
-        """Draw each Q, alike on all ranks, and begin without errors."""
+        """Draw each Q, equal on all ranks, and begin without errors."""
         scope = super().enter(strategy, scope)
         self.is_low_rank = [p.dim() > 1 and p.numel() > 0 for p in scope.parameters]
         generator = shared_generator(strategy.seed, "powersgd")

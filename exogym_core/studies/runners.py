@@ -212,7 +212,7 @@ class _Job:
                 code[str(path.relative_to(folder))] = path.read_text(encoding="utf-8")
         if sum(map(len, code.values())) > _MOST_CODE_BYTES:
             raise InputError(
-                f"the Python files beside the experiment have more than {_MOST_CODE_BYTES // 10**6} MB: keep its "
+                f"the Python files next to the experiment have more than {_MOST_CODE_BYTES // 10**6} MB: keep its "
                 "modules in a folder of their own, or install them on the cluster's nodes"
             )
         mapping = experiment.to_mapping()

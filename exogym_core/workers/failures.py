@@ -126,4 +126,4 @@ def _text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:  # an exception of a user's own whose __str__ fails must not hide that it was raised
-        return "(its text cannot be told: __str__ failed)"
+        return "(its text is unavailable: __str__ failed)"

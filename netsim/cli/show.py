@@ -34,7 +34,7 @@ _MANY_HOSTS = 10  # more are shown by region
 _MANY_COLUMNS = 24
 _MANY_ROWS = 60
 _MOST_SAMPLED = 200  # others that a row's least, median and most are of
-_MOST_ROUTED = 100  # places between which JSON tells all routes
+_MOST_ROUTED = 100  # places between which JSON has all routes
 _PLAIN_WIDTH = 160  # columns of output that goes to a file or a pipe
 
 
@@ -42,7 +42,7 @@ _PLAIN_WIDTH = 160  # columns of output that goes to a file or a pipe
 @click.argument("file", metavar="FILE", required=False)
 @click.option("--json-schema", is_flag=True, help="Print the format as a JSON Schema, for editors.")
 def validate_command(file: str | None, json_schema: bool) -> None:
-    """Check a topology FILE; every mistake is told by file, line and key."""
+    """Check a topology FILE; every error names file, line and key."""
     if json_schema:
         click.echo(json.dumps(TopologyFile.model_json_schema(), indent=2))
         return
@@ -225,7 +225,7 @@ def _bits_per_second(network: Topology, one: int, other: int) -> float:
 
 
 def _as_mapping(network: Topology) -> dict[str, object]:
-    """Numbers in bit/s and seconds; `docs/topology.md` tells the keys."""
+    """Numbers in bit/s and seconds; `docs/topology.md` lists the keys."""
     what, places = _places(network)
     routes: dict[str, object] | None = None
     if len(places) <= _MOST_ROUTED:

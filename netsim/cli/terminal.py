@@ -162,11 +162,11 @@ class DelayedProgress:
 
     Args:
         what: is being done.
-        total: how many things are to be done, told by `advance` as each is; None: the seconds so far are all that is
-            told.
-        seconds: how long nothing is told.
+        total: number of items, each reported by `advance` when done; None: only the seconds so far are
+            shown.
+        seconds: how long nothing is shown.
         console: where; by default standard error.
-        every_seconds: between plain lines where that is no terminal; None: nothing is told there.
+        every_seconds: between plain lines where that is no terminal; None: nothing is shown there.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ _MOST_ROWS = 32
 def flows_command(
     topology: str, flows: Path, protocol: str | None, out: Path | None, trace: Path | None
 ) -> None:
-    """Simulate the transfers listed in FLOWS.csv and tell when each is delivered.
+    """Simulate the transfers listed in FLOWS.csv and print when each is delivered.
 
     FLOWS.csv has the columns start_s, src, dst and bytes; the result has the same rows and finish_s.
     """
@@ -114,7 +114,7 @@ def collective_command(
     sendrecv, which goes from the first rank to the second.
     """
     net = Topology.load(topology)
-    algorithm_names(op)  # an unknown operation is told before anything else
+    algorithm_names(op)  # raises for an unknown operation before anything else
     if size is None and op != "barrier":
         raise InputError(f"{op}: say how much with --bytes, such as --bytes 25MB")
     hosts = None if ranks is None else tuple(net.host_index(name.strip()) for name in ranks.split(","))

@@ -125,7 +125,7 @@ class Choices:
 
 
 class _Memory(Generic[T]):
-    """Cache of results by collective, shared by collectives that are alike; the least recently used leave it."""
+    """Cache of results by collective, shared by equivalent collectives; the least recently used are dropped."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, T] = OrderedDict()
@@ -176,7 +176,7 @@ class _Trial:
         self._topology, self._protocol = topology, protocol
 
     def likeness(self) -> Hashable:
-        """Equal for collectives that no algorithm can tell apart; of large groups, only for the same hosts."""
+        """Key that is equal for collectives equivalent for all algorithms; of large groups, only for the same hosts."""
         return (self._op, _likeness(self._hosts, self._topology), self._num_bytes, self._root)
 
     @cached_property
@@ -288,7 +288,7 @@ def schedule(
 def _different(op: str) -> tuple[str, ...]:
     """The operation's algorithms, without those that are another one by another name."""
     seen: dict[object, str] = {}
-    algorithm_names(op)  # an unknown operation is told
+    algorithm_names(op)  # raises for an unknown operation
     for name, builder in ALGORITHMS[op].items():
         seen.setdefault(builder, name)
     return tuple(seen.values())
@@ -310,7 +310,7 @@ def _nearest_power(num_bytes: int) -> int:
 
 
 def _likeness(hosts: tuple[int, ...], topology: Topology) -> Hashable:
-    """Equal for groups that no algorithm can tell apart; of large groups, the hosts themselves."""
+    """Key that is equal for groups equivalent for all algorithms; of large groups, the hosts themselves."""
     if len(hosts) > _LARGEST_ALIKE:
         return hosts
     numbers: dict[int, int] = {}

@@ -45,7 +45,7 @@ def start_collective(
         schedule: what is sent.
         hosts: the host of each member; members may share one.
         group: names the connections it uses; collectives of one group share them, and their state.
-        on_done: called with a member's position at the instant it is through, which may be before others
+        on_done: called with a member's position at the instant it finishes, which may be before others
             arrive (the root of a broadcast), and within `arrive` where nothing is to be waited for.
     """
     sequence = network.remember(schedule, partial(_sequence, schedule))

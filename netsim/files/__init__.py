@@ -1,1 +1,1 @@
-"""Files that users write: units, YAML read safely with its lines, and how mistakes are told."""
+"""Files that users write: units, YAML read safely with its lines, and reports of errors in them."""

@@ -274,7 +274,7 @@ def answer_peer(opened: socket.socket, secret: bytes, service: str) -> SignedCha
 
     Raises:
         PeerError: it left before showing that it knows the secret, or took too long.
-        StrangerError: it does not know the secret, or wants something else; it is told nothing else.
+        StrangerError: it does not know the secret, or wants something else; it gets no other answer.
     """
     where = _peer(opened)
     with _or_closed(opened, f"{where}: left before showing that it knows the secret"):
@@ -356,7 +356,7 @@ def _read(opened: socket.socket, num_bytes: int, deadline: float) -> bytes:
 
 def _is_readable(opened: socket.socket, seconds: float) -> bool:
     if opened.fileno() < 0:
-        return True  # that it is closed is for `recv` to tell
+        return True  # `recv` reports that it is closed
     poll = select.poll()  # unlike select it takes descriptors of any number
     poll.register(opened, select.POLLIN)
     return bool(poll.poll(math.ceil(seconds * 1e3)))

@@ -94,7 +94,7 @@ class TopologyBuilder:
         are_ends_measured: whether links are ways that were measured end to end, so that none leads through a third
             place, even where that has less latency.
         remarks: what the reader should know or do about what was read.
-        through: (host, host) -> what lies between on its way, where a file tells routes.
+        through: (host, host) -> the nodes in between, where a file has routes.
     """
 
     name: str

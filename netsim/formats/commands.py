@@ -49,7 +49,7 @@ def read_foreign(
 ) -> TopologyBuilder:
     """Read the topology that files describe: measurements of any number of them together, or one description.
 
-    Told apart by their contents: iperf3 -J, ping's output, tables of round trips and throughput (CSV or JSON, see
+    Recognised by their contents: iperf3 -J, ping's output, tables of round trips and throughput (CSV or JSON, see
     `netsim.formats.measurements`), GraphML, GML, ASTRA-sim's YAML, SimGrid's XML.
 
     Args:
@@ -147,8 +147,8 @@ _MOST_HOSTS = 1000
     metavar="[PLACE=]RATE[:RATE]",
     help="Each host's own link (up:down), everywhere or at this place; may be repeated.  [default: 10 Gbit/s]",
 )
-@click.option("--bandwidth", metavar="RATE", help="Of ways for which no rate is told, such as '1 Gbit/s'.")
-@click.option("--latency", metavar="TIME", help="One way, of ways for which none is told.")
+@click.option("--bandwidth", metavar="RATE", help="Rate of links without one, such as '1 Gbit/s'.")
+@click.option("--latency", metavar="TIME", help="One-way latency of links without one.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE.yaml", help="Default: standard output.")
 def import_command(
     files: tuple[Path, ...],

@@ -227,7 +227,7 @@ def remarks_on_lines(
     Args:
         rates: (from, to) -> bit/s on the wire, where it was measured.
         lines: place -> (hosts, bit/s up and bit/s down of each host's own link), of all places.
-        payload: share of a byte on the wire that is goodput, in which rates are told.
+        payload: share of a byte on the wire that is goodput, in which rates are given.
 
     >>> rates = {("home", "a"): 40e6, ("home", "b"): 39e6, ("a", "b"): 1e9, ("b", "a"): 2e9, ("a", "home"): 3e8}
     >>> (line,) = remarks_on_lines(rates, dict.fromkeys(("home", "a", "b"), (1, 1e10, 1e10)), 1.0)
@@ -476,7 +476,7 @@ _STATISTICS = re.compile(
 _WINDOWS = re.compile(r"Minimum = (\d+)ms, Maximum = \d+ms, Average = (\d+)ms")
 _LOST = re.compile(r"(\d+(?:\.\d*)?)% (?:packet )?loss")
 _SENT = re.compile(r"(\d+) packets transmitted|Sent = (\d+)")
-_ENOUGH_PINGS = 100  # fewer tell nothing of a line's loss: one lost of ten may be one of ten thousand
+_ENOUGH_PINGS = 100  # fewer say nothing about a link's loss: one lost of ten may be one of ten thousand
 _PINGED = re.compile(r"^P(?:ING|inging) ([^\s:]+)", re.MULTILINE)
 
 
@@ -502,7 +502,7 @@ def is_iperf3(data: object) -> bool:
 def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
     """Read a run of a client or a server: goodput as the receiver counted it, and the least round trip.
 
-    A run both ways (`--bidir`) tells of both. Raises InputError for a run that failed, was UDP, or lacks these.
+    A run with `--bidir` gives both directions. Raises InputError for a run that failed, was UDP, or lacks these.
     """
     if data.get("error"):
         raise FailedMeasurementError(f"{path}: iperf3 failed: {printable(data['error'])}")
@@ -556,7 +556,7 @@ def _way_of(end: dict[str, Any], suffix: str) -> tuple[float, int | None]:
 
 
 def _address(host: object) -> str:
-    """Without the prefix of an IPv4 address that a socket of IPv6 tells."""
+    """Strip the prefix that an IPv6 socket reports for an IPv4 address."""
     return str(host).removeprefix("::ffff:")
 
 
@@ -616,7 +616,7 @@ def _loss(text: str) -> tuple[float | None, str]:
 def parsed_json(path: str | Path, text: str) -> list[Any]:
     """JSON, or several of it one after the other, as an iperf3 server writes them; else InputError with the place.
 
-    What `iperf3 --json-stream` writes, an event a line, becomes the one run that it tells of.
+    What `iperf3 --json-stream` writes, an event a line, becomes the one run that it describes.
     """
     try:
         return [json.loads(text)]

@@ -189,7 +189,7 @@ def read_simgrid(path: str | Path, text: str) -> TopologyBuilder:
     for src, dst in itertools.permutations(hosts, 2):
         if (src, dst) not in seen:
             raise InputError(
-                f"{path}: no route from {src!r} to {dst!r}: full routing tells of every two hosts"
+                f"{path}: no route from {src!r} to {dst!r}: full routing needs one between every two hosts"
             )
     builder.hosts = list(hosts)
     named = [name.split("->") for name in figures]
@@ -312,7 +312,7 @@ def _turned(step: str) -> str:
 
 
 def _add_cluster(path: str | Path, builder: TopologyBuilder, cluster: Element, number: int) -> None:
-    """A star of equal links; a backbone is an extra latency, and its rate is told and left out."""
+    """A star of equal links; a backbone is an extra latency, and its rate is left out, with a remark."""
     radical = _attribute(path, cluster, "radical")
     if cluster.get("topology", "FLAT").upper() != "FLAT":
         raise InputError(f"{path}: a cluster that is a {cluster.get('topology')}: only flat ones are read")
@@ -566,7 +566,7 @@ def _graph_link(
     speed = sum(speeds) or assumed.bits_per_second
     ends = f"{label[source]} to {label[target]}"
     if speed is None:
-        raise InputError(f"{ends}: no LinkSpeedRaw, nor a label that tells: assume a rate with --bandwidth")
+        raise InputError(f"{ends}: no LinkSpeedRaw, nor a label with a rate: assume a rate with --bandwidth")
     if not speeds:
         notes.append(f"rate assumed: {rate(speed)}")
     elif len(edges) > 1:
@@ -651,7 +651,7 @@ def shaping_script(topology: Topology, host: int) -> str:
     lines = [
         "#!/bin/sh",
         f"# What leaves {own.name} in the network {on_one_line(topology.name)}.",
-        f"# As root: sh {own.name}.sh DEVICE; addresses.sh is beside it. Undo: tc qdisc del dev DEVICE root",
+        f"# As root: sh {own.name}.sh DEVICE; needs addresses.sh next to it. Undo: tc qdisc del dev DEVICE root",
         "set -eu",
         "device=${1:?usage: sh SCRIPT DEVICE}",
         '. "$(dirname "$0")/addresses.sh"',

@@ -174,7 +174,7 @@ class Network:
             src, dst: host indices.
             num_bytes: payload; zero takes the latency alone.
             on_delivered: called at the instant the last byte has arrived.
-            connection: tells connections between the same hosts apart.
+            connection: distinguishes connections between the same hosts.
             on_sent: called at the instant from which the sender need not wait any more, before
                 `on_delivered`: the delivery on an ideal network; under TCP when the socket's buffer holds
                 what has not left yet.

@@ -72,7 +72,7 @@ class TransferRecord:
         connection: as its sender named it.
         arriving_seconds: when its first byte arrived; None before.
         end_seconds: when all were there, or it was given up; None before.
-        delivered_bytes: what came through.
+        delivered_bytes: payload that was delivered.
     """
 
     source: int
@@ -129,7 +129,7 @@ class Recorder:
         self.transfers[transfer] = TransferRecord(source, target, num_bytes, self._now, connection)
 
     def transfer_ended(self, transfer: int, delivered_bytes: float) -> None:
-        """Record that `transfer` is over, of which `delivered_bytes` came through."""
+        """Record that `transfer` is over, of which `delivered_bytes` were delivered."""
         record = self.transfers[transfer]
         record.end_seconds, record.delivered_bytes = self._now, delivered_bytes
         if record.arriving_seconds is None:

@@ -77,8 +77,8 @@ def command(
 
     The first of the list leads: it asks for one measurement after the other, and all hosts write the same file.
     Measured are, pair by pair, the round trip and the throughput each way with one stream and with several; then each
-    host with all others at once, which tells its own limit from those of its routes. How sure each figure is stands
-    beside it in the file. Nothing else should use the network meanwhile.
+    host with all others at once, which separates its own limit from those of its routes. A comment in the file gives
+    the uncertainty of each figure. Nothing else should use the network meanwhile.
 
     Each host listens at its own address of the list (port 7171 if none is given), TCP, and nowhere else; let the others
     through your firewall there (with --gloo: at all ports). All must share a secret: the same NETGYM_SECRET
@@ -104,7 +104,7 @@ def _probe(own: str, where: PeerAddress, places: dict[str, PeerAddress], asked: 
     with Station(own, where, secret) as station:
         if own != next(iter(places)):
             _print_line(
-                f"{own}: listening at {where[0]}:{where[1]}, waiting for {next(iter(places))}, who leads"
+                f"{own}: listening at {where[0]}:{where[1]}, waiting for {next(iter(places))}, the leading host"
             )
             return station.follow(list(places), asked.wait_seconds, _print_line)
         num = len(places)
@@ -113,7 +113,7 @@ def _probe(own: str, where: PeerAddress, places: dict[str, PeerAddress], asked: 
             f"{own} leads {num} hosts: {asked.num_steps(num)} measurements, about"
             f" {format_seconds(asked.likely_seconds(num))}, never more than {format_bytes(most)} in all"
         )
-        # This host does its own part as the others do, beside leading them.
+        # This host does its own part like the others, in addition to leading them.
         follower = threading.Thread(
             target=_follow_quietly, args=(station, list(places), asked.wait_seconds + 60.0), daemon=True
         )

@@ -129,12 +129,12 @@ class Station:
         """Serve the leading host's requests until it is done; return the topology file.
 
         Args:
-            names: of all hosts, as this one was told.
+            names: of all hosts, as given to this one.
             wait_seconds: for the leading host to come.
             report: gets a line as something happens.
 
         Raises:
-            PeerError: the leading host does not come, is lost, has other hosts, or tells of a failure.
+            PeerError: the leading host does not come, is lost, has other hosts, or reports a failure.
         """
         try:
             channel, hello = self._controls.get(timeout=wait_seconds)
@@ -145,7 +145,7 @@ class Station:
                 else ""
             )
             raise PeerError(
-                f"{self.name}: {names[0]}, who leads, did not come within {wait_seconds:.0f} s{seen}"
+                f"{self.name}: {names[0]}, the leading host, did not connect within {wait_seconds:.0f} s{seen}"
             ) from None
         runs = dict[str, GlooTiming]()
         try:
@@ -213,7 +213,7 @@ class Station:
 
 def _why(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return "the port is taken: end what listens there, or give another (NAME=ADDRESS:PORT, on all hosts alike)"
+        return "the port is taken: end what listens there, or give another (NAME=ADDRESS:PORT, the same on all hosts)"
     if error.errno == errno.EADDRNOTAVAIL:
         return "this machine has no such address: say where to listen with --listen ADDRESS:PORT"
     if error.errno == errno.EACCES:
@@ -296,7 +296,7 @@ def free_port(address: str) -> int:
 
 
 def interface_of(address: str) -> str:
-    """The name of the interface that has an IPv4 address; empty where that cannot be told.
+    """Name of the interface that has an IPv4 address; empty if it cannot be found.
 
     >>> interface_of("127.0.0.1") in ("lo", "lo0", "")
     True

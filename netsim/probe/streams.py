@@ -130,8 +130,8 @@ def _bytes_at(stream: Sequence[tuple[float, int]], instant: float) -> float:
 def drain(channel: SignedChannel, arrivals: Arrivals, seconds: float) -> None:
     """Receive one stream to its end, or until that much time is over.
 
-    Counted is what has come over the wire: full segments, where the kernel tells them. What a program can read comes in
-    jumps after losses, and what stood behind a hole may have come long before.
+    Counts what has arrived over the wire: full segments, if the kernel reports them. After losses a program can read
+    only in jumps, and data behind a gap may have arrived long before.
     """
     samples: list[tuple[float, int, KernelFacts]] = []  # instant, bytes read
     with arrivals.changed:
@@ -218,7 +218,7 @@ def send(
 
 
 def _processors() -> tuple[int, int]:
-    """Ticks of all processors so far, and those of them in which nothing ran; zeros where they are not told."""
+    """Ticks of all processors so far, and those of them in which nothing ran; zeros if unavailable."""
     try:
         with open("/proc/stat") as file:
             ticks = [int(word) for word in file.readline().split()[1:9]]

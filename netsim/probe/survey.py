@@ -75,7 +75,7 @@ class RouteResult:
         again: share of segments sent again, of several streams.
         loaded_rtt_seconds: of several streams.
         busy: of one core, by the sender's process.
-        machine: share of the sender's processors that was busy, whoever used them.
+        machine: share of the sender's processors that was busy with any work.
     """
 
     single: float = 0.0
@@ -127,17 +127,21 @@ def survey(
     """Measure between all hosts, the first of which this one is; all of them must have been started.
 
     Returns:
-        what was found, and channels to the hosts, to tell them of it; whoever calls closes them.
+        results, and channels to the hosts for reporting them; the caller closes the channels.
 
     Raises:
-        PeerError: a host cannot be reached, is lost, or failed; the others have been told.
+        PeerError: a host cannot be reached, is lost, or failed; the others have been informed.
     """
     lead = _Lead(places, secret, asked, report)
     try:
         lead.meet()
         lead.measure()
     except BaseException as error:
-        text = str(error) if isinstance(error, PeerError) else f"{next(iter(places))}, who leads, was stopped"
+        text = (
+            str(error)
+            if isinstance(error, PeerError)
+            else f"{next(iter(places))}, the leading host, was stopped"
+        )
         lead.give_up(text)
         raise
     return lead.found, list(lead.channels.values())
@@ -192,7 +196,7 @@ class _Lead:
         self._report_here(f"note: {text}")
 
     def give_up(self, text: str) -> None:
-        """Tell all hosts that it is over."""
+        """Announce the end to all hosts."""
         for channel in self.channels.values():
             with contextlib.suppress(PeerError):
                 channel.send(do="stop", text=text)
@@ -289,7 +293,7 @@ class _Lead:
                     f"{pair[0]} to {pair[1]}: nothing arrived within {seconds:g} s: give more with --seconds"
                 )
             rates.append((arrived["rate"], arrived["spread"], said[pair[0]]))
-        time.sleep(0.1 + 2 * rtt)  # what still stands in queues is through
+        time.sleep(0.1 + 2 * rtt)  # until queues have drained
         return rates
 
     def _time_gloo(self, one: str, other: str) -> None:
@@ -307,7 +311,7 @@ class _Lead:
         )
 
     def _compare_clocks(self) -> None:
-        """Rates are counted by each host's own clock: all clocks must go alike."""
+        """Check that all hosts' clocks run at one rate: each counts rates by its own."""
         for name, (mine, theirs) in self._clocks.items():
             began = time.monotonic()
             now = self._ask(name, 15.0, do="clock")["steady"]
@@ -346,7 +350,7 @@ def _sources(found: Found) -> list[str]:
         "Latencies are half the least round trip.",
     ]
     if len(found.hosts) == 2:
-        sources.append("Of two hosts the path's limit and the hosts' own cannot be told apart.")
+        sources.append("Of two hosts the path's limit and the hosts' own cannot be distinguished.")
     return [*sources, *(f"Note: {remark}." for remark in found.remarks)]
 
 

@@ -46,7 +46,7 @@ class _InFlight:
     last_posted_at: float = 0.0
     sleepers: dict[int, simpy.Event] = field(default_factory=dict)
     is_off: bool = False  # ended undone
-    members: list[int] = field(default_factory=list)  # who has posted, in order
+    members: list[int] = field(default_factory=list)  # ranks that have posted, in order
     alarms: dict[int, tuple[float, simpy.Event]] = field(default_factory=dict)  # rank -> when its time is up
     late: set[int] = field(default_factory=set)  # ranks whose time was up
 
@@ -157,7 +157,7 @@ class Calls:
         # (group, rank) -> that rank's unfinished collectives of the group, oldest first.
         self._lanes: dict[tuple[Hashable, int], deque[tuple[_InFlight, Post]]] = {}
         self._asleep: dict[int, _InFlight] = {}
-        # By box: messages that nobody has begun to receive, in the order of their posts; and who would take any.
+        # By box: messages without a receive, in the order of their posts; and receives from any rank.
         self._sent: dict[Hashable, OrderedDict[Key, None]] = {}
         self._wanted: dict[Hashable, simpy.Event] = {}
         self._dissolved: set[Hashable] = set()
@@ -301,7 +301,7 @@ class Calls:
                 self._lanes.pop((key.group, rank), None)
             for rank, (instant, alarm) in flight.alarms.items():
                 self._clock.cancel(alarm)
-                if instant <= self._clock.now:  # all whose time is up at this instant are told so
+                if instant <= self._clock.now:  # notify all whose time-out is at this instant
                     flight.late.add(rank)
             flight.alarms.clear()
         self._on_broken(group)

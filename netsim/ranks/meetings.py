@@ -286,7 +286,7 @@ class Meetings:
         clock: virtual time.
         reach: reachability between ranks.
         assemble: called when those who met begin to do something together in the time they have, with the name
-            of their group: (the meetings' group, their ranks); and when all of them are through.
+            of their group: (the meetings' group, their ranks); and when all of them have finished.
         dissolve: called with such a name when their time is over: their calls end undone.
         on_older: called with a group and the numbers of its state that may be asked for yet: the newest one,
             and older ones on their way. What is newer than all of them has not been published at this time.

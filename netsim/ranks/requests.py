@@ -108,7 +108,7 @@ class Post(NamedTuple):
 
     Attributes:
         key: its name.
-        member: who posts, by its position among the call's ranks.
+        member: the poster, by its position among the call's ranks.
         call: what it asks of the network.
         seconds: time-out: when it passes, the group breaks: its calls under way end undone, and later ones never
             begin.
@@ -146,13 +146,13 @@ class Join(NamedTuple):
 
     Attributes:
         key: the name of the meeting.
-        member: who comes, by its position among `ranks`.
-        ranks: who could.
+        member: the arriving rank, by its position among `ranks`.
+        ranks: all that may come.
         seconds: what the first to come gives the others; its word counts.
         averaging_seconds: how long what they do together may take, until all have said `Confirm`.
-        weight: told to all who come, with the member.
-        awaited: who is waited for; None: all. Whoever has fetched the group's state of this number is, too.
-        is_past: it was answered in an earlier part of the run, and nobody asks any more.
+        weight: reported to all that come, with the member.
+        awaited: ranks that are waited for; None: all. Ranks that fetched the group's state of this number are, too.
+        is_past: it was answered in an earlier part of the run, and is not asked again.
     """
 
     key: Key
@@ -175,8 +175,8 @@ class Arrival(NamedTuple):
 class Confirm(NamedTuple):
     """Finish the joint work of those who joined `key`; ask whether all have finished.
 
-    The answer is who is left: all of them, or at the end of the time given those who still reach each other
-    (without the slowest, where all do), who may begin again. Then calls among them end undone, at once.
+    The answer is the ranks left: all of them, or at the time-out those that still reach each other
+    (without the slowest, where all do), which may begin again. Then calls among them are cancelled at once.
 
     Attributes:
         key: the name of the meeting.
@@ -218,7 +218,7 @@ class Fetch(NamedTuple):
 
     Attributes:
         group: whose state.
-        at_least: the oldest number of use; waits until somebody publishes it or a newer one.
+        at_least: the oldest number of use; waits until a rank publishes it or a newer one.
         is_past: as for `Join`.
     """
 

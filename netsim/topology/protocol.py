@@ -109,7 +109,7 @@ class Protocol:
             except InputError as error:
                 raise type(error)(f"protocol: {key}: {error}") from None
         if "window" in settings and "queue" not in settings and base.queue_packets is not None:
-            # Who tunes hosts for larger windows does so for paths that hold them.
+            # Hosts are tuned for larger windows on paths that hold them.
             larger = max(changes["window_bytes"] / base.window_bytes, 1.0)
             changes["queue_packets"] = base.queue_packets * larger
         return replace(base, **changes)

@@ -3,7 +3,7 @@
     topology = Topology.load("wan-4-regions")        # one that ships, or the path of a YAML file
     topology.route(0, 5)                             # indices into topology.links
 
-`netsim show` prints a topology, `netsim validate` checks one, `netsim validate --json-schema` tells the format.
+`netsim show` prints a topology, `netsim validate` checks one, `netsim validate --json-schema` prints the format.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from netsim.errors import InputError, unknown_name, visible
 from netsim.files.documents import Document, load_document
+from netsim.topology import shipped_topologies
 from netsim.topology.file import likely_names, plain_form, read_parts
 from netsim.topology.graph import Host, Link, ShortestRoutes, natural_key
-from netsim.topology.shipped import shipped_topologies
 from netsim.topology.weather import Weather
 
 if TYPE_CHECKING:

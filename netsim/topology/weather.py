@@ -249,7 +249,7 @@ class _Record:
     """An entry of the weather.
 
     Attributes:
-        subject: key that tells entries of one list apart, as it is written.
+        subject: key that distinguishes entries of one list, as it is written.
         single: entries of which a link has one at most, for errors; "" where it may have several.
     """
 

@@ -172,7 +172,7 @@ class DeadlockDetector:
 
     Attributes:
         posted: what this rank has posted; count before you wait.
-        abandoned: what is waited for in threads beside, though no call waits for them any more.
+        abandoned: futures still waited for in threads, though no call needs them any more.
     """
 
     def __init__(self, rendezvous: Rendezvous) -> None:

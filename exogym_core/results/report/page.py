@@ -110,7 +110,7 @@ class Page:
         tables: further ones.
         network: its matrix (`network_matrix`), and drawings of it.
         use: use of links, a run each (`link_use`).
-        trace: the name of a file beside the page, and the same base64, where it is small enough.
+        trace: the name of a file next to the page, and the same base64, where it is small enough.
         methods: a paper's paragraph on how the run was made.
         experiments: files that run again, and environments.
         experiments_note: how they are run again.
@@ -390,7 +390,7 @@ _NOTE_OF_REAL = _NOTE.replace(
 )
 _SEEDS_NOTE = " Figures are means \N{PLUS-MINUS SIGN} standard deviation over seeds."
 _TRACE = "trace.json.gz"
-_MOST_EMBEDDED_BYTES = 1_500_000  # a larger trace stays beside the page
+_MOST_EMBEDDED_BYTES = 1_500_000  # a larger trace stays a file next to the page
 
 
 def write_report(folder: RunFolder, align: str = "time") -> Path:

@@ -323,7 +323,10 @@ def _decided(groups: Sequence[Group]) -> tuple[str, Group | None]:
     pairs = f"95 % interval over {format_count(len(seeds), 'seed')} in common"
     if interval[0] > 0:
         return f"{lead}; {difference} ({pairs}).{missed}", first
-    return f"{lead}, but seeds do not tell them apart: {difference} ({pairs}).{missed}", None
+    return (
+        f"{lead}, but the order is uncertain: {difference} ({pairs}).{missed}",
+        None,
+    )
 
 
 def _missed(ended: Sequence[Group], holders: Sequence[Group]) -> str:

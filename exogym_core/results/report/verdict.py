@@ -1,4 +1,4 @@
-"""A few sentences: who wins and why, or that nobody does."""
+"""The verdict: which strategy wins and why, or that none does."""
 
 from __future__ import annotations
 
@@ -324,20 +324,20 @@ def _duration(strategy: StrategyResult) -> str:
 def _split(contest: _Contest, wins: Counter[str | None], what: str) -> str:
     """Number of seeds that each strategy wins, where none wins with all."""
     if len(contest.seeds) == 1:
-        return f"There is no winner: nobody alone {what}."
+        return f"There is no winner: no strategy alone {what}."
     shares = [
         f"{_name(each)} {what} with {wins[each.name]} of {len(contest.seeds)} seeds"
         for each in contest.rivals
         if wins[each.name]
     ]
-    shares += [f"nobody alone with {wins[None]}"] if wins[None] else []
+    shares += [f"no strategy alone with {wins[None]}"] if wins[None] else []
     return f"No strategy wins with every seed: {', '.join(shares)}."
 
 
 def _one_seed(contest: _Contest) -> str:
     if len(contest.results.seeds) > 1:
         return ""
-    return " This is one seed: --set seeds=3 tells whether it holds with others."
+    return " This is one seed: run with --set seeds=3 to check it with others."
 
 
 def _why(winner: StrategyResult, baseline: StrategyResult | None) -> str:
@@ -389,7 +389,7 @@ def _absent(results: Results) -> str:
             absences = [_absence(each) for each in run.dropped_peers[:_MOST_ABSENCES]]
             more = len(run.dropped_peers) - len(absences)
             if absences:
-                absences += [f"and {more} more times somebody was (see dropped_peers)"] if more else []
+                absences += [f"in {more} more absences (see dropped_peers)"] if more else []
                 seed = f" with seed {run.seed}" if len(results.seeds) > 1 else ""
                 text += f" {_name(result)}{seed} went on without {', '.join(absences)}."
     return text

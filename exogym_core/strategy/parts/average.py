@@ -54,7 +54,7 @@ def served_mean(
     error: Tensor | None = None,
     server_error: Tensor | None = None,
 ) -> Tensor:
-    """The encoded mean of encoded values, by ranks that each serve one part; alike on all ranks.
+    """The encoded mean of encoded values, by ranks that each serve one part; equal on all ranks.
 
     Every rank sends part j of `flat` to rank j, which averages what it gets, in rank order, and sends the encoded
     mean to all: `2 (n - 1) / n` times the encoded bytes of `flat` a rank.
@@ -162,7 +162,7 @@ CARRIERS: Mapping[str, Callable[[Communicator, Parts, Codec, Parts | None], Step
     "direct": direct,
     "ring": ring,
 }
-"""Name -> the encoded mean of each part, alike on all ranks, given one part a rank.
+"""Name -> the encoded mean of each part, equal on all ranks, given one part per rank.
 
 What encoding rounds off is added to `lost`, one tensor a part: of this rank's own values, of sums that it passed
 on, and of the means that it made (times the number of ranks, so that the next mean is larger by just that).
@@ -184,7 +184,7 @@ class Averaging:
 
     Raises:
         UnknownNameError: no such aggregate.
-        InputError: error feedback without a codec, or beside a robust aggregate.
+        InputError: error feedback without a codec, or with a robust aggregate.
     """
 
     codec: Codec | None = None

@@ -57,7 +57,7 @@ def power_step(
     Args:
         average: replaces tensors by their means over ranks, in place.
         matrices: this rank's M, [rows, columns] each.
-        right: Q of each, [columns, r], alike on all ranks.
+        right: Q of each, [columns, r], equal on all ranks.
         dense: tensors that are averaged as they are.
 
     References:

@@ -1,4 +1,4 @@
-"""Random numbers that all ranks draw alike without a message: a generator from a seed and a few numbers."""
+"""Random numbers equal on all ranks without a message: a generator from a seed and a few numbers."""
 
 from __future__ import annotations
 

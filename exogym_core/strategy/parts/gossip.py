@@ -152,7 +152,7 @@ def _both(first: int, second: int) -> list[tuple[int, int]]:
     return [(first, second), (second, first)]
 
 
-#: Name of a graph -> whom each rank sends to: (ranks, number of the exchange, shared seed) -> lists by rank.
+#: Name of a graph -> the receivers of each rank: (ranks, number of the exchange, shared seed) -> lists by rank.
 #: "exponential" sends to one rank, 1, 2, 4, ... places on in turn; "random" pairs ranks again each time.
 GRAPHS: dict[str, Callable[[int, int, int], Edges]] = {
     "complete": _complete,
@@ -182,7 +182,7 @@ def parse_graph(where: str, name: str, value: object) -> Graph:
         for to in rows
     ):
         raise InputError(
-            f"{where}: {name}={value!r} must be a name, or whom each rank sends to: [[1], [2], [0]]"
+            f"{where}: {name}={value!r} must be a name, or a list of receivers for each rank: [[1], [2], [0]]"
         )
     return Graph(tuple(tuple(to) for to in rows))
 

@@ -97,7 +97,7 @@ class Round:
 
 
 class OuterStep(Stateful):
-    """The global parameters `theta` and the optimizer that moves them, kept alike by every rank.
+    """The global parameters `theta` and the optimizer that updates them, equal on every rank.
 
     `begin` sends the pseudo-gradients `theta - theta_i`, `apply` updates `theta` with their mean. No rank is
     special, and nothing but the pseudo-gradients travels. With one site it is the same without a message. Every

@@ -228,11 +228,11 @@ class TorchrunHost:
         compare_calls: whether calls are compared before they run.
 
     Attributes:
-        comm, beside: the communicator and the side channel, during `run`.
+        comm, side: the communicator and the side channel, during `run`.
     """
 
     comm: GlooCommunicator
-    beside: SideChannel
+    side: SideChannel
 
     _is_gathered = False
 
@@ -261,7 +261,7 @@ class TorchrunHost:
             self.comm = GlooCommunicator.connect(rendezvous, self.mark)
             opened.callback(before.load)
             opened.callback(self.comm.close)
-            self.beside = opened.enter_context(SideChannel(rendezvous, sinks.take_untimed))
+            self.side = opened.enter_context(SideChannel(rendezvous, sinks.take_untimed))
             grace = _GRACE_SECONDS if rendezvous.rank == 0 else _SHORT_GRACE_SECONDS
             opened.enter_context(Ending(self._report_lost, grace))
             RandomStates(self._seed, rendezvous.rank).load()
@@ -272,8 +272,8 @@ class TorchrunHost:
                 if not self._is_gathered:
                     self.gather()
             except Exception as error:
-                self.beside.say_failed(f"{type(error).__name__}: {error}".partition("\n")[0])
-                explained = self.beside.explained(error, self._there_is())
+                self.side.say_failed(f"{type(error).__name__}: {error}".partition("\n")[0])
+                explained = self.side.explained(error, self._there_is())
                 if explained is error:
                     raise
                 raise explained from None
@@ -283,7 +283,7 @@ class TorchrunHost:
     def mark(self, row: Mapping[str, Any]) -> None:
         """Send a row to rank 0, soon; that of a checkpoint with the number of snapshots before it."""
         is_checkpoint = "checkpoint" in row
-        self.beside.mark({**row, "num_deposited": self._snapshots.num_put} if is_checkpoint else row)
+        self.side.mark({**row, "num_deposited": self._snapshots.num_put} if is_checkpoint else row)
 
     def gather(self, value: Any = None) -> list[Any]:
         """Bring the remaining rows and snapshots of all ranks to rank 0; returns the `value` of every rank.
@@ -292,22 +292,22 @@ class TorchrunHost:
         """
         self._is_gathered = True
         self._snapshots.finish()
-        parts = self.beside.send_rest()
+        parts = self.side.send_rest()
         with self.comm.off_clock():
             ends = self.comm.all_gather_object((parts, value))
         if self.comm.rank == 0:
-            self.beside.take_rest([number for number, _ in ends])
+            self.side.take_rest([number for number, _ in ends])
         return [each for _, each in ends]
 
     def _report_lost(self, number: int) -> None:
         """Print the lost ranks, a line each, once among the ranks that are ended."""
-        lost, ended = self.beside.missing()
+        lost, ended = self.side.missing()
         survivors = [rank for rank in range(self.comm.world_size) if rank not in lost]
         if survivors[:1] != [self.comm.rank]:
             return
         for rank, pulse in [*lost.items(), *ended.items()]:
             print(
-                f"error: {self.beside.described(rank, pulse)}; {self._there_is()}",
+                f"error: {self.side.described(rank, pulse)}; {self._there_is()}",
                 file=sys.stderr,
                 flush=True,
             )

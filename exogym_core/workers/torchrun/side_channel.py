@@ -309,9 +309,9 @@ def group_status(address: tuple[str, int], secret: bytes) -> dict[str, Any]:
         sealed = SignedStore(run, secret, -1)
         numbers = [sealed.get(f"number {rank}") for rank in range(num_ranks)]
         own = hmac.digest(secret, b"".join(numbers), "sha256")
-        beside = SignedStore(PrefixStore("beside", run), own, -1)
-        pulses = [_pulse(beside, rank) for rank in range(num_ranks)]
-        about = json.loads(beside.get(RUN_TEXT)) if beside.check([RUN_TEXT]) else {}
+        side = SignedStore(PrefixStore("beside", run), own, -1)
+        pulses = [_pulse(side, rank) for rank in range(num_ranks)]
+        about = json.loads(side.get(RUN_TEXT)) if side.check([RUN_TEXT]) else {}
     except RankError:
         raise InputError(
             f"{where}: the run there has another secret (NETGYM_SECRET, NETGYM_SECRET_FILE)"
@@ -339,10 +339,10 @@ def _num_ranks(run: Store) -> int:
     return number
 
 
-def _pulse(beside: SignedStore, rank: int) -> Pulse:
+def _pulse(side: SignedStore, rank: int) -> Pulse:
     with contextlib.suppress(ValueError, TypeError):
-        if beside.check([f"pulse {rank}"]):
-            return Pulse(*json.loads(beside.get(f"pulse {rank}")))
+        if side.check([f"pulse {rank}"]):
+            return Pulse(*json.loads(side.get(f"pulse {rank}")))
     return Pulse()
 
 
