@@ -15,7 +15,7 @@ from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
 from netsim import ALGORITHMS, Choices, Protocol, Topology, parse_collectives, schedule, time_collective
-from netsim.collectives.bound import lower_bound_seconds
+from netsim.collectives.collective import lower_bound_seconds
 
 IDEAL, TCP, GLOO = (Protocol.parse(name) for name in ("ideal", "linux-tcp", "gloo"))
 SIZES = st.integers(0, 36).map(lambda power: 1 << power)

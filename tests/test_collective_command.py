@@ -14,7 +14,7 @@ from worlds import star_form
 
 from netsim import ALGORITHMS, OPERATIONS, Protocol, Topology, WindowLimit, schedule, time_collective
 from netsim.cli.timing import collective_command as command
-from netsim.collectives.bound import lower_bound_seconds
+from netsim.collectives.collective import lower_bound_seconds
 
 STAR = yaml.safe_dump(star_form("abcd", "50 Mbit/s"))
 
