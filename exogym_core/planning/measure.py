@@ -551,7 +551,7 @@ def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pa
     tokens_a_round = setting.tokens_a_round(period)
     days = cost = None
     cost_by: dict[str, float | None] = {}
-    missed = num_rounds * len(figures.rank_ends) - figures.contributions  # by those who were away
+    missed = num_rounds * len(figures.rank_ends) - figures.contributions  # by absent workers
     rounds = setting.num_rounds(period, missed)
     remarks = pace.remarks
     if missed:
