@@ -46,7 +46,7 @@ __all__ = [
 
 SECONDS_A_DAY = 86_400
 
-#: Relative error of simulated communication: the median of calls between sites that nothing was fitted to, and of flows
+#: Relative error of simulated communication: the median of calls between sites whose queues are not given, and of flows
 #: that share a bottleneck (docs/accuracy.md).
 NETWORK_ERROR = 0.076
 
