@@ -35,7 +35,7 @@ def down(at: str, lasts: str | None) -> dict[str, Any]:
 
 
 def rounds(comm: Communicator) -> list[Any]:
-    """Five rounds of 4 MB with 2 s of computing each; who is left out fetches what the others have."""
+    """Five rounds of 4 MB with 2 s of computing each; a rank left out fetches the others' state."""
     values = torch.full((4 * MEGABYTE,), float(comm.rank))
     told: list[Any] = []
     number = 0

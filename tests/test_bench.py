@@ -1,4 +1,4 @@
-"""The benchmark: somebody's file gets a score that nothing but the model and the network decides."""
+"""The benchmark: a file's score depends only on the model and the network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that are given a virtual time: who has to wait longer is told, and the group is broken for its members."""
+"""Calls with a virtual time-out: a rank that waits longer gets an error, and the group is broken for its members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`collectives: auto`: who chooses which algorithm, and that every strategy and codec pays for the best one."""
+"""`collectives: auto`: the chosen algorithms, and that every strategy and codec is charged for the best one."""
 
 from __future__ import annotations
 

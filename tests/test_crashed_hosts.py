@@ -1,4 +1,4 @@
-"""Ranks on a host that crashes stand still until it is back; work under way is lost; who waits for ever is told."""
+"""Ranks on a host that crashes stand still until it is back; work under way is lost; endless waits are reported."""
 
 from __future__ import annotations
 

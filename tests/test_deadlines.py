@@ -1,4 +1,4 @@
-"""Averaging among those who come in time: exact times in the kernel, equal bits in threads and processes."""
+"""Averaging among the ranks that come in time: exact times in the kernel, equal bits in threads and processes."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_acknowledgements_never_take_all_of_a_narrow_way_back() -> None:
 
 @WEATHERS
 def test_a_clock_of_ones_own_ends_too(weather: str) -> None:
-    """`Faults.run_until` asks before each step; nobody is told as long as something moves."""
+    """`Faults.run_until` asks before each step; no deadlock is reported as long as something moves."""
     topology = Topology.from_mapping(star(**ENDLESS[weather]))
     clock = Clock()
     network = Network(clock, topology, "ideal")

@@ -146,5 +146,5 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples(name: str) -> None:
-    """Those of every module: five had been wrong, as nobody ran them."""
+    """Doctests of every module: five had been wrong, as none was run."""
     assert doctest.testmod(importlib.import_module(name.removesuffix(".__init__"))).failed == 0

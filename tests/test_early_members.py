@@ -1,4 +1,4 @@
-"""Members that need nobody go on at once, disagreement is told later, and nothing is left of what is taken back."""
+"""Members without dependencies continue at once, a mismatch is reported later, and cancelled calls leave nothing."""
 
 from __future__ import annotations
 

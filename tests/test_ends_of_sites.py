@@ -1,4 +1,4 @@
-"""The two ends of a site: what never begins is told and leaves nothing, what was finished before is told to others."""
+"""Start and end of a site: a failed start is reported and leaves nothing, an earlier finish is reported to others."""
 
 from __future__ import annotations
 

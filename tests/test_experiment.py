@@ -149,7 +149,7 @@ def test_overrides_go_through_keys_positions_and_names(write: Any) -> None:
 def test_own_code_that_fails_is_reported_with_file_line_and_key(
     write: Any, tmp_path: Path, key: str, change: tuple[str, str], told: str
 ) -> None:
-    """It used to be told as a bare KeyError: whose, of which key and in which file could not be seen."""
+    """It used to be a bare KeyError: whose, of which key and in which file could not be seen."""
     name = f"failing_{key}"
     (tmp_path / f"{name}.py").write_text("def fails(**options):\n    return {}['width']\n")
     (tmp_path / f"{name}_import.py").write_text("any = 1 / 0\n")

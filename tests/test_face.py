@@ -1,4 +1,4 @@
-"""`import netsim`: what it offers, what it costs, and that one line tells what the commands tell."""
+"""`import netsim`: its names, its cost, and that one line gives the results of the commands."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_iperf3_and_ping_by_the_files_names(tmp_path: Path) -> None:
 
 
 def test_iperf3_both_ways_in_one_run(tmp_path: Path) -> None:
-    """--bidir tells of the way back apart, and nowhere else that it was one."""
+    """--bidir reports the way back separately, and nowhere else that it was one."""
     run = iperf(300e6, 80_000)
     run["end"]["sum_sent_bidir_reverse"] = {"bits_per_second": 101e6, "retransmits": 3}
     run["end"]["sum_received_bidir_reverse"] = {"bits_per_second": 100e6}

@@ -1,4 +1,4 @@
-"""The pages on the two file formats: their examples load, and they tell of every key."""
+"""The pages on the two file formats: their examples load, and they list every key."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def kernel_after(streams: list[list[Request]]) -> Kernel:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_calls_that_are_over_are_forgotten_waited_for_or_not(waits: bool) -> None:
-    """Each call that somebody did not wait for stayed for ever, as did the queue of each group that ever was."""
+    """Each call without a wait stayed for ever, as did the queue of each group that ever was."""
 
     def rank(member: int) -> list[Request]:
         requests: list[Request] = []

@@ -1,4 +1,4 @@
-"""Plans of very many workers: what is reckoned is what all messages take."""
+"""Plans of very many workers: extrapolated times equal those of all messages."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_clipping_takes_no_time_in_plans(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_devices_and_prices_go_by_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Sixteen a100 keep up with one h100, and hours cost what each site's do; a site left out is told."""
+    """Sixteen a100 keep up with one h100, and hours cost what each site's do; a site left out is reported."""
     path = tmp_path / "unlike.yaml"
     path.write_text(UNLIKE)
     (row,) = told(f"plan {path} --devices-per-worker fra=1,mil=1,ore=16 --price fra=8,mil=8,ore=0.5", capsys)

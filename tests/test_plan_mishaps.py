@@ -117,7 +117,7 @@ def test_batches_by_speed_keep_the_slow_from_holding_up_the_fast() -> None:
 
 
 def test_a_lost_site_is_planned_in_a_row_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--without` adds a row a site and one without them all; one that is not there is told."""
+    """`--without` adds a row a site and one without them all; an unknown one is an error."""
     words = "plan --model llama-2m --sequence 64 --strategy DiLoCo --topology wan-4-regions --workers 4 --tokens 1B "
     words += "--device a100 "
     assert main([*words.split(), "--without", "asia", "--without", "eu", "--json"]) == 0

@@ -1,4 +1,4 @@
-"""Sweeps of plans: what is told of them, and that points share what they have in common."""
+"""Sweeps of plans: their reports, and that points share work."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def test_ranks_that_meet_others_are_simulated_through_a_turn(
 def test_one_rank_of_a_kind_stands_for_all_where_none_goes_by_what_others_send(
     name: str, options: dict[str, Any], alone: bool
 ) -> None:
-    """What ranks request tells whether they differ; nothing is declared."""
+    """Requests show whether ranks differ; nothing is declared."""
     assert rhythm(build_strategy(name, **options), 4).goes_alone is alone
 
 

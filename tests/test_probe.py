@@ -1,4 +1,4 @@
-"""`netsim probe`: who is let in, what every mistake is told like, and that it finds the links that were set."""
+"""`netsim probe`: authentication, errors, and that it measures the configured links."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 def test_connections_without_the_secret_are_refused() -> None:
-    """Who calls learns that it is refused, the station who called; nothing of the caller is read."""
+    """The caller gets the refusal, the station the caller's address; nothing of the caller is read."""
     where = places("a")
     with Station("a", where["a"], SECRET) as station:
         with pytest.raises(

@@ -191,7 +191,7 @@ def test_what_a_task_has_measured_is_in_the_experiment_that_stays(
 
 
 def test_actors_of_ranks_ask_for_their_gpus(cluster: Any) -> None:
-    """One each where ranks compute on CUDA; a cluster without any is told of it, and nobody waits."""
+    """One each where ranks compute on CUDA; a cluster without any is an error at once."""
     spec = WorkerSpec.parse({"kind": "ray", "address": cluster.address})
     assert spec.settle(4, 1, on_cuda=True).num_gpus == 1
     assert spec.settle(4, 1).num_gpus == 0

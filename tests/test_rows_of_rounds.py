@@ -1,4 +1,4 @@
-"""Rows of sites that come and go: whole rounds, one after the other, also of who died at a round's end."""
+"""Rows of sites that join and leave: whole rounds in order, also of sites that died at a round's end."""
 
 from __future__ import annotations
 

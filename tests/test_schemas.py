@@ -45,7 +45,7 @@ def validator(name: str) -> Any:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_shipped_files_fit_the_schema_that_they_name(path: Path) -> None:
-    """The first line is a modeline, by which editors complete keys and tell mistakes."""
+    """The first line is a modeline, by which editors complete keys and mark errors."""
     first = path.read_text(encoding="utf-8").partition("\n")[0]
     before, _, named = first.partition("$schema=")
     assert before == "# yaml-language-server: "

@@ -1,4 +1,4 @@
-"""More workers than hosts: told in a line, and slower where a host says how many devices it has."""
+"""More workers than hosts: reported in a line, and slower where a host says how many devices it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signed channels: who is let in, and what becomes of those who send anything but what they should."""
+"""Signed channels: authentication, and refusal of any other input."""
 
 from __future__ import annotations
 

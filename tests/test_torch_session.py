@@ -1,4 +1,4 @@
-"""What a rank of a torch.distributed program tells of where it calls and waits, and what is made of it."""
+"""Places of calls and waits of a torch.distributed program's ranks, and the reports made of them."""
 
 from __future__ import annotations
 

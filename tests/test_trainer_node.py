@@ -1,4 +1,4 @@
-"""One rank's loop: who goes first in the backward pass, equal starts, states that come back."""
+"""A rank's loop: the order of the backward pass, equal starts, states that come back."""
 
 from __future__ import annotations
 

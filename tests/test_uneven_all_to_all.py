@@ -1,4 +1,4 @@
-"""all_to_all, whose sizes nobody knows before its members enter one by one."""
+"""all_to_all, whose sizes are found as its members enter one by one."""
 
 from __future__ import annotations
 

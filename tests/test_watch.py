@@ -1,4 +1,4 @@
-"""A rank that hangs in its own code: a line says who and where, nothing fails, and Ctrl-C ends it."""
+"""A rank that hangs in its own code: a line names it and its place, nothing fails, and Ctrl-C ends it."""
 
 from __future__ import annotations
 

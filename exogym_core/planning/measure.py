@@ -48,7 +48,7 @@ __all__ = [
 
 SECONDS_A_DAY = 86_400
 
-#: Relative error of simulated communication: the median of calls between sites that nothing was fitted to, and of flows
+#: Relative error of simulated communication: the median of calls between sites whose queues are not given, and of flows
 #: that share a bottleneck (docs/accuracy.md).
 NETWORK_ERROR = 0.076
 
@@ -564,7 +564,7 @@ def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pa
     tokens_a_round = setting.tokens_a_round(period)
     days = cost = None
     cost_by: dict[str, float | None] = {}
-    missed = num_rounds * len(figures.rank_ends) - figures.contributions  # by those who were away
+    missed = num_rounds * len(figures.rank_ends) - figures.contributions  # by absent workers
     rounds = setting.num_rounds(period, missed)
     remarks = pace.remarks
     if missed:

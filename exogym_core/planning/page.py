@@ -310,7 +310,7 @@ def _grouped(
 
 
 def _crossing_notes(plain: Mapping[str, Any], *, short: bool) -> list[str]:
-    """Break-even lines, and who is sooner without any."""
+    """Break-even lines, and the faster strategy of pairs without any."""
     notes = []
     names = ("first", "second", "key", "sooner_below")
     for lines in _grouped(plain["break_even"], names, short=short):

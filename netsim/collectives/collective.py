@@ -152,7 +152,7 @@ def _plan(
         num_bytes=size,
         algorithm=algorithm,
         root=root,
-        # Elements matter to gloo, which rounds its segments to them; everybody else cuts to the byte.
+        # Elements matter to gloo, which rounds its segments to them; all others cut to the byte.
         element_bytes=4 if algorithm == "gloo" and size % 4 == 0 else 1,
         hosts=hosts,
         topology=topology,

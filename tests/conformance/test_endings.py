@@ -1,4 +1,4 @@
-"""However a run in processes ends, it ends soon, says who failed and how, and leaves nothing behind."""
+"""Runs in processes end soon after a failure, name the failed rank and the cause, and leave nothing behind."""
 
 from __future__ import annotations
 

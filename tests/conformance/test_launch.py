@@ -250,7 +250,7 @@ def test_a_hanging_ranks_place_is_reported_after_the_time_out() -> None:
 
 
 def test_a_rank_that_works_long_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds of many hours: who is done first waits for as long as its own work tells; what was set stays as it is."""
+    """Rounds of many hours: the default time-out follows the rank's own work; a given one is kept."""
     now = [0.0]
     monkeypatch.setattr(gloo_rendezvous.time, "monotonic", lambda: now[0])
     found = []

@@ -1,4 +1,4 @@
-"""Ranks that disagree are told which, what each called and where, on every transport."""
+"""Errors of mismatched calls name ranks, calls and places, on every transport."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ _DEADLOCKS = {
 def test_ranks_that_wait_in_a_cycle_are_reported_at_once(
     body: Callable[[Communicator], None], transport: str
 ) -> None:
-    """Over gloo too, long before its time-out, with everybody's call and place."""
+    """Over gloo too, long before its time-out, with every rank's call and place."""
     with pytest.raises(DeadlockError) as caught:
         run(transport, body, 3, timeout_seconds=600)
     first, *table = str(caught.value).splitlines()
