@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from netsim.network.trace import Span as Span
     from netsim.network.trace import tracing as tracing
     from netsim.network.trace import write_trace as write_trace
+    from netsim.topology import shipped_topologies as shipped_topologies
     from netsim.topology.devices import device_name as device_name
     from netsim.topology.devices import device_problems as device_problems
     from netsim.topology.devices import device_table as device_table
@@ -80,7 +81,6 @@ if TYPE_CHECKING:
     from netsim.topology.protocol import Protocol as Protocol
     from netsim.topology.protocol import WindowLimit as WindowLimit
     from netsim.topology.protocol import window_limit as window_limit
-    from netsim.topology.shipped import shipped_topologies as shipped_topologies
     from netsim.topology.sketch import Sketch as Sketch
     from netsim.topology.topology import Topology as Topology
     from netsim.topology.weather import Drift as Drift
@@ -118,11 +118,11 @@ _NAMES = {  # by module
     "network.clock": "Clock",
     "network.network": "Network Waiting",
     "network.trace": "Recorder Span tracing write_trace",
+    "topology": "shipped_topologies",
     "topology.devices": "device_name device_problems device_table",
+    "topology.file": "TopologyFile",
     "topology.graph": "Link",
     "topology.protocol": "PRESETS Protocol WindowLimit window_limit",
-    "topology.file": "TopologyFile",
-    "topology.shipped": "shipped_topologies",
     "topology.sketch": "Sketch",
     "topology.topology": "Topology",
     "topology.weather": "Drift HostEvent LinkEvent Weather random_crashes",

@@ -114,7 +114,7 @@ def test_the_outer_step_is_the_mean_of_those_present(events: Any, present: list[
             assert value == pytest.approx(values[number - 1], rel=1e-4)
 
 
-def test_averages_that_are_cut_off_are_begun_again_without_who_is_gone() -> None:
+def test_averages_that_are_cut_off_start_again_without_lost_ranks() -> None:
     # The first exchange takes 5.22 to 5.53 s; the link breaks in the middle of it.
     results = run_ranks(lambda comm: loop(comm, averaging_timeout=2), 3, star([down(5.4, 20)])).results
     assert [row[1] for row in results[0]][:2] == [OTHERS, OTHERS]
@@ -155,7 +155,7 @@ def test_an_attempt_that_failed_leaves_no_trace_in_what_rounding_owes() -> None:
     assert cut_off[:2] == never_there[:2]
 
 
-def test_who_joins_late_gets_what_the_others_have() -> None:
+def test_a_late_rank_gets_the_others_state() -> None:
     results = run_ranks(lambda comm: loop(comm, join_at={2: "17 s"}), 3, star()).results
     present = [row[1] for row in results[0]]
     assert present == [OTHERS] * 3 + [ALL] * 5
@@ -167,7 +167,7 @@ def test_who_joins_late_gets_what_the_others_have() -> None:
 @pytest.mark.parametrize(
     "wait", [{"timeout_waiting_for_peers": 1}, {"all_reduce_strategy": "no_wait", "matchmaking_time": 1}]
 )
-def test_who_joins_over_a_slow_link_is_waited_for_while_it_downloads(wait: Any) -> None:
+def test_a_rank_that_joins_over_a_slow_link_is_waited_for_while_it_downloads(wait: Any) -> None:
     """The state takes as long as three rounds: it came late for every round, for ever."""
     topology = star()
     topology["links"][2]["bandwidth"] = "200 kbit/s"  # 400 kB, parameters and momentum: 16 s
@@ -178,7 +178,7 @@ def test_who_joins_over_a_slow_link_is_waited_for_while_it_downloads(wait: Any) 
     assert [row[2] for row in results[2]] == [row[2] for row in results[0][2:]]
 
 
-def test_who_is_too_slow_for_an_average_holds_nobody_up_with_its_downloads() -> None:
+def test_a_rank_too_slow_for_averages_delays_no_other_by_its_downloads() -> None:
     slow = {"link": ["home", "switch"], "at": "4 s", "bandwidth": "200 kbit/s", "for": "1 h"}
     options = {"averaging_timeout": 4, "timeout_waiting_for_peers": 1}
     results = run_ranks(lambda comm: loop(comm, **options), 3, star([slow]))
@@ -195,7 +195,7 @@ def late(comm: Communicator, **options: Any) -> list[list[int]]:
     return [row[1] for row in loop(comm, **options)] + [[round(comm.now())]]
 
 
-def test_no_wait_goes_on_without_who_still_computes_and_wait_for_all_does_not() -> None:
+def test_no_wait_continues_without_computing_ranks_and_wait_for_all_does_not() -> None:
     patient = run_ranks(lambda comm: late(comm, averaging_timeout=60), 3, star()).results[0]
     assert patient == [ALL] * 8 + [[63]]  # 7.5 s and 0.31 s for the exchange each, and 0.22 s to begin with
     hasty = run_ranks(
@@ -235,7 +235,7 @@ def fit(events: Sequence[Mapping[str, Any]] = (), options: Any = AWAY, **argumen
     return trainer.result
 
 
-def test_a_run_tells_who_was_away_and_when() -> None:
+def test_a_run_reports_absences_with_times() -> None:
     result = fit([down(12, 13)], collectives="ring")
     assert [row["num_peers"] for row in result.history] == [3] * 10 + [2] * 10 + [3] * 20
     assert result.averaged_ranks == {
@@ -267,7 +267,7 @@ def test_a_run_tells_who_was_away_and_when() -> None:
     assert result.bytes_sent == result.history[-1]["bytes_sent"]
 
 
-def test_with_nobody_away_it_is_the_run_that_waits_for_all() -> None:
+def test_without_absences_it_is_the_run_that_waits_for_all() -> None:
     tolerant, patient = fit(), fit(options={})
     assert tolerant.dropped_peers == []
     assert patient.dropped_peers is None
@@ -279,7 +279,7 @@ def test_with_nobody_away_it_is_the_run_that_waits_for_all() -> None:
     assert tolerant.virtual_seconds == patient.virtual_seconds
 
 
-def test_who_never_comes_back_is_not_in_the_model() -> None:
+def test_a_rank_that_never_returns_is_not_in_the_model() -> None:
     result = fit([down(12)])
     assert result.dropped_peers is not None
     assert [(row["rank"], row["step"], row["back_step"]) for row in result.dropped_peers] == [(2, 15, None)]
@@ -305,14 +305,14 @@ def test_real_sockets_wait_for_every_rank() -> None:
         fit(transport="gloo", topology=None, compute=None)
 
 
-def test_a_rank_alone_has_nobody_to_wait_for() -> None:
+def test_a_lone_rank_waits_for_no_other() -> None:
     assert fit(num_nodes=1).dropped_peers is None
 
 
 # --- rows ---------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_round_wait_for_its_end_and_count_those_who_took_part() -> None:
+def test_rows_of_a_round_wait_for_its_end_and_count_its_members() -> None:
     result = FitResult(num_nodes=3)
     recorder = RowRecorder(result, timed=True)
 

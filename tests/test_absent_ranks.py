@@ -35,7 +35,7 @@ def down(at: str, lasts: str | None) -> dict[str, Any]:
 
 
 def rounds(comm: Communicator) -> list[Any]:
-    """Five rounds of 4 MB with 2 s of computing each; who is left out fetches what the others have."""
+    """Five rounds of 4 MB with 2 s of computing each; a rank left out fetches the others' state."""
     values = torch.full((4 * MEGABYTE,), float(comm.rank))
     told: list[Any] = []
     number = 0
@@ -75,7 +75,7 @@ def test_without_trouble_all_are_there_each_time() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
-def test_who_is_cut_off_while_they_average_is_left_out_and_catches_up(protocol: str) -> None:
+def test_a_rank_cut_off_during_an_average_is_left_out_and_catches_up(protocol: str) -> None:
     # A round takes 2 s and the exchange about 5.4 s: home is cut off in the middle of the second.
     topology = star([down("11 s", "40 s")], protocol)
     results = run_ranks(rounds, 3, topology, collectives="ring").results
@@ -108,7 +108,7 @@ def test_values_are_the_mean_of_those_present() -> None:
         assert value == pytest.approx(states[number] + 2)
 
 
-def test_the_download_is_charged_to_who_fetches() -> None:
+def test_the_download_is_charged_to_its_receiver() -> None:
     quiet = run_ranks(rounds, 3, star([down("11 s", "40 s")]), collectives="ring").results[2]
     before, after = quiet[0][5], quiet[1][5]
     attempt = after - before - 4 * 4 * MEGABYTE
@@ -125,7 +125,7 @@ def test_processes_give_what_threads_give(processes: int) -> None:
     assert others.exposed_seconds == threads.exposed_seconds
 
 
-def test_who_never_comes_back_is_lost_and_the_others_end() -> None:
+def test_a_rank_that_never_returns_is_lost_and_the_others_end() -> None:
     results = run_ranks(rounds, 3, star([down("11 s", None)])).results
     assert results[2][-1] == "lost"
     assert [row[0] for row in results[0]] == [1, 2, 3, 4, 5]
@@ -139,7 +139,7 @@ def test_a_download_outlives_the_connections_that_tcp_gives_up() -> None:
     assert 1011 + 4 < results[2][1][4] < 1011 + 8
 
 
-def test_a_crashed_host_that_never_returns_ends_nobody_elses_run() -> None:
+def test_a_crashed_host_that_never_returns_ends_no_other_run() -> None:
     results = run_ranks(rounds, 3, star([{"host": "home", "at": "9.5 s", "crash": True}])).results
     assert results[2][-1] == "lost"
     assert all(row[1] == OTHERS for row in results[0][1:])
@@ -155,7 +155,7 @@ def test_a_crashed_host_catches_up_at_its_return() -> None:
     assert results[2][1][4] > 24.5
 
 
-def test_who_is_too_slow_for_the_time_given_is_left_out() -> None:
+def test_a_rank_too_slow_for_the_time_out_is_left_out() -> None:
     results = run_ranks(rounds, 3, star([], home="1 Mbit/s")).results
     assert [row[:2] for row in results[0]] == [(number, OTHERS) for number in range(1, 6)]
 
@@ -177,7 +177,7 @@ def test_they_go_on_at_once_when_a_link_comes_back_before_the_end_of_their_patie
     assert run_ranks(body, 3, star([down("0 s", "70 s")])).results == [(OTHERS, 60.0)] * 3
 
 
-def test_a_state_that_nobody_publishes_is_a_deadlock() -> None:
+def test_a_state_that_no_rank_publishes_is_a_deadlock() -> None:
     def body(comm: Communicator) -> None:
         if comm.rank == 2:
             comm.fetch(1)
@@ -228,7 +228,7 @@ def test_the_mean_has_the_weights_of_those_present(
 
 
 @given(st.integers(0, 7), st.sets(st.tuples(st.integers(0, 6), st.integers(0, 6))))
-def test_those_who_go_on_are_the_largest_set_that_all_reach_each_other(
+def test_the_largest_set_that_all_reach_each_other_continues(
     num_ranks: int, pairs: set[tuple[int, int]]
 ) -> None:
     broken = {

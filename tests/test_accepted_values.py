@@ -58,14 +58,14 @@ def test_no_device_is_written_as_exo_gym_and_as_experiments_do(of_trainer, of_fi
 
 
 @pytest.mark.parametrize("content", [b"\x1f\x8b\x08" + bytes(40), gzip.compress(bytes(100_000_001))])
-def test_a_gzip_file_that_is_broken_or_never_ends_is_told(content, tmp_path):
+def test_a_gzip_file_that_is_broken_or_never_ends_is_reported(content, tmp_path):
     path = tmp_path / "images.gz"
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"images\.gz: .*fetch it again"):
         read_idx(path)
 
 
-def test_a_download_that_fails_is_told_in_one_line(tmp_path, monkeypatch):
+def test_a_download_that_fails_is_reported_in_one_line(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise urllib.error.URLError("no network here")
 

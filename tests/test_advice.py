@@ -283,7 +283,7 @@ def test_bounds_leave_the_ranking_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     assert told["not_simulated"]
 
 
-def test_the_best_so_far_is_told_when_it_is_interrupted(
+def test_the_best_so_far_is_reported_when_it_is_interrupted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that were planned are ranked; the exit code says that it was cut."""
@@ -307,7 +307,7 @@ def test_the_best_so_far_is_told_when_it_is_interrupted(
 
 
 def test_each_plan_of_a_search_is_numbered() -> None:
-    """Who waits hears which plan of about how many is being made."""
+    """Progress lines name the current plan and about how many there are."""
     told: list[tuple[int, int, str]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(advise_module, "CANDIDATES", (("AllReduce", {}), ("DiLoCo", {"H": 10})))

@@ -73,7 +73,7 @@ def test_help_imports_neither_torch_nor_an_annex() -> None:
     assert " sweep " in done.stdout
 
 
-def test_an_annex_that_is_missing_is_told() -> None:
+def test_an_annex_that_is_missing_is_reported() -> None:
     with pytest.raises(InputError, match="NETGYM_RENDEZVOUS is set: this installation of netgym has no part"):
         annexes.required("elastic", "nothing", "NETGYM_RENDEZVOUS is set")
 

@@ -1,4 +1,4 @@
-"""Rooms and layers: who may import whom, and what is public."""
+"""Rooms and layers: allowed imports, and public names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies in which nobody waits for others: servers, mailboxes, and runs that end at a virtual time."""
+"""Strategies without waiting for others: servers, mailboxes, and runs that end at a virtual time."""
 
 from __future__ import annotations
 

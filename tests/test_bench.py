@@ -1,4 +1,4 @@
-"""The benchmark: somebody's file gets a score that nothing but the model and the network decides."""
+"""The benchmark: a file's score depends only on the model and the network."""
 
 from __future__ import annotations
 
@@ -126,7 +126,9 @@ def test_coding_is_charged_and_so_is_what_is_in_flight_at_the_end(
     assert of["DelayedDiLoCo"]["virtual_seconds"] > one_round + of["DelayedDiLoCo"]["computing_seconds"]
 
 
-def test_who_encodes_for_nothing_gets_no_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_entry_with_uncharged_coding_gets_no_score(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "tier.yaml").write_text(TIER.replace("seeds: 2", "seeds: 1"))
     (tmp_path / "halves.py").write_text(HALVES)
     arguments = ["bench", str(tmp_path / "halves.py"), "--tier", str(tmp_path / "tier.yaml")]
@@ -164,7 +166,7 @@ def test_the_table_leaves_out_what_was_changed(tmp_path: Path, capsys: pytest.Ca
     assert "default-src 'none'" in page
 
 
-def test_who_holds_more_targets_leads_then_who_is_sooner() -> None:
+def test_entries_are_ordered_by_targets_held_then_by_time() -> None:
     def entry(name: str, *seconds: float | None) -> dict[str, Any]:
         return {"strategy": name, "scores": [{"virtual_seconds_to_target": each} for each in seconds]}
 
@@ -261,7 +263,7 @@ def test_shipped_tiers_make_valid_points(
     assert "choose from full, small, or give a file" in capsys.readouterr().err
 
 
-def test_the_models_of_the_tiers_have_the_sizes_that_are_told() -> None:
+def test_the_models_of_the_tiers_have_the_documented_sizes() -> None:
     """A byte GPT of a million parameters, and one of ten."""
     path = Path(str(resources.files("exogym_core.bench").joinpath("full.yaml")))
     study = Study.of_file(path)

@@ -1,4 +1,4 @@
-"""Calls that are given a virtual time: who has to wait longer is told, and the group is broken for its members."""
+"""Calls with a virtual time-out: a rank that waits longer gets an error, and the group is broken for its members."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def late(comm: SimulatedCommunicator) -> list[Any]:
 
 
 @pytest.mark.parametrize("workers", CARRIERS)
-def test_who_waits_too_long_is_told_at_that_very_instant_and_the_group_is_broken(workers: Any) -> None:
+def test_a_time_out_raises_at_its_instant_and_breaks_the_group(workers: Any) -> None:
     """All posted at 0 but rank 1, who comes at 7: at 5 the others' time is up. New groups are whole."""
     results = run_ranks(late, 3, star(), workers=workers).results  # type: ignore[arg-type]
     for rank in (0, 2):
@@ -137,7 +137,7 @@ def test_a_connection_that_tcp_gives_up_is_lost_for_its_group() -> None:
         assert 900 < at < 1000
 
 
-def test_without_a_time_it_is_a_deadlock_told_at_once() -> None:
+def test_without_a_time_out_it_is_a_deadlock_reported_at_once() -> None:
     topology = star({"host": "b", "at": "1.5 s", "crash": True})
     with pytest.raises(DeadlockError, match=r"host b crashed at 1\.5 s and never comes back"):
         run_ranks(
@@ -145,7 +145,7 @@ def test_without_a_time_it_is_a_deadlock_told_at_once() -> None:
         )
 
 
-def test_who_ends_is_a_closed_connection_for_calls_that_have_a_time() -> None:
+def test_an_ended_rank_is_a_closed_connection_for_calls_with_a_time_out() -> None:
     def body(comm: SimulatedCommunicator) -> TOLD:
         return outcome(comm, 100.0) if comm.rank else ("gone", comm.now())
 

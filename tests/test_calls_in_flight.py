@@ -80,7 +80,7 @@ def _known(comm):
     return [part.tolist() for part in got]
 
 
-def test_shapes_that_are_known_are_not_told_again() -> None:
+def test_given_shapes_are_not_sent_again() -> None:
     with pytest.raises(
         MismatchError, match=r"rank \d, all_to_all: shapes=\[\[7\], \[7\]\], but what is sent here is"
     ):

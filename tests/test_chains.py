@@ -239,7 +239,7 @@ class Silent(CommunicationModule):
         ),
     ],
 )
-def test_mistakes_are_told_in_one_line(make: Any, line: str) -> None:
+def test_mistakes_are_reported_in_one_line(make: Any, line: str) -> None:
     with pytest.raises(InputError) as caught:
         make()
     assert str(caught.value).startswith(line)

@@ -253,7 +253,7 @@ def resealed(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     ),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
-def test_a_manifest_that_somebody_has_made_is_refused_in_a_line(saved: Path, place: Any, value: Any) -> None:
+def test_a_forged_manifest_is_refused_in_a_line(saved: Path, place: Any, value: Any) -> None:
     """Any part of it replaced, and its SHA-256 made anew: no other error than ours, and no path elsewhere."""
     whole = (saved / "manifest.json").read_text()
 
@@ -396,7 +396,7 @@ def check_resumed(folder: Path, steps: set[int]) -> None:
 
 @pytest.mark.parametrize("workers", ["threads", {"kind": "processes", "processes": 2}], ids=["t", "p"])
 @pytest.mark.parametrize("nth", [4, 6])
-def test_a_full_disk_is_told_and_leaves_the_previous_one(
+def test_a_full_disk_is_reported_and_leaves_the_previous_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, workers: Any
 ) -> None:
     fsync, folder, limit = os.fsync, tmp_path / "DiLoCoStrategy", [0]
@@ -439,7 +439,7 @@ def test_a_disk_without_room_for_a_first_checkpoint_ends_the_run_before_it_train
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_fills_at_the_first_checkpoint_is_told_with_bytes(
+def test_a_disk_that_fills_at_the_first_checkpoint_is_reported_with_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a strategy keeps besides model and optimizer states is known at the first checkpoint."""
@@ -457,7 +457,7 @@ def test_a_disk_that_fills_at_the_first_checkpoint_is_told_with_bytes(
 
 
 @pytest.mark.parametrize("call", ["mkdir", "rename"])
-def test_a_folder_that_cannot_be_made_is_told(
+def test_a_folder_that_cannot_be_made_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     real = getattr(os, call)

@@ -1,4 +1,4 @@
-"""`collectives: auto`: who chooses which algorithm, and that every strategy and codec pays for the best one."""
+"""`collectives: auto`: the chosen algorithms, and that every strategy and codec is charged for the best one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
 from netsim import ALGORITHMS, Choices, Protocol, Topology, parse_collectives, schedule, time_collective
-from netsim.collectives.bound import lower_bound_seconds
+from netsim.collectives.collective import lower_bound_seconds
 
 IDEAL, TCP, GLOO = (Protocol.parse(name) for name in ("ideal", "linux-tcp", "gloo"))
 SIZES = st.integers(0, 36).map(lambda power: 1 << power)
@@ -62,7 +62,7 @@ def test_nothing_in_the_table_is_faster(protocol: Protocol, num_bytes: int) -> N
 
 
 @given(num_bytes=st.integers(1, 1 << 34))
-def test_sizes_are_told_apart_by_powers_of_two_whatever_was_asked_before(num_bytes: int) -> None:
+def test_sizes_are_rounded_to_powers_of_two_whatever_was_asked_before(num_bytes: int) -> None:
     topology = wan(3, 1)
     fresh, used = Choices(topology, IDEAL), Choices(topology, IDEAL)
     for other in (1, 1 << 20, 1 << 30):

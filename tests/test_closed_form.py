@@ -55,7 +55,7 @@ def test_where_no_messages_meet_it_gives_the_times_of_the_live_network(
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_nobody_is_through_before_the_undisturbed_time(data: st.DataObject) -> None:
+def test_no_transfer_finishes_before_the_undisturbed_time(data: st.DataObject) -> None:
     topology = data.draw(topologies())
     made, _ = draw_call(data, len(topology.hosts), 0.0)
     hosts = range(len(topology.hosts))
@@ -113,7 +113,7 @@ def test_a_quiet_network_is_a_topology_as_its_file_states_it() -> None:
 
 @pytest.mark.parametrize("num", [3, 8])
 @pytest.mark.parametrize("num_bytes", [40_000_000_000, 40_000_000_123])
-def test_steps_that_put_off_everybody_alike_are_one_multiplication(
+def test_steps_of_equal_delay_are_one_multiplication(
     num: int, num_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gloo's ring of many pieces takes the same by its steps and by the pace they settle to."""

@@ -179,7 +179,7 @@ class TenthCodec(CastCodec):
         super().__init__(torch.float16)
 
 
-def test_coding_of_ones_own_is_charged_or_told() -> None:
+def test_own_coding_is_charged_or_reported() -> None:
     """At 10 kB/s 42 values take 16.8 ms to encode and as long to decode, three times."""
     slow = {"fixed": "1 s", "coding": "10 kB/s"}
     with pytest.warns(UserWarning, match="Halves: coding not charged: it sends encoded values"):

@@ -14,7 +14,7 @@ from worlds import star_form
 
 from netsim import ALGORITHMS, OPERATIONS, Protocol, Topology, WindowLimit, schedule, time_collective
 from netsim.cli.timing import collective_command as command
-from netsim.collectives.bound import lower_bound_seconds
+from netsim.collectives.collective import lower_bound_seconds
 
 STAR = yaml.safe_dump(star_form("abcd", "50 Mbit/s"))
 
@@ -44,7 +44,7 @@ def test_ring_all_reduce_to_the_digit(star: str) -> None:
     }
 
 
-def test_what_is_told_of_a_window_is_documented() -> None:
+def test_keys_of_the_window_limit_are_documented() -> None:
     """`streams` beside `window_bits_per_second` reads as those there are, not as those that would fill the link."""
     told = (Path(__file__).parents[1] / "docs/network.md").read_text()
     for field in dataclasses.fields(WindowLimit):
@@ -93,7 +93,7 @@ background:
 
 
 @pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
-def test_the_traffic_of_others_is_told_apart(star: str, tmp_path: Path, protocol: str) -> None:
+def test_background_traffic_is_reported_separately(star: str, tmp_path: Path, protocol: str) -> None:
     busy = tmp_path / "busy.yaml"
     busy.write_text(STAR + BACKGROUND)
     arguments = ("all_reduce", "--bytes", "4MB", "--repeat", "3", "--protocol", protocol)

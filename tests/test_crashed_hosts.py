@@ -1,4 +1,4 @@
-"""Ranks on a host that crashes stand still until it is back; work under way is lost; who waits for ever is told."""
+"""Ranks on a host that crashes stand still until it is back; work under way is lost; endless waits are reported."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_the_others_wait_in_their_call(protocol: str) -> None:
 
 @pytest.mark.parametrize("workers", CARRIERS, ids=["threads", "processes"])
 @pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
-def test_who_waits_for_a_host_that_never_returns_is_told_its_name(workers: Any, protocol: str) -> None:
+def test_the_error_of_a_wait_for_a_lost_host_names_it(workers: Any, protocol: str) -> None:
     def body(comm: Communicator) -> None:
         comm.advance(1.0)
         comm.all_reduce(torch.zeros(1000))
@@ -126,7 +126,7 @@ def test_who_waits_for_a_host_that_never_returns_is_told_its_name(workers: Any, 
     )
 
 
-def test_a_rank_that_nobody_waits_for_is_told_too() -> None:
+def test_a_rank_that_no_other_waits_for_is_reported_too() -> None:
     with pytest.raises(DeadlockError) as told:
         run_ranks(compute, 3, star(crash("b", 2.5)))
     assert str(told.value) == (

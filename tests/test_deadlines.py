@@ -1,4 +1,4 @@
-"""Averaging among those who come in time: exact times in the kernel, equal bits in threads and processes."""
+"""Averaging among the ranks that come in time: exact times in the kernel, equal bits in threads and processes."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def test_without_end_one_waits_for_all() -> None:
     assert answers == dict.fromkeys(range(3), present(0, 1, 2))
 
 
-def test_who_has_ended_does_not_come() -> None:
+def test_an_ended_rank_does_not_come() -> None:
     streams = [*arriving([0.0, 1.0, 0.0], 3.0)[:2], []]
     kernel, answers = simulate(streams)
     assert answers == dict.fromkeys(range(2), present(0, 1))
     assert kernel.end_seconds == [3.0, 3.0, 0.0]
 
 
-def test_a_log_brings_a_fresh_kernel_to_the_same_state_and_asks_nobody() -> None:
+def test_a_log_brings_a_fresh_kernel_to_the_same_state_without_ranks() -> None:
     log: list[list[Request]] = [[], [], []]
     logged_again: list[list[Request]] = [[], [], []]
     first, _ = simulate(arriving([0.0, 5.0, 1.0], 2.0), log)
@@ -126,7 +126,7 @@ def test_processes_give_what_threads_give(processes: int) -> None:
     assert others.exposed_seconds == threads.exposed_seconds
 
 
-def test_a_late_rank_is_left_out_and_named_and_an_ended_one_hangs_nobody() -> None:
+def test_a_late_rank_is_left_out_and_named_and_an_ended_one_hangs_no_other() -> None:
     result = run_ranks(rounds, 3, TOPOLOGY)
     named = [[members for members, *_ in seen] for seen in result.results]
     assert named[0] == named[1]
@@ -168,7 +168,7 @@ def test_the_average_is_charged_as_an_all_reduce_among_those_present() -> None:
 
 
 @pytest.mark.parametrize("workers", ["threads", {"kind": "processes", "processes": 2}])
-def test_a_deadlock_beside_it_is_told(workers: Any) -> None:
+def test_a_deadlock_at_the_same_time_is_reported(workers: Any) -> None:
     def body(comm: Communicator) -> None:
         if comm.rank == 0:
             comm.average_present(torch.ones(1), 1.0)

@@ -105,7 +105,7 @@ class _Outer(Schema):
     inner: list[_Inner] = Field(default_factory=list)
 
 
-def test_schema_mistakes_are_told_by_line_and_key() -> None:
+def test_schema_mistakes_are_reported_by_line_and_key() -> None:
     document = parse_document("inner:\n  - every: 0\n  - evry: 1\n  - every: yes\n  - 5\n", "exp.yaml")
     with pytest.raises(InputError) as caught:
         validate_document(_Outer, document)
@@ -146,5 +146,5 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples(name: str) -> None:
-    """Those of every module: five had been wrong, as nobody ran them."""
+    """Doctests of every module: five had been wrong, as none was run."""
     assert doctest.testmod(importlib.import_module(name.removesuffix(".__init__"))).failed == 0

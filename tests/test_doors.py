@@ -102,7 +102,7 @@ def test_validating_runs_no_code_of_the_file(capsys: pytest.CaptureFixture[str])
     assert not Path("imported").exists()
 
 
-def test_running_says_once_whose_code_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_running_prints_once_whose_code_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     Path("mine.py").write_text(MINE)
     written(("STRATEGY", "{name: 'mine:Mine', label: own}, {name: 'mine:Mine', label: other}"))
     code, text = told(capsys, "compare", "file.yaml", "--out", "out")
@@ -137,13 +137,13 @@ def test_two_files_of_one_module_name_are_two_modules(here: Path) -> None:
         ("posix:system", "is Python's own library"),
     ],
 )
-def test_what_is_neither_beside_the_file_nor_installed_is_refused(reference: str, line: str) -> None:
+def test_code_neither_next_to_the_file_nor_installed_is_refused(reference: str, line: str) -> None:
     with pytest.raises(InputError) as caught:
         find_own_code(reference, "task", [Path()]).load()
     assert line in str(caught.value)
 
 
-def test_installed_code_is_told_with_its_distribution() -> None:
+def test_installed_code_is_reported_with_its_distribution() -> None:
     code = find_own_code("exogym_core.tasks:MLP", "model", [Path()])
     assert str(code).startswith("exogym_core.tasks:MLP of netgym ")
     assert code.load().__name__ == "MLP"
@@ -283,7 +283,7 @@ def test_a_folder_that_was_taken_meanwhile_is_not_empty(here: Path, monkeypatch:
         ("target_loss: true", [], "error: file.yaml:9: target_loss: true is no number"),
     ],
 )
-def test_names_too_long_and_truth_values_are_told_in_a_line(
+def test_names_too_long_and_booleans_are_reported_in_a_line(
     more: str, arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written(("[STRATEGY]", f"[AllReduce]\n{more}"))

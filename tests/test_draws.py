@@ -177,7 +177,7 @@ def test_a_dataset_with_a_generator_of_its_own_gives_the_same_run_in_any_number_
     assert torch.equal(weights(runs[0]), weights(runs[1]))
 
 
-def test_all_who_judge_see_the_same_noise():
+def test_all_evaluations_see_the_same_noise():
     """The first and the last rank used to draw their own validation noise: equal models had two losses."""
     rows = fit(NoisyPairs(), NoisyPairs(), val_interval=2, val_size=8).fit_result.validation
     assert len(rows) == 3
@@ -226,7 +226,7 @@ def test_streams_of_unequal_lengths_end_their_epochs_together(tells):
     assert len(model.fit_result.history) == 8
 
 
-def test_a_stream_shorter_than_it_says_is_told_in_one_line():
+def test_a_stream_shorter_than_it_says_is_reported_in_one_line():
     with pytest.raises(
         InputError, match=r"training set of rank 1 ended at step 5 of an epoch that should have 6"
     ):
@@ -235,7 +235,7 @@ def test_a_stream_shorter_than_it_says_is_told_in_one_line():
         fit(lambda rank, num_nodes, train_dataset: OfLength(2 if rank else 9), num_nodes=2, max_steps=3)
 
 
-def test_loader_arguments_that_a_stream_does_not_use_are_told():
+def test_loader_arguments_that_a_stream_does_not_use_are_reported():
     options = {"dataloader_kwargs": {"num_workers": 2}, "num_nodes": 2}
     with pytest.warns(UserWarning, match="has num_workers, which an iterable training set does not use"):
         fit(OfLength(40), **options)

@@ -1,4 +1,4 @@
-"""Members that need nobody go on at once, disagreement is told later, and nothing is left of what is taken back."""
+"""Members without dependencies continue at once, a mismatch is reported later, and cancelled calls leave nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def disagree(comm: Communicator) -> None:
 
 
 @pytest.mark.parametrize("workers", CARRIERS)
-def test_a_disagreement_with_somebody_who_has_gone_on_ends_the_run(workers: Any) -> None:
+def test_a_mismatch_with_a_rank_that_has_continued_ends_the_run(workers: Any) -> None:
     with pytest.raises(
         MismatchError, match=r"rank 0 called broadcast\(float32\[3\], src=0\) .*rank 1 called"
     ):
@@ -73,7 +73,7 @@ def test_collectives_without_elements_cost_nothing_but_all_to_all(workers: Any, 
 
 
 @pytest.mark.parametrize("op", [op for op in ALGORITHMS if op != "sendrecv"])
-def test_who_needs_nobody_without_elements_has_no_messages(op: str) -> None:
+def test_a_collective_of_no_elements_has_no_messages(op: str) -> None:
     for algorithm in ALGORITHMS[op]:
         made = schedule(op, 4, num_bytes=0, algorithm=algorithm)
         assert needs_nobody(op, False, True) == (made.num_messages == 0)

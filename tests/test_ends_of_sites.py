@@ -1,4 +1,4 @@
-"""The two ends of a site: what never begins is told and leaves nothing, what was finished before is told to others."""
+"""Start and end of a site: a failed start is reported and leaves nothing, an earlier finish is reported to others."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_finished_folder_that_is_resumed_tells_the_rendezvous(
     )
 
 
-def test_the_last_step_is_told_though_the_site_ends_before_it_has_told_of_it() -> None:
+def test_the_last_step_is_reported_though_the_site_ends_first() -> None:
     lines: list[str] = []
     with RendezvousService(1, ("127.0.0.1", 0), b"secret", say=lines.append) as at:
         with SiteCommunicator(SiteLink(at.address, b"secret", 0), b"secret") as comm:

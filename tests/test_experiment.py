@@ -146,10 +146,10 @@ def test_overrides_go_through_keys_positions_and_names(write: Any) -> None:
         ),
     ],
 )
-def test_own_code_that_fails_is_told_with_file_line_and_key(
+def test_own_code_that_fails_is_reported_with_file_line_and_key(
     write: Any, tmp_path: Path, key: str, change: tuple[str, str], told: str
 ) -> None:
-    """It used to be told as a bare KeyError: whose, of which key and in which file could not be seen."""
+    """It used to be a bare KeyError: whose, of which key and in which file could not be seen."""
     name = f"failing_{key}"
     (tmp_path / f"{name}.py").write_text("def fails(**options):\n    return {}['width']\n")
     (tmp_path / f"{name}_import.py").write_text("any = 1 / 0\n")
@@ -170,7 +170,7 @@ def test_own_code_that_fails_is_told_with_file_line_and_key(
     assert told.replace("CODE", name) in line
 
 
-def test_a_task_or_model_that_does_not_exist_is_told_with_its_line(write: Any) -> None:
+def test_a_task_or_model_that_does_not_exist_is_reported_with_its_line(write: Any) -> None:
     path = write(SMALL.replace("digits", "digts"))
     with pytest.raises(
         UnknownNameError, match=rf"{path}:1: task: unknown task 'digts': did you mean 'digits'"
@@ -280,7 +280,7 @@ def test_a_file_without_scales_says_so(write: Any) -> None:
         Experiment.load(path, scale="tiny")
 
 
-def test_a_mistake_in_an_inlined_topology_is_told_at_its_own_line(write: Any) -> None:
+def test_a_mistake_in_an_inlined_topology_is_reported_at_its_own_line(write: Any) -> None:
     """Not at the line of `topology:`, which may be far above."""
     link = "    - between: [a, b]\n      bandwidth: 300 MB/s\n      latency: 1 ms"
     inlined = f"topology:\n  hosts: [a, b]\n  links:\n{link}"

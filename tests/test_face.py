@@ -1,4 +1,4 @@
-"""`import netsim`: what it offers, what it costs, and that one line tells what the commands tell."""
+"""`import netsim`: its names, its cost, and that one line gives the results of the commands."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_dir_shows_what_is_public_and_nothing_else(package: Any) -> None:
     assert shown == sorted(package.__all__)
 
 
-def test_a_window_that_limits_is_told_with_the_remedy_and_the_remedy_helps() -> None:
+def test_a_window_that_limits_is_reported_with_the_remedy_and_the_remedy_helps() -> None:
     """40 ms and 4 MiB in flight are 839 Mbit/s, however fast the line; streams or a larger window fill it."""
     took = netsim.collective(PAIR, "all_reduce", num_bytes="1 GB", protocol="linux-tcp", repeat=2)
     limit = took.window_limit

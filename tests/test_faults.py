@@ -1,4 +1,4 @@
-"""Faults and weather: what they do to transfers, to the instant; who has no hope is told."""
+"""Faults and weather: effects on transfers, to the instant; deadlocks are reported."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def test_steady_background_goes_on_after_a_crash_and_ends_when_it_is_to() -> Non
     assert network.link_bytes.max() == pytest.approx(5e5 * (0.98 + 2.0) + 1.25e5 * 0.48)
 
 
-# -- hope ----------------------------------------------------------------------------------------------------
+# -- progress ------------------------------------------------------------------------------------------------
 
 FOREVER = [both("b", at="0.5 s", down=True)]
 RECURRING: dict[str, Any] = {
@@ -308,7 +308,9 @@ RECURRING: dict[str, Any] = {
 
 @pytest.mark.parametrize("weather", [{}, RECURRING])
 @pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
-def test_a_link_that_is_down_for_ever_is_named_with_who_waits(weather: dict[str, Any], protocol: str) -> None:
+def test_a_link_that_is_down_for_ever_is_named_with_the_waiting_ranks(
+    weather: dict[str, Any], protocol: str
+) -> None:
     topology = star(events=FOREVER, **weather)
     with pytest.raises(DeadlockError) as told:
         time_flows(topology, [(0.0, "a", "c", 0), ONE], protocol)
@@ -353,7 +355,7 @@ def test_recurring_weather_keeps_no_collective_alive() -> None:
 
 @pytest.mark.parametrize("weather", [{}, RECURRING])
 @pytest.mark.parametrize("protocol", ["ideal", "gloo"])
-def test_ranks_that_wait_for_a_dead_link_are_told(weather: dict[str, Any], protocol: str) -> None:
+def test_ranks_that_wait_for_a_dead_link_are_reported(weather: dict[str, Any], protocol: str) -> None:
     import torch
 
     def body(comm: Any) -> None:
@@ -416,7 +418,7 @@ def test_tcp_gives_up_when_it_has_tried_for_long_enough_itself() -> None:
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("protocol", ["linux-tcp", "gloo"])
-def test_ranks_whose_connection_is_given_up_are_told(protocol: str, num_ranks: int) -> None:
+def test_ranks_whose_connection_is_given_up_are_reported(protocol: str, num_ranks: int) -> None:
     import torch
 
     def body(comm: Any) -> None:
@@ -437,7 +439,7 @@ def test_ranks_whose_connection_is_given_up_are_told(protocol: str, num_ranks: i
 
 @pytest.mark.parametrize("seconds", [None, 1000.0])
 @pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
-def test_those_who_watch_a_call_that_a_crash_cuts_off_read_the_same(
+def test_observers_of_a_call_cut_off_by_a_crash_read_the_same(
     protocol: str, seconds: float | None, tmp_path: Path
 ) -> None:
     """A call that is kept off the network until then is shown to a recorder on a copy, which has no say."""

@@ -51,7 +51,7 @@ def test_a_protocol_can_be_named(folder: Path) -> None:
     assert float(out.split(",")[-1]) == pytest.approx(0.01 + 1e6 / (1e6 * 1448 / 1514), rel=0.01)
 
 
-def test_transfers_that_a_crash_ends_are_lost_and_told(folder: Path) -> None:
+def test_transfers_that_a_crash_ends_are_lost_and_reported(folder: Path) -> None:
     (folder / "net.yaml").write_text(TOPOLOGY + "events: [{at: 0.5 s, host: h10, crash: true, for: 2 s}]\n")
     code, out, told = run(folder, "start_s,src,dst,bytes\n0,h2,h10,1000000\n1,h2,h10,1000000\n")
     assert code == 0
@@ -73,7 +73,7 @@ def test_a_bare_number_is_a_host_in_natural_order_where_no_host_is_called_so(fol
     assert error.startswith("Error: flows.csv:2: column src: unknown host '0'")
 
 
-def test_unreadable_files_are_told(folder: Path) -> None:
+def test_unreadable_files_are_reported(folder: Path) -> None:
     result = CliRunner().invoke(command, [str(folder / "net.yaml"), str(folder / "none.csv")])
     assert result.exit_code == 1
     assert "none.csv: cannot be read: No such file or directory" in result.stderr

@@ -90,7 +90,7 @@ def test_iperf3_and_ping_by_the_files_names(tmp_path: Path) -> None:
 
 
 def test_iperf3_both_ways_in_one_run(tmp_path: Path) -> None:
-    """--bidir tells of the way back apart, and nowhere else that it was one."""
+    """--bidir reports the way back separately, and nowhere else that it was one."""
     run = iperf(300e6, 80_000)
     run["end"]["sum_sent_bidir_reverse"] = {"bits_per_second": 101e6, "retransmits": 3}
     run["end"]["sum_received_bidir_reverse"] = {"bits_per_second": 100e6}
@@ -503,7 +503,7 @@ BOMB = """<?xml version="1.0"?>
         ({"x.csv": b"\xff\xfe".decode("latin-1")}, "x.csv: no table of ways"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(files: dict[str, Any], line: str, tmp_path: Path) -> None:
+def test_errors_are_reported_in_one_line(files: dict[str, Any], line: str, tmp_path: Path) -> None:
     paths = write(tmp_path, files)
     result = CliRunner().invoke(cli, ["import", *map(str, paths)])
     assert result.exit_code == 1

@@ -1,4 +1,4 @@
-"""The pages on the two file formats: their examples load, and they tell of every key."""
+"""The pages on the two file formats: their examples load, and they list every key."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_experiment_loads_and_runs_again(tmp_path: Path) -> None:
         (EXPERIMENT, keys([Settings, *(type_of(key) for key in ("workers", "evaluate"))])),
     ],
 )
-def test_every_key_is_told(page: str, wanted: set[str]) -> None:
+def test_every_key_is_reported(page: str, wanted: set[str]) -> None:
     assert wanted - told(page) == set()
 
 

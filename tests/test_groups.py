@@ -98,7 +98,7 @@ def test_every_number_of_groups_is_tried_and_none_where_all_hosts_are_alike() ->
     assert list(groupings(lan, range(4), 1e9)) == []
 
 
-def test_numbers_of_groups_are_told_apart_by_what_a_round_takes() -> None:
+def test_numbers_of_groups_are_compared_by_the_time_of_a_round() -> None:
     """Groups of a city are sooner than such across the sea; two ranks of one host need no line."""
     net, payload = probed(8), 10**8
     cities = sorted(range(8), key=lambda host: net.hosts[host].name)

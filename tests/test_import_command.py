@@ -48,7 +48,7 @@ def refused(*arguments: str) -> str:
     return result.output
 
 
-def test_a_place_whose_rates_are_alike_is_told_and_can_be_given_its_line(
+def test_a_place_whose_rates_are_alike_is_reported_and_can_be_given_its_line(
     tables: list[str], tmp_path: Path
 ) -> None:
     """Three links of 39 Mbit/s behind a card of 10 Gbit/s let a home send 119 at once, and nothing was said."""
@@ -118,7 +118,7 @@ def test_a_loss_takes_enough_pings(num: int, lost: int, loss: float, told: str, 
     assert told in text
 
 
-def test_files_of_runs_that_failed_are_told_all_at_once(tmp_path: Path) -> None:
+def test_files_of_runs_that_failed_are_reported_all_at_once(tmp_path: Path) -> None:
     failed: dict[str, Any] = {"start": {}, "error": "the server is busy running a test. try again later"}
     for name in ("us--eu.json", "eu--us.json"):
         (tmp_path / name).write_text(json.dumps(failed))
@@ -133,7 +133,7 @@ def test_files_of_runs_that_failed_are_told_all_at_once(tmp_path: Path) -> None:
     assert "measure again, or leave these files out" in told
 
 
-def test_a_link_of_a_host_among_those_of_regions_is_told_where_it_belongs(tmp_path: Path) -> None:
+def test_a_link_of_a_host_among_those_of_regions_is_reported_where_it_belongs(tmp_path: Path) -> None:
     path = tmp_path / "net.yaml"
     path.write_text(
         "hosts: [home]\nregions:\n  fra: {hosts: 1, nic: 1 Gbit/s}\nwan:\n"

@@ -294,7 +294,7 @@ def test_a_model_that_is_judged_again_is_no_later_model():
     assert reach([*followed, *run(0.3, versions=[4])], 0.5).target == "held"
 
 
-def test_without_virtual_time_it_is_told_all_the_same():
+def test_without_virtual_time_it_is_reported_too():
     evaluations = [Judged(number, None, 0.1) for number in range(3)]
     assert reach(evaluations, 0.5) == Reached("held", None, 0)
 

@@ -178,7 +178,7 @@ def test_a_thousand_equal_steps_take_equal_time() -> None:
     assert ends[0] == pytest.approx(0.4, abs=4 * GRID)
 
 
-def test_what_the_network_never_finishes_is_told() -> None:
+def test_an_unfinished_transfer_is_reported() -> None:
     call = Call("all_reduce", (0, 1), 8)
     with pytest.raises(DeadlockError, match=r"rank 0 in all_reduce"):
         simulate([[Post(key(0), 0, call), Wait(key(0))], []])

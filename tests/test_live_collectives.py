@@ -225,7 +225,7 @@ def test_every_schedule_takes_what_its_messages_take(data: st.DataObject, protoc
 
 @settings(max_examples=30)
 @given(data=st.data())
-def test_under_gloo_all_bytes_arrive_and_nobody_is_sooner_than_without_notes(data: st.DataObject) -> None:
+def test_under_gloo_all_bytes_arrive_not_sooner_than_without_notes(data: st.DataObject) -> None:
     topology = data.draw(topologies())
     made, arrivals = draw_call(data, len(topology.hosts), 0.0)
     hosts = range(len(topology.hosts))
@@ -254,7 +254,7 @@ def test_members_go_on_before_the_last_arrives(op: str, protocol: str) -> None:
     assert 5.0 <= done[3] < 5.1
 
 
-def test_the_root_of_a_broadcast_waits_for_nobody() -> None:
+def test_the_root_of_a_broadcast_waits_for_no_member() -> None:
     """Members that come later than its bytes are through as they enter."""
     made = schedule("broadcast", 3, num_bytes=1000, algorithm="direct")
     (done,) = ends(started, Network(Clock(), star(3), "ideal"), [(made, [0.0, 7.0, 8.0])], range(3))
@@ -263,7 +263,7 @@ def test_the_root_of_a_broadcast_waits_for_nobody() -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_who_is_no_root_of_a_reduce_waits_for_nobody(protocol: str) -> None:
+def test_a_member_that_is_not_root_of_a_reduce_waits_for_no_other(protocol: str) -> None:
     made = schedule("reduce", 3, num_bytes=1000, algorithm="direct")
     arrivals = [5.0, 0.0, 0.25]
     (done,) = ends(started, Network(Clock(), star(3), protocol), [(made, arrivals)], range(3))
@@ -296,7 +296,7 @@ def test_members_with_equal_routes_that_enter_together_end_together(protocol: st
     assert max(done) - min(done) <= (0.01 if protocol == "gloo" else 1e-9)  # gloo's threads wake apart
 
 
-def test_whoever_enters_two_at_one_instant_sends_in_the_order_of_the_calls() -> None:
+def test_a_member_that_enters_two_at_one_instant_sends_in_the_order_of_the_calls() -> None:
     """Messages of a group share its connections: those of the call that comes first leave first."""
     empty, large = schedule("barrier", 2), schedule("all_reduce", 2, num_bytes=40_000, algorithm="ring")
     (first, _) = ends(
@@ -348,7 +348,7 @@ def test_two_groups_that_share_links_take_longer_and_lose_nothing(protocol: str)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_cancelled_collective_sends_nothing_more_and_tells_nobody(protocol: str) -> None:
+def test_a_cancelled_collective_sends_nothing_more_and_notifies_no_member(protocol: str) -> None:
     clock = Clock()
     network = Network(clock, star(3, bandwidth="10 Mbit/s"), protocol)
     made = schedule("all_reduce", 3, num_bytes=300_000)
@@ -404,7 +404,7 @@ def test_the_same_again_on_warm_connections_takes_the_same(protocol: str) -> Non
     assert network.link_bytes.sum() == pytest.approx(6 * made.sent_bytes.sum() * 2, rel=1e-12)
 
 
-def test_whoever_enters_last_is_told_however_instants_are_rounded() -> None:
+def test_the_last_member_to_enter_is_notified_however_instants_are_rounded() -> None:
     """A message waits for its receiver while others, each begun as the one before it ends, come and go."""
     topology = star(3, latency="20 ms")
     message = [schedule("sendrecv", 2, num_bytes=37 * case + 1) for case in range(40)]

@@ -29,7 +29,7 @@ def kernel_after(streams: list[list[Request]]) -> Kernel:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_calls_that_are_over_are_forgotten_waited_for_or_not(waits: bool) -> None:
-    """Each call that somebody did not wait for stayed for ever, as did the queue of each group that ever was."""
+    """Each call without a wait stayed for ever, as did the queue of each group that ever was."""
 
     def rank(member: int) -> list[Request]:
         requests: list[Request] = []
@@ -64,7 +64,7 @@ def remembered(comm: Communicator, rounds: int, anew: bool) -> tuple[int, int, i
 
 
 @pytest.mark.parametrize("anew", [True, False])
-def test_ranks_forget_groups_that_go_and_sends_that_nobody_waits_for(anew: bool) -> None:
+def test_ranks_release_closed_groups_and_sends_without_a_wait(anew: bool) -> None:
     """Every group ever made kept a counter on each of its ranks, and every send whose handle was dropped its values."""
     for rounds in (100, 200):
         for groups, lanes, in_flight in run_ranks(partial(remembered, rounds=rounds, anew=anew), 8).results:

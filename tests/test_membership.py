@@ -31,7 +31,7 @@ def join(members: Membership, site: int, number: int, now: float) -> None:
     members.rounds.join(site, site + 1, {"number": number, **asked}, now)
 
 
-def test_who_does_not_come_to_a_round_is_told_with_its_place() -> None:
+def test_a_site_missing_in_a_round_is_reported_with_its_place() -> None:
     """Where sites wait for each other in different places nothing else tells it: they have no calls to compare."""
     lines: list[str] = []
     members = two_sites(lines)
@@ -72,7 +72,7 @@ def test_the_begin_waits_for_all_sites_however_short_rounds_do() -> None:
     ]
 
 
-def test_who_does_not_come_through_an_average_is_told() -> None:
+def test_a_site_that_does_not_finish_an_average_is_reported() -> None:
     lines: list[str] = []
     members = two_sites(lines)
     for site in range(2):
@@ -86,7 +86,7 @@ def test_who_does_not_come_through_an_average_is_told() -> None:
     assert lines == ["the run's begin: site 1 waits since 31 s: site 0 is not there, heard of 1 s ago"]
 
 
-def test_a_rendezvous_that_stood_still_holds_nobody_silent() -> None:
+def test_a_rendezvous_that_stood_still_takes_no_site_for_silent() -> None:
     """A stopped process, or a crowded machine: what sites said meanwhile has not been read yet, and is in time."""
     run = RunSession("r", 2, lambda line: None)
     near, far = socket.socketpair()
@@ -107,7 +107,7 @@ def test_a_rendezvous_that_stood_still_holds_nobody_silent() -> None:
         run.close()
 
 
-def test_nobody_waits_for_a_site_whose_file_has_fewer_steps() -> None:
+def test_a_site_with_fewer_steps_is_not_waited_for() -> None:
     """That one waits for the last rows of the others meanwhile: they waited for each other until the time was over."""
     lines: list[str] = []
     members = two_sites(lines)
@@ -120,7 +120,7 @@ def test_nobody_waits_for_a_site_whose_file_has_fewer_steps() -> None:
     assert lines[-1] == "round 61: site 1, without site 0"
 
 
-def test_who_downloads_from_a_site_that_dies_hears_so_at_once() -> None:
+def test_a_download_from_a_site_that_dies_fails_at_once() -> None:
     """It may wait for that one's address; it asks again, and gets what it wants from another one."""
     members, sent = members_of(3)
     for site in (0, 1):
@@ -147,7 +147,7 @@ def one_ahead(sent: list[tuple[int, dict[str, Any]]]) -> Membership:
     return members
 
 
-def test_who_is_through_stays_for_one_that_has_come_and_gives_it_the_final_state() -> None:
+def test_finished_sites_wait_for_a_late_one_and_give_it_the_final_state() -> None:
     """That one began anew otherwise, alone and to another model, though it takes a while until it asks."""
     sent: list[tuple[int, dict[str, Any]]] = []
     members = one_ahead(sent)
@@ -163,7 +163,7 @@ def test_who_is_through_stays_for_one_that_has_come_and_gives_it_the_final_state
     assert sent[-1] == (0, {"id": 99}), "now it may leave"
 
 
-def test_who_comes_when_the_others_have_finished_and_left_is_told_so() -> None:
+def test_a_site_that_joins_after_the_others_have_left_gets_an_error() -> None:
     sent: list[tuple[int, dict[str, Any]]] = []
     members = one_ahead(sent)
     members.depart(0, "session 0", 4.0)
@@ -177,7 +177,7 @@ def test_who_comes_when_the_others_have_finished_and_left_is_told_so() -> None:
     assert sent[-1] == (1, {"id": 5, "refused": told})
 
 
-def test_a_finished_folder_ends_the_wait_of_others_who_would_go_on_alone() -> None:
+def test_a_finished_folder_ends_the_wait_of_sites_that_would_continue_alone() -> None:
     sent: list[tuple[int, dict[str, Any]]] = []
     members = Membership(2, "r", lambda site, message: sent.append((site, dict(message))))
     members.arrive(1, "session 1", {"where": "host"}, 2.0)
@@ -189,7 +189,7 @@ def test_a_finished_folder_ends_the_wait_of_others_who_would_go_on_alone() -> No
     assert told["refused"].startswith("this run is over: site 0 has finished it, its folder has the model")
 
 
-def test_who_waits_for_a_round_that_others_completed_in_an_earlier_life_of_the_rendezvous_hears_so() -> None:
+def test_a_site_waiting_for_a_round_completed_before_a_restart_of_the_rendezvous_learns_so() -> None:
     """Its question was dropped with the meeting when the others came to their next round: it waited for ever."""
     members, sent = members_of(3, has_begun=True, newest=12)
     join(members, 2, 13, 2.0)

@@ -50,7 +50,7 @@ def test_the_largest_divisor_that_fits_is_chosen(room: float, size: int) -> None
     assert fitting_size(model, batch, 12, num_ranks=3, limit_bytes=limit) == size
 
 
-def test_too_little_for_one_sample_is_told() -> None:
+def test_too_little_for_one_sample_is_reported() -> None:
     with pytest.warns(UserWarning, match="3 ranks need .* GB even with one sample at a time"):
         assert fitting_size(Wide(), batch, 12, num_ranks=3, limit_bytes=1.0) == 1
 

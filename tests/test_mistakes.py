@@ -286,7 +286,7 @@ def test_the_nearest_come_first_and_the_rest_is_in_alphabetical_order(given: str
     assert all(likeness[at] for at in range(ordered)), "what comes before has something in common with it"
 
 
-def test_several_are_told_in_one_line() -> None:
+def test_several_are_reported_in_one_line() -> None:
     told = str(unknown_names("key of compute", ["jiter", "q"], ["jitter", "fixed"]))
     assert told == "unknown keys of compute 'jiter' (did you mean 'jitter'?), 'q': Accepted: jitter, fixed"
 

@@ -131,7 +131,7 @@ def test_a_temporary_folder_is_gone_after_its_result(capsys: pytest.CaptureFixtu
         ({"strategy": "DiLoCoo"}, "experiment: strategies: unknown strategy 'DiLoCoo'"),
     ],
 )
-def test_mistakes_are_told_by_key(options: dict[str, Any], line: str, tmp_path: Path) -> None:
+def test_mistakes_are_reported_by_key(options: dict[str, Any], line: str, tmp_path: Path) -> None:
     with pytest.raises((InputError, UnknownNameError)) as caught:
         netgym.compare(EXPERIMENT, out=tmp_path / "out", **options)
     assert str(caught.value).startswith(line)
@@ -180,7 +180,7 @@ def test_plans_come_as_objects() -> None:
     assert row["days"] > 0
 
 
-def test_a_missing_extra_is_told(result: netgym.Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_reported(result: netgym.Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match=r"pip install 'netgym\[pandas\]'"):
         result.table()

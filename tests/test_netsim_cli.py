@@ -119,7 +119,7 @@ links:
 """
 
 
-def test_devices_that_nobody_knows_are_told(tmp_path: Path, capsys: Capture) -> None:
+def test_unknown_devices_are_reported(tmp_path: Path, capsys: Capture) -> None:
     """A network runs without devices, so `netsim` warns; who computes on hosts needs them, so `netgym` refuses."""
     file = tmp_path / "network.yaml"
     file.write_text(MISTYPED)
@@ -142,7 +142,7 @@ def test_devices_that_nobody_knows_are_told(tmp_path: Path, capsys: Capture) -> 
 
 
 @pytest.mark.parametrize(("total", "told"), [(None, "timing all_reduce"), (3, "2/3")])
-def test_a_terminal_is_told_when_it_takes_long(total: int | None, told: str) -> None:
+def test_long_work_shows_progress_on_a_terminal(total: int | None, told: str) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100)
     with DelayedProgress("timing all_reduce", total, seconds=0.0, console=console) as progress:
@@ -154,7 +154,7 @@ def test_a_terminal_is_told_when_it_takes_long(total: int | None, told: str) -> 
 
 
 @pytest.mark.parametrize(("is_terminal", "seconds"), [(True, 1e3), (False, 0.0)])
-def test_nobody_is_told_of_what_is_quick_or_where_nobody_looks(is_terminal: bool, seconds: float) -> None:
+def test_short_work_and_files_show_no_progress(is_terminal: bool, seconds: float) -> None:
     screen = io.StringIO()
     with DelayedProgress(
         "transfers", 3, seconds, Console(file=screen, force_terminal=is_terminal)

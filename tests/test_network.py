@@ -192,7 +192,7 @@ def test_one_more_transfer_than_were_ever_in_flight_does_not_stop_the_clock(
 
 
 @pytest.mark.parametrize("is_told", [False, True], ids=["at once", "before its turn"])
-def test_who_ends_a_transfer_hears_nothing_of_it_any_more(clock: Clock, log: Log, is_told: bool) -> None:
+def test_a_cancelled_transfer_notifies_no_owner(clock: Clock, log: Log, is_told: bool) -> None:
     """Also of what was to be told at the end of this instant: that the socket's buffer has taken it in."""
     network = Network(clock, TOPOLOGY, "linux-tcp")
     number = network.send(A, B, 1, log.on("delivered"), on_sent=log.on("sent"))

@@ -58,7 +58,7 @@ class Polls(Strategy):
 @pytest.mark.parametrize("workers", ["threads", PROCESSES], ids=["threads", "processes"])
 @pytest.mark.parametrize("make", [AsksForTheTime, Polls])
 @pytest.mark.parametrize("validates", [True, False])
-def test_who_asks_for_the_time_is_not_disturbed_by_who_looks_on(make, validates, workers):
+def test_a_rank_that_reads_the_clock_is_not_disturbed_by_observers(make, validates, workers):
     """Averages were collected by off-clock calls: told as a deadlock when a rank waited for the clock meanwhile."""
     options = {"correlation_interval": 2} if validates else {"val_size": 0}
     result = fit(make(lr=0.01), workers=workers, **options).fit_result
@@ -206,7 +206,7 @@ def test_buffers_are_judged_as_they_were_when_the_model_came_to_exist():
     assert float(result.mean_state["count"]) == 8.0
 
 
-def test_the_judged_model_is_the_last_rounds_and_the_mean_is_everybodys():
+def test_the_judged_model_is_the_last_rounds_and_the_mean_that_of_all_ranks():
     result = fit(DiLoCoStrategy(H=3, lr=0.05)).fit_result
     replicas = [state["layers.0.weight"] for state in result.rank_states]
     mean = torch.stack(replicas).mean(dim=0)
@@ -239,7 +239,7 @@ class Tuple(nn.Module):
 
 
 @pytest.mark.parametrize("workers", ["threads", PROCESSES], ids=["threads", "processes"])
-def test_a_model_that_judges_to_a_tuple_is_told(workers):
+def test_a_model_that_judges_to_a_tuple_is_reported(workers):
     with pytest.raises(InputError, match=r"evaluation: the model returned tuple; it must return the batch's"):
         fit(Strategy(lr=0.01), Tuple(), workers=workers)
 

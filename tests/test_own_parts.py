@@ -82,7 +82,7 @@ def test_a_part_stays_until_a_newer_checkpoint_is_complete(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("damage", ["gone", "other bytes"])
-def test_who_has_not_its_part_says_on_which_machine_it_was_written(tmp_path: Path, damage: str) -> None:
+def test_the_error_for_a_missing_part_names_its_machine(tmp_path: Path, damage: str) -> None:
     disks = TwoDisks(tmp_path)
     disks.save(5)
     disks.writer.close()

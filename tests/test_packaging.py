@@ -74,7 +74,7 @@ def test_every_folder_with_modules_is_a_package() -> None:
         ("mlflow", "--set loggers=[mlflow]", "tracking"),
     ],
 )
-def test_an_extra_that_is_missing_is_told_with_the_line_that_installs_it(
+def test_an_extra_that_is_missing_is_reported_with_the_line_that_installs_it(
     missing: str,
     change: str,
     extra: str,

@@ -172,7 +172,7 @@ def test_a_topology_reads_files_below_its_own_folder_alone(name: str, here: Path
         assert "deadbeef" not in told
 
 
-def test_what_it_reads_there_is_not_told(here: Path) -> None:
+def test_its_contents_are_not_printed(here: Path) -> None:
     (here / "nets").mkdir()
     (here / "nets/net.yaml").write_text(f"{LINK}traces: [{{link: [a, b], bandwidth: t.csv}}]\n")
     for text in ("deadbeef\n", "start_s,bits_per_second\n0,deadbeef\n"):

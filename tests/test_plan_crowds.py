@@ -1,4 +1,4 @@
-"""Plans of very many workers: what is reckoned is what all messages take."""
+"""Plans of very many workers: extrapolated times equal those of all messages."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_very_long_ring_takes_what_its_slowest_pairs_take(monkeypatch: pytest.
     assert reckoned.seconds_per_round == pytest.approx(whole.seconds_per_round, rel=0.01)
 
 
-def test_too_many_ranks_that_go_by_the_clock_are_told() -> None:
+def test_too_many_ranks_that_read_the_clock_are_reported() -> None:
     """Staged codes in flight have every rank run: of thousands one line says what to do, at once."""
     where = homes(300)
     with pytest.raises(InputError, match="goes by the clock, so each of 300 ranks has to run"):

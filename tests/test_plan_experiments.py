@@ -57,7 +57,7 @@ def test_what_is_planned_is_what_is_trained(
         assert row["days"] * 86_400 == pytest.approx(run["virtual_seconds"], rel=1e-6)
 
 
-def test_a_vocabulary_that_nobody_knows_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_guessed_vocabulary_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without the task's files a plan takes what tokens mostly have, and says so; an option settles it."""
     path = tmp_path / "own.yaml"
     path.write_text("task: {name: text, paths: gone.bin}\nmodel: {name: llama}\ncompute: 50 ms" + SITES)
@@ -96,7 +96,7 @@ strategies: [{name: DiLoCo, H: 50}]
 """
 
 
-def test_who_waits_for_slower_devices_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_waiting_for_slower_devices_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two h100 wait for an a100: that is the limit, and no link; shared out by speed it is gone."""
     path = tmp_path / "unlike.yaml"
     path.write_text(UNLIKE)
@@ -108,7 +108,7 @@ def test_who_waits_for_slower_devices_is_told_so(tmp_path: Path, capsys: pytest.
     assert shared["limit"]["by"] != "compute of ore (a100)"
 
 
-def test_stragglers_are_told_where_rounds_wait_for_them(
+def test_stragglers_are_reported_where_rounds_wait_for_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Alike devices that are slow by chance hold each other up."""
@@ -174,7 +174,7 @@ def test_clipping_takes_no_time_in_plans(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_devices_and_prices_go_by_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Sixteen a100 keep up with one h100, and hours cost what each site's do; a site left out is told."""
+    """Sixteen a100 keep up with one h100, and hours cost what each site's do; a site left out is reported."""
     path = tmp_path / "unlike.yaml"
     path.write_text(UNLIKE)
     (row,) = told(f"plan {path} --devices-per-worker fra=1,mil=1,ore=16 --price fra=8,mil=8,ore=0.5", capsys)
@@ -186,7 +186,7 @@ def test_devices_and_prices_go_by_site(tmp_path: Path, capsys: pytest.CaptureFix
     assert "did you mean 'ore'" in capsys.readouterr().err
 
 
-def test_dollars_of_traffic_alone_are_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dollars_of_traffic_alone_are_reported_so(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a price of hours, the table says what its dollars are for, and what to give."""
     words = "plan --model llama-2m --strategy DiLoCo --topology aws-12-regions-single-stream --workers 4 --sequence 64"
     words += " --device a100"

@@ -74,7 +74,7 @@ def test_rounds_that_go_on_without_a_crashed_host_lose_its_steps() -> None:
     assert waits.failures["seconds_lost_per_crash"] == pytest.approx(3.0, rel=0.05)
 
 
-def test_crashes_that_end_a_run_are_told() -> None:
+def test_crashes_that_end_a_run_are_reported() -> None:
     """Under TCP a connection is given up after a quarter of an hour, so where a round hangs on it the run ends."""
     plan = measure(
         build_strategy("DiLoCo", H=2), setting("10 ms", failures=Crashes(1e6, 1800.0), protocol="linux-tcp")
@@ -84,7 +84,7 @@ def test_crashes_that_end_a_run_are_told() -> None:
     assert plan.failures["seconds_lost_per_crash"] == pytest.approx(1800, rel=0.01)
 
 
-def test_what_ends_before_the_budget_is_told() -> None:
+def test_a_run_that_ends_before_its_budget_is_reported() -> None:
     """`until` cuts days, tokens and money alike; where it comes later nothing changes."""
     whole = measure(build_strategy("DiLoCo", H=5), setting(dollars_per_hour=2.0))
     cut = measure(build_strategy("DiLoCo", H=5), setting(dollars_per_hour=2.0, until=600.0))
@@ -116,8 +116,8 @@ def test_batches_by_speed_keep_the_slow_from_holding_up_the_fast() -> None:
         replace(setting(), batch_by_speed=True).durations()
 
 
-def test_a_lost_site_is_planned_beside_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--without` adds a row a site and one without them all; one that is not there is told."""
+def test_a_lost_site_is_planned_in_a_row_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--without` adds a row a site and one without them all; an unknown one is an error."""
     words = "plan --model llama-2m --sequence 64 --strategy DiLoCo --topology wan-4-regions --workers 4 --tokens 1B "
     words += "--device a100 "
     assert main([*words.split(), "--without", "asia", "--without", "eu", "--json"]) == 0

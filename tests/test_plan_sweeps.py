@@ -1,4 +1,4 @@
-"""Sweeps of plans: what is told of them, and that points share what they have in common."""
+"""Sweeps of plans: their reports, and that points share work."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_variants_of_one_strategy_break_even_too() -> None:
     ]
 
 
-def test_ratios_of_steps_are_told_where_what_is_learned_differs() -> None:
+def test_ratios_of_steps_are_reported_where_what_is_learned_differs() -> None:
     """Two codecs may need other numbers of steps; two numbers of streams do not."""
     rows = [
         row("DiLoCo", 1.0, codec="fp32", streams="1"),

@@ -154,7 +154,7 @@ def test_ranks_that_meet_others_are_simulated_through_a_turn(
 def test_one_rank_of_a_kind_stands_for_all_where_none_goes_by_what_others_send(
     name: str, options: dict[str, Any], alone: bool
 ) -> None:
-    """What ranks request tells whether they differ; nothing is declared."""
+    """Requests show whether ranks differ; nothing is declared."""
     assert rhythm(build_strategy(name, **options), 4).goes_alone is alone
 
 
@@ -360,7 +360,7 @@ def test_gradients_of_a_sharded_replica_are_a_part_of_it() -> None:
     assert part["optimizer"] == pytest.approx(2 * part["gradients"], abs=100)
 
 
-def test_ranks_that_call_everyone_meet_nobody_new() -> None:
+def test_ranks_that_call_all_others_have_constant_peers() -> None:
     """However far the rounds of fragments reach into each other, where all ranks call all."""
     strategy = build_strategy("StreamingDiLoCo", H=8, tau=6, num_fragments=2, codec="int8")
     found = rhythm(strategy, 4)

@@ -93,7 +93,7 @@ def test_many_hosts_that_are_alike_are_drawn_as_one() -> None:
     assert names == [("hub", ""), ("h0 ... h39", "39 hosts"), ("h7", "")]
 
 
-def test_unequal_directions_and_losses_are_told() -> None:
+def test_unequal_directions_and_losses_are_reported() -> None:
     link = {
         "between": ["home", "net"],
         "up": "3 Mbit/s",

@@ -29,8 +29,8 @@ def polling(comm):
     return told, comm.now()
 
 
-def test_who_polls_beside_others_off_the_clock_is_no_deadlock():
-    """It was told as one: the clock waited for rank 0, which waited off the clock for rank 1, which polled."""
+def test_polling_while_others_wait_off_the_clock_is_no_deadlock():
+    """It was reported as one: the clock waited for rank 0, which waited off the clock for rank 1, which polled."""
     runs = [run_ranks(polling, 3, TOPOLOGY, workers=workers) for workers in WORKERS]
     results = runs[0].results
     assert next(told for told, _ in results) == [3.0, 3.0, 3.0]
@@ -43,7 +43,7 @@ def test_who_polls_beside_others_off_the_clock_is_no_deadlock():
     )
 
 
-def test_who_waits_off_the_clock_stands_still_until_the_other_has_come():
+def test_a_rank_that_waits_off_the_clock_is_held_until_the_other_has_come():
     """Rank 1 asks for the time at 3 s; what it gives off the clock afterwards cannot be had at 1 s."""
 
     def body(comm):
@@ -58,7 +58,7 @@ def test_who_waits_off_the_clock_stands_still_until_the_other_has_come():
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_what_can_never_come_is_told_as_before(workers):
+def test_a_deadlock_is_reported_as_before(workers):
     def body(comm):
         if comm.rank == 1:
             comm.now()

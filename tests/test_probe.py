@@ -1,4 +1,4 @@
-"""`netsim probe`: who is let in, what every mistake is told like, and that it finds the links that were set."""
+"""`netsim probe`: authentication, errors, and that it measures the configured links."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def listener() -> Iterator[socket.socket]:
         yield opened
 
 
-def test_nobody_is_let_in_without_the_secret() -> None:
-    """Who calls learns that it is refused, the station who called; nothing of the caller is read."""
+def test_connections_without_the_secret_are_refused() -> None:
+    """The caller gets the refusal, the station the caller's address; nothing of the caller is read."""
     where = places("a")
     with Station("a", where["a"], SECRET) as station:
         with pytest.raises(
@@ -122,7 +122,7 @@ def test_unreachable_hosts_taken_ports_and_foreign_addresses(listener: socket.so
         pass
 
 
-def test_lists_that_differ_are_told_on_both_sides() -> None:
+def test_lists_that_differ_are_reported_on_both_sides() -> None:
     where = places("a", "b")
     with Station("a", where["a"], SECRET) as first, Station("b", where["b"], SECRET) as second:
         told: list[str] = []

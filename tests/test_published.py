@@ -20,7 +20,7 @@ def test_every_cell_of_the_table_is_within_one_grid_step() -> None:
     assert sum(cell["grid_steps"] == 0 for cell in cells) >= 23
 
 
-def test_our_own_strategies_stand_beside_the_printed_schedule() -> None:
+def test_our_own_strategies_are_listed_with_the_printed_schedule() -> None:
     """Ours never need less than the schedule, but for a grid step: they wait for a round as a whole."""
     cells = reproduce("streaming-diloco")["cells"]
     for cell in cells:
@@ -69,7 +69,7 @@ def test_what_was_not_printed_is_not_called_published(capsys: pytest.CaptureFixt
 
 
 def test_mistakes_and_the_list(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a name it lists them; the wrong options are told."""
+    """Without a name it lists them; wrong options are errors."""
     assert main(["reproduce"]) == 0
     told = capsys.readouterr().out
     assert all(name in told for name in PUBLISHED)
@@ -82,6 +82,6 @@ def test_mistakes_and_the_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_page_has_every_result() -> None:
-    """docs/published.md tells of each."""
+    """docs/published.md has each."""
     page = (Path(__file__).parent.parent / "docs" / "published.md").read_text()
     assert all(f"`{name}`" in page for name in PUBLISHED)

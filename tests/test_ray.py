@@ -191,7 +191,7 @@ def test_what_a_task_has_measured_is_in_the_experiment_that_stays(
 
 
 def test_actors_of_ranks_ask_for_their_gpus(cluster: Any) -> None:
-    """One each where ranks compute on CUDA; a cluster without any is told of it, and nobody waits."""
+    """One each where ranks compute on CUDA; a cluster without any is an error at once."""
     spec = WorkerSpec.parse({"kind": "ray", "address": cluster.address})
     assert spec.settle(4, 1, on_cuda=True).num_gpus == 1
     assert spec.settle(4, 1).num_gpus == 0
@@ -219,7 +219,7 @@ def test_what_no_node_can_hold_is_refused_and_not_waited_for(cluster: Any) -> No
             joined.require({"num_cpus": 64}, "point 0")
 
 
-def test_a_place_that_is_none_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_address_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(EXPERIMENT.replace(', {name: "mine:Own", H: 2}', ""))
     assert main(["sweep", str(path), "--out", str(tmp_path / "o"), "--on", "rya"]) == 2

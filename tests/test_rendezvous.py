@@ -223,7 +223,7 @@ def test_a_site_that_is_late_loses_its_round_as_in_simulation() -> None:
     check(found, expected, [ALL, OTHERS, ALL, ALL, ALL, ALL])
 
 
-def test_who_downloads_is_waited_for_as_in_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_downloading_site_is_waited_for_as_in_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its download takes longer than the others' steps: it came too late for every round."""
     known: list[Gates] = []
     join, num_joined = PendingRounds.join, 0
@@ -340,7 +340,7 @@ def test_a_rendezvous_that_is_started_again_finds_its_sites_again() -> None:
 # --- who is refused -----------------------------------------------------------------------------------------
 
 
-def test_who_does_not_know_the_secret_is_told_so_and_nothing_else() -> None:
+def test_a_process_without_the_secret_gets_only_the_refusal() -> None:
     lines: list[str] = []
     with meeting(say=lines.append) as at:
         with pytest.raises(InputError, match=r"rendezvous 127.*: has another secret: give both the same"):
@@ -358,7 +358,7 @@ def test_who_does_not_know_the_secret_is_told_so_and_nothing_else() -> None:
     assert sum("refused a connection" in line for line in lines) == 2
 
 
-def test_strangers_who_say_nothing_keep_no_site_out() -> None:
+def test_silent_strangers_keep_no_site_out() -> None:
     with meeting() as at, ExitStack() as strangers:
         for _ in range(100):
             strangers.enter_context(socket.create_connection(at.address))
@@ -389,7 +389,7 @@ def test_a_site_that_is_there_already_or_does_not_exist_is_refused() -> None:
         second.close()
 
 
-def test_a_site_with_another_experiment_is_refused_and_those_who_are_there_hear_of_it(
+def test_a_site_with_another_experiment_is_refused_and_present_sites_print_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would else wait for sites of its own, and the others for it, until their times are over."""
@@ -438,7 +438,7 @@ def test_sites_that_were_here_before_are_not_refused_by_a_rendezvous_that_was_st
         far.close()
 
 
-def test_a_site_whose_file_is_longer_is_told_with_those_who_are_there() -> None:
+def test_a_site_with_a_longer_file_is_reported_with_the_sites_present() -> None:
     """It would train on alone when they are through."""
     lines: list[str] = []
     told: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -454,7 +454,7 @@ def test_a_site_whose_file_is_longer_is_told_with_those_who_are_there() -> None:
     assert heard == "site 1 has another file than the sites present: max_steps is 600, theirs 300"
 
 
-def test_those_who_go_on_from_checkpoints_tell_again_what_others_may_have_lost() -> None:
+def test_resumed_sites_send_rows_again_that_others_may_have_lost() -> None:
     """Where the rendezvous died too nobody else has the rows between the checkpoints of two sites."""
     asked: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
     with meeting(num_sites=2) as at:

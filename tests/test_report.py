@@ -114,7 +114,7 @@ class TestTable:
         assert (cells[3], cells[1], cells[8]) == ("-", "never", "-")
 
     @pytest.mark.parametrize("given", [{"target": "missed"}, {"target": "touched"}, {"steps": 3}])
-    def test_who_misses_the_target_or_does_fewer_steps_has_saved_nothing(
+    def test_a_strategy_that_misses_the_target_or_does_fewer_steps_saves_nothing(
         self, tmp_path: Path, given: dict[str, object]
     ) -> None:
         """A strategy that diverges sends little too."""
@@ -164,15 +164,15 @@ class TestVerdict:
         assert f"No strategy reached loss 0.3 {span}, so there is no winner." in text
         assert f"DiLoCo sent nothing {span}:" in text
 
-    def test_who_is_alone_is_not_first(self, tmp_path: Path) -> None:
+    def test_a_single_strategy_is_not_first(self, tmp_path: Path) -> None:
         text = verdict(Results.load(run_folder(tmp_path, [entry("DiLoCo")]))).text
         assert text.startswith("DiLoCo reaches loss 0.3, after 50 s of virtual time.")
 
-    def test_who_was_stopped_before_its_first_word_is_not_called_silent(self, tmp_path: Path) -> None:
+    def test_a_site_stopped_before_its_first_message_is_not_called_silent(self, tmp_path: Path) -> None:
         entries = [entry("AllReduce"), entry("DiLoCo", bytes_sent_per_worker=0, incomplete=True)]
         assert "sent nothing" not in verdict(Results.load(run_folder(tmp_path, entries))).text
 
-    def test_who_reaches_the_target_first_wins_and_the_reason_is_told(self, tmp_path: Path) -> None:
+    def test_the_first_at_the_target_wins_and_the_reason_is_given(self, tmp_path: Path) -> None:
         decision = verdict(Results.load(run_folder(tmp_path, two())))
         assert decision.winner == "DiLoCo"
         assert decision.text == (
@@ -181,7 +181,7 @@ class TestVerdict:
             "This is one seed: run with --set seeds=3 to check it with others."
         )
 
-    def test_a_close_second_and_a_lower_loss_are_told(self, tmp_path: Path) -> None:
+    def test_a_close_second_and_a_lower_loss_are_reported(self, tmp_path: Path) -> None:
         entries = [*two(), entry("SPARTA", virtual_seconds_to_target=53.0, final_loss=0.1)]
         text = verdict(Results.load(run_folder(tmp_path, entries))).text
         assert "SPARTA is next with 53 s" in text
@@ -197,7 +197,7 @@ class TestVerdict:
             "protocol and with jitter. DiLoCo is 4x sooner than AllReduce (3.333 min). It sends 50 kB"
         )
 
-    def test_nobody_reaches_the_target(self, tmp_path: Path) -> None:
+    def test_no_strategy_reaches_the_target(self, tmp_path: Path) -> None:
         entries = [entry(name, virtual_seconds_to_target=None, final_loss=loss) for name, loss in
                    (("AllReduce", 0.5), ("DiLoCo", 0.6))]  # fmt: skip
         decision = verdict(Results.load(run_folder(tmp_path, entries)))
@@ -225,12 +225,12 @@ class TestVerdict:
             "Only DiLoCo ran to its end, with a loss of 0.2000: nothing to compare"
         )
 
-    def test_the_evaluation_interval_stands_beside_the_time(self, tmp_path: Path) -> None:
+    def test_the_evaluation_interval_is_printed_with_the_time(self, tmp_path: Path) -> None:
         """The time is that of an evaluation: nothing is interpolated, and how often it was looked is said."""
         text = verdict(Results.load(run_folder(tmp_path, two(), evaluate={"every": 10}))).text
         assert "after 50 s of virtual time (evaluated every 10 steps), 4x sooner" in text
 
-    def test_who_touched_the_target_and_did_not_hold_it_does_not_win(self, tmp_path: Path) -> None:
+    def test_a_strategy_that_touched_the_target_does_not_win(self, tmp_path: Path) -> None:
         entries = two(target="touched", virtual_seconds_to_target=None)
         entries[0]["target"] = "held"
         results = Results.load(run_folder(tmp_path, entries, target_loss=0.7))
@@ -239,14 +239,14 @@ class TestVerdict:
         assert " DiLoCo touched loss 0.7 after 50 s but was not seen to hold it." in decision.text
         assert table_cells(results)[1][1] == "not held"
 
-    def test_nobody_holds_what_one_touched(self, tmp_path: Path) -> None:
+    def test_a_touched_target_is_not_held(self, tmp_path: Path) -> None:
         entries = two(target="touched", virtual_seconds_to_target=None)
         entries[0] |= {"target": "missed", "virtual_seconds_to_target": None}
         decision = verdict(Results.load(run_folder(tmp_path, entries, target_loss=0.7)))
         assert decision.winner is None
         assert "DiLoCo touched loss 0.7 after 50 s but was not seen to hold it." in decision.text
 
-    def test_who_failed_is_told_and_does_not_compete(self, tmp_path: Path) -> None:
+    def test_a_failed_strategy_is_reported_and_does_not_compete(self, tmp_path: Path) -> None:
         entries = [*two(), entry("DeMo", failed=True, error="rank 1: boom.", virtual_seconds_to_target=1.0)]
         results = Results.load(run_folder(tmp_path, entries))
         decision = verdict(results)
@@ -268,7 +268,7 @@ class TestVerdict:
         assert decision.winner is None
         assert decision.text.startswith("No strategy ran to its end")
 
-    def test_who_never_communicated_is_named(self, tmp_path: Path) -> None:
+    def test_ranks_that_never_communicated_are_named(self, tmp_path: Path) -> None:
         entries = [entry("AllReduce"), entry("DiLoCo", bytes_sent_per_worker=0)]
         text = verdict(Results.load(run_folder(tmp_path, entries))).text
         assert text.endswith(" DiLoCo sent nothing in 4 steps: the workers trained each on their own.")
@@ -567,7 +567,7 @@ def test_a_page_of_forty_strategies_has_room_for_their_names(tmp_path: Path) -> 
     assert "strategy 39" in write_report(folder).read_text()
 
 
-def test_seconds_of_real_ranks_are_told_as_such(tmp_path: Path) -> None:
+def test_seconds_of_real_ranks_are_reported_as_such(tmp_path: Path) -> None:
     """They stand in the place of virtual ones, in table, sentence and page, and under their own name."""
     real = [
         {

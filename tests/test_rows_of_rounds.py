@@ -1,4 +1,4 @@
-"""Rows of sites that come and go: whole rounds, one after the other, also of who died at a round's end."""
+"""Rows of sites that join and leave: whole rounds in order, also of sites that died at a round's end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def given(rounds: RowOrder, *rows: tuple[int, dict[str, Any]]) -> list[tuple[int
     return [(rank, each["step"], each.get("averaged_ranks")) for rank, each in found]
 
 
-def test_who_dies_between_a_round_and_its_row_has_announced_it() -> None:
+def test_a_site_that_dies_between_a_round_and_its_row_has_announced_it() -> None:
     """Its last step counts like those before; it was lost, and the round was told as if without that rank."""
     rounds, both = RowOrder(), [0, 1]
     assert given(rounds, (0, row(1)), (1, row(1))) == []
@@ -55,7 +55,7 @@ def test_a_run_that_ends_so_tells_it_at_its_end() -> None:
 
 
 @drawn(st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=1, max_size=6), st.randoms(), st.randoms())
-def test_every_site_tells_the_same_however_late_rows_of_who_was_left_out_come(
+def test_every_site_reports_the_same_however_late_rows_of_absent_sites_come(
     members: list[set[int]], one: random.Random, other: random.Random
 ) -> None:
     """A rank that was left out has trained until it heard so; its rows are in time at one site, and late at another."""

@@ -64,7 +64,7 @@ def test_a_run_writes_on_from_a_prompt(run: tuple[str, Path], sample: Callable[.
         assert len(one.split()) == 22
 
 
-def test_mistakes_are_told_in_one_line(run: tuple[str, Path], sample: Callable[..., str]) -> None:
+def test_mistakes_are_reported_in_one_line(run: tuple[str, Path], sample: Callable[..., str]) -> None:
     kind, folder = run
     assert "several models: add --strategy with one of often, seldom" in sample(
         folder, "--prompt", "1", code=2

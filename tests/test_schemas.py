@@ -45,7 +45,7 @@ def validator(name: str) -> Any:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_shipped_files_fit_the_schema_that_they_name(path: Path) -> None:
-    """The first line is a modeline, by which editors complete keys and tell mistakes."""
+    """The first line is a modeline, by which editors complete keys and mark errors."""
     first = path.read_text(encoding="utf-8").partition("\n")[0]
     before, _, named = first.partition("$schema=")
     assert before == "# yaml-language-server: "
@@ -93,7 +93,7 @@ def test_flows_and_topologies_fit_and_their_mistakes_do_not() -> None:
     assert not validator("topology").is_valid({"hosts": ["a", "b"], "links": [link | {"bandwith": 1}]})
 
 
-def test_an_unknown_format_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_format_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema", "topologie"]) == 2
     assert "did you mean 'topology'?" in capsys.readouterr().err
 

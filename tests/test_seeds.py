@@ -84,7 +84,7 @@ def read_results(
 
 
 class TestMerged:
-    def test_numbers_become_means_with_deviations_beside_them(self) -> None:
+    def test_numbers_become_means_with_deviations(self) -> None:
         whole = merged({5: entry("A", 10.0, 0.2), 6: entry("A", 14.0, 0.4)}, [5, 6])
         assert whole["virtual_seconds_to_target"] == 12.0
         assert whole["virtual_seconds_to_target_std"] == pytest.approx(statistics.stdev([10.0, 14.0]))
@@ -130,7 +130,7 @@ class TestMerged:
 
 
 class TestVerdict:
-    def test_who_is_first_with_every_seed_wins(self, tmp_path: Path) -> None:
+    def test_a_strategy_that_is_first_with_every_seed_wins(self, tmp_path: Path) -> None:
         runs = {
             "AllReduce": {0: entry("AllReduce", 40.0), 1: entry("AllReduce", 60.0)},
             "DiLoCo": {0: entry("DiLoCo", 10.0), 1: entry("DiLoCo", 12.0)},
@@ -145,7 +145,7 @@ class TestVerdict:
         assert "one seed" not in decision.text
         assert table_cells(results)[1][1] == "11 \N{PLUS-MINUS SIGN} 1.4 s"
 
-    def test_who_is_first_with_one_seed_only_does_not(self, tmp_path: Path) -> None:
+    def test_a_strategy_that_is_first_with_one_seed_does_not_win(self, tmp_path: Path) -> None:
         """The mean may be far ahead: one seed lost is no win."""
         runs = {
             "AllReduce": {
@@ -162,7 +162,7 @@ class TestVerdict:
             "DiLoCo reaches loss 0.3 first with 2 of 3 seeds."
         )
 
-    def test_who_holds_the_target_with_some_seeds_only_does_not(self, tmp_path: Path) -> None:
+    def test_a_strategy_that_holds_the_target_with_some_seeds_does_not_win(self, tmp_path: Path) -> None:
         runs = {
             "AllReduce": {0: entry("AllReduce", 40.0), 1: entry("AllReduce", 60.0)},
             "DiLoCo": {0: entry("DiLoCo", 10.0), 1: entry("DiLoCo", None, target="touched")},

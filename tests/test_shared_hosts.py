@@ -1,4 +1,4 @@
-"""More workers than hosts: told in a line, and slower where a host says how many devices it has."""
+"""More workers than hosts: reported in a line, and slower where a host says how many devices it has."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_workers_beyond_a_host_s_devices_share_them(
         (3, "{devices: 1}", "{}", "those beyond a host's devices share them"),
     ],
 )
-def test_it_is_told_in_a_line(
+def test_it_is_reported_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, a: str, b: str, told: str | None
 ) -> None:
     """64 workers on 16 hosts were valid without a word."""

@@ -200,7 +200,7 @@ def test_a_site_of_two_that_is_killed_and_comes_again_is_as_one_that_was_cut_off
     assert list(found[-1]) == [4, 5, 6]
 
 
-def test_a_site_of_two_needs_to_be_told_so(tmp_path: Path) -> None:
+def test_a_site_of_two_needs_ranks_per_worker(tmp_path: Path) -> None:
     def body(at: RendezvousService, place: int) -> Any:
         with process(at, 0, place, tmp_path / "0") as comm:
             return train(comm, 1.0, **PATIENCE)

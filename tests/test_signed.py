@@ -1,4 +1,4 @@
-"""Signed channels: who is let in, and what becomes of those who send anything but what they should."""
+"""Signed channels: authentication, and refusal of any other input."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ def test_both_ends_refuse_each_other(knows: bytes, serves: str, told: str) -> No
 
 
 @given(st.binary(max_size=300))
-def test_garbage_is_refused_and_told_nothing(garbage: bytes) -> None:
+def test_garbage_is_refused_without_an_answer(garbage: bytes) -> None:
     raised, got = answered(garbage)
     assert isinstance(raised, PeerError)
     assert got == b""
 
 
-def test_who_speaks_rightly_but_cannot_show_the_secret_learns_one_letter() -> None:
+def test_a_peer_with_the_protocol_but_without_the_secret_learns_one_letter() -> None:
     """A number and a proof made up: the listener gives its own number and a refusal, and proves nothing itself."""
     raised, got = answered(GREETING + b"1" * 32, b"2" * 32)
     assert isinstance(raised, StrangerError)
@@ -203,7 +203,7 @@ class Trickling(socket.socket):
         return b"a"
 
 
-def test_who_sends_a_byte_now_and_then_does_not_hold_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_sender_does_not_hold_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time is for all of a greeting, or of a message, however steadily its bytes come."""
     monkeypatch.setattr(signed, "time", SimpleNamespace(monotonic=lambda: Trickling.seconds))
     ours, theirs = socket.socketpair()
@@ -227,7 +227,7 @@ def test_nothing_for_too_long() -> None:
             called.receive(0.01)
 
 
-def test_who_does_not_read_holds_up_nobody() -> None:
+def test_a_process_that_does_not_read_delays_no_other() -> None:
     with channels() as (caller, called):
         called.give_up_sending_after(0.05)
         with pytest.raises(PeerError, match="the connection was lost"):

@@ -65,7 +65,7 @@ def test_a_folder_tells_how_far_its_run_is_while_it_goes_on_and_afterwards(tmp_p
     ]
 
 
-def test_a_rendezvous_tells_who_is_there_and_who_waits_for_whom() -> None:
+def test_a_rendezvous_reports_sites_present_and_waits() -> None:
     with RendezvousService(2, ("127.0.0.1", 0), SECRET.encode()) as at:
         place = f"{at.address[0]}:{at.address[1]}"
         assert status(place) == f"rendezvous {place}: 0 runs\n"
@@ -80,7 +80,7 @@ def test_a_rendezvous_tells_who_is_there_and_who_waits_for_whom() -> None:
         link.close()
     assert "  site 1: there, " in text
     assert ": step 700 of 900, loss 0.2500" in text
-    assert "  round 8: sites 1 wait for a round's end since 0 s for 0" in text
+    assert "  round 8: sites 1 have waited 0 s for a round's end; missing: 0" in text
     assert document["runs"][0]["waits"][0]["for"] == [0]
 
 

@@ -87,15 +87,15 @@ def test_hope_is_looked_for_only_where_no_rank_goes_on_by_itself(monkeypatch: py
     links = tuple(link.index for link in made.network.topology.links)
     weather = Faults(made.network)
     weather.add(Drift(links, "lognormal", every_seconds=0.5, sigma=0.1, seed=1))
-    hopeless, clock = weather.is_hopeless, made.kernel.clock
+    stuck, clock = weather.cannot_progress, made.kernel.clock
     asked: list[bool] = []  # each time, whether a rank goes on next
 
     def ask() -> bool:
         _, order, _, event = clock.upcoming[0]
         asked.append(order in BY_RANKS and bool(event.callbacks))
-        return hopeless()
+        return stuck()
 
-    monkeypatch.setattr(made.kernel, "_is_hopeless", ask)
+    monkeypatch.setattr(made.kernel, "_cannot_progress", ask)
     made.kernel.run()
     assert asked
     assert not any(asked)

@@ -122,7 +122,7 @@ def test_advice_applies_it_where_there_are_no_own_runs(monkeypatch: pytest.Monke
 
 
 def test_a_law_does_not_put_a_strategy_before_those_of_which_it_says_nothing() -> None:
-    """At 10B parameters it has DiLoCo need 0.93 times data-parallel's steps: that counts as 1, its range is told."""
+    """At 10B parameters it has DiLoCo need 0.93 times data-parallel's steps: that counts as 1, its range is printed."""
     law = law_ratio("DiLoCo", {"H": 30}, 10e9, 4, 200e9)
     assert law is not None
     assert law.mean == pytest.approx(0.928, rel=1e-3)
@@ -130,7 +130,7 @@ def test_a_law_does_not_put_a_strategy_before_those_of_which_it_says_nothing() -
     assert (taken.low, taken.mean, taken.high) == (law.low, 1.0, law.high)
 
 
-def test_what_nobody_measured_is_a_range() -> None:
+def test_an_unmeasured_strategy_has_a_range() -> None:
     """From no more steps to the most that our own benchmark took; without an end where it missed a target."""
     where = (70e9, 4, 1.4e12)
     sparse = steps_range("SparseLoCo", {"H": 30}, *where)

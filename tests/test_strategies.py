@@ -477,7 +477,7 @@ def test_what_demos_codec_rounds_off_stays_in_the_momentum(codec: str, resolutio
     assert 0 < float(rest.norm()) <= resolution * norm
 
 
-def test_islands_are_drawn_anew_for_each_round_and_cut_the_world() -> None:
+def test_islands_are_drawn_again_for_each_round_and_partition_the_world() -> None:
     module = AveragingCommunicator(3, H=1)
     module.seed = 5
     drawn = set()

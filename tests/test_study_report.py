@@ -102,7 +102,7 @@ def write_run(folder: Path, times: dict[str, list[float]], **settings: Any) -> P
 
 
 def test_a_winner_is_named_where_pairs_of_seeds_support_it(tmp_path: Path) -> None:
-    """Seeds differ by far more than strategies do, but alike for both: that is told. Noise of its own is not."""
+    """Seeds differ by far more than strategies do, but equally for both: that is reported. Noise of its own is not."""
     path = write_run(tmp_path / "clear", {"A": [1.0, 50.0, 100.0], "B": [2.0, 51.5, 101.0]})
     report = study_report([path])
     assert [group.name for group in report.winners] == ["A"]
@@ -143,8 +143,8 @@ def test_networks_are_no_replicates(tmp_path: Path) -> None:
         study_report([tmp_path], by=["strategy"], where=["topology=x"])
 
 
-def test_each_network_has_a_winner_of_its_own_and_who_missed_the_target_is_said(tmp_path: Path) -> None:
-    """The sentence compared one strategy on two networks, and told nothing of who missed the target."""
+def test_each_network_has_its_own_winner_and_missed_targets_are_named(tmp_path: Path) -> None:
+    """The sentence compared one strategy on two networks, and named no strategy that missed the target."""
     write_run(tmp_path / "1", {"A": [1.0, 2.0], "B": [3.0, 4.5]}, topology=NETWORK | {"name": "x"})
     write_run(tmp_path / "2", {"A": [9.0, 8.0], "B": [3.0, 4.5]}, topology=NETWORK | {"name": "y"})
     report = study_report([tmp_path], by=["topology"])
@@ -287,7 +287,7 @@ def test_parquet_holds_what_the_csv_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["1e400", "nan", "-1", "x"])
-def test_a_changed_table_is_told_in_a_line(
+def test_a_changed_table_is_reported_in_a_line(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_run(tmp_path / "a", {"A": [1.0]}, seed=0)

@@ -71,7 +71,7 @@ def test_numbers_of_a_range_lie_in_it(low: int, width: int, log: bool, fraction:
 
 
 @pytest.mark.parametrize("search", ["random", "optuna"])
-def test_a_search_asked_and_told_the_same_proposes_the_same(search: str) -> None:
+def test_a_search_with_the_same_results_proposes_the_same(search: str) -> None:
     """This is how a killed search goes on."""
     if search == "optuna":
         pytest.importorskip("optuna")
@@ -214,7 +214,7 @@ def test_flags_vary_keys_and_search(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert document["memory_bytes"] > 1e6
 
 
-def test_a_network_beside_the_file_travels_with_the_sweep(
+def test_a_network_next_to_the_file_travels_with_the_sweep(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "two.yaml").write_text(

@@ -86,7 +86,7 @@ def test_the_command_stops_when_there_are_enough_and_says_how_to_train_with_them
         (["a.jsonl", "c.txt.gz"], {}, "give files of one kind (.txt, .json, .jsonl, .csv, .parquet)"),
     ],
 )
-def test_what_cannot_be_read_is_told_in_a_line(
+def test_unreadable_input_is_reported_in_a_line(
     home: Path,
     tmp_path: Path,
     corpus: str | list[str],

@@ -1,4 +1,4 @@
-"""What a rank of a torch.distributed program tells of where it calls and waits, and what is made of it."""
+"""Places of calls and waits of a torch.distributed program's ranks, and the reports made of them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def session(told: _Told) -> RankSession:
     return RankSession(told, ComputeClock("marks"))  # type: ignore[arg-type]
 
 
-def test_places_are_told_when_they_change_and_hold_until_then(
+def test_places_are_sent_when_they_change_and_hold_until_then(
     session: RankSession, told: _Told, sites: CallSites
 ) -> None:
     def calls(op: str, seconds: float, network: float) -> None:

@@ -31,7 +31,7 @@ def experiment(loggers: str) -> Experiment:
 
 
 @pytest.mark.parametrize("package", ["tensorboard", "wandb", "mlflow"])
-def test_a_missing_package_is_told_with_the_remedy(
+def test_a_missing_package_is_reported_with_the_remedy(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("torch.utils.tensorboard", "wandb", "mlflow.entities"):

@@ -349,7 +349,7 @@ def test_equal_first_batches_are_warned_of():
         (lambda rank, num_nodes, train_dataset: 3, "factory returned int for rank 0"),
     ],
 )
-def test_a_factory_that_does_not_fit_is_told(factory, message):
+def test_a_factory_that_does_not_fit_is_reported(factory, message):
     with pytest.raises(InputError, match=message):
         fit(data=factory)
 
@@ -403,7 +403,7 @@ def test_unknown_arguments_are_type_errors_too():
         DiLoCoStrategy(p=0.05)
 
 
-def test_an_empty_validation_set_is_told_of():
+def test_an_empty_validation_set_is_reported():
     trainer = Trainer(mlp(), samples(), samples(0), device="cpu")
     with pytest.raises(InputError, match="fit: the validation set is empty; pass val_size=0"):
         trainer.fit(strategy=sgd(), num_nodes=2, max_steps=1, workers="threads")
@@ -418,7 +418,7 @@ def test_device_of_trainer_and_fit_must_agree():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_devices_without_cuda_are_told_of():
+def test_devices_without_cuda_are_reported():
     with pytest.raises(InputError, match="there is no CUDA device here"):
         fit(device="cuda")
     with pytest.raises(
@@ -461,7 +461,7 @@ def trainer_of(model=None, train=None, validation=None):
         (lambda: trainer_of(train=[1, 2, 3, 4]), "fit: a first batch fails: "),
     ],
 )
-def test_wrong_parts_are_told_before_ranks_start(make, message):
+def test_wrong_parts_are_reported_before_ranks_start(make, message):
     trainer = make()
     with pytest.raises(InputError) as caught:
         trainer.fit(strategy=sgd(), num_nodes=2, max_steps=1, batch_size=2)

@@ -1,4 +1,4 @@
-"""One rank's loop: who goes first in the backward pass, equal starts, states that come back."""
+"""A rank's loop: the order of the backward pass, equal starts, states that come back."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_a_model_is_credited_with_the_time_at_which_it_came_to_exist():
     assert (result.target, result.virtual_seconds_to_target) == ("held", 10.0)
 
 
-def test_a_servers_model_has_the_servers_time_even_if_workers_rows_come_before_it_is_told():
+def test_a_servers_model_has_the_servers_time_even_if_workers_rows_come_first():
     """Which of the two comes first hangs on threads; the time at which it was judged must not."""
     for told_first in (False, True):
         result = FitResult(num_nodes=1, judged="server")

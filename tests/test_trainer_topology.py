@@ -42,11 +42,11 @@ def test_computing_alone_takes_exactly_its_time():
     assert result.bytes_sent == 0
 
 
-def test_the_world_is_the_topologys_hosts_unless_told():
+def test_the_world_is_the_topologys_hosts_by_default():
     assert fit(num_nodes=None).num_nodes == 3
 
 
-def test_communication_is_added_and_told():
+def test_communication_is_added_and_reported():
     slow, fast = fit(strategy=FedAvgStrategy(H=1)), fit(strategy=FedAvgStrategy(H=5))
     num_bytes = 4 * (7 * 300 + 301 * 200 + 201 * 3)
     ring = 2 * 2 / 3 * num_bytes * 8 / 100e6

@@ -1,4 +1,4 @@
-"""all_to_all, whose sizes nobody knows before its members enter one by one."""
+"""all_to_all, whose sizes are found as its members enter one by one."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def exchange(comm: Communicator, asks: bool, busy: bool) -> list[Any]:
 @pytest.mark.parametrize("busy", [False, True])
 @pytest.mark.parametrize("workers", ["threads", {"kind": "processes", "processes": 3}])
 @pytest.mark.parametrize("protocol", ["ideal", "gloo"])
-def test_who_asks_for_the_time_before_it_comes_changes_nothing(
-    busy: bool, workers: Any, protocol: str
-) -> None:
+def test_reading_the_clock_before_arriving_changes_nothing(busy: bool, workers: Any, protocol: str) -> None:
     results = [
         run_ranks(
             partial(exchange, asks=asks, busy=busy), 3, TOPOLOGY, workers=workers, protocol=protocol

@@ -58,7 +58,7 @@ def test_accepted(parse: Parse, text: object, value: float) -> None:
     assert parse(text) == value
 
 
-def test_a_bare_number_is_told_what_it_lacks() -> None:
+def test_the_error_for_a_bare_number_names_the_missing_unit() -> None:
     with pytest.raises(
         InputError, match=r"^expected a time such as '30 ms', got the bare number 5: add its unit$"
     ):

@@ -1,4 +1,4 @@
-"""A rank that hangs in its own code: a line says who and where, nothing fails, and Ctrl-C ends it."""
+"""A rank that hangs in its own code: a line names it and its place, nothing fails, and Ctrl-C ends it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def ctrl_c() -> Any:
 
 
 @pytest.mark.parametrize("workers", CARRIERS, ids=["threads", "one process", "three processes"])
-def test_a_silent_rank_is_told_once_with_its_place_and_may_go_on(
+def test_a_silent_rank_is_reported_once_with_its_place_and_may_continue(
     workers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     told: list[Silence] = []
@@ -91,7 +91,9 @@ def test_a_silence_is_a_warning_at_the_place() -> None:
     assert (got[0].filename, got[0].lineno) == ("/somewhere/mine.py", 7)
 
 
-def test_nobody_is_told_of_while_others_compute_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_rank_is_reported_while_others_compute_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(turns, "SECONDS_OF_SILENCE", 0.05)
     seen: list[Silence] = []
     monkeypatch.setattr(Silence, "warn", lambda silence: seen.append(silence))
@@ -115,7 +117,7 @@ def test_nobody_is_told_of_while_others_compute_too(monkeypatch: pytest.MonkeyPa
     assert not seen
 
 
-def test_a_stopped_process_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_process_is_reported_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 
     def warn(text: str, *_: object, **__: object) -> None:

@@ -145,7 +145,7 @@ def test_freed_memory_is_used_again() -> None:
     arena.close()
 
 
-def test_a_killed_rank_is_told_with_its_step_and_the_call_in_flight() -> None:
+def test_a_killed_rank_is_reported_with_its_step_and_the_call_in_flight() -> None:
     def body(comm: Communicator) -> None:
         for step in range(1, 6):
             comm.all_reduce(torch.ones(1))

@@ -1,6 +1,6 @@
 """An entry of the benchmark: one strategy's scores, and a digest that shows later changes.
 
-The digest does not prove that the code plays fair: the entry holds the code, so that anybody can run it again, and
+The digest does not prove that the code plays fair: the entry holds the code, so that others can run it again, and
 equal code gives equal scores.
 """
 

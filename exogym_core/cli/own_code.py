@@ -1,6 +1,6 @@
 """Tasks, models and strategies of the user's own, as `module:callable`: places that their code may come from.
 
-An experiment file may have come from somebody else. So a module is taken from the folder of the file, or from the
+An experiment file may come from a stranger. So a module is taken from the folder of the file, or from the
 installed distribution that the module's name is, and never from Python's own library; finding it runs nothing.
 """
 

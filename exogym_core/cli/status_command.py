@@ -116,7 +116,7 @@ def _progress(
     if eta is not None:
         words.append(f"ETA {format_seconds(round(eta))}")
     if silent > _SILENT_SECONDS:
-        words.append(f"no step since {silent:.0f} s")
+        words.append(f"no step for {silent:.0f} s")
     return ", ".join(words)
 
 
@@ -165,19 +165,18 @@ def _runs_lines(found: Mapping[str, Any]) -> list[str]:
 def _rendezvous_lines(found: Mapping[str, Any]) -> list[str]:
     lines = [f"rendezvous {visible(found['address'])}: {format_count(len(found['runs']), 'run')}"]
     for run in found["runs"]:
-        begun = "" if run["seconds"] is None else f", since {format_seconds(round(run['seconds']))}"
+        begun = "" if run["seconds"] is None else f", begun {format_seconds(round(run['seconds']))} ago"
         state = "over" if run["is_over"] else f"round {run['rounds'] + 1}"
         lines.append(f"run {visible(run['run'], 80)}: {state}{begun}")
         for site, pulse in run["sites"].items():
             lines.append(f"  site {site}: {_site(pulse, run['steps'])}")
-            if site in run["absent"]:
+            if site in run["absent"] and not pulse["has_ended"]:
                 lines.append(f"    absent: {visible(run['absent'][site], 300)}")
         for wait in run["waits"]:
             whom = ", ".join(map(str, wait["for"])) or "none"
             names = ", ".join(map(str, wait["sites"])) or "none yet"
-            lines.append(
-                f"  round {wait['round']}: sites {names} wait {wait['where']} since {wait['seconds']:.0f} s for {whom}"
-            )
+            waited = f"{wait['seconds']:.0f} s {wait['where']}"
+            lines.append(f"  round {wait['round']}: sites {names} have waited {waited}; missing: {whom}")
         lines += [f"  sites {one} and {other} do not reach each other" for one, other in run["broken"]]
     return lines
 
@@ -186,8 +185,9 @@ def _site(pulse: Mapping[str, Any], steps: int | None) -> str:
     state = "ended" if pulse["has_ended"] else "there" if pulse["is_there"] else "lost"
     line = f"{state}, {visible(pulse['where'], 80)}"
     if pulse.get("step"):
-        line += f": {_progress(pulse['step'], steps, pulse.get('loss'), _eta(pulse, steps))}"
-    return f"{line}, heard of {pulse['silent']:.0f} s ago"
+        eta = None if pulse["has_ended"] else _eta(pulse, steps)
+        line += f": {_progress(pulse['step'], steps, pulse.get('loss'), eta)}"
+    return line if pulse["has_ended"] else f"{line}, heard of {pulse['silent']:.0f} s ago"
 
 
 def _eta(pulse: Mapping[str, Any], steps: int | None) -> float | None:

@@ -211,7 +211,7 @@ def memory_in_use(
 def worker_memory(model: nn.Module, strategy: Strategy) -> dict[str, int]:
     """Bytes by purpose: `weights`, `gradients`, `optimizer`, `outer` (all else that the strategy keeps), `total`.
 
-    Storages count once, whoever shares them. Gradients are as large as what the optimizer updates: a rank's part where
+    Shared storages count once. Gradients are as large as what the optimizer updates: a rank's part where
     a replica is sharded. Activations are added by `memory_in_use`; what a round holds for an
     instant is not counted.
     """

@@ -471,7 +471,7 @@ def request_of(
         wan_bandwidth=bandwidth,
         devices_per_worker=devices_per_worker,
         utilisation=sites,
-        is_utilisation_given=_gives_utilisation(data) and not is_folder,
+        is_utilisation_given=not is_folder and _gives_utilisation(experiment),
         memory=memory,
         micro_batch=micro_batch,
         batch_by_speed=batch_by_speed,
@@ -518,8 +518,7 @@ def _set_flops(data: Any, **given: Any) -> None:
     data["compute"] = {**kept, "flops": {**(flops if isinstance(flops, dict) else {}), **named}}
 
 
-def _gives_utilisation(data: Any) -> bool:
+def _gives_utilisation(experiment: Experiment) -> bool:
     """True if an experiment's `compute` names a share of the devices' peak."""
-    compute = data.get("compute") if isinstance(data, dict) else None
-    flops = compute.get("flops") if isinstance(compute, dict) else None
-    return isinstance(flops, dict) and "utilisation" in flops
+    flops = experiment.compute.flops
+    return flops is not None and "utilisation" in flops.model_fields_set

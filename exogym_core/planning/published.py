@@ -118,15 +118,11 @@ def _round(
         num_ranks,
         2,
         Rhythm(1, (False,), goes_alone=True),
-        [_no_time] * num_ranks,
+        [partial(_constant, 0.0)] * num_ranks,
     )
     simulated = rounds.on(topology, placement=placement)
     payload = simulated.payload_bytes[0]
     return simulated.round_seconds[1] - simulated.round_seconds[0], payload[1] - payload[0]
-
-
-def _no_time(step: int) -> float:
-    return 0.0
 
 
 def _intellect() -> list[dict[str, Any]]:

@@ -75,7 +75,7 @@ class _Alone:
         waits: bool = False,
     ) -> Outcome:
         if signature.name == "sendrecv":
-            raise InputError("a rank alone has nobody to send to")
+            raise InputError("a rank alone has no other to send to")
         name = signature.name
         if name == "all_to_all":
             return Outcome(own={member: (tensors[member],) * len(ranks)})

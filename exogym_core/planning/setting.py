@@ -229,7 +229,7 @@ class Setting:
             )
         hosts = self.topology.place(self.num_ranks, self.placement)
         speeds = [1 / self._step_seconds(host, 1) for host in hosts]
-        total = self.batch_size * self.num_ranks - self.num_ranks  # one is everybody's
+        total = self.batch_size * self.num_ranks - self.num_ranks  # one is shared by all
         exact = [total * speed / sum(speeds) for speed in speeds]
         whole = [int(share) for share in exact]
         rest = sorted(range(len(exact)), key=lambda rank: whole[rank] - exact[rank])
@@ -242,7 +242,7 @@ class Setting:
 
         Raises:
             UnknownNameError: no worker is at a site of this name.
-            InputError: nobody would be left.
+            InputError: no worker would be left.
         """
         topology = self.topology
         hosts = topology.place(self.num_ranks, self.placement)

@@ -170,7 +170,7 @@ def steps_range(
     num_workers: int,
     tokens: float | None,
 ) -> Ratio:
-    """Between how many times data-parallel's steps a strategy needs, where nobody has run it at this size.
+    """Range of a strategy's steps relative to data-parallel's, where it was not run at this size.
 
     The law's range where the law speaks of exactly this. Else it begins with the law's, or with as many steps, and ends
     with the most that our own benchmark took, on models that are far smaller; without an end where that missed its

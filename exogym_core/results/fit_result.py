@@ -125,7 +125,7 @@ class FitResult:
             all ranks, bytes are sums over ranks from the start (payload_bytes: the mean, each encoded message
             once), seconds are when the last rank was through. Kept as columns; a row that is read is a dict.
         validation: a row an evaluation: step, local_loss, local_perplexity (the lowest present rank's model),
-            global_loss, global_perplexity (the mean of all present ranks' models, which nobody need have); these
+            global_loss, global_perplexity (the mean of all present ranks' models, which no rank need hold); these
             four are None where a server is judged, whose evaluations look at no worker;
             virtual_seconds of that step; judged_loss and accuracy of the judged model, judged_step and
             judged_virtual_seconds, when that model came to exist.

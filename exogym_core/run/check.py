@@ -457,7 +457,7 @@ def _comes_back(trials: _Trials) -> str | None:
                 )
         reloaded = f"the run that saved and loaded after step {stop}"
         remedy = f"have {where}.state_dict() return, and load_state_dict() restore, all that step() changes"
-        # What was in flight is sent again by whoever loads it: such bytes count twice here.
+        # Messages in flight are sent again by the rank that loads them: such bytes count twice here.
         if fault := _difference(trials.plain, run, reloaded, remedy, counts=()):
             return fault
     return None
@@ -477,7 +477,7 @@ def _runs_on_sockets(trials: _Trials) -> str | None:
         trials.plain,
         trials.run(transport="gloo"),
         "the run over gloo",
-        "let no value depend on comm.transport, comm.now() or who comes first",
+        "let no value depend on comm.transport, comm.now() or the order of arrival",
         tolerance=_TOLERANCE,
         # Which algorithm is the fastest, and so how often a value is sent, differs with the network.
         counts=("payload_bytes",) if trials.topology is not None else _COUNTS,

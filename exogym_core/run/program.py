@@ -276,7 +276,7 @@ class DataSets:
             ) from None
         except ValueError:  # no signature to look at
             pass
-        # Rank 0's may be made in the parent, the validation set by several ranks: alike, whoever makes it.
+        # Rank 0's may be made in the parent, the validation set by several ranks: equal in any case.
         with Draws(None, self.request.seed).at(rank, int(train)):
             dataset = factory(**arguments)
         if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__getitem__"):

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import torch
-from torch.distributed import PrefixStore
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from exogym_core.communicator.base import Traffic
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
@@ -202,7 +202,7 @@ class SiteCommunicator(ElasticCommunicator):
     groups carry it, and are made again when members change.
 
     Use it as a context manager: a site that leaves by an exception is lost to the others, else it stays until
-    nobody needs what it has.
+    no site needs its state.
 
     Where a site has several processes each has one, and all of them make the same calls: the first asks the rendezvous
     for all, and what is done between sites each does with the processes in its place (`SiteRankCommunicator` is what

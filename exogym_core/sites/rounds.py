@@ -301,7 +301,7 @@ class PendingRounds:
                 "give averages more time (averaging_timeout), or this site a faster link"
             )
         if info.downloads_since is not None:
-            return f"it downloads the state since {now - info.downloads_since:.0f} s"
+            return f"it has been downloading the state for {now - info.downloads_since:.0f} s"
         option = "timeout_waiting_for_peers, or matchmaking_time"
         return f"it still computes{progress_of(info)}; raise {option}"
 
@@ -477,7 +477,7 @@ class PendingRounds:
         for site, info in sorted(self._sites.items()):
             if not info.is_connected:
                 absent[str(site)] = (
-                    "it has ended" if info.has_ended else f"it is lost since {now - info.lost:.0f} s"
+                    "it has ended" if info.has_ended else f"it was lost {now - info.lost:.0f} s ago"
                 )
             elif site not in self.present and not info.has_ended:
                 since = "" if info.missed is None else f"since round {info.missed + 1}: "
@@ -534,7 +534,7 @@ class PendingRounds:
         if not info.is_connected:
             return f"site {site} is lost{progress_of(info)}"
         if info.downloads_since is not None:
-            return f"site {site} downloads the state since {now - info.downloads_since:.0f} s"
+            return f"site {site} has been downloading the state for {now - info.downloads_since:.0f} s"
         place = info.pulse.get("place")
         where = f", in {visible(place, 120)}" if place else ""
         return f"site {site} is not there{progress_of(info)}{where}, heard of {now - info.heard:.0f} s ago"

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 SECONDS_OF_SILENCE = 30.0  # host time
-# Rows reach whoever watches at least this often (host time: what ranks compute does not depend on it).
+# Rows reach the run monitor at least this often (host time: what ranks compute does not depend on it).
 SECONDS_BETWEEN_ROWS = 0.1
 
 # Code that is not a user's: ours, what was installed, and Python's own.
@@ -209,7 +209,7 @@ class Turns:
         on_silence: Callable[[Silence], None],
     ) -> None:
         self.ready: deque[int] = deque(ranks)
-        self.parked: dict[int, None] = {}  # ranks that go on with others, or when nobody else can, in order
+        self.parked: dict[int, None] = {}  # ranks that continue with others, or when no other can, in order
         self.aborting = False
         self._intra_op_threads = intra_op_threads
         self._states = {rank: RandomStates(seed, rank) for rank in ranks}

@@ -158,7 +158,7 @@ def _draw_sketch(axes: Axes, sketch: Sketch, colours: ScalarMappable) -> None:
     if not sketch.is_crowded:
         for wire in sketch.wires:
             num_lines = wire.label.count("\n") + 1
-            # Beside a line it would be anybody's in a star: there it stands on its line.
+            # In a star a label next to a line could belong to several: there it is on its line.
             is_beside = not wire.leads_to_host
             x, y = _free_spot(spots[wire.one], spots[wire.other], num_lines, taken, is_beside=is_beside)
             axes.text(

@@ -83,7 +83,7 @@ def parse_collectives(spec: str | Mapping[str, str] | None) -> dict[str, str]:
 class Choices:
     """Algorithm of each collective: the fixed one, else the fastest on this network.
 
-    The fastest is found by the network model on a quiet copy: nominal capacities and nobody else's traffic, warm
+    The fastest is found by the network model on an idle copy: nominal capacities, no background traffic, warm
     connections, all members entering at once. It is found once for each operation, group and size (by powers of
     two, the nearest), and does not depend on what was asked before; weather and overlap do not have it chosen
     again. Groups of few members with equal routes are one. Under a protocol with rendezvous it is gloo's own.

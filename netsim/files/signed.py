@@ -75,7 +75,7 @@ def user_secret() -> bytes:
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # Whole or not there, whoever comes first: ranks that start together read the same one.
+            # Written whole or not at all: ranks that start together read the same one.
             temporary = path.with_name(f".secret-{secrets.token_hex(8)}")
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w") as file:
@@ -191,7 +191,7 @@ class SignedChannel:
             length, seal = _HEAD.unpack(_read(self.socket, _HEAD.size, deadline))
             if length > _MOST_BYTES:
                 raise StrangerError(
-                    f"{self.name}: sent {length:,} bytes for a message, which nobody here does"
+                    f"{self.name}: sent {length:,} bytes for a message, more than any peer sends"
                 )
             content = _read(self.socket, length, deadline)
         except TimeoutError:
@@ -232,7 +232,7 @@ def connect_peer(
         greeting_seconds: for both ends to prove that they know the secret.
 
     Raises:
-        PeerError: nobody is there, or not ready.
+        PeerError: nothing listens there, or it is not ready.
         StrangerError: it is something else, or has another secret.
     """
     try:

@@ -237,7 +237,7 @@ def export_command(topology: str, form: str, out: Path | None) -> None:
     """Write TOPOLOGY as SimGrid's XML, as ASTRA-sim's network YAML, or as shell scripts with tc commands.
 
     `tc` writes a folder with a script for each host, which shapes what leaves it (rate, latency and loss to each
-    other host), and addresses.sh, where you say who they are.
+    other host), and addresses.sh, in which you enter their addresses.
     """
     net = Topology.load(topology)
     if form != "tc":

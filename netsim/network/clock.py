@@ -29,7 +29,7 @@ class Order(IntEnum):
 
     Ranks act on the network as the weather has left it, so that comes first. The network settles its transfers when
     every rank has had its turn; code that is called for a delivery may act at the same instant, and the network
-    settles again. A meeting includes who comes at the very instant of its deadline, for whatever reason: it is
+    settles again. A meeting includes arrivals at the very instant of its deadline, for whatever reason: it is
     closed last.
     """
 

@@ -361,7 +361,7 @@ class Calls:
         sleeper = flight.sleepers.pop(rank, None)
         if sleeper is not None:
             self._clock.wake(sleeper, done_at)
-        # The grid has no instant between now and `done_at`: whoever waits from here on waits no more.
+        # The grid has no instant between now and `done_at`: a wait from here on ends at once.
         if len(flight.done_at) == len(set(flight.call.ranks)):
             self._in_flight.pop(key, None)
         if flight.call.op == "sendrecv":

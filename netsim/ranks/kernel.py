@@ -236,7 +236,7 @@ class Kernel:
         clock: shared with the network.
         collectives_in_flight: the number of collectives of one group that a rank runs at once, in order.
         blame: names the fault that stops the network for ever; "" if there is none.
-        is_hopeless: False while events on the clock can help a rank that waits, asked before each step;
+        cannot_progress: False while events on the clock can help a rank that waits, asked before each step;
             None: any event can.
         downtime: downtimes of hosts: their ranks pause, and the work that they were computing begins again.
         hosts: the host of each rank, with `downtime`.
@@ -260,7 +260,7 @@ class Kernel:
         clock: Clock | None = None,
         collectives_in_flight: int = 1,
         blame: Callable[[], str] = lambda: "",
-        is_hopeless: Callable[[], bool] | None = None,
+        cannot_progress: Callable[[], bool] | None = None,
         downtime: Downtime | None = None,
         hosts: Sequence[int] = (),
         reach: Reach | None = None,
@@ -276,7 +276,7 @@ class Kernel:
         self._waiting_since: dict[int, float] = {}  # ranks that wait at this instant
         self._held: dict[int, simpy.Event] = {}  # ranks that pause until others have gone on
         self._blame = blame
-        self._is_hopeless = is_hopeless or (lambda: math.isinf(self.clock.peek()))
+        self._cannot_progress = cannot_progress or (lambda: math.isinf(self.clock.peek()))
         self._spans = _SpanLog(self.clock, sink.on_span) if sink.on_span is not None else None
         self._lost: set[int] = set()  # ranks that others have gone on without, for ever
         self._down = downtime.hosts if downtime is not None else frozenset()
@@ -334,7 +334,7 @@ class Kernel:
         while self._running:
             # A rank that continues next shows progress, as nearly always.
             goes_on = upcoming and upcoming[0][1] in BY_RANKS and upcoming[0][3].callbacks
-            if not goes_on and self._is_hopeless():
+            if not goes_on and self._cannot_progress():
                 if not (self._held and self._source.recall()):
                     self.give_up(self._blame())
             elif upcoming and upcoming[0][0] > self.until_seconds:

@@ -23,7 +23,7 @@ __all__ = ["AGAIN", "SLOW_TIMES", "Meetings", "Reach", "largest_mesh"]
 #: Instead of a rank: begin the download again.
 AGAIN = -1
 
-#: Who was too slow for averages, twice, is not waited for while it downloads, for this many times what that has cost.
+#: A rank too slow for two averages is not waited for while it downloads, for this many times their cost.
 SLOW_TIMES = 10
 
 
@@ -239,7 +239,7 @@ class _Meeting:
     settled: simpy.Event
     arrivals: list[Arrival] = field(default_factory=list)
     present: tuple[Arrival, ...] = ()
-    num_come: int = 0  # those who came to a later one instead included
+    num_come: int = 0  # including those that came to a later one instead
     due: float = math.inf  # when its time was over
 
 
@@ -254,7 +254,7 @@ class _Team:
     left: tuple[Arrival, ...] = ()
     num_confirmed: int = 0
     num_asked: int = 0
-    is_overdue: bool = False  # its time is over, and nobody is up
+    is_overdue: bool = False  # its time is over, and no member is up
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -285,7 +285,7 @@ class Meetings:
     Args:
         clock: virtual time.
         reach: reachability between ranks.
-        assemble: called when those who met begin to do something together in the time they have, with the name
+        assemble: called when the members of a meeting begin work with a deadline, with the name
             of their group: (the meetings' group, their ranks); and when all of them have finished.
         dissolve: called with such a name when their time is over: their calls end undone.
         on_older: called with a group and the numbers of its state that may be asked for yet: the newest one,
@@ -313,7 +313,7 @@ class Meetings:
         self._present: tuple[Arrival, ...] = ()  # at the meeting settled last; often the same at the next
         self._teams: dict[tuple[Key, int], _Team] = {}
         self._states: dict[Hashable, _State] = {}
-        self._overdue: list[Callable[[], None]] = []  # what has to wait until somebody is up
+        self._overdue: list[Callable[[], None]] = []  # calls that wait until a member is up
 
     # --- presence ---------------------------------------------------------------------------------------
 

@@ -101,7 +101,7 @@ class ShortestRoutes:
             self._link[source, target] = index
         for outgoing in self._out:
             outgoing.sort()
-        # The only neighbour of a node, unless the two have nobody else.
+        # The only neighbour of a node, unless the two are connected to no other.
         self._only: list[int | None] = [
             out[0][0] if len(out) == 1 and len(self._out[out[0][0]]) > 1 else None for out in self._out
         ]

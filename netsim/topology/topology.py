@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from netsim.errors import InputError, unknown_name, visible
 from netsim.files.documents import Document, load_document
+from netsim.topology import shipped_topologies
 from netsim.topology.file import likely_names, plain_form, read_parts
 from netsim.topology.graph import Host, Link, ShortestRoutes, natural_key
-from netsim.topology.shipped import shipped_topologies
 from netsim.topology.weather import Weather
 
 if TYPE_CHECKING:

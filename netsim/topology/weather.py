@@ -622,7 +622,7 @@ def _ordered(records: Iterable[Any]) -> tuple[Any, ...]:
 def _read_csv(folder: Path, name: str, column: str) -> list[tuple[float, float]]:
     """Rows of a CSV file with the columns start_s and `column`, plain numbers in SI units.
 
-    A topology may have come from somebody else: it reads files below its own folder alone, links followed, and no error
+    A topology may come from a stranger: it reads files below its own folder alone, links followed, and no error
     has any of their content.
     """
     path = folder / name

@@ -341,12 +341,12 @@ class Faults:
         """Let the clock go on until `is_over()`; calls `on_stuck` where that can never be."""
         env = self._network.env
         while not is_over():
-            if self.is_hopeless():
+            if self.cannot_progress():
                 self.on_stuck(self.blame())
                 return
             env.step()
 
-    def is_hopeless(self) -> bool:
+    def cannot_progress(self) -> bool:
         """Return whether no event to come can help a waiting transfer or rank; to be called before the clock advances.
 
         Weather and background traffic, which never end, may still be on the clock.

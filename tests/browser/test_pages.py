@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from exogym_core.cli.main import main
+from exogym_core.results import report
 
 sys.path.insert(0, str(Path(__file__).parent))
 from folders import NAMES, write_run
@@ -139,7 +140,7 @@ def test_curves_are_switched_zoomed_and_read(browser: Browser, pages: dict[str, 
         assert len(tab.evaluate(DRAWN, 0)) == len(NAMES)
 
 
-def test_outages_and_absences_are_told_under_the_cursor(browser: Browser, pages: dict[str, Path]) -> None:
+def test_outages_and_absences_are_shown_under_the_cursor(browser: Browser, pages: dict[str, Path]) -> None:
     with opened(browser, pages["one"]) as tab:
         read = """(seconds) => { const { chart, readout } = netgym.charts[0];
             chart.setCursor({ left: chart.valToPos(seconds, "x"), top: 50 }); return readout.textContent; }"""
@@ -215,3 +216,16 @@ def test_no_other_script_runs(browser: Browser, pages: dict[str, Path], tmp_path
 
 def test_a_page_is_small(pages: dict[str, Path]) -> None:
     assert all(page.stat().st_size < 6_000_000 for page in pages.values())
+
+
+def test_long_times_are_in_their_units(browser: Browser) -> None:
+    """Five minutes were labelled 1 min, two hours 1 h, and two days 1 d."""
+    script = (Path(report.__file__).parent / "scripts" / "elements.js").read_text(encoding="utf-8")
+    tab = browser.new_page()
+    try:
+        shown = tab.evaluate(
+            f"(() => {{ {script}; return [90, 300, 7200, 172800].map((each) => seconds(each)); }})()"
+        )
+    finally:
+        tab.close()
+    assert shown == ["90 s", "5 min", "2 h", "2 d"]

@@ -132,7 +132,7 @@ def delayed_nesterov(
 
 
 def heloco(phi: Tensors, lr: float, mu: float, k: float) -> Callable[[Tensors], None]:
-    """The rule of HeLoCo as frontier summaries tell it; angles by their definition."""
+    """The rule of HeLoCo from second-hand summaries; angles by their definition."""
     momentum = [torch.zeros_like(p) for p in phi]
 
     def corrected(d: Tensor, m: Tensor) -> Tensor:

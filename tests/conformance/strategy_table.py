@@ -67,7 +67,7 @@ def share(p: float) -> Callable[[nn.Module], int]:
 
 
 def over_steps(after: Callable[[nn.Module, int], Any], make_optim: Any = adamw) -> Any:
-    """As `local`, for exchanges that end with the run: `after` is told the number of the last step, too."""
+    """As `local`, for exchanges that end with the run: `after` gets the number of the last step, too."""
     return lambda model, batches: reference.reference_local(
         model, batches, make_optim, after(model, len(batches))
     )

@@ -264,7 +264,7 @@ CALLS: dict[str, Callable[[Communicator, Tensor], object]] = {
 
 @pytest.mark.parametrize("transport", ["netsim", "gloo"])
 @pytest.mark.parametrize("call", CALLS)
-def test_changing_ones_tensor_after_a_call_changes_nobodys_result(call: str, transport: str) -> None:
+def test_changing_a_tensor_after_a_call_changes_no_result(call: str, transport: str) -> None:
     def body(comm: Communicator) -> list[list[float]]:
         results = []
         for change in (False, True):

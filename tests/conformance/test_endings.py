@@ -1,4 +1,4 @@
-"""However a run in processes ends, it ends soon, says who failed and how, and leaves nothing behind."""
+"""Runs in processes end soon after a failure, name the failed rank and the cause, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _raises() -> None:
 
 
 @pytest.mark.parametrize("transport", PROCESSES)
-def test_an_exception_is_told_first_and_once(transport: str) -> None:
+def test_an_exception_is_reported_first_and_once(transport: str) -> None:
     before = _left_behind()
     text, _ = _failure_of(transport, _dies(_raises), 3)
     assert text.startswith("rank 1 failed at test_endings.py:")
@@ -109,13 +109,13 @@ def _raises_mutely() -> None:
 
 
 @pytest.mark.parametrize("transport", ["threads", *PROCESSES])
-def test_an_exception_that_cannot_be_told_is_named_all_the_same(transport: str) -> None:
+def test_an_exception_without_a_text_is_still_named(transport: str) -> None:
     text, rank = _failure_of(transport, _dies(_raises_mutely), 2)
     assert "_MuteError: (its text cannot be told" in text.splitlines()[0]
     assert rank == 1
 
 
-def test_what_the_others_were_doing_is_told_in_a_line_each() -> None:
+def test_the_other_ranks_calls_are_reported_in_a_line_each() -> None:
     with pytest.raises(RankError) as caught:
         launch_gloo(_dies(_raises), 3)
     lines = str(caught.value).splitlines()
@@ -176,7 +176,7 @@ def _never_received(comm: GlooCommunicator) -> None:
         comm.isend(torch.ones(2), 1)
 
 
-def test_a_message_that_nobody_receives_is_told_at_the_end() -> None:
+def test_an_unreceived_message_is_reported_at_the_end() -> None:
     with pytest.raises(
         DeadlockError, match=r"every rank has ended, but rank 0 send\(float32\[2\]\) at .*rank 1"
     ):

@@ -109,7 +109,7 @@ def _stranger(path: str, index: int, channel: Pipe) -> None:
         channel.send(str(error))
 
 
-def test_who_does_not_know_the_secret_is_not_let_in() -> None:
+def test_a_process_without_the_secret_is_refused() -> None:
     store = os.memfd_create("rendezvous")
     path = f"/proc/{os.getpid()}/fd/{store}"
     with Children(partial(_stranger, path), 2) as children:
@@ -122,7 +122,7 @@ def test_who_does_not_know_the_secret_is_not_let_in() -> None:
         assert "NETGYM_SECRET" in line
 
 
-def test_who_waits_for_ranks_that_never_start_is_told_in_time(tmp_path: Path) -> None:
+def test_waiting_for_ranks_that_never_start_times_out(tmp_path: Path) -> None:
     """A rendezvous by a file used to wait for torch's five minutes, whatever time-out was given."""
     lonely = Rendezvous(0, 2, str(tmp_path / "store"), timeout_seconds=0.2, secret=b"s" * 32)
     with pytest.raises(
@@ -144,7 +144,7 @@ def _connected_stranger(path: str, index: int, channel: Pipe) -> None:
         channel.send(str(error))
 
 
-def test_who_has_connected_without_the_secret_is_found_out() -> None:
+def test_a_connection_without_the_secret_is_detected() -> None:
     store = os.memfd_create("rendezvous")
     path = f"/proc/{os.getpid()}/fd/{store}"
     with Children(partial(_connected_stranger, path), 2) as children:
@@ -237,7 +237,7 @@ def _waits_or_hangs(path: str, index: int, channel: Pipe) -> None:
             channel.send(str(beside.explained(DeadlockError("rank 0 waits: no answer within 1 s"), "")))
 
 
-def test_where_a_rank_hangs_is_told_when_the_time_is_over() -> None:
+def test_a_hanging_ranks_place_is_reported_after_the_time_out() -> None:
     store = os.memfd_create("rendezvous")
     path = f"/proc/{os.getpid()}/fd/{store}"
     with Children(partial(_waits_or_hangs, path), 2) as children:
@@ -250,7 +250,7 @@ def test_where_a_rank_hangs_is_told_when_the_time_is_over() -> None:
 
 
 def test_a_rank_that_works_long_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds of many hours: who is done first waits for as long as its own work tells; what was set stays as it is."""
+    """Rounds of many hours: the default time-out follows the rank's own work; a given one is kept."""
     now = [0.0]
     monkeypatch.setattr(gloo_rendezvous.time, "monotonic", lambda: now[0])
     found = []

@@ -26,7 +26,7 @@ TOPOLOGY = {
 
 
 def serve(comm: Communicator) -> list[tuple[int, float]]:
-    """Doubles what comes, until nobody puts anything any more."""
+    """Double each message, until no rank can send any more."""
     log = []
     while letters := comm.take(wait=math.inf):
         for source, tensor in letters:
@@ -51,7 +51,7 @@ def ask(comm: Communicator, num_letters: int = 3) -> list[list[float]]:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_server_and_workers_that_poll(transport: str) -> None:
-    """Each worker's letters arrive in order and are answered; the server learns that everybody has ended."""
+    """Each worker's messages arrive in order and are answered; the server learns that all workers have ended."""
 
     def body(comm: Communicator) -> object:
         return serve(comm) if comm.rank == 0 else ask(comm)
@@ -179,7 +179,7 @@ def test_waiting_ends_at_its_time() -> None:
 
 
 def test_servers_of_servers_end_one_after_the_other() -> None:
-    """Ranks 0 and 1 serve; when the worker has ended, 0 tells 1 a last thing, and then nobody waits for ever."""
+    """Ranks 0 and 1 serve; when the worker has ended, 0 sends 1 a last message, and then no rank waits for ever."""
 
     def body(comm: Communicator) -> list[int]:
         if comm.rank == 2:

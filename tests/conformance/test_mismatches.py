@@ -1,4 +1,4 @@
-"""Ranks that disagree are told which, what each called and where, on every transport."""
+"""Errors of mismatched calls name ranks, calls and places, on every transport."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ _TABLE = {
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("body", _TABLE)
-def test_disagreement_is_told(body: Callable[[Communicator], None], transport: str) -> None:
+def test_a_mismatch_is_reported(body: Callable[[Communicator], None], transport: str) -> None:
     with pytest.raises((MismatchError, DeadlockError)) as caught:
         run(transport, body, 3)
     first = str(caught.value).splitlines()[0]
@@ -167,10 +167,10 @@ _DEADLOCKS = {
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("body", _DEADLOCKS)
-def test_ranks_that_wait_in_a_circle_are_told_at_once(
+def test_ranks_that_wait_in_a_cycle_are_reported_at_once(
     body: Callable[[Communicator], None], transport: str
 ) -> None:
-    """Over gloo too, long before its time-out, with everybody's call and place."""
+    """Over gloo too, long before its time-out, with every rank's call and place."""
     with pytest.raises(DeadlockError) as caught:
         run(transport, body, 3, timeout_seconds=600)
     first, *table = str(caught.value).splitlines()
@@ -180,7 +180,7 @@ def test_ranks_that_wait_in_a_circle_are_told_at_once(
     assert "  rank 1" in {line.split(":")[0] for line in table} or body is _from_anyone
 
 
-def test_ranks_that_make_groups_crosswise_are_told_at_once() -> None:
+def test_ranks_that_make_groups_in_different_orders_are_reported_at_once() -> None:
     """Over gloo the members of a group connect when they make it; in simulation there is nothing to wait for."""
     with pytest.raises(
         DeadlockError, match=r"rank 1 waits for rank 2 in group\(\[1, 2\]\) at test_mism"
@@ -202,7 +202,7 @@ def _swapped(comm: Communicator) -> list[float]:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_equal_calls_that_are_swapped_on_one_rank_are_told_by_their_places(transport: str) -> None:
+def test_equal_calls_that_are_swapped_on_one_rank_are_reported_by_their_places(transport: str) -> None:
     """They would give each other's values, silently; who means it says so."""
     with pytest.raises(
         MismatchError, match=r"rank 1 called all_reduce.* at test_mismatches.py:\d+"

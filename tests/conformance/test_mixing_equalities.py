@@ -181,7 +181,7 @@ def test_des_loc_with_equal_periods_is_local_adam(problem: dict[str, int], perio
 @pytest.mark.parametrize("name", GRAPHS)
 @given(size=st.integers(1, 20), number=st.integers(0, 50))
 @settings(max_examples=30)
-def test_matrices_keep_the_mean_and_reach_everybody(name: str, size: int, number: int) -> None:
+def test_matrices_keep_the_mean_and_reach_all_ranks(name: str, size: int, number: int) -> None:
     graph = Graph(name)
     edges = graph.edges(size, number, seed=7)
     assert all(rank not in to and len(set(to)) == len(to) for rank, to in enumerate(edges))

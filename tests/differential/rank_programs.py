@@ -34,7 +34,7 @@ COLLECTIVES = (
 
 
 class Action(NamedTuple):
-    """One thing that a rank does; `event` tells which actions of several ranks belong together.
+    """Action of a rank; `event` links actions of several ranks that belong together.
 
     Attributes:
         event: its number in the sequence of events.
@@ -426,7 +426,7 @@ class Drawing:
             self.give(rank, "now")
 
     def anyone(self) -> None:
-        """Some send to one, who takes what comes first."""
+        """Several ranks send to one, which takes the first message."""
         members = self.draw.sample(range(self.num_ranks), self.draw.randint(2, self.num_ranks))
         dst, *sources = members
         size, tag = self.size(), 1000 + self.event

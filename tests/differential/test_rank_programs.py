@@ -43,14 +43,14 @@ def early(kind: str) -> Program:
 
 
 @pytest.mark.parametrize("kind", ["gather", "reduce", "broadcast", "scatter", "all_gather"])
-def test_who_needs_nobody_is_through_before_others_come(kind: str) -> None:
+def test_a_member_without_dependencies_finishes_before_others_come(kind: str) -> None:
     """It was through at 0.5 s in threads and later in processes: when the other's post existed in host time."""
     ends = outcome(early(kind))["ends"]
     assert ends[0] == (0.0 if kind == "all_gather" else pytest.approx(0.01, abs=1e-4))
     assert disagreement(early(kind), IN_PROCESSES[::2]) == ""
 
 
-def test_who_stands_still_off_the_clock_goes_on_at_the_same_instant() -> None:
+def test_a_rank_held_off_the_clock_continues_at_the_same_instant() -> None:
     """Ranks 2 and 3 meet at virtual time 0 and then compute their average, ahead of the clock in threads alone."""
     met = (
         Action(3, "average_present", ((3, 2), 0.02, 1)),

@@ -244,7 +244,7 @@ def test_ranks_that_torchrun_has_started_find_the_simulation(tmp_path: Path) -> 
     assert "of virtual time: ranks compute" in done.stderr
 
 
-def test_calls_that_nobody_waits_for_do_not_keep_a_rank_from_ending(tmp_path: Path) -> None:
+def test_calls_without_a_wait_do_not_keep_a_rank_from_ending(tmp_path: Path) -> None:
     """Processes that multiprocessing has forked; they leave an all-reduce behind that they have only looked at."""
     script = tmp_path / "program.py"
     script.write_text(
@@ -334,7 +334,7 @@ def failing(tmp_path: Path, text: str) -> str:
     ],
     ids=["mismatch", "deadlock", "exception", "swapped", "dead"],
 )
-def test_what_goes_wrong_is_told_with_the_scripts_line(
+def test_errors_are_reported_with_the_scripts_line(
     launch_here: Launch, text: str, told: str, tmp_path: Path
 ) -> None:
     code, _, err = launch_here("-n", "2", "--compute", "marks", failing(tmp_path, text))
@@ -383,7 +383,7 @@ def test_ranks_that_a_script_spawns_join_the_simulation(
     assert report["virtual_seconds"] > 8 * 0.1, "eight calls and more, each at least a round trip"
 
 
-def test_ranks_that_a_script_starts_beside_those_of_the_launcher_are_refused(
+def test_ranks_that_a_script_starts_in_addition_to_the_launchers_are_refused(
     launch_here: Launch, line: str
 ) -> None:
     code, out, err = launch_here("-n", "2", "--topology", line, str(PROGRAMS / "forked.py"), free_port())
@@ -444,7 +444,7 @@ def test_a_run_in_which_nothing_was_simulated_fails(
     assert told in err.splitlines()[-1]
 
 
-def test_the_first_cause_is_told_once_and_the_answer_until_then_kept(
+def test_the_first_cause_is_reported_once_and_the_answer_until_then_kept(
     launch_here: Launch, tmp_path: Path
 ) -> None:
     """Rank 2 is missing: rank 0 knows who, and rank 1 only that rank 0 has closed the connection."""
@@ -470,7 +470,7 @@ def test_the_first_cause_is_told_once_and_the_answer_until_then_kept(
     assert report["calls"][0]["waiting_seconds"] > 3.0, "for rank 2, and not for the network"
 
 
-def test_what_is_known_is_told_when_a_signal_ends_the_run(tmp_path: Path) -> None:
+def test_results_are_printed_when_a_signal_ends_the_run(tmp_path: Path) -> None:
     script = tmp_path / "endless.py"
     script.write_text(
         "import torch, torch.distributed as dist\n"

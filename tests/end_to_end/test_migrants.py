@@ -285,7 +285,7 @@ def test_a_model_of_dicts_trains_in_a_wrapper_of_two_lines() -> None:
     assert len(result.validation) == 3
 
 
-def test_a_model_of_dicts_without_a_wrapper_is_told_how_to_wrap_it() -> None:
+def test_a_model_of_dicts_without_a_wrapper_is_reported_how_to_wrap_it() -> None:
     """torch's own words say nothing of batches."""
     with pytest.raises(InputError) as told:
         fit(DictModel(), Rows(), dataloader_kwargs={"collate_fn": collate})
@@ -343,7 +343,7 @@ def test_an_iterable_that_shuffles_trains_and_is_judged_and_goes_on_after_a_stop
     ("returns", "what"),
     [("tuple", "tuple"), ("predictions", r"a tensor of shape \[4\]"), ("number", "float")],
 )
-def test_what_a_model_returns_instead_of_a_loss_is_told_the_same_with_and_without_evaluation(
+def test_a_model_output_that_is_no_loss_is_reported_with_and_without_evaluation(
     returns: str, what: str, validated: bool
 ) -> None:
     inputs = torch.randn(40, 6)

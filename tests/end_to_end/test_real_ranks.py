@@ -79,7 +79,7 @@ def trained(folder: Path, *launcher: str, **environment: str) -> subprocess.Comp
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the simulated run tells, which nobody kills."""
+    """Output of the simulated run, which is not killed."""
     told: dict[str, Any] = json.loads(trained(tmp_path_factory.mktemp("simulated")).stdout.splitlines()[-1])
     return told
 

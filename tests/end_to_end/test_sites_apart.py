@@ -35,7 +35,7 @@ with SiteCommunicator.from_environment() as comm:
 """
 
 
-def test_the_others_go_on_without_who_is_killed_and_with_who_comes_late(tmp_path: Path) -> None:
+def test_sites_continue_without_a_killed_one_and_with_a_late_one(tmp_path: Path) -> None:
     (tmp_path / "site.py").write_text(SCRIPT)
     clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     clean |= {"OMP_NUM_THREADS": "1", "NETGYM_SECRET": "known to this test alone"}

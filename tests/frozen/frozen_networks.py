@@ -43,7 +43,7 @@ WEATHERS = (
 
 
 def digest(given: Any) -> str:
-    """A few hex digits that tell one input from another."""
+    """Hex digits that identify an input."""
     return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]
 
 

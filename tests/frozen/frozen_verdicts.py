@@ -1,4 +1,4 @@
-"""What is said of programs that cannot end, of calls that disagree, and of weather without hope: word by word.
+"""What is said of programs that cannot end, of calls that disagree, and of deadlocks under weather: word by word.
 
 Line numbers of this file are left out: they are no part of an answer.
 """

@@ -209,7 +209,7 @@ def _differences(
 
 
 def check(part: str) -> bool:
-    """Compare all of a part, and tell of it. Returns whether it is as it was."""
+    """Compare a part, print the differences, and return whether there are none."""
     begun, kept = time.perf_counter(), frozen(part)
     missing = set(kept) ^ {"", *PARTS[part].names()}
     worst, num_wrong = 0.0, len(missing)

@@ -1,4 +1,4 @@
-"""Transfers whose durations ns-3 has told, and the same ones simulated here; see ns3/README.md."""
+"""Transfers with durations from ns-3, and the same transfers simulated here; see ns3/README.md."""
 
 from __future__ import annotations
 

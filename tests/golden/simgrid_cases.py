@@ -1,4 +1,4 @@
-"""The networks and transfers whose completion times SimGrid 3.32 has told; see simgrid/README.md."""
+"""Networks and transfers with completion times from SimGrid 3.32; see simgrid/README.md."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Meeting:
 
 
 @pytest.mark.parametrize("name", TORCHFT)
-def test_streaming_runs_beside_torchft(name: str) -> None:
+def test_streaming_equals_torchft(name: str) -> None:
     """Its own class, where it is installed, on the same toy; it counts so that its fragments leave when ours do."""
     local_sgd = pytest.importorskip("torchft.local_sgd")
     (n, steps, seed), fragments, options = TORCHFT[name]

@@ -52,7 +52,7 @@ def test_random_loss() -> None:
 
 
 def test_shared_bottlenecks_and_regions(together: list[Comparison]) -> None:
-    """A queue of 1,000 packets, unless told otherwise; theirs hold 833 to 8,333."""
+    """A queue of 1,000 packets by default; theirs hold 833 to 8,333."""
     assert np.median([abs(case.makespan_error) for case in together]) <= 0.08
     assert np.median([abs(case.mean_error) for case in together]) <= 0.08
     for case in together:

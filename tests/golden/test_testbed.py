@@ -1,4 +1,4 @@
-"""Simulated gloo against torch.distributed's gloo over shaped links, measured; `testbed/README.md` tells how."""
+"""Simulated gloo against torch.distributed's gloo over shaped links, measured as described in `testbed/README.md`."""
 
 from __future__ import annotations
 

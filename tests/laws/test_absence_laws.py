@@ -153,7 +153,7 @@ def test_checkpoints_are_free(tmp_path: Path) -> None:
     assert outcome(fit(OUTAGES["link"], checkpoint_interval=1, save_dir=tmp_path)) == undisturbed("link")
 
 
-def test_where_everybody_is_gone_the_run_ends_with_the_cause() -> None:
+def test_if_all_are_gone_the_run_ends_with_the_cause() -> None:
     for crash in (True, False):
         hosts = [event(host, 5.0, None, crash=crash) for host in ("a", "b", "home")]
         if crash:
@@ -164,7 +164,7 @@ def test_where_everybody_is_gone_the_run_ends_with_the_cause() -> None:
             assert result.averaged_ranks[STEPS] == [0]
 
 
-def test_where_everybody_is_away_for_a_while_they_go_on_when_the_first_is_back() -> None:
+def test_if_all_are_away_they_continue_when_the_first_is_back() -> None:
     lasts = {"a": 20.0, "b": 10.0, "home": 30.0}
     result = fit([event(host, 4.0, seconds, crash=True) for host, seconds in lasts.items()])
     rounds = list(result.averaged_ranks.values())
@@ -186,7 +186,7 @@ def test_where_everybody_is_away_for_a_while_they_go_on_when_the_first_is_back()
     st.sampled_from(["ideal", "linux-tcp", "gloo"]),
 )
 @settings(max_examples=25, deadline=None)
-def test_every_run_ends_and_tells_who_was_there(events: list[dict[str, Any]], protocol: str) -> None:
+def test_every_run_ends_and_reports_the_sites_present(events: list[dict[str, Any]], protocol: str) -> None:
     result = end_of(events, protocol)
     if isinstance(result, DeadlockError):
         gone = {entry.get("host") or entry["link"][0] for entry in events if "for" not in entry}

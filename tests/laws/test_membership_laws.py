@@ -1,4 +1,4 @@
-"""Sites that come, die and come again in any order: who is through with a round agrees on who was there."""
+"""Sites that join, die and return in any order: all that finish a round agree on its members."""
 
 from __future__ import annotations
 
@@ -159,10 +159,10 @@ class Site:
 
 @given(st.integers(1, 5), st.integers(0, 10**6), st.sampled_from([0.0, 0.02, 0.1]))
 @settings(max_examples=60)
-def test_all_who_are_through_with_a_round_tell_of_the_same_members(
+def test_all_sites_that_finish_a_round_report_the_same_members(
     num_sites: int, seed: int, trouble: float
 ) -> None:
-    """However sites die, come again and break off, nobody waits for ever, and no round has two memberships.
+    """However sites die, return and disconnect, none waits for ever, and no round has two memberships.
 
     A round that all who did it have died of is done again, by others: only then there may be a second one.
     """
@@ -182,8 +182,8 @@ def test_all_who_are_through_with_a_round_tell_of_the_same_members(
     st.sampled_from([0.001, 0.01, 0.1]),
 )
 @settings(max_examples=60)
-def test_broken_pairs_end_nobody(num_sites: int, seed: int, trouble: float, cables: float) -> None:
-    """Whichever pairs break, and however often: nobody waits for ever, and a round has one membership."""
+def test_broken_pairs_end_no_site(num_sites: int, seed: int, trouble: float, cables: float) -> None:
+    """Whichever pairs break, and however often, no site waits for ever, and a round has one membership."""
     world = World(num_sites, seed, trouble, cables)
     world.run()
     for number, told in world.results.items():

@@ -168,7 +168,7 @@ def check_conservation(case: Case) -> None:
 
 
 def check_capacity(case: Case) -> None:
-    """Law 2: no link is overloaded, and each transfer has a full link on which nobody has more than it."""
+    """Law 2: no link is overloaded, and each transfer has a full link on which no other has more."""
 
     def audit(witness: Witness) -> None:
         topology = witness.network.topology

@@ -1,4 +1,4 @@
-"""Law 7 where ranks go at their own pace: what lies in mailboxes, and who is how far, is part of a checkpoint."""
+"""Law 7 for asynchronous ranks: messages in mailboxes, and each rank's progress, are part of a checkpoint."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_the_callers_generators_are_left_alone() -> None:
 
 @pytest.mark.parametrize("workers", ["threads", {"kind": "processes", "processes": 2}])
 def test_ranks_meet_only_at_their_calls(workers: Any) -> None:
-    """Rank 4 computes 10 s and takes part in nothing: nobody waits for it, though it ends last."""
+    """Rank 4 computes 10 s and takes part in nothing: no rank waits for it, though it ends last."""
 
     def body(comm: Communicator) -> None:
         if comm.rank == 4:

@@ -127,9 +127,7 @@ def test_bytes_charged_are_the_bytes_of_the_messages(op: str, algorithm: str, da
 
 @pytest.mark.parametrize(("op", "algorithm"), ROWS)
 @given(data=st.data())
-def test_nobody_is_through_before_everyone_it_depends_on(
-    op: str, algorithm: str, data: st.DataObject
-) -> None:
+def test_no_member_finishes_before_its_dependencies(op: str, algorithm: str, data: st.DataObject) -> None:
     """Each member has heard from each other, over any path of messages, where everyone has bytes for all."""
     made = data.draw(schedules(op, algorithm))
     has_gaps = any(phase.has_gaps for phase in made.phases)

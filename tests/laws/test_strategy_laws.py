@@ -141,7 +141,7 @@ def test_billions_of_values_are_cut_into_slices_without_overflow() -> None:
     assert bounds.tolist() == [0, 50, size - 50, size]
 
 
-def test_selectors_differ_in_what_they_draw_anew() -> None:
+def test_selectors_differ_in_their_draws() -> None:
     flat = torch.zeros(1000)
 
     def drawn(selector: IndexSelector, iteration: int, seed: int = 0) -> list[int]:

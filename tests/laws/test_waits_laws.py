@@ -1,4 +1,4 @@
-"""Who waits for whom among real ranks: no verdict is wrong, however old what ranks have said, and none is missing."""
+"""Deadlock detection among real ranks: no false alarm, however old the reports, and none missed."""
 
 from __future__ import annotations
 

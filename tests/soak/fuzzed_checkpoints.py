@@ -1,4 +1,4 @@
-"""Damaged checkpoints, by accident or by somebody who means harm."""
+"""Damaged checkpoints, by accident or on purpose."""
 
 from __future__ import annotations
 

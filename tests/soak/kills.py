@@ -1,4 +1,4 @@
-"""Kill runs at random moments, again and again: what is left goes on to the result of a run that nobody disturbed.
+"""Kill runs at random moments, again and again: resumed, they give the result of an undisturbed run.
 
     python tests/soak/kills.py --kills 100 --seed 0 --out build/soak
 

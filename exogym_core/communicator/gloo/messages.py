@@ -387,7 +387,7 @@ class GlooMailboxes:
         self._say("waits" if math.isinf(wait) else "busy", box)
         try:
             while not (got := self._collect(box)) and time.monotonic() < deadline:
-                if math.isinf(wait) and self._is_hopeless():
+                if math.isinf(wait) and self._cannot_progress():
                     break
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
         finally:
@@ -423,7 +423,7 @@ class GlooMailboxes:
         store.add(f"taken {self._wire.member} {box} {note.source}", 1)
         return flat.reshape(note.shape)
 
-    def _is_hopeless(self) -> bool:
+    def _cannot_progress(self) -> bool:
         """True if every other member has ended or waits for messages too; reported to one member at a time."""
         store = self._shared_store()
         num_put = store.add("put", 0)

@@ -158,7 +158,7 @@ class Rendezvous:
         backend: what carries tensors, `gloo` or `nccl`.
         device: where the backend takes tensors.
         secret: known to the run's ranks alone: their records at the rendezvous are signed with it, and
-            every connection is tested for who is at its end, since any process that reaches their ports can connect.
+            every connection is authenticated, since any process that reaches their ports can connect.
         address: of this machine, for gloo to listen on; empty: that of GLOO_SOCKET_IFNAME, or what gloo finds.
         time_option: what users call `timeout_seconds`.
     """

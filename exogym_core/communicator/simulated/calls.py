@@ -299,7 +299,7 @@ class PostingRank(Collectives):
         lane = self._lane()
         key = Key(lane, self._next_number(lane))
         # What is only moved is handed over as it is, and others may take it long after this rank has gone on
-        # and changed it. What is reduced is read when the last member posts, while those wait who get the result.
+        # and changed it. Reduced values are read when the last member posts, while the receivers of the result wait.
         goes_on = async_op or not reduce_op or (name == "reduce" and self.rank != root)
         keeps = goes_on and not self._port.copies
         inputs = [tensor.detach().clone() if keeps else tensor.detach() for tensor in tensors]

@@ -285,7 +285,7 @@ class Simulation(RankSource, RankSink):
             clock=clock,
             collectives_in_flight=world.protocol.collectives_in_flight,
             blame=faults.blame if faults is not None else lambda: "",
-            is_hopeless=faults.is_hopeless if faults is not None else None,
+            cannot_progress=faults.cannot_progress if faults is not None else None,
             downtime=network.downtime if network is not None else None,
             hosts=world.hosts,
             reach=Reach(network, world.hosts, faults.may_come_back if faults is not None else _never),
@@ -360,9 +360,9 @@ class Simulation(RankSource, RankSink):
         stream = self.kernel.streams[rank]
         while not stream and rank not in self.away:
             if not self._let_run(rank):
-                hopeless = self.exchange.deadlock()
-                if hopeless is not None:
-                    raise self.exchange.deadlock(kernel_needs=rank) or hopeless
+                stuck = self.exchange.deadlock()
+                if stuck is not None:
+                    raise self.exchange.deadlock(kernel_needs=rank) or stuck
                 return
 
     def settle(self) -> None:

@@ -478,7 +478,7 @@ def study_report(
         where: `key=value` texts that runs must fit.
 
     Raises:
-        InputError: there is no run, a file is damaged, or a key is nobody's.
+        InputError: there is no run, a file is damaged, or no run has a key.
     """
     members = members_of(find_runs(paths))
     keys = list(dict.fromkeys([*by, "strategy"])) if by else default_keys(members)

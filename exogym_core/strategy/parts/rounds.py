@@ -1,4 +1,4 @@
-"""Rounds of local steps that end in an outer step: whole, encoded to everybody, or in fragments."""
+"""Rounds of local steps that end in an outer step: whole, encoded to all ranks, or in fragments."""
 
 from __future__ import annotations
 

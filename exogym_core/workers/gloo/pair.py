@@ -50,7 +50,7 @@ def main() -> None:
         print(json.dumps(found), flush=True)
     else:
         print("{}", flush=True)
-    os._exit(0)  # gloo's threads wait for nobody
+    os._exit(0)  # without waiting for gloo's threads
 
 
 def _end_with_starter() -> None:

@@ -442,7 +442,7 @@ class Children:
         if index not in self._statuses:
             try:
                 pid, status = os.waitpid(self.pids[index], os.WNOHANG)
-            except ChildProcessError:  # somebody waits for any child of this process
+            except ChildProcessError:  # other code has waited for any child of this process
                 self._statuses[index] = None
             else:
                 if pid:

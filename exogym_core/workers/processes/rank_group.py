@@ -297,7 +297,7 @@ class RankGroup:
     # --- called by ranks -----------------------------------------------------------------------------------
 
     def request(self, rank: int, request: Request) -> None:
-        """Keep a request until the next flush; rows are not kept for long, since somebody may watch."""
+        """Keep a request until the next flush; rows are not kept for long, since progress shows them."""
         self._requests.setdefault(rank, []).append(request)
         if isinstance(request, Mark) and time.monotonic() >= self._next_flush:
             self.flush()
@@ -394,7 +394,7 @@ class _PipePort:
         if ticket.given is None:
             self._turns.require_rank_thread(self._rank)
             ticket.waiter = self._rank
-            # Hardly anybody goes on before the others here have posted.
+            # Few ranks can continue before the others here have posted.
             holds = self._block.is_coming(ticket.key)
             self._block.block(self._rank, Blocked(self._rank, ticket.key, member), holds)
         assert ticket.given is not None

@@ -175,17 +175,6 @@ class Schedule:
         return sum(phase.num_messages for phase in self.phases)
 
     @cached_property
-    def regular_pairs(self) -> frozenset[tuple[int, int]] | None:
-        """The (src, dst) that exchange messages, each in order; None where the pairs differ from step to step."""
-        pairs: set[tuple[int, int]] = set()
-        for phase in self.phases:
-            regular = phase.fixed_pairs()
-            if regular is None:
-                return None
-            pairs.update(zip(regular[0].tolist(), regular[1].tolist(), strict=True))
-        return frozenset(pairs)
-
-    @cached_property
     def pair_bytes(self) -> tuple[tuple[int, int, int], ...]:
         """(src, dst, bytes) of each pair of members that exchanges any bytes."""
         total: Counter[tuple[int, int]] = Counter()

@@ -40,7 +40,7 @@ Rows = list[tuple[int, int, int, int]]
 def _broadcast_rounds(ranks: Ranks, num_bytes: int, root: int) -> list[Rows]:
     """Rows of a binomial broadcast among `ranks` from the member at position `root`, one list a round.
 
-    In round j every v < 2^j, who has the tensor, sends it to v + 2^j.
+    In round j every v < 2^j, which has the tensor, sends it to v + 2^j.
     """
     num = len(ranks)
     name = [int(ranks[(root + virtual) % num]) for virtual in range(num)]

@@ -24,12 +24,13 @@ const number = (value, digits = 4) => {
   if (value === null || value === undefined) return "";
   return String(Number(value.toPrecision(digits))).replace("e+", "e");
 };
+/** A value in the first unit whose least value it reaches; units are [least value, name, size if not that]. */
 const scaled = (value, units, digits) => {
-  const [size, unit] = units.find(([size]) => Math.abs(value) >= size) || units[units.length - 1];
+  const [least, unit, size = least] = units.find(([least]) => Math.abs(value) >= least) || units[units.length - 1];
   return `${number(value / size, digits)} ${unit}`;
 };
-const seconds = (value, digits = 4) =>
-  value === 0 ? "0 s" : scaled(value, [[172800, "d"], [7200, "h"], [300, "min"], [1, "s"], [1e-3, "ms"], [1e-6, "us"]], digits);
+const TIMES = [[172800, "d", 86400], [7200, "h", 3600], [300, "min", 60], [1, "s"], [1e-3, "ms"], [1e-6, "us"]];
+const seconds = (value, digits = 4) => (value === 0 ? "0 s" : scaled(value, TIMES, digits));
 const bytes = (value, digits = 4) =>
   value === 0 ? "0 B" : scaled(value, [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]], digits);
 const rate = (value, digits = 4) =>

@@ -1,4 +1,4 @@
-"""Weather that goes on for ever keeps no run going in which nobody can go on; a link that comes back does."""
+"""Deadlocks in any weather: endless weather keeps no stuck run alive; a link that comes back does."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ star = partial(star_form, "abcd")
 
 @PROTOCOLS
 @WEATHERS
-def test_who_receives_what_nobody_sends_is_told_whatever_the_weather(weather: str, protocol: str) -> None:
+def test_a_receive_without_a_send_is_reported_in_any_weather(weather: str, protocol: str) -> None:
     """The clock could go on for ever: it used to, without a word."""
 
     def body(comm: Communicator) -> None:
@@ -72,9 +72,7 @@ def test_a_server_ends_when_its_last_client_has_whatever_the_weather(weather: st
 
 
 @WEATHERS
-def test_what_got_lost_on_the_way_is_told_with_who_waits_for_whom(
-    weather: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_message_is_reported_with_all_waits(weather: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Should a transfer ever be forgotten by mistake, the run ends with a table instead of never."""
     monkeypatch.setattr(use_sources(monkeypatch).Collective, "_send", lambda self, *args: None)
 
@@ -116,7 +114,7 @@ def test_acknowledgements_never_take_all_of_a_narrow_way_back() -> None:
 
 @WEATHERS
 def test_a_clock_of_ones_own_ends_too(weather: str) -> None:
-    """`Faults.run_until` asks before each step; nobody is told as long as something moves."""
+    """`Faults.run_until` asks before each step; no deadlock is reported as long as something moves."""
     topology = Topology.from_mapping(star(**ENDLESS[weather]))
     clock = Clock()
     network = Network(clock, topology, "ideal")

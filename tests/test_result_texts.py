@@ -53,7 +53,7 @@ def test_silence_can_be_had(capsys):
         fit(progress=3)
 
 
-def test_a_result_is_told_in_a_line_however_long_the_run():
+def test_a_result_is_reported_in_a_line_however_long_the_run():
     """500 steps were 125,208 characters."""
     result = fit(compute=0.1, target_loss=2.0, progress=False)
     text = repr(result)
