@@ -53,7 +53,7 @@ def large_collective() -> None:
 
 
 def trained(preset: str, workers: str, nodes: int, steps: int) -> None:
-    """`fit` of a GPT with DiLoCo, imports included; `byte` has a million parameters, `wide` ten."""
+    """`fit` of a GPT with DiLoCo, or a plain loop, imports included; `byte` has a million parameters, `wide` ten."""
     import torch
 
     from exogym_core import LocalTrainer, OptimSpec
@@ -66,6 +66,14 @@ def trained(preset: str, workers: str, nodes: int, steps: int) -> None:
         "wide": {"preset": "byte", "num_layers": 6, "width": 384, "num_heads": 6},
     }
     model = build_model("gpt", task=task, seed=0, **sizes[preset])
+    if workers == "loop":
+        import training
+
+        torch.set_num_threads(1)
+        loop = training.Loop(training.Case(preset, task, model, 2, steps), nodes, diloco=True)
+        for _ in range(steps):
+            loop.step()
+        return
     strategy = DiLoCoStrategy(OptimSpec(torch.optim.AdamW, lr=1e-3), H=10)
     options: dict[str, Any] = {"strategy": strategy, "num_nodes": nodes, "batch_size": 2, "val_size": 0}
     LocalTrainer(model, task.train, None).fit(**options, max_steps=steps, device="cpu", workers=workers)
@@ -109,8 +117,13 @@ ROWS: dict[str, Callable[[], float | None]] = {
     "netsim show lan": partial(command, "netsim", "show", "lan"),
     "netsim collective, 1,024 hosts": large_collective,
     "first fit, GPT 1 M, 2 workers, 1 step": partial(trained, "byte", "threads", 2, 1),
-    "GPT 10 M, 4 workers in processes, 1 step": partial(trained, "wide", "processes", 4, 1),
-    "GPT 10 M, 4 workers in processes, 12 steps": partial(trained, "wide", "processes", 4, 12),
+    **{
+        f"GPT 10 M, 4 workers, {kind}, {steps} step{'s' if steps > 1 else ''}": partial(
+            trained, "wide", kind, 4, steps
+        )
+        for kind in ("loop", "processes")
+        for steps in (1, 12)
+    },
     **{
         f"digits MLP, 8 workers, {strategy}, {kind}": partial(worker_steps, strategy, kind)
         for strategy in ("AllReduce", "DiLoCo")

@@ -394,3 +394,18 @@ def test_a_table_of_a_budget_has_its_tokens(capsys: pytest.CaptureFixture[str]) 
         assert row["tokens_per_parameter"] == pytest.approx(
             row["tokens"] / sum(each.numel() for each in planned_model("llama-2m", 64).model.parameters())
         )
+
+
+def test_models_have_places_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """More tokens through a smaller model are no better place, and no fewer steps than through a larger one."""
+    words = (
+        "--device h100 --price 20 --budget 1000 --strategy AllReduce --sweep model.name=llama-2m,llama-150m"
+    )
+    told = planned(words, capsys)
+    assert [(row["point"]["model.name"], row["name"], row["place"]) for row in told["plans"]] == [
+        ("llama-2m", "DiLoCo", 1),
+        ("llama-2m", "AllReduce", 2),
+        ("llama-150m", "DiLoCo", 1),
+        ("llama-150m", "AllReduce", 2),
+    ]
+    assert all({line["faster"], line["slower"]} == {"DiLoCo", "AllReduce"} for line in told["step_ratios"])

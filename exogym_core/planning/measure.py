@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from exogym_core.planning.models import MEMORY_CHOICES
 from exogym_core.planning.rhythm import Rhythm, draws_bytes, rhythm
 from exogym_core.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together, repeats_from
 from exogym_core.planning.setting import Setting
+from exogym_core.planning.sweep import is_of_model
 from exogym_core.planning.weather import (
     changes_between,
     differs_for_ever,
@@ -243,9 +245,20 @@ def is_sooner(row: Mapping[str, Any], other: Mapping[str, Any], name: str = "day
 
 
 def placed(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Plans as mappings with `place`: rows whose bands overlap share one; None without days."""
-    with_days = [row for row in rows if row.get("days") is not None]
-    places = {id(row): 1 + sum(is_sooner(other, row) for other in with_days) for row in with_days}
+    """Plans as mappings with `place`: rows whose bands overlap share one; None without days.
+
+    Rows of a sweep over models have places among those of their own model.
+    """
+    of_models: dict[tuple[tuple[str, str], ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row.get("days") is not None:
+            swept = row.get("point", {}).items()
+            of_models[tuple((key, value) for key, value in swept if is_of_model(key))].append(row)
+    places = {
+        id(row): 1 + sum(is_sooner(other, row) for other in group)
+        for group in of_models.values()
+        for row in group
+    }
     return [dict(row) if "refused" in row else {**row, "place": places.get(id(row))} for row in rows]
 
 

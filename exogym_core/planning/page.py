@@ -12,7 +12,7 @@ from rich.table import Table
 
 from exogym_core.cli.run_commands import stdout
 from exogym_core.names import visible
-from exogym_core.planning.sweep import concerns, is_axis, number, short_keys, step_ratio_lines
+from exogym_core.planning.sweep import concerns, is_axis, is_of_model, number, short_keys, step_ratio_lines
 from netsim.units import format_bits_per_second, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -220,7 +220,8 @@ def _notes(rows: Sequence[dict[str, Any]], plain: Any, *, short: bool = False) -
     is_of_money = any(row["tokens_low"] is not None for row in rows)
     if len(places := [row["place"] for row in rows if row["place"] is not None]) > len(set(places)):
         notes.append(
-            f"rows of one place are equal: their bands of {'tokens' if is_of_money else 'days'} overlap"
+            f"rows of one place{' and model' if any(map(is_of_model, _swept(rows))) else ''} are equal: "
+            f"their bands of {'tokens' if is_of_money else 'days'} overlap"
         )
     if is_of_money:
         notes.append(MODEL_SIZE)

@@ -18,6 +18,7 @@ __all__ = [
     "concerns",
     "grid",
     "is_axis",
+    "is_of_model",
     "number",
     "short_keys",
     "sooner_throughout",
@@ -86,6 +87,15 @@ def changes_learning(key: str) -> bool:
     (True, False)
     """
     return key.partition(".")[0] not in _OF_TIME
+
+
+def is_of_model(key: str) -> bool:
+    """True if a key changes the model or its data: then neither steps nor tokens can be compared.
+
+    >>> is_of_model("model.name"), is_of_model("strategies.DiLoCo.H")
+    (True, False)
+    """
+    return key.partition(".")[0] in ("model", "task")
 
 
 def is_axis(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
@@ -248,6 +258,6 @@ def _compared(
     one, two = first.get("point", {}), second.get("point", {})
     lines = [_Line(*_names(row), tuple(row.get("point", {}).items()), ()) for row in (first, second)]
     differ = [key for key in one if one[key] != two[key]]
-    if any(not changes_learning(key) for key in differ):
+    if any(is_of_model(key) or not changes_learning(key) for key in differ):
         return None
     return _distinguished(*lines)
