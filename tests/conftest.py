@@ -44,8 +44,8 @@ torch.set_num_threads(1)
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores: some tests wait for sockets, links and other processes."""
-    return (os.cpu_count() or 1) + 1
+    """Two processes more than there are cores: many tests wait for sockets, links and other processes."""
+    return (os.cpu_count() or 1) + 2
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
