@@ -140,6 +140,12 @@ class FitRequest(RunConfig):
         if self.servers is not None:
             self.strategy = copy.deepcopy(self.strategy)
             self.strategy.take_servers(self.servers)
+        if self.strategy.num_servers and self.is_joining:
+            raise InputError(
+                f"fit: {type(self.strategy).__name__} has {format_count(self.strategy.num_servers, 'server')}, which "
+                "processes of torchrun do not run: start it without torchrun (transport 'gloo' or 'netsim'), or use a "
+                "strategy without servers"
+            )
         timed = [name for name, each in OPTIONS.items() if each.is_timed]
         name = next((name for name in timed if getattr(self, name) is not None), None)
         if name is not None and (self.topology is None or not self.carrier.has_clock):

@@ -86,3 +86,15 @@ def test_num_nodes_must_be_torchruns(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="num_nodes is 4, but torchrun has started 2 processes"):
         Trainer(MLP(), []).fit(strategy=AllReduceStrategy(), num_nodes=4, transport="gloo")
+
+
+def test_servers_are_refused_under_torchrun(monkeypatch):
+    from exogym_core import Trainer
+    from exogym_core.strategy import AsyncDiLoCoStrategy
+    from exogym_core.tasks import MLP
+    from netsim.errors import InputError
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(InputError, match="has 1 server, which processes of torchrun do not run"):
+        Trainer(MLP(), []).fit(strategy=AsyncDiLoCoStrategy(), transport="gloo")
