@@ -111,7 +111,7 @@ def _raises_mutely() -> None:
 @pytest.mark.parametrize("transport", ["threads", *PROCESSES])
 def test_an_exception_without_a_text_is_still_named(transport: str) -> None:
     text, rank = _failure_of(transport, _dies(_raises_mutely), 2)
-    assert "_MuteError: (its text cannot be told" in text.splitlines()[0]
+    assert "_MuteError: (its text is unavailable" in text.splitlines()[0]
     assert rank == 1
 
 

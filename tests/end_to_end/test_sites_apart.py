@@ -84,4 +84,4 @@ def test_sites_continue_without_a_killed_one_and_with_a_late_one(tmp_path: Path)
         log, _ = at.communicate(timeout=60)
     assert at.returncode == 130
     assert "site 1 is lost: " in log
-    assert "site 0 is through" in log
+    assert "site 0 has finished" in log
