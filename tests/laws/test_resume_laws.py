@@ -177,9 +177,8 @@ def test_processes_go_on_as_threads_would(number: int, folder: Path, whole: Any)
     where = {"checkpoint_interval": 1, "resume_from": stopped.checkpoint_folder}
     again = fit(make(number), 6, workers={"kind": "processes", "processes": 3}, **where)
     resumed = fit(make(number), **where)
-    if KEPT[number] not in AT_OWN_PACE:
-        assert 0 < again.resumed_step < 6
-        assert again.resumed_step < resumed.resumed_step
+    # A stop does not wait for evaluations, and a checkpoint is complete when those before it are.
+    assert 0 <= again.resumed_step <= resumed.resumed_step
     assert outcome(resumed) == whole(number)[0]
     assert last_checkpoint(resumed) == whole(number)[1]
 
