@@ -1,4 +1,4 @@
-"""How right the network is: against SimGrid, ns-3 and real gloo, case by case.
+"""Errors of the network model against SimGrid, ns-3 and real gloo, case by case.
 
     python benchmarks/accuracy.py [simgrid|ns3|gloo ...] [--plots DIR]
 
@@ -7,7 +7,6 @@ With --plots the two pictures of docs/accuracy.md are drawn into DIR.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "golden")]
 
 import gloo  # noqa: E402
+import harness  # noqa: E402
 import ns3_cases  # noqa: E402
 import simgrid_cases  # noqa: E402
 
@@ -125,9 +125,7 @@ def plot_gloo(path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="what to compare with; by default all")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="draw the pictures into this folder")
     arguments = parser.parse_args()

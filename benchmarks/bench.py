@@ -15,15 +15,15 @@ import contextlib
 import importlib
 import io
 import json
-import os
 import resource
 import subprocess
-import sys
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import harness
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,14 +32,15 @@ MARKED = 1.1
 HERE = Path(__file__).parent
 
 
-def command(*arguments: str) -> None:
-    """A command line from its first instant: `netgym` or `netsim` and its arguments."""
-    module = {"netgym": "exogym_core.__main__", "netsim": "netsim.cli.main"}[arguments[0]]
-    code = f"import sys; from {module} import main; sys.exit(main())"
-    subprocess.run([sys.executable, "-c", code, *arguments[1:]], check=True, stdout=subprocess.DEVNULL)
+def command(*arguments: str) -> float:
+    """Processor seconds of a command line from its first instant: `netgym` or `netsim` and its arguments."""
+    program = {"netgym": harness.NETGYM, "netsim": harness.NETSIM}[arguments[0]]
+    before = harness.cpu_seconds(resource.RUSAGE_CHILDREN)
+    subprocess.run([*program, *arguments[1:]], check=True, stdout=subprocess.DEVNULL)
+    return harness.cpu_seconds(resource.RUSAGE_CHILDREN) - before
 
 
-def large_collective() -> None:
+def large_collective() -> float:
     """`netsim collective` on 1,024 hosts in four regions."""
     regions = {name: {"hosts": 256, "nic": "10 Gbit/s", "latency": "50 us"} for name in "abcd"}
     wan = [
@@ -49,7 +50,7 @@ def large_collective() -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         json.dump({"regions": regions, "wan": wan}, file)
         file.flush()
-        command("netsim", "collective", file.name, "all_reduce", "--bytes", "25 MB")
+        return command("netsim", "collective", file.name, "all_reduce", "--bytes", "25 MB")
 
 
 def trained(preset: str, workers: str, nodes: int, steps: int) -> None:
@@ -94,11 +95,68 @@ def worker_steps(name: str, kind: str) -> float:
     return time.process_time() - began
 
 
+def replica_steps(kind: str) -> float:
+    """Processor seconds of a step of one of 64 replicas of an MLP of 676 parameters with DiLoCo, H = 10."""
+    import torch
+    from torch import nn
+
+    from exogym_core import OptimSpec, Trainer
+    from exogym_core.strategy import DiLoCoStrategy
+
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+        def forward(self, batch: Any) -> Any:
+            return nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    features = torch.randn(4_000, 16)
+    data = torch.utils.data.TensorDataset(features, features[:, :4].argmax(1))
+    strategy = partial(DiLoCoStrategy, OptimSpec(torch.optim.AdamW, lr=1e-3), H=10)
+    options: dict[str, Any] = {"num_nodes": 64, "batch_size": 8, "val_size": 0, "device": "cpu"}
+    options |= {"topology": "wan-4-regions", "compute": {"fixed": "50 ms", "jitter": 0.3}}
+
+    def seconds(steps: int) -> float:
+        began = time.process_time()
+        fit = Trainer(Small(), data, None).fit
+        fit(strategy=strategy(), workers=kind, max_steps=steps, progress=False, **options)
+        return time.process_time() - began
+
+    seconds(20)
+    short, long = (min(seconds(steps) for _ in range(3)) for steps in (20, 120))
+    return (long - short) / 100 / 64
+
+
 def collective(*row: Any) -> float:
     """Processor seconds of one ring all-reduce; see benchmarks/collectives.py."""
     import collectives
 
     return float(collectives.seconds_a_collective(*row))
+
+
+def equal_steps(num_steps: int = 2_000) -> float:
+    """Processor seconds of a rank's step: `advance` and `all_reduce` of 4 kB, 8 ranks in threads."""
+    import torch
+
+    from exogym_core.workers.run import run_ranks
+
+    torch.set_num_threads(1)
+
+    def body(comm: Any) -> None:
+        tensor = torch.ones(1_000)
+        for _ in range(num_steps):
+            comm.advance(0.05)
+            comm.all_reduce(tensor, "avg")
+
+    spent = []
+    for _ in range(2):  # the first finds routes and schedules
+        began = time.process_time()
+        run_ranks(body, 8, topology="wan-4-regions", protocol="ideal")
+        spent.append((time.process_time() - began) / num_steps / 8)
+    return min(spent)
 
 
 def rank_steps(steps: int) -> float:
@@ -130,6 +188,10 @@ ROWS: dict[str, Callable[[], float | None]] = {
         for kind in ("loop", "threads")
     },
     **{
+        f"a replica's step, 64 replicas, {kind}": partial(replica_steps, kind)
+        for kind in ("threads", "stacked")
+    },
+    **{
         f"all-reduce, {kind}, {ranks} ranks, {size:,} B, {protocol}": partial(
             collective, kind, ranks, protocol, size, 0.0
         )
@@ -141,6 +203,7 @@ ROWS: dict[str, Callable[[], float | None]] = {
             ("run_ranks", 64, 4_000, "linux-tcp"),
         )
     },
+    "a rank's step, 8 ranks": equal_steps,
     "long run, 64 ranks, 1e6 rank-steps": partial(rank_steps, 200),
 }
 
@@ -150,27 +213,21 @@ def measured(name: str) -> dict[str, float]:
     began = time.perf_counter()
     seconds = ROWS[name]()
     wall = time.perf_counter() - began
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    spent = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    both = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    spent = sum(map(harness.cpu_seconds, both))
     return {
         "cpu": spent if seconds is None else seconds,
         "wall": wall,
-        "peak_mb": max(usage.ru_maxrss for usage in usages) / 1e3,
+        "peak_mb": max(map(harness.peak_mb, both)),
     }
 
 
 def in_process(checkout: Path, name: str) -> dict[str, float] | None:
     """A row by a checkout's code; None where that cannot run it."""
-    kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    environment = {**kept, "PYTHONPATH": str(checkout)}
-    line = [sys.executable, str(Path(__file__).resolve()), "--measure", name]
-    finished = subprocess.run(
-        line, env=environment, cwd=checkout, capture_output=True, text=True, check=False
-    )
-    if finished.returncode:
-        print(finished.stderr.strip().rpartition("\n")[2], file=sys.stderr)
+    try:
+        found: dict[str, float] = harness.in_process(__file__, "--measure", name, checkout=checkout)
+    except subprocess.CalledProcessError:
         return None
-    found: dict[str, float] = json.loads(finished.stdout.splitlines()[-1])
     return found
 
 
@@ -181,9 +238,7 @@ def best(found: list[dict[str, float] | None]) -> dict[str, float] | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("rows", nargs="*", metavar="ROW", help="parts of names of rows [all]")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT")
     parser.add_argument("--rounds", type=int, default=3)
@@ -193,9 +248,7 @@ def main() -> None:
         print(json.dumps(measured(given.measure)))
         return
     checkouts = [HERE.parent] + ([given.against] if given.against else [])
-    print(
-        "| | processor s | before | ratio | wall s | before | MB | before |\n|---|---|---|---|---|---|---|---|"
-    )
+    harness.heading("", "processor s", "before", "ratio", "wall s", "before", "MB", "before")
     for name in ROWS:
         if given.rows and not any(part in name for part in given.rows):
             continue
@@ -208,7 +261,7 @@ def main() -> None:
         ]
         ratio = now["cpu"] / before["cpu"] if now and before else None
         cells.insert(2, "" if ratio is None else f"**{ratio:.2f}**" if ratio > MARKED else f"{ratio:.2f}")
-        print(f"| {' | '.join([name, *cells])} |", flush=True)
+        harness.row(name, *cells)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,14 @@ benchmarks/learning_rates.py does.
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import harness
 import yaml
-from learning_rates import described, rank
+from learning_rates import described, rank, with_rates
 
 from exogym_core.cli.main import main as netgym
 
@@ -86,17 +85,13 @@ def write(task: str, rates: dict[str, float]) -> None:
     start = f"    - task: {{name: {task},"
     head, _, rest = TIER.read_text(encoding="utf-8").partition(start)
     body, end, tail = rest.partition("\n    - task:")
-    for name, rate in rates.items():
-        pattern = rf"(- \{{name: {re.escape(name)},[^}}\n]*\blr: )[^,}}]+"
-        body, count = re.subn(pattern, lambda found, rate=rate: f"{found[1]}{rate * 1e3:g}e-3", body)
-        if count != 1:
-            raise SystemExit(f"{TIER}: no one line of {name} with an lr under {task}")
+    body = with_rates(body, rates, f"{TIER}: {task}")
     TIER.write_text(head + start + body + end + tail, encoding="utf-8")
 
 
 def main() -> None:
     """Search, or go on with it; print, and write where asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = harness.parser(__doc__)
     parser.add_argument("task", choices=sorted(RATES))
     parser.add_argument("folder", type=Path, help="of the run; goes on with it where it is there")
     parser.add_argument("--write", action="store_true", help="put the choice into the tier")

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import harness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,20 +113,8 @@ def _with_ranks(ranks: int, protocol: str, num_bytes: int, delays: list[list[flo
     return time.process_time() - began
 
 
-def _elsewhere(checkout: Path, row: tuple[Any, ...]) -> float:
-    """The same row by another checkout's code."""
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    command = [sys.executable, str(Path(__file__).resolve()), "--row", json.dumps(row)]
-    finished = subprocess.run(
-        command, env=environment, cwd=checkout, capture_output=True, text=True, check=True
-    )
-    return float(finished.stdout)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("--against", type=Path, metavar="CHECKOUT")
     parser.add_argument("--interpreted", action="store_true")
     parser.add_argument("--curve", action="store_true")
@@ -140,21 +127,16 @@ def main() -> None:
     if given.row:
         print(seconds_a_collective(*json.loads(given.row)))
         return
-    if not given.against:
-        print("| | ranks | protocol | bytes | jitter | ms |\n|---|---|---|---|---|---|")
-    else:
-        print(
-            "| | ranks | protocol | bytes | jitter | ms | other ms | ratio |\n|---|---|---|---|---|---|---|---|"
-        )
+    titles = ["", "ranks", "protocol", "bytes", "jitter", "ms"]
+    harness.heading(*titles, *(["other ms", "ratio"] if given.against else []))
     for row in CURVE if given.curve else ROWS:
         kind, ranks, protocol, num_bytes, jitter = row
-        cells = [kind, str(ranks), protocol, f"{num_bytes:,}", f"{jitter:.0%}"]
         mine = seconds_a_collective(*row)
-        cells.append(f"{1e3 * mine:.2f}")
+        cells = [kind, ranks, protocol, f"{num_bytes:,}", f"{jitter:.0%}", f"{1e3 * mine:.2f}"]
         if given.against:
-            other = _elsewhere(given.against, row)
+            other = harness.in_process(__file__, "--row", json.dumps(row), checkout=given.against)
             cells += [f"{1e3 * other:.2f}", f"{mine / other:.3f}"]
-        print(f"| {' | '.join(cells)} |", flush=True)
+        harness.row(*cells)
 
 
 if __name__ == "__main__":

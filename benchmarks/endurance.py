@@ -1,4 +1,4 @@
-"""Whether long runs stay flat: memory and host time a step, as the steps go by.
+"""Memory and host time a step of long runs, in the course of their steps.
 
     python benchmarks/endurance.py [steps]          the network alone: 100,000 steps of 64 ranks, if not told otherwise
     python benchmarks/endurance.py ranks [steps]    ranks, their calls and the network: 20,000 steps
@@ -75,13 +75,13 @@ def live(steps: int) -> None:
 
 @lru_cache(maxsize=1024)
 def drawn(step: int) -> tuple[list[int], list[list[int]]]:
-    """Who averages in a step, and who sends to whom; equal for all ranks."""
+    """Ranks that average in a step, and pairs that send; equal for all ranks."""
     draw = random.Random(step)
     return sorted(draw.sample(range(RANKS), 4)), [draw.sample(range(RANKS), 2) for _ in range(4)]
 
 
 def body(comm: Communicator, steps: int) -> tuple[int, int]:
-    """A rank's life; returns what it still remembers of calls: groups counted, and calls not waited for."""
+    """Steps of a rank; returns the calls that it keeps: groups counted, and calls not waited for."""
     values = torch.zeros(256)
     for step in range(1, steps + 1):
         comm.advance(STEP_SECONDS)
@@ -102,7 +102,7 @@ def body(comm: Communicator, steps: int) -> tuple[int, int]:
 
 
 def run(steps: int) -> None:
-    """The same through `run_ranks`: 64 threads, their communicators, the kernel and the network, without training."""
+    """Print a line at each twentieth of the steps, by 64 threads, their communicators, the kernel and the network."""
     every, before = max(steps // 20, 1), [time.process_time()]
     print(f"{'steps':>8} {'us a rank-step':>15} {'MB in use':>10}")
 

@@ -17,7 +17,6 @@ import argparse
 import importlib.util
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import harness
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
@@ -186,12 +186,8 @@ def validation_batch(dataset: Dataset[Any]) -> tuple[Tensor, ...]:
 
 def measure(side: str, case: str, strategy: str, steps: int) -> dict[str, float]:
     """`run_one` in a process and a folder of its own, with the processor seconds of all its processes."""
-    order = [
-        sys.executable,
-        str(Path(__file__).resolve()),
-        "--one",
-        json.dumps([side, case, strategy, steps]),
-    ]
+    asked = json.dumps([side, case, strategy, steps])
+    order = [sys.executable, str(Path(__file__).resolve()), "--one", asked]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "log", "w+") as log:
         process = subprocess.Popen(order, cwd=folder, env=environment, stdout=log, stderr=log)
@@ -219,7 +215,7 @@ def compare(name: str, strategy: str, rounds: int, steps: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = harness.parser(__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one short round")
@@ -231,10 +227,7 @@ def main() -> None:
         return
     if importlib.util.find_spec("exogym") is None:
         sys.exit("EXO Gym is not installed; pip install git+https://github.com/exo-explore/gym")
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}; "
-        f"{WORKERS} workers; each NetGym, EXO Gym, ratio"
-    )
+    print(f"{harness.machine()}; {WORKERS} workers; each NetGym, EXO Gym, ratio")
     titles = ("fit, s", "processor, s", "a step, ms", "a step, processor ms")
     print(f"{'':<28}", *(f"{title:^23}" for title in titles), f"{'loss':^15}", sep="")
     for name in arguments.cases or CASES:

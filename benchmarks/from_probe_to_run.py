@@ -10,20 +10,23 @@ experiment runs on the same namespaces over gloo. Printed is what was set, measu
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+import harness
 import probe
 import yaml
-from real_runs import run_real, steps_of
+from harness import NETGYM, NETSIM, REALTIME
+from real_runs import run_real, run_simulated, steps_of
 from shaped_links import ShapedLinks, why_not
 
 from netsim import Topology
@@ -60,59 +63,36 @@ EXPERIMENT: dict[str, Any] = {
 }
 
 
-def netgym(*arguments: str, program: str = "exogym_core.cli.main") -> str:
-    code = f"import sys; from {program} import main; sys.exit(main())"
-    # As the real runs: what else this machine does should not be in the seconds that a step is measured to take.
-    done = subprocess.run(
-        ["chrt", "-r", "10", sys.executable, "-c", code, *arguments], capture_output=True, text=True
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(arguments)}: {done.stderr}")
+def output(*words: str, check: bool = True) -> str:
+    """Output of a command that what else this machine does should not delay, as real runs."""
+    done = subprocess.run([*REALTIME, *words], capture_output=True, text=True)
+    if check and done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr}")
     return done.stdout
 
 
 def by_hand(net: ShapedLinks, folder: Path) -> list[Path]:
     """iperf3 -J (8 streams) and ping between all hosts, each in a file FROM--TO; none where these are missing."""
+    if not all(map(shutil.which, ("iperf3", "ping"))):
+        return []
     files = []
     names = {host.name: host.name.removesuffix(".0") for host in net.topology.hosts}
-    for one in names:
-        for other in names:
-            if one == other:
-                continue
-            path = folder / f"{names[one]}--{names[other]}.json"
-            try:
-                server = subprocess.Popen(
-                    [*net.inside(other), "chrt", "-r", "10", "iperf3", "-s", "-1"], stdout=subprocess.DEVNULL
-                )
-                subprocess.run(["sleep", "0.5"], check=True)
-                client = [
-                    *net.inside(one),
-                    "chrt",
-                    "-r",
-                    "10",
-                    "iperf3",
-                    "-J",
-                    "-P",
-                    "8",
-                    "-t",
-                    "4",
-                    "-O",
-                    "1",
-                ]
-                path.write_text(
-                    subprocess.run([*client, "-c", net.address(other)], capture_output=True, text=True).stdout
-                )
-                server.wait(20)
-                ping = subprocess.run(
-                    [*net.inside(one), "ping", "-c", "20", "-i", "0.05", net.address(other)],
-                    capture_output=True,
-                    text=True,
-                )
-                path.with_suffix(".txt").write_text(ping.stdout)
-            except (OSError, subprocess.TimeoutExpired):
-                server.kill()
-                return []
-            files += [path, path.with_suffix(".txt")]
+    for one, other in itertools.permutations(names, 2):
+        path = folder / f"{names[one]}--{names[other]}.json"
+        server = subprocess.Popen(
+            [*net.inside(other), *REALTIME, "iperf3", "-s", "-1"], stdout=subprocess.DEVNULL
+        )
+        try:
+            time.sleep(0.5)
+            client = ["iperf3", *["-J", "-P", "8", "-t", "4", "-O", "1", "-c"], net.address(other)]
+            path.write_text(output(*net.inside(one), *REALTIME, *client, check=False))
+            server.wait(20)
+            ping = ["ping", *["-c", "20", "-i", "0.05"], net.address(other)]
+            path.with_suffix(".txt").write_text(output(*net.inside(one), *ping, check=False))
+        except subprocess.TimeoutExpired:
+            server.kill()
+            return []
+        files += [path, path.with_suffix(".txt")]
     return files
 
 
@@ -125,9 +105,7 @@ def report(title: str, wanted: Topology, found: Topology, with_lines: bool) -> N
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("--out", type=Path, help="keep all files here")
     args = parser.parse_args()
     if reason := why_not():
@@ -145,30 +123,18 @@ def chain(out: Path) -> None:
         report("netsim probe", wanted, Topology.load(out / "mine.yaml"), True)
         measured = by_hand(net, out)
         if measured:
-            imported = netgym("import", *map(str, measured), "--name", "byhand", program="netsim.cli.main")
+            imported = output(*NETSIM, "import", *map(str, measured), "--name", "byhand")
             (out / "byhand.yaml").write_text(imported)
             report("netsim import of iperf3 and ping", wanted, Topology.load(out / "byhand.yaml"), False)
-        (out / "chain.yaml").write_text(
-            yaml.safe_dump(
-                {**EXPERIMENT, "topology": "mine.yaml", "compute": {"measured": {}, "coding": "measured"}}
-            )
-        )
-        netgym("compare", str(out / "chain.yaml"), "--out", str(out / "simulated"))
+        experiment = {**EXPERIMENT, "topology": "mine.yaml"}
+        timed = {"measured": {}, "coding": "measured"}
+        (out / "chain.yaml").write_text(yaml.safe_dump({**experiment, "compute": timed}))
+        run_simulated(out / "chain.yaml", out / "simulated", [])
         # Plans take what a step was measured to take on this machine, which the simulated run has stored.
         compute = yaml.safe_load((out / "simulated" / "experiment.yaml").read_text())["compute"]
-        (out / "plan.yaml").write_text(
-            yaml.safe_dump({**EXPERIMENT, "topology": "mine.yaml", "compute": compute})
-        )
-        plans = json.loads(netgym("plan", str(out / "plan.yaml"), "--json"))
-        netgym(
-            "export",
-            str(out / "mine.yaml"),
-            "--format",
-            "tc",
-            "--out",
-            str(out / "tc"),
-            program="netsim.cli.main",
-        )
+        (out / "plan.yaml").write_text(yaml.safe_dump({**experiment, "compute": compute}))
+        plans = json.loads(output(*NETGYM, "plan", str(out / "plan.yaml"), "--json"))
+        output(*NETSIM, "export", str(out / "mine.yaml"), "--format", "tc", "--out", str(out / "tc"))
         scripts = sorted((out / "tc").glob("*.sh"))
         for script in scripts:
             subprocess.run(["sh", "-n", str(script)], check=True)

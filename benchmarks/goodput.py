@@ -9,15 +9,14 @@ waits for everybody; elastic DiLoCo goes on without who is away; Async DiLoCo ne
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
+import harness
 import torch
 from torch.utils.data import TensorDataset
 
-from exogym_core import Trainer
 from exogym_core.strategy import AsyncDiLoCoStrategy, DiLoCoStrategy, Strategy
 
 H, STEP_SECONDS = 10, 1.0
@@ -56,28 +55,18 @@ def goodput(strategy: Strategy, num_workers: int, mtbf: float, repair: float, un
     torch.manual_seed(0)
     inputs = torch.randn(64, 4)
     data = TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
-    result = (
-        Trainer(Model(), data)
-        .fit(
-            strategy=strategy,
-            num_nodes=num_workers,
-            max_steps=int(2 * until / STEP_SECONDS),
-            num_epochs=10**6,
-            batch_size=1,
-            topology=topology(num_workers),
-            compute=STEP_SECONDS,
-            until=until,
-            failures={"mtbf": mtbf, "repair": repair},
-            workers="threads",
-        )
-        .fit_result
+    failures = {"mtbf": mtbf, "repair": repair}
+    steps, network = int(2 * until / STEP_SECONDS), topology(num_workers)
+    options: dict[str, Any] = {"until": until, "failures": failures, "compute": STEP_SECONDS}
+    result = harness.fitted(
+        Model(), data, strategy, num_workers, steps, batch_size=1, topology=network, **options
     )
     return sum(min(seconds, until) for seconds in result.compute_seconds) / (num_workers * until)
 
 
 def main() -> None:
     """Measure, print, draw."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = harness.parser(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--mtbf", type=float, default=600.0, help="seconds between a worker's failures")
     parser.add_argument("--repair", type=float, default=60.0, help="seconds until it is back")
@@ -91,15 +80,9 @@ def main() -> None:
         ]
         print(json.dumps({name: dict(zip(given.sizes, table[name], strict=True))}), flush=True)
     if given.out is not None:
-        import matplotlib.pyplot as plt
-
-        figure, axes = plt.subplots(figsize=(6, 4))
-        for name, values in table.items():
-            axes.plot(given.sizes, values, marker="o", label=name)
-        axes.set(xlabel="workers", ylabel="goodput", ylim=(0, 1), xscale="log")
-        axes.set_xticks(given.sizes, [str(size) for size in given.sizes])
-        axes.legend()
-        figure.savefig(given.out, dpi=110, bbox_inches="tight")
+        ticks = {"xticks": given.sizes, "xticklabels": list(map(str, given.sizes))}
+        labels = {"xlabel": "workers", "ylabel": "goodput", "ylim": (0, 1), "xscale": "log"}
+        harness.draw_lines(given.out, given.sizes, table, **labels, **ticks)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+import harness
 
 CURVES = {
     "ranks": [2, 8, 32, 128, 512, 1024],
@@ -43,10 +42,6 @@ def run(ranks: int, parameters: int, steps: int) -> None:
             mean: torch.Tensor = self.layer(batch[0]).square().mean()
             return mean
 
-    def usage() -> tuple[float, float]:
-        found = resource.getrusage(resource.RUSAGE_SELF)
-        return found.ru_utime + found.ru_stime, found.ru_maxrss / 1e3
-
     def fit(num_steps: int) -> None:
         strategy = DiLoCoStrategy(OptimSpec(torch.optim.SGD, lr=0.01), H=10)
         trainer = LocalTrainer(Model(), data, None)
@@ -62,18 +57,9 @@ def run(ranks: int, parameters: int, steps: int) -> None:
     }
     if parameters == USUAL["parameters"]:
         fit(1)  # what the first one imports
-    before = usage()
+    before = harness.cpu_seconds()
     fit(steps)
-    after = usage()
-    print(json.dumps({"cpu": after[0] - before[0], "peak_mb": after[1]}))
-
-
-def measured(sizes: dict[str, int]) -> dict[str, float]:
-    """Run in a process."""
-    line = [sys.executable, __file__, "--run", json.dumps(sizes)]
-    finished = subprocess.run(line, capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(finished.stdout.splitlines()[-1])
-    return found
+    print(json.dumps({"cpu": harness.cpu_seconds() - before, "peak_mb": harness.peak_mb()}))
 
 
 def curve(name: str, most: float) -> dict[int, dict[str, float]]:
@@ -84,10 +70,10 @@ def curve(name: str, most: float) -> dict[int, dict[str, float]]:
             last = next(reversed(found))
             seconds = found[last]["cpu"] * (size / last) ** (2 if name == "ranks" else 1)
             if seconds > most:
-                print(f"| {name} | {size:,} | left out | |", flush=True)
+                harness.row(name, f"{size:,}", "left out", "")
                 continue
-        found[size] = measured({**USUAL, name: size})
-        print(f"| {name} | {size:,} | {found[size]['cpu']:.2f} | {found[size]['peak_mb']:.0f} |", flush=True)
+        found[size] = harness.in_process(__file__, "--run", json.dumps({**USUAL, name: size}))
+        harness.row(name, f"{size:,}", f"{found[size]['cpu']:.2f}", f"{found[size]['peak_mb']:.0f}")
     return found
 
 
@@ -107,16 +93,14 @@ def draw(curves: dict[str, dict[int, dict[str, float]]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("--most", type=float, default=120.0, metavar="SECONDS")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.run:
         run(**json.loads(given.run))
         return
-    print("| size | | processor s | peak MB |\n|---|---|---|---|")
+    harness.heading("size", "", "processor s", "peak MB")
     draw({name: curve(name, given.most) for name in CURVES})
 
 

@@ -1,4 +1,4 @@
-"""What the torch.distributed backend costs in host time, beside gloo and beside what cannot be done without.
+"""Host time of the torch.distributed backend, alongside gloo and a lower bound.
 
     python benchmarks/launch.py [RANKS] [calls] [starts]
 
@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import harness
 import torch
 import torch.distributed as dist
 
@@ -44,18 +45,12 @@ Row = tuple[str, float, float]
 Ends = list[tuple[socket.socket, socket.socket]]
 
 
-def cpu_seconds() -> float:
-    """Of this process."""
-    use = resource.getrusage(resource.RUSAGE_SELF)
-    return use.ru_utime + use.ru_stime
-
-
 def timed(name: str, times: int, call: Callable[[], object]) -> Row:
     """Seconds of the clock and of this process's processor that each of several calls takes."""
-    begin, spent = time.perf_counter(), cpu_seconds()
+    begin, spent = time.perf_counter(), harness.cpu_seconds()
     for _ in range(times):
         call()
-    return name, (time.perf_counter() - begin) / times, (cpu_seconds() - spent) / times
+    return name, (time.perf_counter() - begin) / times, (harness.cpu_seconds() - spent) / times
 
 
 def rank(index: int, size: int, backend: str, path: str, found: multiprocessing.Queue[Row]) -> None:
@@ -152,17 +147,17 @@ def starts(size: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "program.py"
         script.write_text(PROGRAM)
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-        launch = [sys.executable, "-m", "exogym_core", "launch", f"-n{size}"]
+        torchrun = [sys.executable, *f"-m torch.distributed.run --standalone --nproc-per-node={size}".split()]
+        launch = [*harness.NETGYM, "launch", f"-n{size}"]
         for name, command in {
             "torchrun, gloo": [*torchrun, str(script), "gloo"],
             "torchrun, netsim": [*torchrun, str(script), "netsim"],
             "netgym launch": [*launch, str(script), "netsim"],
         }.items():
-            before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+            before, begin = harness.cpu_seconds(resource.RUSAGE_CHILDREN), time.perf_counter()
             subprocess.run(command, check=True, capture_output=True)
-            wall, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            wall = time.perf_counter() - begin
+            cpu = harness.cpu_seconds(resource.RUSAGE_CHILDREN) - before
             print(f"{name:17} {wall:10.2f} s    processors {cpu:10.2f} s", flush=True)
 
 

@@ -9,17 +9,16 @@ figure; with --write the choice is put into the file.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
 import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import harness
 import yaml
 
 from exogym_core.cli.experiment import Experiment
@@ -39,16 +38,7 @@ def search(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "search.yaml")
         path.write_text(yaml.safe_dump(plain), encoding="utf-8")
-        command = [
-            sys.executable,
-            "-m",
-            "exogym_core",
-            "compare",
-            str(path),
-            "--json",
-            "--out",
-            f"{folder}/run",
-        ]
+        command = [*harness.NETGYM, "compare", str(path), "--json", "--out", f"{folder}/run"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     summary: list[dict[str, Any]] = json.loads(done.stdout)["summary"]
     return summary
@@ -71,20 +61,19 @@ def described(entry: dict[str, Any]) -> str:
     )
 
 
-def write(path: Path, chosen: dict[str, float]) -> None:
-    """Put the rates into the lines of the strategies, the rest left as it is."""
-    text = path.read_text(encoding="utf-8")
-    for name, rate in chosen.items():
+def with_rates(text: str, rates: dict[str, float], where: str) -> str:
+    """An experiment's text with the rates in the lines of the strategies, the rest left as it is."""
+    for name, rate in rates.items():
         pattern = rf"(- \{{name: {re.escape(name)},[^}}\n]*\blr: )[^,}}]+"
         text, count = re.subn(pattern, lambda found, rate=rate: f"{found[1]}{rate * 1e3:g}e-3", text)
         if count != 1:
-            raise SystemExit(f"{path}: no one line of {name} with an lr")
-    path.write_text(text, encoding="utf-8")
+            raise SystemExit(f"{where}: no one line of {name} with an lr")
+    return text
 
 
 def main() -> None:
     """Search, print, and write where asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = harness.parser(__doc__)
     parser.add_argument("experiment", type=Path)
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument(
@@ -115,7 +104,8 @@ def main() -> None:
                 print(described(each) + ("  <- chosen" if each is best else ""), flush=True)
             chosen[entry.name] = float(best["name"])
     if given.write:
-        write(given.experiment, chosen)
+        text = given.experiment.read_text(encoding="utf-8")
+        given.experiment.write_text(with_rates(text, chosen, given.experiment), encoding="utf-8")
 
 
 if __name__ == "__main__":

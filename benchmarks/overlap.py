@@ -1,4 +1,4 @@
-"""How much of the time workers compute, by tau and the line between them, under Streaming DiLoCo.
+"""Compute utilisation under Streaming DiLoCo, by tau and the line between workers.
 
     python benchmarks/overlap.py --out docs/overlap.png
 
@@ -8,14 +8,13 @@ takes longer than tau steps to be averaged makes workers wait for the rest; with
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
+import harness
 import torch
 from torch.utils.data import TensorDataset
 
-from exogym_core import Trainer
 from exogym_core.strategy import StreamingDiLoCoStrategy
 
 H, STEP_SECONDS, WIDTH, LAYERS = 40, 0.1, 512, 4
@@ -31,7 +30,7 @@ class Model(torch.nn.Module):
         self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
 
     def forward(self, batch: Any) -> torch.Tensor:
-        """A loss; which one does not matter."""
+        """Mean square of the last layer, as good a loss as any."""
         hidden = batch[0]
         for layer in self.layers:
             hidden = torch.tanh(layer(hidden))
@@ -47,54 +46,28 @@ def utilisation(tau: int, megabits: float, steps: int) -> float:
         "links": [{"between": ["west", "east"], "bandwidth": f"{megabits} Mbit/s", "latency": "20 ms"}],
     }
     strategy = StreamingDiLoCoStrategy("sgd", lr=0.01, H=H, num_fragments=LAYERS, tau=tau)
-    result = (
-        Trainer(Model(), data)
-        .fit(
-            strategy=strategy,
-            num_nodes=2,
-            max_steps=steps,
-            num_epochs=steps,
-            batch_size=2,
-            topology=topology,
-            compute=f"{STEP_SECONDS} s",
-            workers="threads",
-            device="cpu",
-        )
-        .fit_result
-    )
+    options: dict[str, Any] = {"topology": topology, "compute": f"{STEP_SECONDS} s"}
+    result = harness.fitted(Model(), data, strategy, 2, steps, batch_size=2, **options)
     assert result.compute_utilisation is not None
     return float(result.compute_utilisation)
 
 
-def plot(rows: dict[int, list[float]], path: Path) -> None:
-    """A line a bandwidth."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6, 4))
-    for megabits, values in rows.items():
-        axes.plot(TAUS, [100 * value for value in values], marker="o", label=f"{megabits} Mbit/s")
-    axes.set_xlabel("tau, steps")
-    axes.set_ylabel("compute utilisation, %")
-    axes.set_ylim(0, 102)
-    axes.legend()
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-
-
 def main() -> None:
     """Measure, print a table, draw."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = harness.parser(__doc__)
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--out", type=Path, help="a PNG file")
     given = parser.parse_args()
-    rows = {megabits: [utilisation(tau, megabits, given.steps) for tau in TAUS] for megabits in MEGABITS}
-    print("| line | " + " | ".join(f"tau {tau}" for tau in TAUS) + " |")
-    print("|---" * (len(TAUS) + 1) + "|")
-    for megabits, values in rows.items():
-        print(f"| {megabits} Mbit/s | " + " | ".join(f"{100 * value:.1f} %" for value in values) + " |")
+    rows = {
+        f"{megabits} Mbit/s": [100 * utilisation(tau, megabits, given.steps) for tau in TAUS]
+        for megabits in MEGABITS
+    }
+    harness.heading("line", *(f"tau {tau}" for tau in TAUS))
+    for line, values in rows.items():
+        harness.row(line, *(f"{value:.1f} %" for value in values))
     if given.out is not None:
-        plot(rows, given.out)
+        labels = {"xlabel": "tau, steps", "ylabel": "compute utilisation, %", "ylim": (0, 102)}
+        harness.draw_lines(given.out, TAUS, rows, **labels)
 
 
 if __name__ == "__main__":

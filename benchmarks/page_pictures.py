@@ -8,9 +8,10 @@ Needs a browser: see `make test-browser`.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from pathlib import Path
+
+import harness
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WIDTHS = {390: 2400, 1400: 1900}
@@ -20,16 +21,16 @@ MOVE = """() => { const slider = document.getElementById("instant"), line = docu
         return Number((line.textContent.match(/with ([\\d.]+) %/) || [0, 0])[1]); };
     const shares = [...Array(Number(slider.max) + 1).keys()].map(at);
     at(shares.indexOf(Math.max(...shares))); }"""
-"""The slider over the network, to where a link is busiest."""
+"""Move the slider over the network to the instant at which a link is busiest."""
 NETWORK = """() => { const box = (element) => element.getBoundingClientRect();
     const first = box(document.querySelector("svg.wide-drawing")), last = box(document.getElementById("use"));
     return { x: first.x, y: first.y + scrollY, width: first.width, height: last.bottom - first.y }; }"""
-"""Where the drawing and what stands below it are."""
+"""Box of the drawing and of the slider below it."""
 
 
 def main() -> None:
     """Open the page at each width, and keep what is seen."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = harness.parser(__doc__)
     parser.add_argument("run", type=Path, help="a run's folder")
     parser.add_argument("--docs", type=Path, required=True, help="where the pictures go")
     given = parser.parse_args()

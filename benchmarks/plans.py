@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import harness
 import yaml
 
 KINDS = ((20, 300, 10, "0.01 %"), (3, 25, 15, "0.05 %"), (1000, 1000, 3, "0 %"))  # cable, DSL, fibre
@@ -48,12 +49,11 @@ def words(case: str, folder: Path) -> list[str]:
 
 def main() -> None:
     for case in sys.argv[1:] or ["advise", "DiLoCo", "AllReduce"]:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before = harness.cpu_seconds(resource.RUSAGE_CHILDREN)
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "exogym_core", *words(case, Path(folder)), "--json"]
+            command = [*harness.NETGYM, *words(case, Path(folder)), "--json"]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        seconds = harness.cpu_seconds(resource.RUSAGE_CHILDREN) - before
         print(json.dumps({"case": case, "processor_seconds": round(seconds, 1)}), flush=True)
 
 

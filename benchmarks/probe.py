@@ -8,13 +8,11 @@ Compared are, for each two hosts, the round trip and the narrowest rate each way
 
 from __future__ import annotations
 
-import argparse
 import os
-import subprocess
-import sys
 import time
 from typing import Any
 
+import harness
 import yaml
 from shaped_links import ShapedLinks
 
@@ -40,7 +38,6 @@ def regions(nics: dict[str, tuple[str, str]], wan: list[tuple[str, str, str, str
     }
 
 
-_PROGRAM = "import sys; from netsim.cli.main import main; sys.exit(main())"
 FREE = ("10 Gbit/s", "10 Gbit/s")
 FOUR = [
     ("a", "b", "50 Mbit/s", "50 Mbit/s", "20 ms"),
@@ -51,12 +48,11 @@ FOUR = [
     ("c", "d", "20 Mbit/s", "45 Mbit/s", "100 ms"),
 ]
 CASES: dict[str, dict[str, Any]] = {
-    "10M-1ms": pair("10 Mbit/s", "10 Mbit/s", "1 ms"),
-    "10M-20ms": pair("10 Mbit/s", "10 Mbit/s", "20 ms"),
-    "10M-100ms": pair("10 Mbit/s", "10 Mbit/s", "100 ms"),
-    "100M-1ms": pair("100 Mbit/s", "100 Mbit/s", "1 ms"),
-    "100M-20ms": pair("100 Mbit/s", "100 Mbit/s", "20 ms"),
-    "100M-100ms": pair("100 Mbit/s", "100 Mbit/s", "100 ms"),
+    **{
+        f"{rate}M-{milliseconds}ms": pair(f"{rate} Mbit/s", f"{rate} Mbit/s", f"{milliseconds} ms")
+        for rate in (10, 100)
+        for milliseconds in (1, 20, 100)
+    },
     "1000M-1ms": pair("1000 Mbit/s", "1000 Mbit/s", "1 ms"),
     "unequal": pair("20 Mbit/s", "80 Mbit/s", "30 ms"),
     "host-limit": regions(
@@ -83,28 +79,9 @@ def probe(net: ShapedLinks, options: list[str], seconds: float) -> str:
     """Start the command on all hosts; returns the file that the first one writes."""
     hosts = [host.name for host in net.topology.hosts]
     listed = [f"{name.removesuffix('.0')}={net.address(name)}" for name in hosts]
-    environment = {**os.environ, "NETGYM_SECRET": "of this probe of shaped links"}
-    # Real-time priority, as the delay line has: what else runs on this machine should not be measured.
-    program = ["chrt", "-r", "10", sys.executable, "-c", _PROGRAM, "probe", *listed, *options]
-    piped: dict[str, Any] = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-        "env": environment,
-    }
-    started: list[subprocess.Popen[str]] = []
-    try:
-        # The leading one last, as it may well be.
-        started += [subprocess.Popen([*net.inside(name), *program], **piped) for name in reversed(hosts)]
-        said = [process.communicate(timeout=seconds) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    for process, (_, complaint) in zip(started, said, strict=True):
-        if process.returncode:
-            raise RuntimeError(complaint)
-    texts = {text for text, _ in said}
+    # The leading one last, as it may well be.
+    commands = {name: [*harness.NETSIM, "probe", *listed, *options] for name in reversed(hosts)}
+    texts = set(net.run(commands, seconds, NETGYM_SECRET="of this probe of shaped links"))
     assert len(texts) == 1, "all hosts write the same file"
     return texts.pop()
 
@@ -156,9 +133,7 @@ def _goodput(net: Topology, link: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(CASES)}; default: all")
     parser.add_argument("--seconds", default="3")
     parser.add_argument("--yaml", action="store_true", help="print what was written, too")

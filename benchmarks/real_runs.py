@@ -18,7 +18,6 @@ and anywhere `netgym compare FILE --out simulated`; then `--table real simulated
 
 from __future__ import annotations
 
-import argparse
 import csv
 import itertools
 import json
@@ -32,7 +31,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import harness
 import yaml
+from harness import REALTIME
 from shaped_links import ShapedLinks, why_not
 
 from netsim import Topology
@@ -51,6 +52,7 @@ TOPOLOGY = {
         {"between": ["eu", "west"], "bandwidth": "20 Mbit/s", "rtt": "24 ms"},
     ],
 }
+LOCAL = {"H": 5, "optim_spec": "adamw", "lr": 4e-3}
 EXPERIMENT = {
     "name": "real-runs",
     "task": "digits",
@@ -65,25 +67,10 @@ EXPERIMENT = {
     "evaluate": {"samples": 0},  # looking takes whole models to rank 0, over the same links
     "compare_calls": False,
     "strategies": [
-        {"name": "DiLoCo", "H": 5, "optim_spec": "adamw", "lr": 4e-3},
-        {
-            "name": "DiLoCo",
-            "label": "DiLoCo int8",
-            "H": 5,
-            "codec": "int8",
-            "optim_spec": "adamw",
-            "lr": 4e-3,
-        },
-        {
-            "name": "StreamingDiLoCo",
-            "label": "Streaming DiLoCo",
-            "H": 5,
-            "num_fragments": 3,
-            "tau": 1,
-            "optim_spec": "adamw",
-            "lr": 4e-3,
-        },
-        {"name": "FedAvg", "H": 5, "optim_spec": "adamw", "lr": 4e-3},
+        {**LOCAL, "name": "DiLoCo"},
+        {**LOCAL, "name": "DiLoCo", "label": "DiLoCo int8", "codec": "int8"},
+        {**LOCAL, "name": "StreamingDiLoCo", "label": "Streaming DiLoCo", "num_fragments": 3, "tau": 1},
+        {**LOCAL, "name": "FedAvg"},
         {"name": "DeMo", "lr": 4e-3},
         {"name": "AllReduce", "optim_spec": "adamw", "lr": 4e-3},
     ],
@@ -94,44 +81,20 @@ PORT = 29517
 def run_real(experiment: Path, net: ShapedLinks, out: Path, options: list[str], seconds: float) -> None:
     """Every rank in its host's namespace; rank 0 writes the folder."""
     hosts = [host.name for host in net.topology.hosts]
-    environment = {**os.environ, "NETGYM_SECRET": "of these namespaces and no others", "OMP_NUM_THREADS": "1"}
-    # Real-time priority, as the delay line has: what else runs on this machine should not be measured.
-    torchrun = ["chrt", "-r", "10", sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1"]
-    torchrun += [
-        "--nnodes",
-        str(len(hosts)),
-        "--master-addr",
-        net.address(hosts[0]),
-        "--master-port",
-        str(PORT),
-    ]
+    torchrun = [sys.executable, *f"-m torch.distributed.run --nproc-per-node 1 --nnodes {len(hosts)}".split()]
+    torchrun += f"--master-addr {net.address(hosts[0])} --master-port {PORT}".split()
     program = ["-m", "exogym_core", "compare", str(experiment), "--out", str(out), *options]
-    started = []
-    try:
-        for rank, host in enumerate(hosts):
-            command = [*net.inside(host), *torchrun, "--node-rank", str(rank), *program]
-            own = {**environment, "GLOO_SOCKET_IFNAME": net.interface(host)}
-            with open(out.with_name(f"{out.name}.rank{rank}.txt"), "w") as log:
-                started.append(subprocess.Popen(command, stdout=log, stderr=log, env=own))
-        deadline = time.monotonic() + seconds
-        for rank, process in enumerate(started):
-            if process.wait(max(deadline - time.monotonic(), 1.0)):
-                raise RuntimeError(f"rank {rank} failed: see {out}.rank{rank}.txt")
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+    commands = {host: [*torchrun, "--node-rank", str(rank), *program] for rank, host in enumerate(hosts)}
+    net.run(commands, seconds, NETGYM_SECRET="of these namespaces and no others")
 
 
 def run_simulated(experiment: Path, out: Path, options: list[str]) -> None:
-    command = [sys.executable, "-m", "exogym_core", "compare", str(experiment), "--out", str(out), *options]
-    subprocess.run(
-        ["chrt", "-r", "10", *command], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    command = [*REALTIME, *harness.NETGYM, "compare", str(experiment), "--out", str(out), *options]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def steps_of(folder: Path, name: str) -> list[dict[str, float]]:
-    """Of one strategy's metrics: seconds at the end of each step, bytes sent so far, loss."""
+    """Rows of one strategy's metrics: seconds at the end of each step, bytes sent so far, loss."""
     (path,) = [
         path
         for path in (folder / "metrics").glob("*.csv")
@@ -182,26 +145,32 @@ def _differences(steps: list[dict[str, float]], marks: list[int]) -> list[float]
     return [after - before for before, after in itertools.pairwise(ends)]
 
 
-def table(entries: list[dict[str, Any]]) -> str:
-    lines = [
-        "| strategy | run, real s (each repetition) | simulated s | off | rounds off (least, median, largest)"
-        " | bytes off | losses off |",
-        "|---|---|---|---|---|---|---|",
-    ]
+def print_table(entries: list[dict[str, Any]]) -> None:
+    rounds = "rounds off (least, median, largest)"
+    titles = (
+        "strategy",
+        "run, real s (each repetition)",
+        "simulated s",
+        "off",
+        rounds,
+        "bytes off",
+        "losses off",
+    )
+    harness.heading(*titles)
     for entry in entries:
-        real = statistics.median(entry["real_seconds"])
-        off = sorted(
-            model / real - 1
-            for real, model in zip(entry["real_rounds"], entry["simulated_rounds"], strict=True)
-        )
+        real, simulated = statistics.median(entry["real_seconds"]), entry["simulated_seconds"]
+        pairs = zip(entry["real_rounds"], entry["simulated_rounds"], strict=True)
+        off = sorted(model / measured - 1 for measured, model in pairs)
         times = ", ".join(f"{each:.2f}" for each in sorted(entry["real_seconds"]))
-        lines.append(
-            f"| {entry['name']} | {real:.2f} ({times}) | {entry['simulated_seconds']:.2f}"
-            f" | {entry['simulated_seconds'] / real - 1:+.1%}"
-            f" | {off[0]:+.1%}, {statistics.median(off):+.1%}, {off[-1]:+.1%}"
-            f" | {entry['simulated_bytes'] / entry['real_bytes'] - 1:+.2%} | {entry['loss']:.1e} |"
+        harness.row(
+            entry["name"],
+            f"{real:.2f} ({times})",
+            f"{simulated:.2f}",
+            f"{simulated / real - 1:+.1%}",
+            f"{off[0]:+.1%}, {statistics.median(off):+.1%}, {off[-1]:+.1%}",
+            f"{entry['simulated_bytes'] / entry['real_bytes'] - 1:+.2%}",
+            f"{entry['loss']:.1e}",
         )
-    return "\n".join(lines)
 
 
 def write_experiment(folder: Path) -> Path:
@@ -212,9 +181,7 @@ def write_experiment(folder: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("--out", type=Path, help="keep the runs' folders here")
     parser.add_argument("--repeat", type=int, default=3, help="real runs, whose median counts (default 3)")
     parser.add_argument("--set", action="append", default=[], dest="sets", metavar="KEY=VALUE")
@@ -226,7 +193,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     if args.table:
-        print(table(compared([args.table[0]], args.table[1])))
+        print_table(compared([args.table[0]], args.table[1]))
         return
     if args.write:
         print(write_experiment(args.write))
@@ -250,7 +217,7 @@ def main() -> None:
     run_simulated(experiment, out / "simulated", options)
     entries = compared(real, out / "simulated")
     (out / "compared.json").write_text(json.dumps(entries, indent=1))
-    print(table(entries))
+    print_table(entries)
     for entry in entries:
         print(entry["name"])
         for kind in ("real", "simulated"):

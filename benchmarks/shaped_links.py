@@ -31,10 +31,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from harness import REALTIME
+
 from netsim import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 NAMESPACES = Path("/var/run/netns")
 CLONE_NEWNET = 0x40000000
@@ -67,21 +69,22 @@ def why_not() -> str:
         return f"{', '.join(missing)} not found"
     name = f"shaped{os.getpid()}-try"
     try:
-        sh("ip", "netns", "add", name)
+        sh(f"ip netns add {name}")
         try:
-            sh("ip", "-n", name, "link", "add", "one", "type", "veth", "peer", "name", "other")
-            sh("tc", "-n", name, "qdisc", "add", "dev", "one", "root", *_shaper(1e6, None))
+            sh(f"ip -n {name} link add one type veth peer name other")
+            sh(f"tc -n {name} qdisc add dev one root {_shaper(1e6, None)}")
         finally:
-            sh("ip", "netns", "del", name)
+            sh(f"ip netns del {name}")
     except (RuntimeError, OSError) as error:
         return f"this machine allows no shaped namespaces: {error}"
     return ""
 
 
-def sh(*args: object, text: str | None = None) -> str:
-    done = subprocess.run([str(arg) for arg in args], capture_output=True, text=True, input=text)
+def sh(line: str, *words: str, text: str | None = None) -> str:
+    """Output of the command of a line, and of further words that may have spaces."""
+    done = subprocess.run([*line.split(), *words], capture_output=True, text=True, input=text)
     if done.returncode:
-        raise RuntimeError(f"{' '.join(map(str, args))}: {done.stderr.strip() or done.stdout.strip()}")
+        raise RuntimeError(f"{' '.join([line, *words])}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
 
 
@@ -106,11 +109,11 @@ class ShapedLinks:
         self._short = {name: f"n{number}" for number, name in enumerate(self._nodes)}
 
     def namespace(self, node: str) -> str:
-        """Of a host or router."""
+        """Network namespace of a host or router."""
         return f"{self._prefix}-{self._short[node]}"
 
     def inside(self, node: str) -> list[str]:
-        """What to put before a command so that it runs on that host."""
+        """Words before a command that run it on a host."""
         return ["ip", "netns", "exec", self.namespace(node)]
 
     def address(self, host: str) -> str:
@@ -120,9 +123,36 @@ class ShapedLinks:
 
     def interface(self, host: str) -> str:
         """The interface of the host's first link."""
-        return self._out(
+        return self.out(
             *next((each.source, each.target) for each in self.topology.links if each.source == host)
         )
+
+    def run(self, commands: Mapping[str, Sequence[str]], seconds: float, **environment: str) -> list[str]:
+        """Run commands at once, each in its host's namespace; returns what they print.
+
+        Raises:
+            RuntimeError: one fails.
+            TimeoutExpired: one has not ended after so many `seconds`.
+        """
+        started: list[subprocess.Popen[str]] = []
+        deadline = time.monotonic() + seconds
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        try:
+            for host, command in commands.items():
+                own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": self.interface(host), **environment}
+                words = [*self.inside(host), *REALTIME, *command]
+                started.append(subprocess.Popen(words, env={**os.environ, **own}, **pipes))
+            printed = [
+                process.communicate(timeout=max(deadline - time.monotonic(), 1.0)) for process in started
+            ]
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+        for process, (_, errors) in zip(started, printed, strict=True):
+            if process.returncode:
+                raise RuntimeError(errors)
+        return [text for text, _ in printed]
 
     def __enter__(self) -> Self:
         try:
@@ -149,22 +179,14 @@ class ShapedLinks:
         made, self._made = self._made, []
         for namespace in made:
             with contextlib.suppress(RuntimeError):
-                sh("ip", "netns", "del", namespace)
+                sh(f"ip netns del {namespace}")
 
     def drops(self) -> dict[str, int]:
         """Frames that queues have dropped so far, by direction."""
         found = {}
         for link in self.topology.links:
-            text = sh(
-                "tc",
-                "-s",
-                "-n",
-                self.namespace(link.source),
-                "qdisc",
-                "show",
-                "dev",
-                self._out(link.source, link.target),
-            )
+            out = self.out(link.source, link.target)
+            text = sh(f"tc -s -n {self.namespace(link.source)} qdisc show dev {out}")
             dropped = re.search(r"dropped (\d+)", text)
             if dropped and int(dropped[1]):
                 found[f"{link.source}->{link.target}"] = int(dropped[1])
@@ -173,7 +195,7 @@ class ShapedLinks:
     # --- how it is made ------------------------------------------------------------------------------------
 
     def _number(self, source: str, target: str) -> tuple[int, int]:
-        """Of the connection, and which of its two ends `source` is."""
+        """Number of the connection, and which of its two ends `source` is."""
         pair = (source, target) if (source, target) in self._pair else (target, source)
         return self._pair[pair], pair.index(source)
 
@@ -185,7 +207,8 @@ class ShapedLinks:
         number, side = self._number(source, target)
         return f"02:00:00:{number // 256:02x}:{number % 256:02x}:{side + 1:02x}"
 
-    def _out(self, source: str, target: str) -> str:
+    def out(self, source: str, target: str) -> str:
+        """The interface at which a direction of a link begins."""
         return f"e{self._number(source, target)[0]}"
 
     def _make_namespaces(self) -> None:
@@ -193,73 +216,45 @@ class ShapedLinks:
         wired = any(link.latency_seconds >= LEAST_LATENCY_SECONDS for link in self.topology.links)
         self._wire = f"{self._prefix}-wire"
         for name in [*map(self.namespace, self._nodes), *([self._wire] if wired else [])]:
-            sh("ip", "netns", "add", name)
+            sh(f"ip netns add {name}")
             self._made.append(name)
-            sh("ip", "netns", "exec", name, "sysctl", "-q", *settings, "net.ipv4.ip_forward=1")
-            sh("ip", "-n", name, "link", "set", "lo", "up")
+            sh(f"ip netns exec {name} sysctl -q net.ipv4.ip_forward=1", *settings)
+            sh(f"ip -n {name} link set lo up")
 
     def _make_links(self) -> None:
         spans = [span for link in self.topology.links for span in self._make_direction(link)]
         for link in self.topology.links:
-            here, out = self.namespace(link.source), self._out(link.source, link.target)
+            here, out = self.namespace(link.source), self.out(link.source, link.target)
             near, far = (link.source, link.target), (link.target, link.source)
             batch = f"addr add {self._address(*near)}/30 dev {out}\n"
             batch += f"neigh replace {self._address(*far)} lladdr {self._mac(*far)} dev {out} nud permanent\n"
-            sh("ip", "-n", here, "-batch", "-", text=batch)
+            sh(f"ip -n {here} -batch -", text=batch)
         if spans:
             self._start_delayline(spans)
 
     def _make_direction(self, link: Any) -> list[str]:
-        """eN at the sender, rN at the receiver; by way of the wire's namespace where there is latency."""
+        """Make eN at the sender and rN at the receiver, through the wire's namespace where there is latency."""
         here, there = self.namespace(link.source), self.namespace(link.target)
         number, side = self._number(link.source, link.target)
         out, into, spans = f"e{number}", f"r{number}", []
         if link.latency_seconds >= LEAST_LATENCY_SECONDS:
             enter, leave = f"i{number}{'ab'[side]}", f"o{number}{'ab'[side]}"
-            sh(
-                "ip",
-                "-n",
-                here,
-                "link",
-                "add",
-                out,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                enter,
-                "netns",
-                self._wire,
-            )
-            sh(
-                "ip",
-                "-n",
-                self._wire,
-                "link",
-                "add",
-                leave,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                into,
-                "netns",
-                there,
-            )
+            sh(f"ip -n {here} link add {out} type veth peer name {enter} netns {self._wire}")
+            sh(f"ip -n {self._wire} link add {leave} type veth peer name {into} netns {there}")
             for end in (enter, leave):
-                sh("ip", "-n", self._wire, "link", "set", end, "arp", "off", "promisc", "on", "up")
+                sh(f"ip -n {self._wire} link set {end} arp off promisc on up")
             _offloads_off(self._wire, [enter, leave])
             spans = [f"{enter}:{leave}:{(link.latency_seconds - CROSSING_SECONDS) * 1e6:g}"]
         else:
-            sh("ip", "-n", here, "link", "add", out, "type", "veth", "peer", "name", into, "netns", there)
-        sh("ip", "-n", there, "link", "set", into, "address", self._mac(link.target, link.source))
+            sh(f"ip -n {here} link add {out} type veth peer name {into} netns {there}")
+        sh(f"ip -n {there} link set {into} address {self._mac(link.target, link.source)}")
         _offloads_off(here, [out])
         _offloads_off(there, [into])
-        sh("ip", "-n", here, "link", "set", out, "up")
-        sh("ip", "-n", there, "link", "set", into, "up")
+        sh(f"ip -n {here} link set {out} up")
+        sh(f"ip -n {there} link set {into} up")
         if link.bits_per_second < UNSHAPED_BITS_PER_SECOND:
             shaper = _shaper(link.bits_per_second, link.queue_packets)
-            sh("tc", "-n", here, "qdisc", "add", "dev", out, "root", *shaper)
+            sh(f"tc -n {here} qdisc add dev {out} root {shaper}")
         return spans
 
     def _make_routes(self) -> None:
@@ -271,19 +266,19 @@ class ShapedLinks:
                     continue
                 for link in map(self.topology.links.__getitem__, self.topology.route(src.index, dst.index)):
                     hop = self._address(link.target, link.source)
-                    line = f"via {hop} dev {self._out(link.source, link.target)}"
+                    line = f"via {hop} dev {self.out(link.source, link.target)}"
                     if batches[link.source].setdefault(self.address(dst.name), line) != line:
                         raise RuntimeError(
                             f"{link.source}: two routes to {dst.name}, by where one comes from"
                         )
         for node, lines in batches.items():
             text = "".join(f"route replace {address}/32 {line}\n" for address, line in lines.items())
-            sh("ip", "-n", self.namespace(node), "-batch", "-", text=text)
+            sh(f"ip -n {self.namespace(node)} -batch -", text=text)
 
     def _start_delayline(self, spans: Sequence[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             binary = Path(folder) / "delayline"
-            sh("gcc", "-O2", "-o", binary, Path(__file__).with_name("delayline.c"))
+            sh("gcc -O2 -o", str(binary), str(Path(__file__).with_name("delayline.c")))
             command = ["ip", "netns", "exec", self._wire, str(binary), *spans]
             self._delayline = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -307,11 +302,11 @@ def _allowed(congestion_control: str) -> Iterator[None]:
             path.write_text(" ".join(before))
 
 
-def _shaper(bits_per_second: float, queue_packets: int | None) -> list[str]:
+def _shaper(bits_per_second: float, queue_packets: int | None) -> str:
     rate = bits_per_second / 8
     burst = max(2 * 1540, rate * 0.0005)
     queue = queue_packets * 1514 if queue_packets is not None else max(64_000, rate * 0.1)
-    return ["tbf", "rate", f"{int(rate * 8)}bit", "burst", f"{int(burst)}", "limit", f"{int(queue)}"]
+    return f"tbf rate {int(rate * 8)}bit burst {int(burst)} limit {int(queue)}"
 
 
 @contextlib.contextmanager
@@ -348,7 +343,7 @@ def clean() -> list[str]:
     for path in NAMESPACES.glob("shaped*-*"):
         maker = re.match(r"shaped(\d+)", path.name)
         if maker and not Path(f"/proc/{maker[1]}").exists():
-            sh("ip", "netns", "del", path.name)
+            sh(f"ip netns del {path.name}")
             gone.append(path.name)
     return gone
 

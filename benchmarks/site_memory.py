@@ -15,6 +15,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import harness
+
 WAYS = ("NO_SHARD", "SHARD_GRAD_OP", "fully_shard")
 SITES, SIZES = 2, (2,)
 
@@ -80,26 +82,18 @@ def train(way, size):
             optimizer.zero_grad()
         if rank == size - 1:
             alive, peak = of_tensors() / num_bytes, (peak_bytes() - before) / num_bytes
-            print(f"| {size} | {way} | {alive:.2f} | {peak:.2f} |", flush=True)
+            harness.row(size, way, f"{alive:.2f}", f"{peak:.2f}")
     torch.distributed.destroy_process_group()
 
 
 def main():
-    print(
-        "| processes a site | how they divide the model | alive between steps, in models | peak, in models |"
-    )
-    print("|---|---|---|---|", flush=True)
+    alive, peak = "alive between steps, in models", "peak, in models"
+    harness.heading("processes a site", "how they divide the model", alive, peak)
     for size in SIZES:
         for way in WAYS:
-            torchrun = [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                f"--nproc-per-node={SITES * size}",
-            ]
+            torchrun = f"-m torch.distributed.run --standalone --nproc-per-node={SITES * size}".split()
             quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
-            subprocess.run([*torchrun, __file__, way, str(size)], env=quiet, check=True)
+            subprocess.run([sys.executable, *torchrun, __file__, way, str(size)], env=quiet, check=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Says of every strategy how long its file is and how far it is from its algorithm: a table of docs/strategies.md.
+"""Length of each strategy's file, and its distance from its algorithm: a table of docs/strategies.md.
 
     python benchmarks/strategies.py
     python benchmarks/strategies.py --only CoCoDC ADPSGD
@@ -10,7 +10,6 @@ over the largest parameter, in fp64 unless the strategy's wire format rounds.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import copy
 import inspect
@@ -18,6 +17,8 @@ import random
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import harness
 
 from exogym_core.strategy import STRATEGIES
 
@@ -45,7 +46,7 @@ def lines(name: str) -> tuple[int, int]:
 
 
 def differences(name: str, problems: int) -> Iterator[float]:
-    """Of each random problem."""
+    """Largest relative difference of each random problem."""
     import strategy_reference as reference
     import test_async_references as queues
     from strategy_table import TABLE
@@ -86,17 +87,17 @@ def _distance(got: Any, want: Any) -> float:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = harness.parser(__doc__)
     parser.add_argument("--only", nargs="+", default=list(STRATEGIES))
     parser.add_argument("--problems", type=int, default=12)
     given = parser.parse_args()
     sys.path[:0] = [str(ROOT / "tests" / "conformance"), str(ROOT / "tests")]
-    print("| strategy | lines | of code | largest difference |\n|---|---|---|---|")
+    harness.heading("strategy", "lines", "of code", "largest difference")
     for name in given.only:
         all_lines, code = lines(name)
         largest = max(differences(name, given.problems), default=None)
         text = "" if largest is None else f"{largest:.0e}" if largest else "0"
-        print(f"| {name} | {all_lines} | {code} | {text} |", flush=True)
+        harness.row(name, all_lines, code, text)
 
 
 if __name__ == "__main__":

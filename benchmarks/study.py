@@ -7,19 +7,18 @@ Both sweeps must come to the same digest. Writes docs/shown-study.md with its pi
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import harness
 from ray.cluster_utils import Cluster
 
 from exogym_core import load_runs
@@ -35,8 +34,9 @@ def one_core(folder: Path) -> float:
     """Seconds of the sweep in one process on one core; of what is left of it, where the folder is there."""
     begun = time.perf_counter()
     what = ["--resume", str(folder)] if folder.is_dir() else [str(FILE), "--out", str(folder)]
-    command = [sys.executable, "-m", "exogym_core", "sweep", *what]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        [*harness.NETGYM, "sweep", *what], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     return time.perf_counter() - begun
 
 
@@ -144,7 +144,7 @@ every curve.
 
 def main() -> None:
     """Run both, compare, write."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = harness.parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for both sweeps")
     parser.add_argument("--docs", type=Path, help="where the page goes")
     parser.add_argument("--part", choices=["one", "cluster", "page"], action="append", help="[all]")

@@ -10,14 +10,12 @@ apart. Printed are the best of some rounds in milliseconds a worker step, and th
 
 from __future__ import annotations
 
-import argparse
 import copy
-import os
-import platform
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import harness
 import torch
 from torch import Tensor, nn
 
@@ -71,7 +69,7 @@ def spread(flat: Tensor, tensors: list[list[Tensor]]) -> None:
 
 
 class Loop:
-    """What a researcher would write: all workers' replicas in one process, one after the other."""
+    """Plain PyTorch loop of all workers' replicas in one process, one after the other."""
 
     def __init__(self, case: Case, num_workers: int, diloco: bool) -> None:
         self.diloco = diloco
@@ -165,14 +163,12 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = harness.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--topology", help="simulate this network too; without one, communication is free")
     parser.add_argument("--workers", type=int, default=8)
     arguments = parser.parse_args()
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
-    )
+    print(harness.machine())
     print(
         f"{arguments.workers} workers, one intra-op thread, topology {arguments.topology or 'none'}; ms a worker step"
     )

@@ -1,4 +1,4 @@
-"""A page of all commands and options, from what they say of themselves; conf.py asks for it."""
+"""A page of all commands and options, as `--help` prints them, for conf.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from netsim.cli.main import cli as netsim
 
 HEAD = """# The command line on a page
 
-What commands say of themselves with `--help`. What scripts can rely on (`--json`, exit codes) is in
+Commands and options, as `--help` prints them. Promises to scripts (`--json`, exit codes) are in
 [The command line for scripts](commands.md).
 """
 

@@ -11,20 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.results.disk import write_whole
 from exogym_core.results.fit_result import load_pandas
-from exogym_core.results.reading import Results, is_study, load_runs
-from exogym_core.results.report import table_cells, table_headings, verdict, write_report
-from exogym_core.results.report.figures import Shown, draw_loss
-from exogym_core.results.report.page import shown_of
-from exogym_core.results.report.study import StudyReport, study_report
+from exogym_core.results.reading import is_study, load_runs
+from exogym_core.results.report import RunReport, write_report
+from exogym_core.results.report.figures import draw_loss
+from exogym_core.results.report.study import StudyReport
 from exogym_core.results.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pandas
     from matplotlib.figure import Figure
 
-    from exogym_core.results.report.verdict import Verdict
+    from exogym_core.results.report.page import Report
 
 __all__ = ["Comparison", "SweepResult", "load"]
 
@@ -53,13 +50,13 @@ class Comparison:
 
     @property
     def winner(self) -> str | None:
-        """Label of the strategy that wins; None: none does."""
-        return self._decision().winner
+        """Label of the strategy that wins, or name of the group that the seeds support; None: none does."""
+        return self._report.winner
 
     @property
     def verdict(self) -> str:
-        """Sentence that names the winner, and why."""
-        return self._decision().text
+        """Sentence that names the winner, and why; of a sweep on the first groups under each network and setting."""
+        return self._report.verdict
 
     def table(self) -> pandas.DataFrame:
         """Summary as a table: a row a strategy.
@@ -83,7 +80,7 @@ class Comparison:
         Raises:
             InputError: no strategy was evaluated twice.
         """
-        return draw_loss(self._shown())
+        return draw_loss(self._report.few())
 
     def report(self, page: str | Path = "report.html") -> Path:
         """Write the page, one self-contained HTML file, to `page`; return its path."""
@@ -92,34 +89,23 @@ class Comparison:
             write_whole(path, written.read_bytes())
         return path
 
-    def _results(self) -> Results:
-        return Results.load(self._run)
-
-    def _decision(self) -> Verdict:
-        return verdict(self._results())
-
-    def _shown(self) -> Shown:
-        return shown_of(self._results())
+    @property
+    def _report(self) -> Report:
+        return RunReport(self._run)
 
     def _write_page(self) -> Path:
         return write_report(self._run)
-
-    def _cells(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-        results = self._results()
-        return table_headings(results), table_cells(results)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} in {self.folder}: {self.verdict}>"
 
     def _repr_html_(self) -> str:
         """Table and verdict, for notebooks."""
-        headings, rows = self._cells()
-        head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+        report = self._report
+        head = "".join(f"<th>{escape(heading)}</th>" for heading in report.table.headings)
+        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for _, row in report.table.rows)
         body = "".join(f"<tr>{row}</tr>" for row in cells)
-        return (
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{escape(self.verdict)}</p>"
-        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{escape(report.verdict)}</p>"
 
 
 class SweepResult(Comparison):
@@ -134,19 +120,8 @@ class SweepResult(Comparison):
     """
 
     @cached_property
-    def _study(self) -> StudyReport:
-        return study_report([self.folder])
-
-    @property
-    def winner(self) -> str | None:
-        """Name of the group that the seeds support; None: none, or several on different networks."""
-        winners = self._study.winners
-        return winners[0].name if len(winners) == 1 else None
-
-    @property
-    def verdict(self) -> str:
-        """Sentence on the groups that come first, for each network and setting."""
-        return self._study.verdict
+    def _report(self) -> StudyReport:
+        return StudyReport([self.folder])
 
     def table(self) -> pandas.DataFrame:
         """Summaries as a table: a row a point and strategy, with the point's values by key path."""
@@ -155,14 +130,8 @@ class SweepResult(Comparison):
         ]
         return load_pandas("table").DataFrame(rows)
 
-    def _shown(self) -> Shown:
-        return self._study.few()
-
     def _write_page(self) -> Path:
-        return self._run.write_text("report.html", self._study.html())
-
-    def _cells(self) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-        return self._study.headings(), [cells for _, cells in self._study.rows()]
+        return self._run.write_text("report.html", self._report.html())
 
 
 def load(folder: str | Path) -> Comparison:

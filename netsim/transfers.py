@@ -12,7 +12,6 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
-from heapq import heappop, heappush
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -22,11 +21,11 @@ import numpy as np
 from netsim.errors import DeadlockError, InputError, unknown_name
 from netsim.files.plain_files import input_file
 from netsim.network.clock import Clock
-from netsim.network.network import BackgroundConnection, Network
+from netsim.network.network import Network
 from netsim.topology.protocol import Protocol, WindowLimit, window_limit
 from netsim.topology.topology import Topology
 from netsim.units import parse_bytes, parse_seconds
-from netsim.weather.faults import Faults
+from netsim.weather.faults import ConnectionPool, Faults, is_background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -107,9 +106,23 @@ def read_flows(path: str | Path, topology: Topology) -> FlowTable:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: not a CSV file in UTF-8: {error}") from None
-    read = _RowReader(path, header, topology)
-    flows = tuple(read(line, row) for line, row in numbered)
-    return FlowTable(header, tuple(row for _, row in numbered), flows)
+    hosts = {host.name: host.index for host in topology.hosts}
+    names = list(hosts)
+    if not any(name.isdigit() for name in names):
+        hosts |= {str(index): index for index in range(len(names))}
+    flows = []
+    for line, row in numbered:
+        if len(row) != len(header):
+            raise InputError(f"{path}:{line}: expected {len(header)} cells, got {len(row)}")
+        start, src, dst, num_bytes = (row[header.index(name)].strip() for name in _COLUMNS)
+        for column, name in (("src", src), ("dst", dst)):
+            if name not in hosts:
+                unknown = unknown_name("host", name, names)
+                raise type(unknown)(f"{path}:{line}: column {column}: {unknown}")
+        at = _number(f"{path}:{line}: column start_s", start, "seconds")
+        size = _number(f"{path}:{line}: column bytes", num_bytes, "bytes")
+        flows.append(Flow(at, hosts[src], hosts[dst], size))
+    return FlowTable(header, tuple(row for _, row in numbered), tuple(flows))
 
 
 def _check_header(header: tuple[str, ...], path: str | Path) -> None:
@@ -123,54 +136,16 @@ def _check_header(header: tuple[str, ...], path: str | Path) -> None:
             raise InputError(f"{path}:1: column {name} {again}")
 
 
-class _RowReader:
-    """Parses rows into flows; errors name line and column."""
-
-    def __init__(self, path: str | Path, header: tuple[str, ...], topology: Topology) -> None:
-        self._path = path
-        self._header = header
-        self._columns = [header.index(name) for name in _COLUMNS]
-        self._names = [host.name for host in topology.hosts]
-        self._hosts = _host_names(topology)
-
-    def __call__(self, line: int, row: tuple[str, ...]) -> Flow:
-        if len(row) != len(self._header):
-            raise InputError(f"{self._path}:{line}: expected {len(self._header)} cells, got {len(row)}")
-        start, src, dst, num_bytes = (row[column].strip() for column in self._columns)
-        return Flow(
-            self._number(line, "start_s", start, "seconds"),
-            self._host(line, "src", src),
-            self._host(line, "dst", dst),
-            self._number(line, "bytes", num_bytes, "bytes"),
-        )
-
-    def _number(self, line: int, column: str, text: str, unit: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not 0 <= number < math.inf:
-            raise InputError(
-                f"{self._path}:{line}: column {column}: expected a number of {unit}, zero or more, got {text!r}"
-            )
-        if unit == "bytes" and not number.is_integer():
-            raise InputError(f"{self._path}:{line}: column {column}: expected whole bytes, got {text!r}")
-        return number
-
-    def _host(self, line: int, column: str, text: str) -> int:
-        index = self._hosts.get(text)
-        if index is None:
-            error = unknown_name("host", text, self._names)
-            raise type(error)(f"{self._path}:{line}: column {column}: {error}")
-        return index
-
-
-def _host_names(topology: Topology) -> dict[str, int]:
-    """Host index by what a list may call it."""
-    names = {host.name: host.index for host in topology.hosts}
-    if not any(name.isdigit() for name in names):
-        names |= {str(index): index for index in range(len(topology.hosts))}
-    return names
+def _number(where: str, text: str, unit: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise InputError(f"{where}: expected a number of {unit}, zero or more, got {text!r}")
+    if unit == "bytes" and not number.is_integer():
+        raise InputError(f"{where}: expected whole bytes, got {text!r}")
+    return number
 
 
 @dataclass(frozen=True)
@@ -210,13 +185,11 @@ def flows(
     """
     net, parsed = network_and_protocol(topology, protocol)
     if isinstance(rows, str | Path):
-        listed: list[Any] = list(read_flows(rows, net).flows)
-        ways = [(flow.src, flow.dst, flow.num_bytes) for flow in listed]
+        listed: Sequence[Flow] = read_flows(rows, net).flows
     else:
         listed = [_row(number, row, net) for number, row in enumerate(rows, 1)]
-        ways = [row[1:] for row in listed]
-    finish = [float(seconds) for seconds in time_flows(net, listed, parsed)]
-    return FlowTimes(finish, window_limit(net, parsed, ways))
+    messages = [(flow.src, flow.dst, flow.num_bytes) for flow in listed]
+    return FlowTimes(time_flows(net, listed, parsed).tolist(), window_limit(net, parsed, messages))
 
 
 def network_and_protocol(
@@ -242,15 +215,13 @@ def host_index(topology: Topology, host: object, where: str) -> int:
     raise InputError(f"{where}: {host!r} is no host; give a name, or an index below {len(topology.hosts)}")
 
 
-def _row(
-    number: int, row: Mapping[str, Any] | Sequence[Any], topology: Topology
-) -> tuple[float, int, int, float]:
+def _row(number: int, row: Mapping[str, Any] | Sequence[Any], topology: Topology) -> Flow:
     where = f"flows: row {number}"
     if hasattr(row, "keys"):
-        missing = [key for key in ("start_s", "src", "dst", "bytes") if key not in row]
+        missing = [key for key in _COLUMNS if key not in row]
         if missing:
             raise InputError(f"{where}: no {', '.join(missing)}; give start_s, src, dst and bytes")
-        row = [row[key] for key in ("start_s", "src", "dst", "bytes")]  # type: ignore[call-overload]
+        row = [row[key] for key in _COLUMNS]  # type: ignore[call-overload]
     if isinstance(row, str) or len(row) != 4:
         raise InputError(
             f"{where}: {row!r}; give (start in seconds, from, to, bytes), or with units as text, such as "
@@ -267,7 +238,8 @@ def _row(
             raise InputError(f"{where}: {value!r} is no finite number from 0 up")
     if num_bytes != int(num_bytes):
         raise InputError(f"{where}: {num_bytes!r} bytes; give a whole number, or text such as '5 MB'")
-    return float(start), host_index(topology, src, where), host_index(topology, dst, where), float(num_bytes)
+    source, target = (host_index(topology, host, where) for host in (src, dst))
+    return Flow(float(start), source, target, float(num_bytes))
 
 
 def time_flows(
@@ -346,8 +318,7 @@ class _FlowRun:
         self._clock, self._network = clock, network
         self._flows, self._on_delivered = flows, on_delivered
         self._row_of: dict[int, int] = {}  # by transfer
-        self._idle: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # connections by hosts
-        self._num_opened: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self._pools: defaultdict[tuple[int, int], ConnectionPool] = defaultdict(ConnectionPool)  # by hosts
 
     def start(self) -> Generator[simpy.Event, None, None]:
         """Send each at its start, on an idle connection of its hosts or a new one."""
@@ -356,36 +327,32 @@ class _FlowRun:
             flow = flows[number]
             if flow.start_seconds > clock.now:
                 yield clock.at(flow.start_seconds)
-            hosts = (flow.src, flow.dst)
-            if self._idle[hosts]:
-                connection = heappop(self._idle[hosts])
-            else:
-                connection = self._num_opened[hosts]
-                self._num_opened[hosts] += 1
+            pool = self._pools[flow.src, flow.dst]
+            connection = pool.take()
             sent = self._network.send(
                 flow.src,
                 flow.dst,
                 flow.num_bytes,
-                partial(self._deliver, number, hosts, connection),
+                partial(self._deliver, number, pool, connection),
                 connection=connection,
-                on_dropped=partial(self._end, number, hosts, connection),
+                on_dropped=partial(self._end, number, pool, connection),
             )
             self._row_of[sent] = number
 
-    def _deliver(self, number: int, hosts: tuple[int, int], connection: int) -> None:
+    def _deliver(self, number: int, pool: ConnectionPool, connection: int) -> None:
         self.finish[number] = self._clock.now
-        self._end(number, hosts, connection)
+        self._end(number, pool, connection)
         if self._on_delivered is not None:
             self._on_delivered()
 
-    def _end(self, number: int, hosts: tuple[int, int], connection: int) -> None:
+    def _end(self, number: int, pool: ConnectionPool, connection: int) -> None:
         self.under_way.discard(number)
-        heappush(self._idle[hosts], connection)
+        pool.free(connection)
 
     def give_up(self, reason: str) -> None:
         """Raise DeadlockError with the waiting transfers; `reason` names the fault, if there is one."""
         network = self._network
-        waiting = network.transfers_waiting(lambda connection: isinstance(connection, BackgroundConnection))
+        waiting = network.transfers_waiting(is_background)
         rows = [self._row_of[each.number] for each in waiting]
         described = _described(network.topology, self._flows, rows or self.under_way)
         if not reason:

@@ -24,7 +24,7 @@ def digest(value: Any) -> Any:
 
 def outcome(result: FitResult) -> Any:
     assert result.complete
-    told = {**vars(result)}
+    fields = {**vars(result)}
     for name in ("checkpoint_folder", "resumed_step"):
-        del told[name]
-    return digest(told)
+        del fields[name]
+    return digest(fields)

@@ -37,7 +37,7 @@ def down(at: str, lasts: str | None) -> dict[str, Any]:
 def rounds(comm: Communicator) -> list[Any]:
     """Five rounds of 4 MB with 2 s of computing each; a rank left out fetches the others' state."""
     values = torch.full((4 * MEGABYTE,), float(comm.rank))
-    told: list[Any] = []
+    reported: list[Any] = []
     number = 0
     while number < 5:
         comm.advance(2.0)
@@ -55,15 +55,17 @@ def rounds(comm: Communicator) -> list[Any]:
         else:
             fetched = comm.fetch(number + 1)
             if fetched is None:
-                return [*told, "lost"]
+                return [*reported, "lost"]
             number, (state,) = fetched
             values = state + comm.rank
-        told.append((number, members, float(values[0]), got is not None, comm.now(), comm.traffic.bytes_sent))
-    return told
+        reported.append(
+            (number, members, float(values[0]), got is not None, comm.now(), comm.traffic.bytes_sent)
+        )
+    return reported
 
 
 def facts(results: list[Any]) -> list[list[tuple[int, list[int], bool]]]:
-    return [[(row[0], row[1], row[3]) for row in told if row != "lost"] for told in results]
+    return [[(row[0], row[1], row[3]) for row in rows if row != "lost"] for rows in results]
 
 
 ALL, OTHERS = [0, 1, 2], [0, 1]
@@ -212,8 +214,8 @@ def test_the_mean_has_the_weights_of_those_present(
     results = run_ranks(body, 4).results
     members = results[0][0]
     first = min(delays)
-    for rank, (told, values) in enumerate(results):
-        assert told == members
+    for rank, (present, values) in enumerate(results):
+        assert present == members
         assert (rank in members) == (delays[rank] <= first + seconds) or abs(
             delays[rank] - first - seconds
         ) < 1e-8

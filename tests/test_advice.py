@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from exogym_core.cli.main import main
 from exogym_core.cost.compute import Compute
 from exogym_core.planning import advise as advise_module
-from exogym_core.planning.advise import SEARCHED, Advice, advise, alike_text, climbed, merged
+from exogym_core.planning.advise import SEARCHED, Advice, advise, alike_text, hill_climb, merged
 from exogym_core.planning.groups import EXACT_SITES, best_cycle
 from exogym_core.planning.measure import Setting, least_days, measure
 from exogym_core.planning.models import planned_model
@@ -61,24 +61,24 @@ def test_advice_ranks_and_says_what_it_does_not_know(
     monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", chosen)
     words = "advise wan-4-regions --device a100 --model llama-2m --sequence 64 --tokens 1B --workers 4 --json"
     assert main(words.split()) == 0
-    told = json.loads(capsys.readouterr().out)
-    ranked = told["ranked"]
+    output = json.loads(capsys.readouterr().out)
+    ranked = output["ranked"]
     assert [row["place"] for row in ranked] == sorted(row["place"] for row in ranked)
     assert ranked[0]["strategy"] == "DiLoCo"
     assert ranked[0]["pareto"]
-    every = [*ranked, *told["dominated"]]
+    every = [*ranked, *output["dominated"]]
     # Without one it is sooner: then two are left out too.
     assert {row["left_out"] for row in every} > {None, "us-east", "us-west", "eu", "asia"}
     assert "AllReduce" in {row["strategy"] for row in ranked}
     for row in every:
         assert row["days_low"] <= row["days"] <= row["days_high"]
     best = ranked[0]
-    for row in told["dominated"]:
+    for row in output["dominated"]:
         assert row["days"] > min(each["days_low"] for each in ranked)
     for row in ranked:  # of one place are those whose bands overlap that of the best
         assert (row["place"] == 1) == (row["days_low"] <= min(each["days_high"] for each in ranked)), best
-    assert told["ring"]["bound_seconds"] <= told["ring"]["seconds"] <= told["ring"]["natural_seconds"]
-    assert any("loss at this scale" in line for line in told["unknown"])
+    assert output["ring"]["bound_seconds"] <= output["ring"]["seconds"] <= output["ring"]["natural_seconds"]
+    assert any("loss at this scale" in line for line in output["unknown"])
 
 
 def test_money_is_ranked_by_what_it_buys(
@@ -90,9 +90,9 @@ def test_money_is_ranked_by_what_it_buys(
     monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", chosen)
     words = "advise wan-4-regions --device a100 --model llama-2m --sequence 64 --workers 4 --json"
     assert main([*words.split(), "--budget", "1k", "--price", "2"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["budget"] == {"dollars": 1000.0}
-    ranked = told["ranked"]
+    output = json.loads(capsys.readouterr().out)
+    assert output["budget"] == {"dollars": 1000.0}
+    ranked = output["ranked"]
     for row in ranked:
         assert row["cost"] == 1000
         assert row["days"] * 24 * row["workers"] * 2 == pytest.approx(1000)
@@ -117,16 +117,20 @@ def test_options_are_searched_by_what_they_need() -> None:
         return {**options, "days": 10.0 + waiting}
 
     start = {"tau": 0, "num_fragments": 4}
-    rows = climbed(start, planned(start), list(start), planned, 100)
+    rows = hill_climb(start, planned(start), list(start), planned, 100)
     best = min(rows, key=lambda row: (row["days"], row["tau"]))
     assert (best["tau"], best["num_fragments"]) == (6, 8)
     late = {"tau": 20, "num_fragments": 8}
-    assert climbed(late, planned(late), list(late), planned, 100)[-1]["days"] >= 10
+    assert hill_climb(late, planned(late), list(late), planned, 100)[-1]["days"] >= 10
     assert (
-        min(row["tau"] for row in climbed(late, planned(late), list(late), planned, 100) if row["days"] == 10)
+        min(
+            row["tau"]
+            for row in hill_climb(late, planned(late), list(late), planned, 100)
+            if row["days"] == 10
+        )
         == 6
     )
-    assert len(climbed(start, planned(start), list(start), planned, 3)) == 3
+    assert len(hill_climb(start, planned(start), list(start), planned, 3)) == 3
 
 
 def test_a_codec_that_makes_it_slower_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,8 +145,8 @@ def test_a_codec_that_makes_it_slower_is_explained(monkeypatch: pytest.MonkeyPat
         "protocol": "ideal",
     }
     where = Setting(planned_model("llama-2m", 64), Topology.from_mapping(network), compute, 8, 8, 1e9)
-    told = advise(where)
-    (line,) = [line for line in told["explained"] if "slower" in line]
+    advice = advise(where)
+    (line,) = [line for line in advice["explained"] if "slower" in line]
     assert line.startswith("AllReduce is slower in bf16: codes cannot be added up on the way")
 
 
@@ -188,8 +192,8 @@ def test_what_does_not_fit_is_last_and_sites_are_tried_as_workers(monkeypatch: p
     assert {row["strategy"] for row in found["dominated"] if row["fits"] is False} == {"DiLoCo"}
     assert {row["options"].get("ranks_per_worker") for row in found["dominated"]} == {None, 2}
     monkeypatch.setattr(Setting, "memory_available", lambda self: 6.0 * self.model.num_parameters)
-    told = advise(where)["explained"]
-    assert any("(AllReduce) of a worker's" in line and "--devices-per-worker" in line for line in told)
+    lines = advise(where)["explained"]
+    assert any("(AllReduce) of a worker's" in line and "--devices-per-worker" in line for line in lines)
 
 
 def test_steps_of_own_runs_are_applied_and_named(
@@ -207,11 +211,11 @@ def test_steps_of_own_runs_are_applied_and_named(
     capsys.readouterr()
     words = "advise wan-4-regions --device a100 --model llama-2m --sequence 64 --tokens 1B --workers 2 --json --runs"
     assert main([*words.split(), str(tmp_path / "run")]) == 0
-    told = json.loads(capsys.readouterr().out)
-    every = [*told["ranked"], *told["dominated"]]
+    output = json.loads(capsys.readouterr().out)
+    every = [*output["ranked"], *output["dominated"]]
     ratios = {row["strategy"]: row["steps_ratio"]["mean"] for row in every}
     assert min(ratios.values()) == pytest.approx(1.0)
-    assert any(str(tmp_path) in line for line in told["unknown"])
+    assert any(str(tmp_path) in line for line in output["unknown"])
 
 
 def test_data_parallel_is_planned_at_its_best() -> None:
@@ -270,17 +274,17 @@ def test_bounds_leave_the_ranking_as_it_is(monkeypatch: pytest.MonkeyPatch) -> N
     """What is shown is what is shown where all is simulated; what is not simulated is named, and would not be shown."""
     monkeypatch.setattr(advise_module, "SEARCHED", {})
     monkeypatch.setattr(advise_module, "CANDIDATES", [*UNLIKE[1:5], UNLIKE[7]])
-    told = advise(homes(dollars_per_hour=2.0))
+    advice = advise(homes(dollars_per_hour=2.0))
     monkeypatch.setattr(advise_module, "least_days", lambda *given: (0.0, 0.0))
     whole = advise(homes(dollars_per_hour=2.0))
     assert not whole["not_simulated"]
-    assert told["ranked"] == whole["ranked"]
+    assert advice["ranked"] == whole["ranked"]
     others = {(row["strategy"], str(row["options"]), row["streams"]): row for row in whole["dominated"]}
-    for row in told["not_simulated"]:
+    for row in advice["not_simulated"]:
         assert "dominated by bound" in row["reason"]
         simulated = others[row["strategy"], str(row["options"]), row["streams"]]
         assert row["days_at_least"] <= simulated["days_low"]
-    assert told["not_simulated"]
+    assert advice["not_simulated"]
 
 
 def test_the_best_so_far_is_reported_when_it_is_interrupted(
@@ -308,15 +312,15 @@ def test_the_best_so_far_is_reported_when_it_is_interrupted(
 
 def test_each_plan_of_a_search_is_numbered() -> None:
     """Progress lines name the current plan and about how many there are."""
-    told: list[tuple[int, int, str]] = []
+    reported: list[tuple[int, int, str]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(advise_module, "CANDIDATES", (("AllReduce", {}), ("DiLoCo", {"H": 10})))
         where = Setting(planned_model("llama-2m", 64), Topology.load("lan"), Compute.parse("1 s"), 2, 8, 1e8)
-        advice = Advice(where, None, lambda *each: told.append(each))
+        advice = Advice(where, None, lambda *each: reported.append(each))
         advice.search()
-    assert [made for made, _, _ in told] == list(range(len(advice.rows)))
-    assert all(made < about for made, about, _ in told)
-    assert told[1][2] == "DiLoCo(H=10)"
+    assert [made for made, _, _ in reported] == list(range(len(advice.rows)))
+    assert all(made < about for made, about, _ in reported)
+    assert reported[1][2] == "DiLoCo(H=10)"
     best = advice.best()
     assert best is not None
     assert best["days"] == min(row["days"] for row in advice.result()["ranked"])

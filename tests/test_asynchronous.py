@@ -287,7 +287,7 @@ def test_failures_cost_synchronous_strategies_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"until": "2"}, "fit: until is '2'"),
         ({"until": "1 s", "topology": None, "compute": None}, "fit: until needs virtual time"),
@@ -298,7 +298,7 @@ def test_failures_cost_synchronous_strategies_more() -> None:
         ({"servers": 1, "strategy": HALoSStrategy()}, "HALoSStrategy: servers=1, but it takes 2 at least"),
     ],
 )
-def test_mistakes_are_one_line(options: dict[str, Any], told: str, tmp_path: Any) -> None:
+def test_mistakes_are_one_line(options: dict[str, Any], message: str, tmp_path: Any) -> None:
     with pytest.raises((InputError, ValueError), match=None) as caught:
         fit(**{"strategy": AsyncDiLoCoStrategy(H=4), "save_dir": tmp_path, **options})
-    assert told in str(caught.value)
+    assert message in str(caught.value)

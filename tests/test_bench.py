@@ -74,9 +74,9 @@ def bench(folder: Path, source: str, capsys: pytest.CaptureFixture[str], tier: s
     (folder / "mine.py").write_text(source)
     arguments = ["bench", str(folder / "mine.py"), "--tier", str(folder / "tier.yaml")]
     assert main([*arguments, "--out", str(folder / "out"), "--json"]) == 0
-    told = capsys.readouterr()
-    assert "code: strategy mine:Entry of" in told.err
-    document: dict[str, Any] = json.loads(told.out)
+    captured = capsys.readouterr()
+    assert "code: strategy mine:Entry of" in captured.err
+    document: dict[str, Any] = json.loads(captured.out)
     assert document["run_folder"] == str(folder / "out")
     (entry,) = document["entries"]
     assert json.loads((folder / "out/entries/mine.json").read_text()) == entry
@@ -133,17 +133,17 @@ def test_an_entry_with_uncharged_coding_gets_no_score(
     (tmp_path / "halves.py").write_text(HALVES)
     arguments = ["bench", str(tmp_path / "halves.py"), "--tier", str(tmp_path / "tier.yaml")]
     assert main([*arguments, "--out", str(tmp_path / "out")]) == 2
-    told = capsys.readouterr()
-    assert "Halves    0 of 1  -      coding not charged" in told.out
-    assert "Halves: no score: coding not charged: encode with self.charged(codec)" in told.err
+    captured = capsys.readouterr()
+    assert "Halves    0 of 1  -      coding not charged" in captured.out
+    assert "Halves: no score: coding not charged: encode with self.charged(codec)" in captured.err
     assert json.loads((tmp_path / "out/entries/Halves.json").read_text())["scores"][0]["held"] == 0
     (run,) = (tmp_path / "out").rglob("*/summary.json")
     assert '"coding": "not charged"' in run.read_text()
     assert main(["report", str(run.parent)]) == 0
-    told = capsys.readouterr()
-    assert "Halves (coding not charged)" in told.out
+    captured = capsys.readouterr()
+    assert "Halves (coding not charged)" in captured.out
     assert "Coding is not charged to Halves: the times lack what encoding takes." in " ".join(
-        told.out.split()
+        captured.out.split()
     )
 
 
@@ -159,8 +159,8 @@ def test_the_table_leaves_out_what_was_changed(tmp_path: Path, capsys: pytest.Ca
     entry["scores"][0]["virtual_seconds_to_target"] /= 2
     path.write_text(json.dumps(entry))
     assert main(["bench", "--table", str(tmp_path / "out")]) == 0
-    told = capsys.readouterr()
-    assert told.err == "warning: DiLoCo.json: changed since it was made: its digest does not fit\n"
+    captured = capsys.readouterr()
+    assert captured.err == "warning: DiLoCo.json: changed since it was made: its digest does not fit\n"
     page = (tmp_path / "out/index.html").read_text()
     assert "AllReduce leads" in page
     assert "default-src 'none'" in page
@@ -178,7 +178,7 @@ def test_entries_are_ordered_by_targets_held_then_by_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("x = 1", "has no class that derives from a strategy: call the one to be run Entry"),
         ("class A(B): pass\nclass C(B): pass", "has A, C: call the one to be run Entry"),
@@ -186,7 +186,7 @@ def test_entries_are_ordered_by_targets_held_then_by_time() -> None:
         ("class A(B): pass\nOPTIONS = rates()", "mine.py:2: OPTIONS is no plain mapping"),
     ],
 )
-def test_files_that_do_not_say_which(text: str, told: str, tmp_path: Path) -> None:
+def test_files_that_do_not_say_which(text: str, message: str, tmp_path: Path) -> None:
     """Finding the class runs nothing of the file."""
     path = tmp_path / "mine.py"
     with pytest.raises(InputError, match=r"mine\.py: cannot be read: No such file"):
@@ -194,7 +194,7 @@ def test_files_that_do_not_say_which(text: str, told: str, tmp_path: Path) -> No
     path.write_text(text)
     with pytest.raises(InputError) as caught:
         own_entry(path)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     path.write_text("raise SystemExit\nclass One(Base): pass\nclass _Part(Base): pass\nclass Plain: pass")
     assert own_entry(path) == ("mine:One", {})
 

@@ -29,10 +29,10 @@ def outcome(comm: SimulatedCommunicator, seconds: float = 5.0) -> TOLD:
     try:
         comm.all_reduce(torch.ones(1))
     except BrokenCallError as error:
-        told = str(error).partition(": ")[2]
+        message = str(error).partition(": ")[2]
     else:
-        told = "done"
-    return told, comm.now()
+        message = "done"
+    return message, comm.now()
 
 
 def late(comm: SimulatedCommunicator) -> list[Any]:
@@ -48,13 +48,13 @@ def test_a_time_out_raises_at_its_instant_and_breaks_the_group(workers: Any) -> 
     """All posted at 0 but rank 1, who comes at 7: at 5 the others' time is up. New groups are whole."""
     results = run_ranks(late, 3, star(), workers=workers).results  # type: ignore[arg-type]
     for rank in (0, 2):
-        (told, at), (told_again, at_again), new = results[rank]
-        assert "Timed out waiting 5000ms" in told
+        (message, at), (told_again, at_again), new = results[rank]
+        assert "Timed out waiting 5000ms" in message
         assert "Connection closed by peer" in told_again
         assert at == at_again == 5.0
         assert new[0] == "done"
         assert new[1] == results[0][2][1] > 7.0
-    assert ["Connection closed by peer" in told for told, _ in results[1][:2]] == [True, True]
+    assert ["Connection closed by peer" in message for message, _ in results[1][:2]] == [True, True]
     assert [at for _, at in results[1][:2]] == [7.0, 7.0]
 
 
@@ -95,15 +95,15 @@ def test_a_time_that_is_long_enough_changes_nothing() -> None:
 
 def survive(comm: SimulatedCommunicator) -> list[TOLD]:
     """Steps of a second with an all-reduce each, in a new group of those left after a failure."""
-    told, group = [], comm.group(range(3))
+    messages, group = [], comm.group(range(3))
     for _ in range(4):
         comm.advance(1.0)
-        told.append(outcome(group, 3.0))
-        if told[-1][0] != "done":
+        messages.append(outcome(group, 3.0))
+        if messages[-1][0] != "done":
             if comm.rank == 1:
                 break
             group = comm.group([0, 2])
-    return told
+    return messages
 
 
 @pytest.mark.parametrize("workers", CARRIERS)
@@ -115,9 +115,9 @@ def test_a_host_that_crashes_is_seen_as_a_time_out_by_the_others_and_itself_when
     runs = [run_ranks(survive, 3, topology, workers=workers).results for _ in range(2)]  # type: ignore[arg-type]
     assert runs[0] == runs[1], "by schedule, so the same again"
     for rank in (0, 2):
-        told = [text for text, _ in runs[0][rank]]
-        assert told[0] == told[2] == told[3] == "done"
-        assert "Timed out waiting 3000ms" in told[1]
+        messages = [text for text, _ in runs[0][rank]]
+        assert messages[0] == messages[2] == messages[3] == "done"
+        assert "Timed out waiting 3000ms" in messages[1]
         assert runs[0][rank][1][1] == pytest.approx(runs[0][rank][0][1] + 4.0)
     assert runs[0][1][0][0] == "done"
     assert "Connection closed by peer" in runs[0][1][1][0]
@@ -132,8 +132,8 @@ def test_a_connection_that_tcp_gives_up_is_lost_for_its_group() -> None:
         comm.advance(2.0)
         return outcome(comm, 5000.0)
 
-    for told, at in run_ranks(body, 3, topology).results:  # type: ignore[arg-type]
-        assert "Connection closed by peer" in told
+    for message, at in run_ranks(body, 3, topology).results:  # type: ignore[arg-type]
+        assert "Connection closed by peer" in message
         assert 900 < at < 1000
 
 

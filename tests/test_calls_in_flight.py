@@ -16,14 +16,14 @@ def test_two_calls_are_under_way_and_issued_in_order() -> None:
     """The second begins when the first has been issued, the third when one of them is done."""
     calls = _CallQueue(2)
     issued: list[int] = []
-    begun, go_on = [threading.Event() for _ in range(3)], [threading.Event() for _ in range(3)]
+    begun, proceed = [threading.Event() for _ in range(3)], [threading.Event() for _ in range(3)]
 
     def call(number: int) -> int:
         issued.append(number)
         calls.issued()
         calls.issued()  # once more is once
         begun[number].set()
-        assert go_on[number].wait(10.0)
+        assert proceed[number].wait(10.0)
         return number
 
     futures = [calls.submit(lambda number=number: call(number)) for number in range(3)]
@@ -31,12 +31,12 @@ def test_two_calls_are_under_way_and_issued_in_order() -> None:
     assert begun[1].wait(10.0)
     assert not begun[2].is_set()
     assert not calls.idle
-    go_on[1].set()
+    proceed[1].set()
     assert futures[1].result(10.0) == 1
     assert begun[2].wait(10.0)
     assert not futures[0].done()
-    go_on[0].set()
-    go_on[2].set()
+    proceed[0].set()
+    proceed[2].set()
     assert [future.result(10.0) for future in futures] == [0, 1, 2]
     assert issued == [0, 1, 2]
     assert calls.idle

@@ -145,31 +145,31 @@ class Telling(Module):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.heard: list[str] = []
+        self.calls: list[str] = []
 
     def before_backward(self, last_micro_batch: bool) -> None:
-        self.heard.append(f"{self.name} before_backward {last_micro_batch}")
+        self.calls.append(f"{self.name} before_backward {last_micro_batch}")
 
     def before_update(self) -> None:
-        self.heard.append(f"{self.name} before_update")
+        self.calls.append(f"{self.name} before_update")
 
     def after_update(self) -> None:
-        self.heard.append(f"{self.name} after_update")
+        self.calls.append(f"{self.name} after_update")
 
     def end_step(self) -> None:
-        self.heard.append(f"{self.name} end_step")
+        self.calls.append(f"{self.name} end_step")
 
     def at_end(self) -> None:
-        self.heard.append(f"{self.name} at_end")
+        self.calls.append(f"{self.name} at_end")
 
 
 def test_hooks_run_in_the_chains_order() -> None:
-    heard: list[str] = []
+    calls: list[str] = []
 
     def body(comm: Any) -> None:
         chain, model = Chain([Telling("a"), Telling("b")], SGD), nn.Linear(1, 1)
         for module in chain.modules:
-            module.heard = heard  # type: ignore[attr-defined]
+            module.calls = calls  # type: ignore[attr-defined]
         chain.setup(model, comm, 1, 0)
         chain.before_backward(last_micro_batch=True)
         model(torch.ones(1, 1)).sum().backward()
@@ -178,7 +178,7 @@ def test_hooks_run_in_the_chains_order() -> None:
 
     reference.run_ranks(body, 1)
     hooks = ["before_backward True", "before_update", "after_update", "end_step", "at_end"]
-    assert heard == [f"{name} {hook}" for hook in hooks for name in "ab"]
+    assert calls == [f"{name} {hook}" for hook in hooks for name in "ab"]
 
 
 def test_a_chain_without_modules_trains_alone() -> None:

@@ -251,8 +251,8 @@ def test_the_command_names_the_broken_law(tmp_path: Path, capsys: Any, monkeypat
     assert "code: strategy own_drift:Drift of own_drift.py" in seen.err
     assert f"{len(LAWS)} of {len(LAWS)} laws passed, 0 failed" in seen.out
     assert main(["check", "own_drift:Drift", "by=0.1", "--set", "lr=0.01", "--steps", "3", "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["options"] == {"by": 0.1, "lr": 0.01}
-    assert [row["law"] for row in told["rows"] if row["status"] == "failed"] == ["judged"]
+    output = json.loads(capsys.readouterr().out)
+    assert output["options"] == {"by": 0.1, "lr": 0.01}
+    assert [row["law"] for row in output["rows"] if row["status"] == "failed"] == ["judged"]
     assert main(["check", "own_drift:Drift", "bye"]) == 2
     assert "expected KEY=VALUE, such as H=10" in capsys.readouterr().err

@@ -580,9 +580,9 @@ def test_a_checkpoint_knows_its_data(first: Any, then: Any, line: str, tmp_path:
     """Other data of the same shape used to be accepted, and fewer samples to end in ZeroDivisionError."""
     options = {"checkpoint_interval": 2, "save_dir": tmp_path, "workers": "threads"}
     folder = fit(data=first, **options).checkpoint_folder
-    with pytest.raises(InputError, match=line) as told:
+    with pytest.raises(InputError, match=line) as error:
         fit(data=then, resume_from=folder, workers="threads")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
     assert fit(data=first, resume_from=folder, workers="threads").complete
 
 
@@ -780,12 +780,12 @@ def test_a_state_that_lacks_something_is_found_at_the_start(tmp_path: Path) -> N
             fit(strategy=own_strategy(tmp_path, "lacking", OWN.replace(before, after)), **options)
         return str(caught.value)
 
-    told = refused(', "kept": self.kept', "").partition("\n")[0]
-    assert "Own.load_state_dict(): fails on what state_dict() returned: KeyError: 'kept'" in told
-    told = refused('self.kept, self.count = state["kept"], state["count"]', 'self.count = state["count"]')
-    assert "Own.state_dict(): lacks 'kept', which is another after a save and a load" in told
-    told = refused('self.kept, self.count = state["kept"], state["count"]', 'self.kept = state["kept"]')
-    assert "if no step reads it, write not_saved = ('count',) in the class" in told
+    message = refused(', "kept": self.kept', "").partition("\n")[0]
+    assert "Own.load_state_dict(): fails on what state_dict() returned: KeyError: 'kept'" in message
+    message = refused('self.kept, self.count = state["kept"], state["count"]', 'self.count = state["count"]')
+    assert "Own.state_dict(): lacks 'kept', which is another after a save and a load" in message
+    message = refused('self.kept, self.count = state["kept"], state["count"]', 'self.kept = state["kept"]')
+    assert "if no step reads it, write not_saved = ('count',) in the class" in message
     unread = OWN.replace('self.kept, self.count = state["kept"], state["count"]', 'self.kept = state["kept"]')
     unread = unread.replace('    judged = "own"\n', '    judged = "own"\n    not_saved = ("count",)\n')
     assert fit(strategy=own_strategy(tmp_path, "lacking", unread), **options).complete

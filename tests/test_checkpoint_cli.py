@@ -6,15 +6,13 @@ import gzip
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from experiments import experiment, results_of
+from forks import Fork
 
 from exogym_core.cli import comparison
 from exogym_core.cli.main import main
@@ -103,7 +101,8 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(
     stop_at(monkeypatch, label, step)
     assert main(["compare", "small.yaml", "--out", "out"]) == 130
     assert capsys.readouterr().err.splitlines()[-1].endswith("to go on: netgym compare --resume out")
-    assert json.loads(Path("out/summary.json").read_text())[-1]["incomplete"] is True
+    summary = {entry["name"]: entry for entry in json.loads(Path("out/summary.json").read_text())}
+    assert summary[label]["incomplete"] is True, "the other may have ended meanwhile, in another process"
     assert main(["compare", "--resume", "out"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "out"
     assert results_of(Path("out")) == whole
@@ -131,21 +130,12 @@ def test_going_on_and_ctrl_c_at_once_lose_no_killed_run(
 
 def killed(at_least: str, *changes: str) -> None:
     """Train one strategy after the other in a process, and kill it when that checkpoint or a later one is there."""
-    command = [sys.executable, "-m", "exogym_core", "compare", "small.yaml", "--out", "out", "--jobs", "1"]
-    process = subprocess.Popen(
-        command + [part for change in changes for part in ("--set", change)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    arguments = ["compare", "small.yaml", "--out", "out", "--jobs", "1"]
+    run = Fork(main, arguments + [part for change in changes for part in ("--set", change)])
     folder, name = Path("out/checkpoints") / Path(at_least).parent, Path(at_least).name
-    while process.poll() is None and not (
-        folder.is_dir() and any(path.name >= name for path in folder.glob("step-*"))
-    ):
-        time.sleep(0.002)
-    assert process.poll() is None, "it was over before it could be killed"
-    process.kill()
-    process.wait()
+    run.wait_for(lambda: folder.is_dir() and any(path.name >= name for path in folder.glob("step-*")))
+    run.process.kill()
+    run.process.join()
 
 
 @pytest.mark.parametrize(

@@ -207,11 +207,12 @@ def test_unknown_methods_are_refused() -> None:
 
 
 def test_a_hundred_failures_leave_nothing() -> None:
-    before = _open_descriptors(), threading.active_count()
+    descriptors, threads = _open_descriptors(), threading.active_count()
     for _ in range(100):
         with Children(_kill_self(signal.SIGKILL), 1, method="fork") as children:
             children.ready([0])
-    assert (_open_descriptors(), threading.active_count()) == before
+    assert _open_descriptors() <= descriptors, "fewer where garbage of earlier tests is collected"
+    assert threading.active_count() <= threads
 
 
 _PARENT = """

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_live_collectives import draw_call, ends, star, started, topologies
 
 from netsim import Clock, Network, Protocol, Topology, schedule
-from netsim.collectives.closed_form import QuietNetwork, contention_free_seconds, undisturbed_seconds
+from netsim.collectives.closed_form import contention_free_seconds, undisturbed_seconds
 from netsim.collectives.schedules.ring import RingPhase
 
 if TYPE_CHECKING:
@@ -44,11 +44,10 @@ def test_where_no_messages_meet_it_gives_the_times_of_the_live_network(
     data: st.DataObject, protocol: Any
 ) -> None:
     topology = data.draw(topologies())
-    made, arrivals = draw_call(data, len(topology.hosts), 0.0)
+    made, _ = draw_call(data, len(topology.hosts), 0.0)
     hosts = data.draw(st.permutations(range(len(topology.hosts))))
-    quiet = QuietNetwork.of(topology, Protocol.parse(protocol))
-    found = contention_free_seconds(made, hosts, np.array(arrivals), quiet)
-    (wanted,) = ends(started, Network(Clock(), topology, protocol), [(made, arrivals)], hosts)
+    found = contention_free_seconds(made, hosts, topology, Protocol.parse(protocol))
+    (wanted,) = ends(started, Network(Clock(), topology, protocol), [(made, [0.0] * made.num_ranks)], hosts)
     if found is not None:
         np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
 
@@ -59,7 +58,7 @@ def test_no_transfer_finishes_before_the_undisturbed_time(data: st.DataObject) -
     topology = data.draw(topologies())
     made, _ = draw_call(data, len(topology.hosts), 0.0)
     hosts = range(len(topology.hosts))
-    least = undisturbed_seconds(made, hosts, QuietNetwork.of(topology, IDEAL))
+    least = undisturbed_seconds(made, hosts, topology, IDEAL)
     arrivals = [0.0] * made.num_ranks
     (live,) = ends(started, Network(Clock(), topology, "ideal"), [(made, arrivals)], hosts)
     if least is not None:
@@ -79,36 +78,18 @@ def test_no_transfer_finishes_before_the_undisturbed_time(data: st.DataObject) -
 )
 def test_rings_take_what_simgrid_says(topology: Callable[[int], Topology], num: int, seconds: float) -> None:
     made = schedule("all_reduce", num, num_bytes=100_000_000)
-    quiet = QuietNetwork.of(topology(num), IDEAL)
-    found = contention_free_seconds(made, range(num), np.zeros(num), quiet)
+    found = contention_free_seconds(made, range(num), topology(num), IDEAL)
     assert found is not None
     assert found.max() == pytest.approx(seconds, rel=1e-6 if num == 1024 else 1e-9)
 
 
 def test_messages_that_meet_on_a_link_are_noticed() -> None:
-    quiet = QuietNetwork.of(four_regions(16), IDEAL)
+    topology = four_regions(16)
     hosts = [rank % 4 * 4 + rank // 4 for rank in range(16)]
     ring = schedule("all_reduce", 16, num_bytes=1600)
-    assert contention_free_seconds(ring, hosts, np.zeros(16), quiet) is None
+    assert contention_free_seconds(ring, hosts, topology, IDEAL) is None
     direct = schedule("all_to_all", 16, num_bytes=25600)
-    assert contention_free_seconds(direct, range(16), np.zeros(16), quiet) is None
-
-
-def test_a_dead_link_has_no_closed_form() -> None:
-    topology = star(3)
-    quiet = QuietNetwork(topology.route, topology.latency_seconds, np.zeros(len(topology.links)))
-    made = schedule("all_reduce", 3, num_bytes=300)
-    assert contention_free_seconds(made, range(3), np.zeros(3), quiet) is None
-
-
-def test_a_quiet_network_is_a_topology_as_its_file_states_it() -> None:
-    protocol = Protocol.parse("linux-tcp")
-    topology = star(2)
-    quiet = QuietNetwork.of(topology, protocol)
-    assert quiet.route(0, 1) == topology.route(0, 1)
-    assert quiet.latency_seconds.tolist() == [0.01] * 4
-    assert quiet.bytes_per_second == pytest.approx([125e6 * protocol.payload_share] * 4)
-    assert quiet.software_seconds == protocol.software_seconds
+    assert contention_free_seconds(direct, range(16), topology, IDEAL) is None
 
 
 @pytest.mark.parametrize("num", [3, 8])
@@ -124,9 +105,8 @@ def test_steps_of_equal_delay_are_one_multiplication(
     topology = Topology.from_mapping(
         {"hosts": {f"h{i}": {} for i in range(num)}, "routers": ["sw"], "links": links, "protocol": "ideal"}
     )
-    quiet = QuietNetwork.of(topology, IDEAL)
     made = schedule("all_reduce", num, num_bytes=num_bytes, algorithm="gloo", element_bytes=1)
-    whole = undisturbed_seconds(made, range(num), quiet)
+    whole = undisturbed_seconds(made, range(num), topology, IDEAL)
     monkeypatch.setattr("netsim.collectives.closed_form._LONG", 50)
     calls: list[int] = []
     right = RingPhase.num_bytes
@@ -136,7 +116,7 @@ def test_steps_of_equal_delay_are_one_multiplication(
         return right(self, index)
 
     monkeypatch.setattr(RingPhase, "num_bytes", counted)
-    found = undisturbed_seconds(made, range(num), quiet)
+    found = undisturbed_seconds(made, range(num), topology, IDEAL)
     assert whole is not None
     assert found == pytest.approx(whole, rel=1e-12)
     assert len(calls) < made.num_steps / 2

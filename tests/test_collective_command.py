@@ -46,9 +46,9 @@ def test_ring_all_reduce_to_the_digit(star: str) -> None:
 
 def test_keys_of_the_window_limit_are_documented() -> None:
     """`streams` beside `window_bits_per_second` reads as those there are, not as those that would fill the link."""
-    told = (Path(__file__).parents[1] / "docs/network.md").read_text()
+    page = (Path(__file__).parents[1] / "docs/network.md").read_text()
     for field in dataclasses.fields(WindowLimit):
-        assert f"`{field.name}`" in told
+        assert f"`{field.name}`" in page
 
 
 def test_repetitions_keep_connections_warm_and_pauses_cool_them(star: str) -> None:

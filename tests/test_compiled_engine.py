@@ -86,11 +86,11 @@ def test_they_agree_on_a_long_transfer_with_losses() -> None:
 
 ASK = """
 import sys, warnings
-with warnings.catch_warnings(record=True) as told:
+with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
     from netsim.network import engine, build
     import netsim.network.network
-print(engine.__file__.endswith(".py"), len(told), *(each.message for each in told))
+print(engine.__file__.endswith(".py"), len(warned), *(each.message for each in warned))
 """
 
 
@@ -141,10 +141,10 @@ def test_a_hash_that_fits_has_the_extensions_loaded(tmp_path: Path) -> None:
     """They are empty here, so loading them fails: but they are what is loaded."""
     network = copied(tmp_path)
     pretend(network, fits=True)
-    with pytest.raises(subprocess.CalledProcessError) as told:
+    with pytest.raises(subprocess.CalledProcessError) as error:
         asked(tmp_path)
-    assert "ImportError" in told.value.stderr
-    assert "netsim_network__mypyc" in told.value.stderr
+    assert "ImportError" in error.value.stderr
+    assert "netsim_network__mypyc" in error.value.stderr
 
 
 @pytest.mark.usefixtures("compiled")

@@ -92,10 +92,10 @@ def test_a_log_brings_a_fresh_kernel_to_the_same_state_without_ranks() -> None:
 
 @given(st.lists(st.floats(0.0, 4.0), min_size=1, max_size=6), st.floats(0.0, 4.0))
 def test_exactly_those_within_the_deadline_are_included(delays: list[float], seconds: float) -> None:
-    come = [on_grid(delay) for delay in delays]
-    deadline = min(come) + on_grid(seconds)
+    arrivals = [on_grid(delay) for delay in delays]
+    deadline = min(arrivals) + on_grid(seconds)
     _, answers = simulate(arriving(delays, seconds))
-    expected = present(*(rank for rank, at in enumerate(come) if at <= deadline))
+    expected = present(*(rank for rank, at in enumerate(arrivals) if at <= deadline))
     assert answers == dict.fromkeys(range(len(delays)), expected)
 
 

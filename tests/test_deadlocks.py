@@ -42,9 +42,9 @@ def test_a_receive_without_a_send_is_reported_in_any_weather(weather: str, proto
         if comm.rank == 0:
             comm.recv(torch.zeros(1))
 
-    with pytest.raises(DeadlockError) as told:
+    with pytest.raises(DeadlockError) as error:
         run_ranks(body, 3, star(**ENDLESS[weather]), protocol=protocol)
-    assert str(told.value) == (
+    assert str(error.value) == (
         "deadlock: rank 0 in firstsent waits for what can never come\n  rank 0: in firstsent"
     )
 
@@ -80,9 +80,9 @@ def test_a_lost_message_is_reported_with_all_waits(weather: str, monkeypatch: py
         if comm.rank < 2:
             comm.group([0, 1]).all_reduce(torch.zeros(250_000))
 
-    with pytest.raises(DeadlockError) as told:
+    with pytest.raises(DeadlockError) as error:
         run_ranks(body, 3, star(**ENDLESS[weather]), protocol="linux-tcp", collectives="ring")
-    assert str(told.value).splitlines() == [
+    assert str(error.value).splitlines() == [
         "deadlock: rank 0 in all_reduce, rank 1 in all_reduce wait for what can never come",
         "  rank 0: in all_reduce: ranks 0, 1; all have come",
         "  rank 1: in all_reduce: ranks 0, 1; all have come",

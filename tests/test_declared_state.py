@@ -134,9 +134,9 @@ def test_names_of_classes_are_those_that_they_say() -> None:
 
 def test_checkpoints_resume_where_classes_have_moved_to_other_modules(tmp_path: Any) -> None:
     identity = run_identity(torch.nn.Linear(1, 1), "Chain", {"modules": [Kept(), MODULES["Sites"]()]}, 2, {})
-    told = identity["strategy's options"]["modules"]
-    assert told[1] == "<Sites object>"
-    told[1] = "<exogym_core.strategy.sites.sites.Sites object>"
+    options = identity["strategy's options"]["modules"]
+    assert options[1] == "<Sites object>"
+    options[1] = "<exogym_core.strategy.sites.sites.Sites object>"
     body = {"step": 1, "identity": identity, "files": {}, "logs": []}
     stored = StoredCheckpoint.of_manifest(tmp_path, manifest_text(body))
     again = run_identity(torch.nn.Linear(1, 1), "Chain", {"modules": [Kept(), MODULES["Sites"]()]}, 2, {})

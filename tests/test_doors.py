@@ -57,7 +57,7 @@ def written(*changes: tuple[str, str]) -> None:
     Path("file.yaml").write_text(text)
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+def invoke(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     code = main(list(arguments))
     captured = capsys.readouterr()
     return code, captured.out + captured.err
@@ -83,7 +83,7 @@ def test_nothing_of_pythons_own_is_called(
     changes: list[tuple[str, str]], command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written(*changes)
-    code, text = told(capsys, command, "file.yaml")
+    code, text = invoke(capsys, command, "file.yaml")
     assert code == 2
     assert "is Python's own library" in text
     assert text.startswith("error: file.yaml:")
@@ -93,7 +93,7 @@ def test_nothing_of_pythons_own_is_called(
 def test_validating_runs_no_code_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.py").write_text(MINE)
     written(("task: digits", "task: 'mine:digits'"), ("STRATEGY", "{name: 'mine:Mine', label: own}"))
-    code, text = told(capsys, "validate", "file.yaml")
+    code, text = invoke(capsys, "validate", "file.yaml")
     assert code == 0
     assert (
         "valid: experiment of 2 workers with own; not tried, since that would run its code: mine:digits"
@@ -105,13 +105,13 @@ def test_validating_runs_no_code_of_the_file(capsys: pytest.CaptureFixture[str])
 def test_running_prints_once_whose_code_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     Path("mine.py").write_text(MINE)
     written(("STRATEGY", "{name: 'mine:Mine', label: own}, {name: 'mine:Mine', label: other}"))
-    code, text = told(capsys, "compare", "file.yaml", "--out", "out")
+    code, text = invoke(capsys, "compare", "file.yaml", "--out", "out")
     assert code == 0
     assert [line for line in text.splitlines() if line.startswith("code: ")] == [
         "code: strategy mine:Mine of mine.py"
     ]
     # The stored experiment runs again though the module is not beside it, as long as it is one's own.
-    assert told(capsys, "run", "out/experiment.yaml", "--strategy", "own")[0] == 0
+    assert invoke(capsys, "run", "out/experiment.yaml", "--strategy", "own")[0] == 0
 
 
 def test_two_files_of_one_module_name_are_two_modules(here: Path) -> None:
@@ -155,7 +155,7 @@ def test_installed_code_is_reported_with_its_distribution() -> None:
 def stopped_run(capsys: pytest.CaptureFixture[str]) -> None:
     """A run in `out` whose page is missing, as if it had been stopped."""
     written(("STRATEGY", "AllReduce"))
-    assert told(capsys, "run", "file.yaml", "--out", "out")[0] == 0
+    assert invoke(capsys, "run", "file.yaml", "--out", "out")[0] == 0
     Path("out/report.html").unlink()
 
 
@@ -174,11 +174,11 @@ def test_going_on_with_anothers_run_asks_for_trust(
 ) -> None:
     stopped_run(capsys)
     how()
-    code, text = told(capsys, "run", "--resume", "out")
+    code, text = invoke(capsys, "run", "--resume", "out")
     assert code == 2
     assert text.startswith("error: out: you have not made this run, or its experiment.yaml was changed since")
     assert text.count("--trust") == 1
-    assert told(capsys, "run", "--resume", "out", "--trust")[0] == 0
+    assert invoke(capsys, "run", "--resume", "out", "--trust")[0] == 0
 
 
 def test_going_on_with_ones_own_run_asks_for_nothing_also_elsewhere(
@@ -186,13 +186,13 @@ def test_going_on_with_ones_own_run_asks_for_nothing_also_elsewhere(
 ) -> None:
     stopped_run(capsys)
     shutil.copytree("out", "moved")
-    assert told(capsys, "compare", "--resume", "moved")[0] == 0
+    assert invoke(capsys, "compare", "--resume", "moved")[0] == 0
     assert "seal" in json.loads(Path("out/environment.json").read_text())
 
 
 def test_trust_goes_with_resume(capsys: pytest.CaptureFixture[str]) -> None:
     written(("STRATEGY", "AllReduce"))
-    assert told(capsys, "run", "file.yaml", "--trust") == (
+    assert invoke(capsys, "run", "file.yaml", "--trust") == (
         2,
         "error: --trust: goes with --resume: leave it out\n",
     )
@@ -226,14 +226,14 @@ def test_the_second_in_a_folder_is_refused_with_the_pid_of_the_first(
     stopped_run(capsys)
     Path("new").mkdir()
     with holder(arguments[-1]) as first:
-        code, text = told(capsys, "run", *arguments)
+        code, text = invoke(capsys, "run", *arguments)
         assert code == 2
         assert text.splitlines()[0] == (
             f"error: {arguments[-1]}: process {first.pid} works in this folder: let it end, or choose another one"
         )
         first.send_signal(signal.SIGKILL)
     # However the first ends, its lock ends with it.
-    assert told(capsys, "run", *arguments)[0] == 0
+    assert invoke(capsys, "run", *arguments)[0] == 0
     assert not list(Path().rglob(".lock"))
 
 
@@ -287,7 +287,7 @@ def test_names_too_long_and_booleans_are_reported_in_a_line(
     more: str, arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written(("[STRATEGY]", f"[AllReduce]\n{more}"))
-    code, text = told(capsys, "run", "file.yaml", *arguments)
+    code, text = invoke(capsys, "run", "file.yaml", *arguments)
     assert code == 2
     assert line in text
     assert len(text.splitlines()) == 1

@@ -107,19 +107,19 @@ def test_what_ends_before_its_first_step_leaves_no_folder(
     monkeypatch.setenv("NETGYM_SECRET", SECRET)
     monkeypatch.setenv("NETGYM_RENDEZVOUS", "127.0.0.1:29400")
     code = main(["compare", str(tmp_path / "one.yaml"), "--out", str(tmp_path / "out")])
-    told = capsys.readouterr().err
+    errors = capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     if isinstance(error, RankError):
-        assert (code, told.splitlines()[-1]) == (1, "error: rendezvous: cannot be reached")
+        assert (code, errors.splitlines()[-1]) == (1, "error: rendezvous: cannot be reached")
     else:
-        assert (code, told.splitlines()[-1]) == (
+        assert (code, errors.splitlines()[-1]) == (
             130,
             "interrupted: nothing was trained yet, and nothing is left",
         )
 
 
 @pytest.mark.parametrize(
-    ("address", "site", "told"),
+    ("address", "site", "message"),
     [
         ("nonsense", "0", "environment: NETGYM_RENDEZVOUS: 'nonsense' is no address: write HOST:PORT"),
         ("127.0.0.1:29400", "x", "environment: NETGYM_SITE='x' is no number of a site: write 0, 1, ..."),
@@ -131,7 +131,7 @@ def test_what_ends_before_its_first_step_leaves_no_folder(
     ],
 )
 def test_an_environment_that_cannot_be_is_refused_before_anything_is_made(
-    address: str, site: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    address: str, site: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NETGYM_RENDEZVOUS", address)
     monkeypatch.setenv("NETGYM_SITE", site)
@@ -140,4 +140,4 @@ def test_an_environment_that_cannot_be_is_refused_before_anything_is_made(
     errors: list[str] = []
     monkeypatch.setattr("click.echo", lambda text="", **_: errors.append(str(text)))
     assert main(["compare", str(tmp_path / "two.yaml"), "--out", str(tmp_path / "out")]) == 2
-    assert errors[-1].startswith(f"error: {told}")
+    assert errors[-1].startswith(f"error: {message}")

@@ -42,8 +42,8 @@ def test_a_trace_has_what_was_computed_and_sent_and_what_waited_for_what(tmp_pat
     traces.write(tmp_path)
     read = [chakra_schema.read((tmp_path / f"chakra.{rank}.et").read_bytes()) for rank in range(3)]
     assert {metadata.version for metadata, _ in read} == {"0.0.4"}
-    told = [(node.id, node.name, node.type, node.duration_micros) for node in read[0][1]]
-    assert told == [
+    nodes = [(node.id, node.name, node.type, node.duration_micros) for node in read[0][1]]
+    assert nodes == [
         (1, "compute", 4, 250_000),
         (2, "all_reduce", 7, 0),
         (3, "compute", 4, 500_000),

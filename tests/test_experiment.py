@@ -130,7 +130,7 @@ def test_overrides_go_through_keys_positions_and_names(write: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "change", "told"),
+    ("key", "change", "message"),
     [
         ("task", ("digits", "{name: 'CODE:fails'}"), "it fails with KeyError at CODE.py:2: 'width'"),
         (
@@ -147,7 +147,7 @@ def test_overrides_go_through_keys_positions_and_names(write: Any) -> None:
     ],
 )
 def test_own_code_that_fails_is_reported_with_file_line_and_key(
-    write: Any, tmp_path: Path, key: str, change: tuple[str, str], told: str
+    write: Any, tmp_path: Path, key: str, change: tuple[str, str], message: str
 ) -> None:
     """It used to be a bare KeyError: whose, of which key and in which file could not be seen."""
     name = f"failing_{key}"
@@ -167,7 +167,7 @@ def test_own_code_that_fails_is_reported_with_file_line_and_key(
     place = "strategies[0]" if key == "strategy" else key
     assert line.startswith(f"{path}:"), line
     assert f": {place}: {key} '{name}" in line
-    assert told.replace("CODE", name) in line
+    assert message.replace("CODE", name) in line
 
 
 def test_a_task_or_model_that_does_not_exist_is_reported_with_its_line(write: Any) -> None:
@@ -208,15 +208,15 @@ def test_a_transport_without_virtual_time_refuses_a_topology_before_anything_run
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = write(SMALL + f"protocol: ideal\ntransport: {transport}\n")
-    told = (
+    message = (
         f"error: {path}:10: transport: 'gloo' has no virtual time, so topology and protocol would go unused: "
         "write transport: netsim, or leave topology and protocol out\n"
     )
     assert main(["validate", str(path)]) == (2 if transport == "gloo" else 0)
-    assert capsys.readouterr().err == (told if transport == "gloo" else "")
+    assert capsys.readouterr().err == (message if transport == "gloo" else "")
     if transport == "gloo":
         assert main(["compare", str(path), "--out", str(tmp_path / "out")]) == 2
-        assert capsys.readouterr().err == told
+        assert capsys.readouterr().err == message
         assert not (tmp_path / "out").exists()
         monkeypatch.setenv("NETGYM_RENDEZVOUS", "127.0.0.1:1")  # the network is the real one there
         assert main(["validate", str(path)]) == 0

@@ -59,15 +59,15 @@ def test_a_line_of_python_says_what_the_command_says() -> None:
         "--ranks",
         "eu.0,us-west.1,asia.2",
     ]
-    told = json.loads(CliRunner().invoke(cli, [*arguments, "--json"]).output)
+    result = json.loads(CliRunner().invoke(cli, [*arguments, "--json"]).output)
     took = netsim.collective(
         "wan-4-regions", "all_reduce", num_bytes=25_000_000, ranks=["eu.0", "us-west.1", "asia.2"]
     )
-    assert told["seconds"] == took.repeat_seconds == [took.seconds]
-    assert told["rank_seconds"] == took.rank_seconds
-    assert told["link_bytes"] == took.link_bytes
-    assert told["algorithm"] == took.algorithm
-    assert told["lower_bound_seconds"] == took.bound_seconds
+    assert result["seconds"] == took.repeat_seconds == [took.seconds]
+    assert result["rank_seconds"] == took.rank_seconds
+    assert result["link_bytes"] == took.link_bytes
+    assert result["algorithm"] == took.algorithm
+    assert result["lower_bound_seconds"] == took.bound_seconds
 
 
 def test_flows_by_name_by_key_and_from_a_file(tmp_path: Path) -> None:

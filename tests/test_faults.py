@@ -312,9 +312,9 @@ def test_a_link_that_is_down_for_ever_is_named_with_the_waiting_ranks(
     weather: dict[str, Any], protocol: str
 ) -> None:
     topology = star(events=FOREVER, **weather)
-    with pytest.raises(DeadlockError) as told:
+    with pytest.raises(DeadlockError) as error:
         time_flows(topology, [(0.0, "a", "c", 0), ONE], protocol)
-    line = str(told.value).splitlines()[0]
+    line = str(error.value).splitlines()[0]
     assert "link switch->b went dead at 0.5 s and never comes back" in line
     assert "transfer 2 (a to b, 1000000 bytes) can never arrive" in line
 
@@ -362,9 +362,9 @@ def test_ranks_that_wait_for_a_dead_link_are_reported(weather: dict[str, Any], p
         comm.advance(1.0)
         comm.all_reduce(torch.zeros(250_000))
 
-    with pytest.raises(DeadlockError) as told:
+    with pytest.raises(DeadlockError) as error:
         run_ranks(body, 3, star(events=FOREVER, **weather), protocol=protocol)
-    line = str(told.value).splitlines()[0]
+    line = str(error.value).splitlines()[0]
     assert "went dead at 0.5 s and never comes back" in line
     assert "rank 0 in all_reduce, rank 1 in all_reduce, rank 2 in all_reduce wait" in line
 
@@ -396,9 +396,9 @@ def out_of_order(seconds: float) -> Topology:
 @pytest.mark.parametrize("protocol", ["linux-tcp", "gloo"])
 def test_tcp_gives_up_on_a_link_that_is_dead_for_too_long(protocol: str) -> None:
     topology = out_of_order(1000)
-    with pytest.raises(DeadlockError) as told:
+    with pytest.raises(DeadlockError) as error:
         finish(topology, ONE, protocol=protocol)
-    assert str(told.value) == (
+    assert str(error.value) == (
         f"link b->switch, link switch->b went dead at 0.5 s and stayed so for longer than {protocol} waits (924.6 s), "
         "and transfer 1 (a to b, 1000000 bytes) can never arrive: let an event bring it back"
     )
@@ -425,9 +425,9 @@ def test_ranks_whose_connection_is_given_up_are_reported(protocol: str, num_rank
         comm.advance(1.0)  # when the link is dead already: nothing of it is kept off the network
         comm.all_reduce(torch.zeros(250_000))
 
-    with pytest.raises(DeadlockError) as told:
+    with pytest.raises(DeadlockError) as error:
         run_ranks(body, num_ranks, out_of_order(1000), protocol=protocol)
-    line = str(told.value)
+    line = str(error.value)
     assert line.startswith(
         f"link b->switch, link switch->b went dead at 0.5 s and stayed so for longer than {protocol} waits (924.6 s)"
     )
@@ -445,7 +445,7 @@ def test_observers_of_a_call_cut_off_by_a_crash_read_the_same(
     """A call that is kept off the network until then is shown to a recorder on a copy, which has no say."""
     import torch
 
-    def told(trace: Path | None) -> str:
+    def report(trace: Path | None) -> str:
         lasting = {} if seconds is None else {"for": f"{seconds} s"}
         # The first messages have left and not arrived: on the copy they still do, and wait for the host there.
         topology = star(events=[{"host": "b", "at": "10 ms", "crash": True, **lasting}])
@@ -463,13 +463,13 @@ def test_observers_of_a_call_cut_off_by_a_crash_read_the_same(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a trace was cut short
-        assert told(tmp_path / "t.json") == told(None)
+        assert report(tmp_path / "t.json") == report(None)
 
 
 def test_a_host_that_is_away_for_too_long_is_given_up() -> None:
     topology = star(events=[{"host": "b", "at": "0.1 s", "crash": True, "for": "1000 s"}])
-    told = r"^host b crashed at 0.1 s and stayed so for longer than linux-tcp waits \(924.6 s\), and transfer 1 \(a"
-    with pytest.raises(DeadlockError, match=told):
+    message = r"^host b crashed at 0.1 s and stayed so for longer than linux-tcp waits \(924.6 s\), and transfer 1 \(a"
+    with pytest.raises(DeadlockError, match=message):
         finish(topology, (0.5, "a", "b", 1.0), protocol="linux-tcp")
 
 
@@ -577,7 +577,7 @@ def test_the_program_of_the_page_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "told"),
+    ("entry", "message"),
     [
         (LinkEvent(0.0, (0,)), "exactly one"),
         (LinkEvent(0.0, (0,), is_up=False, loss=0.1), "exactly one"),
@@ -589,7 +589,7 @@ def test_the_program_of_the_page_runs() -> None:
         (Drift((0,), "lognormal", 0.0, sigma=1.0), "every_seconds"),
     ],
 )
-def test_entries_that_make_no_sense_are_refused(entry: Entry, told: str) -> None:
+def test_entries_that_make_no_sense_are_refused(entry: Entry, message: str) -> None:
     faults = Faults(Network(Clock(), star()))
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         faults.add(entry)

@@ -71,9 +71,9 @@ def test_the_folder_is_one_of_the_command_line(tmp_path: Path, capsys: pytest.Ca
     assert list(found.to_pandas()["step"]) == [0, 2, 4, 6, 8]
     (out / "report.html").unlink()
     assert main(["report", str(out)]) == 0
-    told = capsys.readouterr().out
-    assert "network two-datacenters; protocol linux-tcp" in told
-    assert found.verdict[:20] in told
+    output = capsys.readouterr().out
+    assert "network two-datacenters; protocol linux-tcp" in output
+    assert found.verdict[:20] in output
     assert "on the task fit(TensorDataset)" in (out / "report.html").read_text()
     assert main(["status", str(out)]) == 0
     assert "DiLoCo: finished after step 8" in capsys.readouterr().out
@@ -85,9 +85,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path, capsys: pytest.C
     with pytest.raises(KeyboardInterrupt):
         train(out=stopped, stop_at=5)
     assert main(["status", str(stopped)]) == 0
-    told = capsys.readouterr().out
-    assert "DiLoCo: stopped after step 5" in told
-    assert f"to go on from step 4: fit(resume_from={str(stopped)!r})" in told
+    output = capsys.readouterr().out
+    assert "DiLoCo: stopped after step 5" in output
+    assert f"to go on from step 4: fit(resume_from={str(stopped)!r})" in output
     assert main(["run", "--resume", str(stopped)]) == 2
     remedy = f"task: is that of a Python program: go on there with fit(resume_from={str(stopped)!r})"
     assert remedy in capsys.readouterr().err

@@ -53,10 +53,10 @@ def test_a_protocol_can_be_named(folder: Path) -> None:
 
 def test_transfers_that_a_crash_ends_are_lost_and_reported(folder: Path) -> None:
     (folder / "net.yaml").write_text(TOPOLOGY + "events: [{at: 0.5 s, host: h10, crash: true, for: 2 s}]\n")
-    code, out, told = run(folder, "start_s,src,dst,bytes\n0,h2,h10,1000000\n1,h2,h10,1000000\n")
+    code, out, errors = run(folder, "start_s,src,dst,bytes\n0,h2,h10,1000000\n1,h2,h10,1000000\n")
     assert code == 0
     assert out == "start_s,src,dst,bytes,finish_s\n0,h2,h10,1000000,inf\n1,h2,h10,1000000,3.5\n"
-    assert told == "1 of 2 transfers is lost, since a host of theirs crashed: finish_s is inf\n"
+    assert errors == "1 of 2 transfers is lost, since a host of theirs crashed: finish_s is inf\n"
 
 
 def test_transfers_between_the_same_hosts_share_the_way(folder: Path) -> None:

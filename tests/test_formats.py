@@ -30,7 +30,7 @@ def example(page: str) -> str:
     return found[1]
 
 
-def told(page: str) -> set[str]:
+def documented(page: str) -> set[str]:
     """What stands in code quotes, word by word."""
     prose = re.sub(r"^```.*?^```", "", page, flags=re.S | re.M)
     return {word for quoted in re.findall(r"`([^`]+)`", prose) for word in re.findall(r"\w+", quoted)}
@@ -77,7 +77,7 @@ def test_the_experiment_loads_and_runs_again(tmp_path: Path) -> None:
     ],
 )
 def test_every_key_is_reported(page: str, wanted: set[str]) -> None:
-    assert wanted - told(page) == set()
+    assert wanted - documented(page) == set()
 
 
 def test_tables_of_columns_follow_from_the_schema() -> None:

@@ -115,12 +115,12 @@ def test_advice_groups_near_hosts_of_a_probed_network(monkeypatch: pytest.Monkey
     monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", (("DiLoCo", {"H": 30, "codec": "int8"}),))
     compute = Compute.parse("100 ms")
     where = Setting(planned_model("llama-2m", 64), probed(), compute, 4, 8, 1e9)
-    told = advise(where)
-    (row,) = [row for row in told["ranked"] if row["groups"]]
+    advice = advise(where)
+    (row,) = [row for row in advice["ranked"] if row["groups"]]
     assert row["options"] == {"H": 30, "codec": "int8", "ranks_per_worker": 2}
     assert row["groups"] == [["a0.0", "a1.0"], ["b0.0", "b1.0"]]
-    assert any(line.endswith("are a0.0, a1.0 | b0.0, b1.0") for line in told["explained"])
-    (alone,) = [row for row in told["ranked"] if not row["groups"] and not row["left_out"]]
+    assert any(line.endswith("are a0.0, a1.0 | b0.0, b1.0") for line in advice["explained"])
+    (alone,) = [row for row in advice["ranked"] if not row["groups"] and not row["left_out"]]
     assert row["wan_bytes"] != alone["wan_bytes"]
 
 

@@ -52,15 +52,15 @@ def test_a_place_whose_rates_are_alike_is_reported_and_can_be_given_its_line(
     tables: list[str], tmp_path: Path
 ) -> None:
     """Three links of 39 Mbit/s behind a card of 10 Gbit/s let a home send 119 at once, and nothing was said."""
-    _, text, told = imported(tables, tmp_path / "a.yaml")
+    _, text, notes = imported(tables, tmp_path / "a.yaml")
     wanted = "home's rates to all others are alike (37.5 to 38.2 Mbit/s): probably its own line"
-    assert wanted in told
-    assert "--nic home=39.9Mbit/s:10Gbit/s" in told
+    assert wanted in notes
+    assert "--nic home=39.9Mbit/s:10Gbit/s" in notes
     assert f"# Note: {wanted}" in text
-    assert told.count("note: ") == 1
+    assert notes.count("note: ") == 1
     given = ["--nic", "20 Gbit/s", "--nic", "home=39.9Mbit/s:10Gbit/s"]
-    net, _, told = imported([*tables, *given], tmp_path / "b.yaml")
-    assert told == ""
+    net, _, notes = imported([*tables, *given], tmp_path / "b.yaml")
+    assert notes == ""
     assert line(net, "home.0", "source") == 39.9e6
     assert line(net, "home.0", "target") == 10e9
     assert line(net, "ore.0", "source") == 20e9
@@ -73,25 +73,25 @@ def test_rates_that_others_lines_explain_are_not_laid_to_a_place(tmp_path: Path)
         rows += [f"{one},{other},20 ms,{up} Mbit/s" for other in ("h1", "h2", "h3", "dc") if other != one]
         rows.append(f"dc,{one},20 ms,{up * 7} Mbit/s")
     (tmp_path / "ways.csv").write_text("\n".join(rows))
-    _, _, told = imported([str(tmp_path / "ways.csv")], tmp_path / "a.yaml")
-    assert [each.split()[1] for each in told.splitlines()] == ["h1's", "h2's", "h3's"]
-    assert "rates to dc" not in told
+    _, _, notes = imported([str(tmp_path / "ways.csv")], tmp_path / "a.yaml")
+    assert [each.split()[1] for each in notes.splitlines()] == ["h1's", "h2's", "h3's"]
+    assert "rates to dc" not in notes
 
 
 def test_places_have_as_many_hosts_as_is_said_of_each(tables: list[str], tmp_path: Path) -> None:
-    net, _, told = imported([*tables, "--hosts", "4", "--hosts", "home=1"], tmp_path / "a.yaml")
+    net, _, notes = imported([*tables, "--hosts", "4", "--hosts", "home=1"], tmp_path / "a.yaml")
     assert len(net.hosts) == 13
     assert sum(host.name.startswith("home.") for host in net.hosts) == 1
-    assert "--hosts" not in told
-    _, _, told = imported([*tables, "--hosts", "4"], tmp_path / "b.yaml")
-    assert "--nic home=39.9Mbit/s:10Gbit/s --hosts home=1" in told
+    assert "--hosts" not in notes
+    _, _, notes = imported([*tables, "--hosts", "4"], tmp_path / "b.yaml")
+    assert "--nic home=39.9Mbit/s:10Gbit/s --hosts home=1" in notes
 
 
 def test_each_link_says_where_its_figures_stand(tables: list[str], tmp_path: Path) -> None:
     _, text, _ = imported(tables, tmp_path / "a.yaml")
-    (told,) = (each for each in text.splitlines() if "between: [fra, home]" in each)
-    assert "# fra to home: throughput 300 Mbit/s (tp.csv:4); home to fra: rtt 30 ms (rtt.csv:2)" in told
-    assert "throughput 38 Mbit/s (tp.csv:2)" in told
+    (comment,) = (each for each in text.splitlines() if "between: [fra, home]" in each)
+    assert "# fra to home: throughput 300 Mbit/s (tp.csv:4); home to fra: rtt 30 ms (rtt.csv:2)" in comment
+    assert "throughput 38 Mbit/s (tp.csv:2)" in comment
 
 
 def pings(num: int, lost: int) -> str:
@@ -102,7 +102,7 @@ def pings(num: int, lost: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("num", "lost", "loss", "told"),
+    ("num", "lost", "loss", "message"),
     [
         (4, 1, 0.0, "1 of 4 pings lost: too few for a loss, which takes 100"),
         (99, 1, 0.0, "1 of 99 pings lost: too few"),
@@ -110,12 +110,12 @@ def pings(num: int, lost: int) -> str:
         (4, 0, 0.0, "31.5 ms in the mean"),
     ],
 )
-def test_a_loss_takes_enough_pings(num: int, lost: int, loss: float, told: str, tmp_path: Path) -> None:
+def test_a_loss_takes_enough_pings(num: int, lost: int, loss: float, message: str, tmp_path: Path) -> None:
     """One lost of four became 25 %, under which TCP's line is dead."""
     (tmp_path / "us--eu.txt").write_text(pings(num, lost))
     net, text, _ = imported([str(tmp_path / "us--eu.txt"), "--bandwidth", "1 Gbit/s"], tmp_path / "a.yaml")
     assert max(net.loss) == pytest.approx(loss)
-    assert told in text
+    assert message in text
 
 
 def test_files_of_runs_that_failed_are_reported_all_at_once(tmp_path: Path) -> None:
@@ -123,14 +123,14 @@ def test_files_of_runs_that_failed_are_reported_all_at_once(tmp_path: Path) -> N
     for name in ("us--eu.json", "eu--us.json"):
         (tmp_path / name).write_text(json.dumps(failed))
     (tmp_path / "us--asia.txt").write_text("PING asia\n5 packets transmitted, 0 received, 100% packet loss\n")
-    told = refused(*(str(tmp_path / name) for name in ("us--eu.json", "eu--us.json", "us--asia.txt")))
+    message = refused(*(str(tmp_path / name) for name in ("us--eu.json", "eu--us.json", "us--asia.txt")))
     for name in (
         "us--eu.json: iperf3 failed: the server is busy",
         "eu--us.json: iperf3",
         "us--asia.txt: nothing",
     ):
-        assert name in told
-    assert "measure again, or leave these files out" in told
+        assert name in message
+    assert "measure again, or leave these files out" in message
 
 
 def test_a_link_of_a_host_among_those_of_regions_is_reported_where_it_belongs(tmp_path: Path) -> None:

@@ -71,21 +71,21 @@ def batch(rank, step):
 
 def steps(comm, strategy, replica, num, first=0):
     """Do steps; what is judged after each, and the replica then."""
-    told = []
+    reported = []
     for step in range(first, first + num):
         strategy.zero_grad()
         strategy.before_backward(last_micro_batch=True)
         replica(batch(comm.rank, step)).backward()
         strategy.step()
         judged = strategy.judged_state()
-        told.append(
+        reported.append(
             (
                 strategy.judged_version,
                 None if judged is None else {name: value.clone() for name, value in judged.items()},
                 {name: value.detach().clone() for name, value in replica.named_parameters()},
             )
         )
-    return told
+    return reported
 
 
 def same(first, second):
@@ -106,14 +106,14 @@ def test_in_rounds_it_is_what_the_last_one_made_and_before_it_the_initial_model(
 
     ranks = run_ranks(body, 2).results
     initial = {name: value.detach() for name, value in mlp().named_parameters()}
-    for told in ranks:
-        assert [version for version, _, _ in told] == [0, 0, 1, 1, 1, 2, 2]
-        assert all(same(judged, initial) for _, judged, _ in told[:2])
+    for reported in ranks:
+        assert [version for version, _, _ in reported] == [0, 0, 1, 1, 1, 2, 2]
+        assert all(same(judged, initial) for _, judged, _ in reported[:2])
         for round_end in (2, 5):
-            _, judged, replica = told[round_end]
+            _, judged, replica = reported[round_end]
             assert same(judged, replica)  # at its end everybody has it
-        assert same(told[3][1], told[2][1])
-        assert not same(told[3][1], told[3][2])  # and then goes on
+        assert same(reported[3][1], reported[2][1])
+        assert not same(reported[3][1], reported[3][2])  # and then goes on
     assert all(same(mine[1], theirs[1]) for mine, theirs in zip(*ranks, strict=True))
 
 
@@ -124,8 +124,8 @@ def test_else_it_is_the_replica_at_every_step(name):
         strategy.setup(replica, comm, 2, 0)
         return steps(comm, strategy, replica, 2)
 
-    for told in run_ranks(body, 2).results:
-        assert [(version, judged) for version, judged, _ in told] == [(1, None), (2, None)]
+    for reported in run_ranks(body, 2).results:
+        assert [(version, judged) for version, judged, _ in reported] == [(1, None), (2, None)]
 
 
 @pytest.mark.parametrize("name", IN_ROUNDS)
@@ -169,16 +169,16 @@ def test_the_ranks_of_a_sharded_site_have_it_in_parts():
 class Drifting(Strategy):
     """Local steps and nothing else: whatever it says is judged, ranks' models differ."""
 
-    def __init__(self, judged, told=lambda strategy: None):
+    def __init__(self, judged, on_step=lambda strategy: None):
         super().__init__(optim_spec="sgd", lr=0.1)
-        self.judged, self.told = judged, told
+        self.judged, self.on_step = judged, on_step
 
     def step(self):
         self.optimizer_step()
         super().step()
 
     def judged_state(self):
-        return self.told(self)
+        return self.on_step(self)
 
 
 def train(strategy, **options):
@@ -198,7 +198,7 @@ def train(strategy, **options):
 
 
 @pytest.mark.parametrize(
-    ("judged", "told", "line"),
+    ("judged", "on_step", "line"),
     [
         (
             "replica",
@@ -222,9 +222,9 @@ def train(strategy, **options):
         ),
     ],
 )
-def test_a_claim_that_is_untrue_is_an_error_that_names_the_right_one(judged, told, line):
+def test_a_claim_that_is_untrue_is_an_error_that_names_the_right_one(judged, on_step, line):
     with pytest.raises(InputError) as caught:
-        train(Drifting(judged, told))
+        train(Drifting(judged, on_step))
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -271,13 +271,13 @@ def run(*losses, versions=None):
     [
         ((), Reached("missed")),
         ((0.9, 0.51, 0.6), Reached("missed")),
-        ((0.9, 0.5), Reached("touched", 10.0, 1)),  # nothing follows
-        ((0.9, 0.5, 0.4), Reached("touched", 10.0, 1)),  # one alone proves nothing
-        ((0.9, 0.5, 0.4, 0.4), Reached("held", 10.0, 1)),
-        ((0.9, 0.5, 0.9, 0.4, 0.4), Reached("held", 10.0, 1)),  # a spike does not undo it
-        ((0.9, 0.34, 0.4, 0.56, 0.7), Reached("touched", 10.0, 1)),  # diverges
-        ((0.9, 0.34, math.nan, math.nan, 0.3), Reached("touched", 10.0, 1)),
-        ((math.nan, 0.5, 0.5, 0.5), Reached("held", 10.0, 1)),
+        ((0.9, 0.5), Reached("touched", 10.0)),  # nothing follows
+        ((0.9, 0.5, 0.4), Reached("touched", 10.0)),  # one alone proves nothing
+        ((0.9, 0.5, 0.4, 0.4), Reached("held", 10.0)),
+        ((0.9, 0.5, 0.9, 0.4, 0.4), Reached("held", 10.0)),  # a spike does not undo it
+        ((0.9, 0.34, 0.4, 0.56, 0.7), Reached("touched", 10.0)),  # diverges
+        ((0.9, 0.34, math.nan, math.nan, 0.3), Reached("touched", 10.0)),
+        ((math.nan, 0.5, 0.5, 0.5), Reached("held", 10.0)),
         ((math.inf, math.nan), Reached("missed")),
     ],
 )
@@ -296,7 +296,7 @@ def test_a_model_that_is_judged_again_is_no_later_model():
 
 def test_without_virtual_time_it_is_reported_too():
     evaluations = [Judged(number, None, 0.1) for number in range(3)]
-    assert reach(evaluations, 0.5) == Reached("held", None, 0)
+    assert reach(evaluations, 0.5) == Reached("held", None)
 
 
 @given(st.lists(st.floats(0, 1), max_size=12), st.floats(0, 1))
@@ -306,5 +306,5 @@ def test_held_is_what_the_words_say(losses, target):
     assert (reached.target == "missed") == (not below)
     if below:
         later = losses[below[0] + 1 :]
-        assert reached.position == below[0]
+        assert reached.seconds == 10.0 * below[0]
         assert (reached.target == "held") == (len(later) >= 2 and median(later) <= target)

@@ -57,7 +57,7 @@ class Played:
 
     def arrive(self, member: int) -> None:
         self.arrived[member] = True
-        self.go_on(member)
+        self.advance(member)
         if self.is_unreceived:
             self.part_done(0, 0)
 
@@ -67,7 +67,7 @@ class Played:
         posted = self.posted[member]
         return next((index for index, num in counts if num or index >= posted), len(self.steps))
 
-    def go_on(self, member: int) -> None:
+    def advance(self, member: int) -> None:
         gates = self.made.gates
         while self.posted[member] < len(self.steps) and self.num_done(member) >= gates[self.posted[member]]:
             index = self.posted[member]
@@ -93,7 +93,7 @@ class Played:
     def part_done(self, index: int, member: int) -> None:
         self.open[member][index] -= 1
         if not self.open[member][index] and self.posted[member] > index:
-            self.go_on(member)
+            self.advance(member)
 
 
 def started(

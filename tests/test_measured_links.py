@@ -124,8 +124,13 @@ def test_a_measured_link_comes_back_as_it_was() -> None:
     )
     again = Topology.from_mapping(topology.to_mapping())
     assert again == replace(topology, name=again.name)
-    told = {(link.source, link.target): link.measured_streams for link in topology.links}
-    assert (told["us.0", "us"], told["eu.0", "eu"], told["us", "eu"], told["eu", "us"]) == (4, None, 64, 64)
+    streams = {(link.source, link.target): link.measured_streams for link in topology.links}
+    assert (streams["us.0", "us"], streams["eu.0", "eu"], streams["us", "eu"], streams["eu", "us"]) == (
+        4,
+        None,
+        64,
+        64,
+    )
 
 
 @pytest.mark.parametrize("name", sorted(shipped_topologies()))

@@ -167,9 +167,9 @@ def test_many_mistakes_are_counted(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(TOPOLOGY + links)
     with pytest.raises(InputError) as caught:
         Topology.load(tmp_path / "bad.yaml")
-    told = str(caught.value).splitlines()
-    assert len(told) == 21
-    assert told[-1].endswith("bad.yaml: and 1980 more")
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 21
+    assert lines[-1].endswith("bad.yaml: and 1980 more")
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
@@ -256,9 +256,9 @@ def test_a_command_ends_with_one_line_and_exit_code_2(
     before = {path.name for path in folder.iterdir()}
     program, *arguments = shlex.split(command.encode().decode("unicode_escape"))
     assert {"netgym": netgym, "netsim": netsim_main}[program](arguments) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    (line,) = told.err.splitlines()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
     assert is_line(line.removeprefix("error: "), expected), line
     assert line.startswith("error: ")
     assert {path.name for path in folder.iterdir()} - {"runs"} == before, (
@@ -273,29 +273,29 @@ DRAWN_NAMES = st.text("abcdefgh_-XYZ", min_size=1, max_size=8)
 @given(DRAWN_NAMES, st.sets(DRAWN_NAMES, min_size=1, max_size=12))
 def test_the_nearest_come_first_and_the_rest_is_in_alphabetical_order(given: str, known: set[str]) -> None:
     """The whole list used to be in the order of likeness to what was given: no order to the eye."""
-    told = str(unknown_name("thing", given, known))
-    accepted = told.partition("Accepted: ")[2].split(", ")
+    message = str(unknown_name("thing", given, known))
+    accepted = message.partition("Accepted: ")[2].split(", ")
     assert sorted(accepted) == sorted(known)
     tails = [accepted[at:] for at in range(len(accepted) + 1)]
     ordered = next(
         at for at, tail in enumerate(tails) if tail == sorted(tail, key=lambda name: (name.casefold(), name))
     )
-    if "did you mean" in told:
-        assert f"did you mean '{accepted[0]}'" in told
+    if "did you mean" in message:
+        assert f"did you mean '{accepted[0]}'" in message
     likeness = [len(set(given.lower()) & set(name.lower())) for name in accepted]
     assert all(likeness[at] for at in range(ordered)), "what comes before has something in common with it"
 
 
 def test_several_are_reported_in_one_line() -> None:
-    told = str(unknown_names("key of compute", ["jiter", "q"], ["jitter", "fixed"]))
-    assert told == "unknown keys of compute 'jiter' (did you mean 'jitter'?), 'q': Accepted: jitter, fixed"
+    message = str(unknown_names("key of compute", ["jiter", "q"], ["jitter", "fixed"]))
+    assert message == "unknown keys of compute 'jiter' (did you mean 'jitter'?), 'q': Accepted: jitter, fixed"
 
 
 def test_a_name_from_a_file_cannot_write_to_the_terminal() -> None:
-    told = str(unknown_name("host", "7\x1b[2J\u202e" + "x" * 1000, ["7", "a"]))
-    assert told.isprintable()
-    assert r"'7\x1b[2J\u202exxx" in told or r"'7\x1b[2J\x202exxx" in told
-    assert len(told) < 300
+    message = str(unknown_name("host", "7\x1b[2J\u202e" + "x" * 1000, ["7", "a"]))
+    assert message.isprintable()
+    assert r"'7\x1b[2J\u202exxx" in message or r"'7\x1b[2J\x202exxx" in message
+    assert len(message) < 300
 
 
 MODEL = MLP()
@@ -318,10 +318,10 @@ def test_a_strategy_takes_no_model_and_no_optimizer_that_is_built(strategy):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("launch", r"it is fit\(\.\.\.\)"), ("_build_connection", "run_ranks")]
+    ("name", "successor"), [("launch", r"it is fit\(\.\.\.\)"), ("_build_connection", "run_ranks")]
 )
-def test_dropped_methods_name_their_successor(name, told):
-    with pytest.raises(AttributeError, match=f"Trainer.{name} does not exist: .*{told}"):
+def test_dropped_methods_name_their_successor(name, successor):
+    with pytest.raises(AttributeError, match=f"Trainer.{name} does not exist: .*{successor}"):
         getattr(Trainer(MODEL, []), name)
     with pytest.raises(AttributeError, match="'Trainer' object has no attribute 'nonsense'"):
         _ = Trainer(MODEL, []).nonsense

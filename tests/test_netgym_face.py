@@ -202,8 +202,8 @@ def test_report_says_that_a_log_of_fit_is_no_run(
     for name in ("train.csv", "config.json"):
         (tmp_path / "logs" / "ddp" / name).write_text("")
     assert main(["report", "logs/ddp"]) == 2
-    told = "error: logs/ddp: holds the tables train.csv and validation.csv of fit(run_name=...), no run: for a page"
-    assert told in capsys.readouterr().err
+    message = "error: logs/ddp: holds the tables train.csv and validation.csv of fit(run_name=...), no run: for a page"
+    assert message in capsys.readouterr().err
 
 
 def test_code_in_a_mapping_is_refused_in_one_line() -> None:

@@ -57,14 +57,14 @@ def test_show_many_hosts(tmp_path: Path, capsys: Capture) -> None:
 
 def test_show_as_json(capsys: Capture) -> None:
     assert cli.main(["show", "home-broadband", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["name"] == "home-broadband"
-    assert len(told["hosts"]) == 8
-    (up,) = (link for link in told["links"] if (link["from"], link["to"]) == ("cable0", "east-exchange"))
+    output = json.loads(capsys.readouterr().out)
+    assert output["name"] == "home-broadband"
+    assert len(output["hosts"]) == 8
+    (up,) = (link for link in output["links"] if (link["from"], link["to"]) == ("cable0", "east-exchange"))
     assert (up["bits_per_second"], up["latency_seconds"], up["loss"]) == (20e6, 0.01, 1e-4)
-    at = told["routes"]["between"].index("dsl0")
-    assert told["routes"]["bits_per_second"][at] == [3e6] * at + [None] + [3e6] * (7 - at)
-    assert told["routes"]["latency_seconds"][at][0] == 0.025
+    at = output["routes"]["between"].index("dsl0")
+    assert output["routes"]["bits_per_second"][at] == [3e6] * at + [None] + [3e6] * (7 - at)
+    assert output["routes"]["latency_seconds"][at][0] == 0.025
 
 
 def test_validate(capsys: Capture) -> None:
@@ -124,15 +124,15 @@ def test_unknown_devices_are_reported(tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "network.yaml"
     file.write_text(MISTYPED)
     assert cli.main(["validate", str(file)]) == 0
-    told = capsys.readouterr()
-    assert "valid" in told.out
-    assert told.err.splitlines()[0].startswith(
+    captured = capsys.readouterr()
+    assert "valid" in captured.out
+    assert captured.err.splitlines()[0].startswith(
         f"warning: {file}: host home: unknown device 'rtx-409O': did you mean 'rtx-4090'? Accepted: "
     )
-    assert told.err.splitlines()[1].startswith(
+    assert captured.err.splitlines()[1].startswith(
         f"warning: {file}: host us.0: unknown device 'h10': did you mean 'h100'?"
     )
-    assert len(told.err.splitlines()) == 2
+    assert len(captured.err.splitlines()) == 2
     assert netgym(["validate", str(file)]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith(
@@ -141,8 +141,8 @@ def test_unknown_devices_are_reported(tmp_path: Path, capsys: Capture) -> None:
     assert f"{file}:6: regions.us.device: unknown device 'h10'" in lines[1]
 
 
-@pytest.mark.parametrize(("total", "told"), [(None, "timing all_reduce"), (3, "2/3")])
-def test_long_work_shows_progress_on_a_terminal(total: int | None, told: str) -> None:
+@pytest.mark.parametrize(("total", "message"), [(None, "timing all_reduce"), (3, "2/3")])
+def test_long_work_shows_progress_on_a_terminal(total: int | None, message: str) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100)
     with DelayedProgress("timing all_reduce", total, seconds=0.0, console=console) as progress:
@@ -150,7 +150,7 @@ def test_long_work_shows_progress_on_a_terminal(total: int | None, told: str) ->
         progress.advance()
         progress.advance()
         progress._progress.refresh()
-    assert told in screen.getvalue()
+    assert message in screen.getvalue()
 
 
 @pytest.mark.parametrize(("is_terminal", "seconds"), [(True, 1e3), (False, 0.0)])

@@ -191,16 +191,16 @@ def test_one_more_transfer_than_were_ever_in_flight_does_not_stop_the_clock(
     assert clock.now == pytest.approx(LATENCY + num + 1)
 
 
-@pytest.mark.parametrize("is_told", [False, True], ids=["at once", "before its turn"])
-def test_a_cancelled_transfer_notifies_no_owner(clock: Clock, log: Log, is_told: bool) -> None:
+@pytest.mark.parametrize("is_early", [False, True], ids=["at once", "before its turn"])
+def test_a_cancelled_transfer_notifies_no_owner(clock: Clock, log: Log, is_early: bool) -> None:
     """Also of what was to be told at the end of this instant: that the socket's buffer has taken it in."""
     network = Network(clock, TOPOLOGY, "linux-tcp")
     number = network.send(A, B, 1, log.on("delivered"), on_sent=log.on("sent"))
-    if is_told:
+    if is_early:
         clock.step()
     network.abort(number)
     clock.run()
-    assert log.lines == [(0.0, "sent")] * is_told
+    assert log.lines == [(0.0, "sent")] * is_early
 
 
 def test_a_message_lost_before_its_sender_heard_of_it_tells_him_when_it_is_sent_again(

@@ -87,17 +87,17 @@ def deposits_of(num_ranks, steps=(0, 2, 4)):
         members_change = False
 
         def __init__(self, rank):
-            self.rank, self.world_size, self.told = rank, num_ranks, []
+            self.rank, self.world_size, self.taken = rank, num_ranks, []
 
         def deposit(self, note, tensors):
-            self.told.append((self.rank, note, tensors))
+            self.taken.append((self.rank, note, tensors))
 
     class Drifted(Strategy):
         judged = "own"
         judged_version = 0
         num_nodes = num_ranks
 
-    told = []
+    taken = []
     for rank in range(num_ranks):
         comm, model = Comm(rank), mlp()
         with torch.no_grad():
@@ -106,8 +106,8 @@ def deposits_of(num_ranks, steps=(0, 2, 4)):
         for step in steps[:-1]:
             deposits.evaluate(step)
         deposits.at_end(steps[-1])
-        told.append(comm.told)
-    return told
+        taken.append(comm.taken)
+    return taken
 
 
 def observed(order):
@@ -125,10 +125,10 @@ def observed(order):
 
 
 def test_the_order_in_which_ranks_come_changes_no_bit():
-    told = deposits_of(3)
-    by_step = [deposit for same in zip(*told, strict=True) for deposit in same]
-    one_far_ahead = [*told[2], *told[0], *told[1]]
-    backwards = [deposit for same in zip(*told, strict=True) for deposit in reversed(same)]
+    ranks = deposits_of(3)
+    by_step = [deposit for same in zip(*ranks, strict=True) for deposit in same]
+    one_far_ahead = [*ranks[2], *ranks[0], *ranks[1]]
+    backwards = [deposit for same in zip(*ranks, strict=True) for deposit in reversed(same)]
     first, *others = (observed(order) for order in (by_step, one_far_ahead, backwards))
     assert all(other == first for other in others)
 

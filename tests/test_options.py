@@ -28,10 +28,10 @@ strategies: [AllReduce]
 
 
 def test_fit_and_the_table_tell_the_same_names_in_the_same_order_with_the_same_defaults():
-    told = {name: each.default for name, each in inspect.signature(Trainer.fit).parameters.items()}
-    del told["self"]
-    assert told == {each.name: each.default for each in fields(RunConfig)}
-    assert all(f"\n            {name}: " in (Trainer.fit.__doc__ or "") for name in told)
+    defaults = {name: each.default for name, each in inspect.signature(Trainer.fit).parameters.items()}
+    del defaults["self"]
+    assert defaults == {each.name: each.default for each in fields(RunConfig)}
+    assert all(f"\n            {name}: " in (Trainer.fit.__doc__ or "") for name in defaults)
 
 
 def test_every_key_of_an_experiment_that_an_option_names_is_there():

@@ -124,7 +124,7 @@ def _engine_of(wheel: Path, folder: Path) -> str:
         f"print(engine_state().partition(':')[0], engine.__file__.startswith({str(folder)!r}),"
         "netsim.collective('lan', 'all_reduce', num_bytes=10**6, protocol='linux-tcp').seconds)"
     )
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": str(folder)},
         cwd=folder,
@@ -132,7 +132,7 @@ def _engine_of(wheel: Path, folder: Path) -> str:
         text=True,
         check=True,
     )
-    return told.stdout.strip()
+    return done.stdout.strip()
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")

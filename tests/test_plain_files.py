@@ -167,9 +167,9 @@ def test_a_topology_reads_files_below_its_own_folder_alone(name: str, here: Path
     named = name.format(top=here)
     (here / "nets/net.yaml").write_text(f"{LINK}traces: [{{link: [a, b], bandwidth: {named}}}]\n")
     for command in ("validate", "show"):
-        told = run(command, "nets/net.yaml")
-        assert "is not below the folder of this file: put it there, and name it from there" in told
-        assert "deadbeef" not in told
+        output = run(command, "nets/net.yaml")
+        assert "is not below the folder of this file: put it there, and name it from there" in output
+        assert "deadbeef" not in output
 
 
 def test_its_contents_are_not_printed(here: Path) -> None:
@@ -177,9 +177,9 @@ def test_its_contents_are_not_printed(here: Path) -> None:
     (here / "nets/net.yaml").write_text(f"{LINK}traces: [{{link: [a, b], bandwidth: t.csv}}]\n")
     for text in ("deadbeef\n", "start_s,bits_per_second\n0,deadbeef\n"):
         (here / "nets/t.csv").write_text(text)
-        told = run("validate", "nets/net.yaml")
-        assert "nets/net.yaml:3: traces[0].bandwidth: 't.csv' line" in told
-        assert "deadbeef" not in told
+        output = run("validate", "nets/net.yaml")
+        assert "nets/net.yaml:3: traces[0].bandwidth: 't.csv' line" in output
+        assert "deadbeef" not in output
     (here / "nets/t.csv").write_text("start_s,bits_per_second\n0,1e6\n")
     assert Topology.load("nets/net.yaml").weather.traces[0].values == (1e6,)
     (here / "text").write_text("deadbeef\n")

@@ -28,7 +28,7 @@ strategies: [AllReduce, {name: DiLoCo, H: 2}]
 """
 
 
-def told(words: str, capsys: pytest.CaptureFixture[str]) -> Any:
+def printed_rows(words: str, capsys: pytest.CaptureFixture[str]) -> Any:
     """What `netgym` prints as JSON."""
     assert main([*words.split(), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
@@ -49,8 +49,8 @@ def test_what_is_planned_is_what_is_trained(
     """A file's plan has the bytes and the seconds that its run has: one model, one length, one batch."""
     path = tmp_path / "own.yaml"
     path.write_text(model + SITES)
-    ran = told(f"compare {path} --out {tmp_path / 'run'}", capsys)["summary"]
-    planned = told(f"plan {path}", capsys)
+    ran = printed_rows(f"compare {path} --out {tmp_path / 'run'}", capsys)["summary"]
+    planned = printed_rows(f"plan {path}", capsys)
     for run, row in zip(ran, planned, strict=True):
         rounds = 4 / row["steps_per_round"]
         assert row["bytes_per_worker"] * rounds == run["bytes_sent_per_worker"]
@@ -61,9 +61,9 @@ def test_a_guessed_vocabulary_is_reported(tmp_path: Path, capsys: pytest.Capture
     """Without the task's files a plan takes what tokens mostly have, and says so; an option settles it."""
     path = tmp_path / "own.yaml"
     path.write_text("task: {name: text, paths: gone.bin}\nmodel: {name: llama}\ncompute: 50 ms" + SITES)
-    guessed = told(f"plan {path}", capsys)[0]
+    guessed = printed_rows(f"plan {path}", capsys)[0]
     assert any("GUESSED as 50,304" in remark for remark in guessed["remarks"])
-    given = told(f"plan {path} --set task.vocab_size=50304", capsys)[0]
+    given = printed_rows(f"plan {path} --set task.vocab_size=50304", capsys)[0]
     assert not any("GUESSED" in remark for remark in given["remarks"])
     assert given["bytes_per_worker"] == guessed["bytes_per_worker"]
 
@@ -71,7 +71,7 @@ def test_a_guessed_vocabulary_is_reported(tmp_path: Path, capsys: pytest.Capture
 def test_without_a_budget_there_are_no_days(capsys: pytest.CaptureFixture[str]) -> None:
     """Days and dollars are for a number of tokens: words without one have none, and nothing is said of a budget."""
     words = "plan --model llama-2m --strategy DiLoCo --topology wan-4-regions --device a100 --workers 4 --sequence 64"
-    (row,) = told(words + " --price 2", capsys)
+    (row,) = printed_rows(words + " --price 2", capsys)
     assert row["days"] is None
     assert row["cost"] is None
     assert not any("budget" in remark for remark in row["remarks"])
@@ -100,11 +100,11 @@ def test_waiting_for_slower_devices_is_reported(tmp_path: Path, capsys: pytest.C
     """Two h100 wait for an a100: that is the limit, and no link; shared out by speed it is gone."""
     path = tmp_path / "unlike.yaml"
     path.write_text(UNLIKE)
-    (row,) = told(f"plan {path}", capsys)
+    (row,) = printed_rows(f"plan {path}", capsys)
     assert row["compute_utilisation"] < 0.7
     assert row["limit"]["by"] == "compute of ore (a100)"
     assert "--batch-by-speed" in row["limit"]["remedy"]
-    (shared,) = told(f"plan {path} --batch-by-speed --batch-size 100", capsys)
+    (shared,) = printed_rows(f"plan {path} --batch-by-speed --batch-size 100", capsys)
     assert shared["limit"]["by"] != "compute of ore (a100)"
 
 
@@ -133,8 +133,8 @@ def test_a_measured_experiment_is_planned_by_its_run(
     assert "add --set compute='{fixed: 1 s, jitter: 0.1}' with your seconds, or plan a run's folder" in line
     assert main(["plan", str(path), "--set", "compute={fixed: 1 s, jitter: 0.1}", "--json"]) == 0
     capsys.readouterr()
-    ran = told(f"compare {path} --out {tmp_path / 'run'}", capsys)["summary"]
-    rows = told(f"plan {tmp_path / 'run'}", capsys)
+    ran = printed_rows(f"compare {path} --out {tmp_path / 'run'}", capsys)["summary"]
+    rows = printed_rows(f"plan {tmp_path / 'run'}", capsys)
     assert [row["name"] for row in rows] == [each["name"] for each in ran]
     assert all(row["days"] * 86_400 < run["virtual_seconds"] for row, run in zip(rows, ran, strict=True))
     assert any("optimizers' steps are not charged" in remark for remark in rows[0]["remarks"])
@@ -153,12 +153,12 @@ def test_what_traffic_costs_has_a_cheaper_neighbour(
         f"plan --model llama-2m --sequence 64 --topology {network} --tokens 1B --set compute=1s --price 0.001"
     )
     words += " --strategy DiLoCo --set strategies.DiLoCo.H=10"
-    (row,) = told(words, capsys)
+    (row,) = printed_rows(words, capsys)
     cheaper = row["cheaper"]
     assert cheaper["cost"] < row["cost"]
     assert cheaper["days"] > row["days"]
     ((op, name),) = cheaper["collectives"].items()
-    (other,) = told(f"{words} --set collectives.{op}={name}", capsys)
+    (other,) = printed_rows(f"{words} --set collectives.{op}={name}", capsys)
     assert (other["cost"], other["days"]) == (cheaper["cost"], cheaper["days"])
     assert main(words.split()) == 0
     assert f"{op}={name} costs" in capsys.readouterr().out
@@ -177,7 +177,9 @@ def test_devices_and_prices_go_by_site(tmp_path: Path, capsys: pytest.CaptureFix
     """Sixteen a100 keep up with one h100, and hours cost what each site's do; a site left out is reported."""
     path = tmp_path / "unlike.yaml"
     path.write_text(UNLIKE)
-    (row,) = told(f"plan {path} --devices-per-worker fra=1,mil=1,ore=16 --price fra=8,mil=8,ore=0.5", capsys)
+    (row,) = printed_rows(
+        f"plan {path} --devices-per-worker fra=1,mil=1,ore=16 --price fra=8,mil=8,ore=0.5", capsys
+    )
     assert row["limit"]["by"] != "compute of ore (a100)"
     assert row["cost"] == pytest.approx(row["days"] * 24 * 16.5)
     assert main(["plan", str(path), "--price", "fra=8,mil=8"]) == 2

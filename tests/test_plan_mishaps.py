@@ -143,6 +143,6 @@ def test_an_experiments_failures_and_end_are_planned(capsys: pytest.CaptureFixtu
     assert row["days"] == pytest.approx(1 / 86_400)
     assert row["tokens"] < 1e9
     assert main([*words.split(), *sets]) == 0
-    told = capsys.readouterr().out
-    assert "crashes" in told
-    assert "until = 1 s ends it" in told
+    output = capsys.readouterr().out
+    assert "crashes" in output
+    assert "until = 1 s ends it" in output

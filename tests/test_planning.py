@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 from typing import Any
@@ -342,7 +343,7 @@ def test_layers_that_are_alike_take_as_long_as_each_other(
     where = replace(setting("50 ms"), topology=Topology.load("wan-4-regions"), model=model, protocol=protocol)
     strategy = build_strategy("AllReduce", bucket_bytes=100_000)
     whole = measure(strategy, where)
-    monkeypatch.setattr("exogym_core.planning.rounds.MOST_CALLS", 0)
+    monkeypatch.setattr("exogym_core.planning.recording.MOST_CALLS", 0)
     found = measure(strategy, replace(where, known=Known()))
     for name in ("seconds_per_round", "days", "compute_utilisation", "bytes_per_worker", "wan_bytes"):
         assert getattr(found, name) == pytest.approx(getattr(whole, name), rel=1e-4), name
@@ -548,7 +549,7 @@ def test_a_plan_takes_the_length_of_the_samples_that_would_be_trained_on() -> No
         "strategies": ["AllReduce"],
     }
     request = Request.of(Experiment.from_document(Document("<words>", words)))
-    assert request.model.length == 32
+    assert request.setting.model.length == 32
 
 
 @pytest.mark.parametrize("flags", ["--protocol linux-tcp", "--protocol linux-tcp --set protocol.window=4MiB"])
@@ -564,6 +565,13 @@ def test_a_flag_names_a_protocol_and_a_sweep_sets_what_is_inside(
     assert main([*words.split(), *flags.split(), *sweep]) == 0
     one, eight = json.loads(capsys.readouterr().out)["plans"]
     assert eight["exposed_seconds_per_round"] < one["exposed_seconds_per_round"]
+
+
+def test_a_command_leaves_the_garbage_collector_as_it_was() -> None:
+    """Also one that ends with an error."""
+    before = gc.get_threshold()
+    assert [main(words.split()) for words in ("reproduce", "plan", "reproduce nothing")] == [0, 2, 2]
+    assert gc.get_threshold() == before
 
 
 def test_settings_go_inside_a_protocol_that_is_one_word(tmp_path: Any) -> None:

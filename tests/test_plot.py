@@ -183,9 +183,9 @@ def test_a_line_that_is_slow_one_way_shows_both_and_a_legend_says_how() -> None:
     first, second = figure.axes[0].lines
     assert first.get_linewidth() < second.get_linewidth()
     assert first.get_color() != second.get_color()
-    told = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert "host" in told
-    assert any("half a line a direction" in text for text in told)
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert "host" in labels
+    assert any("half a line a direction" in text for text in labels)
     bars = [label.get_text() for axes in figure.axes[1:] for label in axes.get_xticklabels()]
     assert bars[0] == "10 Mbit/s"
     assert bars[-1] == "1 Gbit/s"

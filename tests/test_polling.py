@@ -15,25 +15,25 @@ TOPOLOGY = chain_form("abc", "1 Gbit/s", "1 ms")
 
 def polling(comm):
     """Rank 1 is slow and looks whether a message has come, while the others are off the clock."""
-    told = []
+    times = []
     for step in range(3):
         comm.advance(3.0 if comm.rank == 1 else 1.0)
         if comm.rank == 0:
             comm.isend(torch.tensor([float(step)]), 1, tag=step)
         if comm.rank == 1:
             got = comm.irecv(torch.zeros(1), 0, tag=step)
-            told.append((got.is_completed(), comm.now()))
+            times.append((got.is_completed(), comm.now()))
         with comm.off_clock():
-            told.append(float(comm.all_reduce(torch.ones(1))))
+            times.append(float(comm.all_reduce(torch.ones(1))))
         comm.mark({"step": step})
-    return told, comm.now()
+    return times, comm.now()
 
 
 def test_polling_while_others_wait_off_the_clock_is_no_deadlock():
     """It was reported as one: the clock waited for rank 0, which waited off the clock for rank 1, which polled."""
     runs = [run_ranks(polling, 3, TOPOLOGY, workers=workers) for workers in WORKERS]
     results = runs[0].results
-    assert next(told for told, _ in results) == [3.0, 3.0, 3.0]
+    assert next(times for times, _ in results) == [3.0, 3.0, 3.0]
     assert all(run.results == results for run in runs)
     assert all(run.rank_virtual_seconds == runs[0].rank_virtual_seconds for run in runs)
     assert all(

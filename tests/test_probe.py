@@ -38,12 +38,12 @@ def places(*names: str) -> dict[str, tuple[str, int]]:
     return {name: (HERE, free_port(HERE)) for name in names}
 
 
-def follow(station: Station, names: list[str], told: list[str]) -> threading.Thread:
+def follow(station: Station, names: list[str], lines: list[str]) -> threading.Thread:
     def run() -> None:
         try:
-            told.append(station.follow(names, 10.0, told.append))
+            lines.append(station.follow(names, 10.0, lines.append))
         except NetsimError as error:
-            told.append(f"error: {error}")
+            lines.append(f"error: {error}")
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -52,12 +52,12 @@ def follow(station: Station, names: list[str], told: list[str]) -> threading.Thr
 
 def test_three_hosts_on_loopback_write_one_file() -> None:
     """Everything is asked of everybody, followers get what the leading host tells, and threads end."""
-    where, told = places("a", "b", "c"), {name: list[str]() for name in "abc"}
+    where, printed = places("a", "b", "c"), {name: list[str]() for name in "abc"}
     before = threading.active_count()
     with contextlib.ExitStack() as stack:
         stations = {name: stack.enter_context(Station(name, place, SECRET)) for name, place in where.items()}
-        threads = [follow(station, list(where), told[name]) for name, station in stations.items()]
-        found, channels = survey(where, SECRET, QUICK, told["a"].append)
+        threads = [follow(station, list(where), printed[name]) for name, station in stations.items()]
+        found, channels = survey(where, SECRET, QUICK, printed["a"].append)
         text = written(found, "mine")
         for channel in channels:
             channel.send(do="done", text=text)
@@ -66,8 +66,8 @@ def test_three_hosts_on_loopback_write_one_file() -> None:
             assert not thread.is_alive()
         for channel in channels:
             channel.close()
-    assert {lines[-1] for lines in told.values()} == {text}
-    assert told["b"][0].startswith(f"[1/{QUICK.num_steps(3)}] a and b: round trip")
+    assert {lines[-1] for lines in printed.values()} == {text}
+    assert printed["b"][0].startswith(f"[1/{QUICK.num_steps(3)}] a and b: round trip")
     net = Topology.from_mapping(yaml.safe_load(text))
     assert [host.name for host in net.hosts] == ["a.0", "b.0", "c.0"]
     assert net.protocol == "linux-tcp"
@@ -101,15 +101,15 @@ def test_connections_without_the_secret_are_refused() -> None:
 def test_unreachable_hosts_taken_ports_and_foreign_addresses(listener: socket.socket) -> None:
     where = places("a", "b")
     with Station("a", where["a"], SECRET) as station:
-        told: list[str] = []
-        thread = follow(station, list(where), told)
+        lines: list[str] = []
+        thread = follow(station, list(where), lines)
         asked = Asked(wait_seconds=0.2)
         with pytest.raises(
             PeerError, match=r"^b \(127.*cannot be reached: Connection refused \(waited 0 s: is netsim"
         ):
             survey(where, SECRET, asked, print)
         thread.join(10.0)
-        assert told[-1].startswith("error: b (127.0.0.1")
+        assert lines[-1].startswith("error: b (127.0.0.1")
     with (
         pytest.raises(InputError, match=r"^listen at 127\.0\.0\.1:\d+: the port is taken"),
         Station("a", listener.getsockname(), SECRET),
@@ -125,15 +125,15 @@ def test_unreachable_hosts_taken_ports_and_foreign_addresses(listener: socket.so
 def test_lists_that_differ_are_reported_on_both_sides() -> None:
     where = places("a", "b")
     with Station("a", where["a"], SECRET) as first, Station("b", where["b"], SECRET) as second:
-        told: list[str] = []
-        threads = [follow(first, ["a", "b"], []), follow(second, ["b", "a"], told)]
+        lines: list[str] = []
+        threads = [follow(first, ["a", "b"], []), follow(second, ["b", "a"], lines)]
         with pytest.raises(
             PeerError, match="b was started with the hosts b, a, a with a, b: give both the same list"
         ):
             survey(where, SECRET, QUICK, print)
         for thread in threads:
             thread.join(10.0)
-    assert told == ["error: b was started with the hosts b, a, a with a, b: give both the same list"]
+    assert lines == ["error: b was started with the hosts b, a, a with a, b: give both the same list"]
 
 
 class _Fast:
@@ -160,14 +160,14 @@ def test_clocks_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("netsim.probe.station.time", _Fast())
     with Station("a", where["a"], SECRET) as first, Station("b", where["b"], SECRET) as second:
         threads = [follow(each, list(where), []) for each in (first, second)]
-        told: list[str] = []
+        lines: list[str] = []
         with pytest.raises(
             PeerError, match=r"^a: its clock went .* s while that of a went .*: rates cannot be compared"
         ):
-            survey(where, SECRET, QUICK, told.append)
+            survey(where, SECRET, QUICK, lines.append)
         for thread in threads:
             thread.join(10.0)
-    assert "note: the clock of b is 3600 s ahead: no figure depends on it" in told
+    assert "note: the clock of b is 3600 s ahead: no figure depends on it" in lines
 
 
 def start(

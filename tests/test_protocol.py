@@ -79,12 +79,12 @@ _RECORDS = st.one_of(
 
 
 @given(st.lists(st.one_of(_RECORDS, st.lists(_RECORDS, max_size=3)), max_size=12), st.sampled_from([3, 4096]))
-def test_what_is_read_is_what_was_written(said: list[Any], most: int) -> None:
+def test_what_is_read_is_what_was_written(messages: list[Any], most: int) -> None:
     """Every record comes back equal and of its own type, also while phrases are forgotten and said again."""
     writer, reader = MessageEncoder(), MessageDecoder()
     before, protocol._MOST_INTERNED = protocol._MOST_INTERNED, most
     try:
-        for each in said:
+        for each in messages:
             got = reader.read(*writer.write(each))
             assert got == each
             assert repr(got) == repr(each)

@@ -116,9 +116,9 @@ def test_a_sweep_over_nodes_of_which_one_is_killed_is_the_sweep_that_ran_here(
     is_over.set()
     killer.join(30.0)
     assert not killer.is_alive()
-    told = capsys.readouterr().err
-    assert "6 points" in told
-    assert "ETA" in told
+    errors = capsys.readouterr().err
+    assert "6 points" in errors
+    assert "ETA" in errors
 
     def entries(folder: Path) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads((folder / "summary.json").read_text())

@@ -45,38 +45,42 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize("name", ESCAPES)
-def test_run_names_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
-    parent = tmp_path / "runs"
-    folder = RunFolder.create(None, name, parent)
-    logger = FolderLogger(name, {}, parent)
-    for path in (folder.path, logger.path):
-        assert path.resolve().parent == parent.resolve()
+def test_run_names_cannot_leave_the_folder(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder, logger = RunFolder.create(None, name), FolderLogger(name, {})
+    for path, parent in ((folder.path, "runs"), (logger.path, "logs")):
+        assert path.resolve().parent == tmp_path.resolve() / parent
         assert len(path.name) <= 90
         assert path.name.isprintable()
         assert path.name.isascii()
-    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "runs"]
 
 
-def test_a_link_in_the_way_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_the_way_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     outside = tmp_path / "outside"
     outside.mkdir()
     parent = tmp_path / "runs"
     parent.mkdir()
     (parent / "digits-1").symlink_to(outside)
-    folder = RunFolder.create(None, "digits", parent)
+    folder = RunFolder.create(None, "digits")
     folder.write_text("metrics/a.csv", "x")
     assert folder.path.name == "digits-2"
     assert not any(outside.iterdir())
 
 
-def test_a_taken_log_name_gets_a_number(tmp_path: Path) -> None:
-    names = [FolderLogger("mine", {"H": 3}, tmp_path).path.name for _ in range(3)]
+def test_a_taken_log_name_gets_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [FolderLogger("mine", {"H": 3}).path.name for _ in range(3)]
     assert names == ["mine", "mine-2", "mine-3"]
-    assert json.loads((tmp_path / "mine" / "config.json").read_text()) == {"H": 3}
+    assert json.loads((tmp_path / "logs" / "mine" / "config.json").read_text()) == {"H": 3}
 
 
-def test_logs_have_exo_gyms_columns_first(tmp_path: Path) -> None:
-    logger = FolderLogger("mine", {}, tmp_path)
+def test_logs_have_exo_gyms_columns_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    logger = FolderLogger("mine", {})
     step = {"step": 1, "examples_trained": 8, "train_loss": 0.5, "train_perplexity": 1.6, "lr": 0.1}
     logger.event({"kind": "step", **step, "virtual_seconds": 2.0, "extra": 1})
     logger.event({"kind": "step", **step, "step": 2})

@@ -7,6 +7,7 @@ import resource
 import socket
 import threading
 from contextlib import ExitStack, contextmanager, suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,7 @@ from exogym_core.meeting_place import allow_many_files
 from exogym_core.run.optimizer import DiLoCoOptimizer
 from exogym_core.sites.communicator import moved
 from exogym_core.sites.link import SiteLink
+from exogym_core.sites.membership import START
 from exogym_core.sites.rounds import PendingRounds
 from exogym_core.sites.service import RendezvousService
 from netsim.errors import InputError, RankError
@@ -104,15 +106,15 @@ def train(
         **options,
     )
     after_round(optimizer.local_epoch)
-    told = {}
+    result = {}
     while optimizer.local_epoch < ROUNDS:
         comm.advance(1.0 + before_step(optimizer.local_step))
         weight.grad = weight.detach() - (1.0 + comm.rank)
         optimizer.step()
         if optimizer.local_step % H == 0:
-            told[optimizer.local_epoch] = (optimizer.averaged_ranks, float(weight.detach()[7]))
+            result[optimizer.local_epoch] = (optimizer.averaged_ranks, float(weight.detach()[7]))
             after_round(optimizer.local_epoch)
-    return told
+    return result
 
 
 def for_real(
@@ -125,11 +127,11 @@ def for_real(
     with meeting(wait_seconds=patience) as at:
 
         def body(rank: int) -> dict[int, Any]:
-            told: dict[int, Any] = {}
+            results: dict[int, Any] = {}
             for name in lives(gates, rank):
                 try:
                     with site(at, rank) as comm:
-                        told = train(
+                        results = train(
                             comm,
                             lambda step, name=name: hold(gates, name, step) or 0.0,  # type: ignore[misc]
                             lambda number, name=name: gates.tell(name, number),  # type: ignore[misc]
@@ -138,7 +140,7 @@ def for_real(
                         )
                 except KilledError:
                     gates.until(0, 3)
-            return told
+            return results
 
         found = together(*(lambda rank=rank: body(rank) for rank in range(3)))  # type: ignore[misc]
     for each in found:
@@ -340,6 +342,31 @@ def test_a_rendezvous_that_is_started_again_finds_its_sites_again() -> None:
 # --- who is refused -----------------------------------------------------------------------------------------
 
 
+def test_a_rendezvous_that_stood_still_takes_no_site_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process, or a crowded machine: messages sent meanwhile have not been read yet, and are in time."""
+    asked = {"number": START, "seconds": 1.0, "averaging_seconds": 9.0, "weight": 1.0, "awaited": None}
+    host = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: host[0])
+    monkeypatch.setattr("exogym_core.sites.service.time", clock)
+    with meeting(num_sites=2) as at, ExitStack() as links:
+        one, two = (SiteLink(at.address, SECRET, number) for number in range(2))
+        links.callback(one.close)
+        links.callback(two.close)
+        one.ask("clock", elapsed=0.0)
+
+        def stand_still() -> Any:
+            while not at.status()[0]["waits"]:
+                pass  # until the first site's question has arrived
+            one._is_up.clear()  # it sends nothing more, and must be taken for neither silent nor late
+            host[0] += 605.0
+            two.send("tested", group="", peer=0, is_reached=True)  # the rendezvous decides what is due
+            return two.ask("join", **asked)["present"]
+
+        first, present = together(lambda: one.ask("join", **asked)["present"], stand_still)
+        assert first == present == [[0, 1.0], [1, 1.0]]
+        assert two.ask("clock", elapsed=None)["elapsed"] == 605.0, "the run's own seconds passed"
+
+
 def test_a_process_without_the_secret_gets_only_the_refusal() -> None:
     lines: list[str] = []
     with meeting(say=lines.append) as at:
@@ -393,7 +420,7 @@ def test_a_site_with_another_experiment_is_refused_and_present_sites_print_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would else wait for sites of its own, and the others for it, until their times are over."""
-    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def link(at: RendezvousService, number: int, host: str, steps: int, **more: Any) -> SiteLink:
         monkeypatch.setattr("socket.gethostname", lambda: host)
@@ -402,7 +429,7 @@ def test_a_site_with_another_experiment_is_refused_and_present_sites_print_it(
 
     with meeting(num_sites=2) as at:
         first = link(at, 0, "near", 50)
-        first.on_line = told.put
+        first.on_line = lines.put
         first.watch(lambda rank, row: None)
         first.ask("clock", elapsed=None)
         refused = (
@@ -411,7 +438,7 @@ def test_a_site_with_another_experiment_is_refused_and_present_sites_print_it(
         )
         with pytest.raises(InputError, match=refused):
             link(at, 1, "far", 40)
-        assert ": its H is 40, here 50" in _first(told, "site 1 was refused (far, process")
+        assert ": its H is 40, here 50" in _first(lines, "site 1 was refused (far, process")
         link(at, 1, "far", 40, own_name="another").close()  # on purpose
         right = link(at, 1, "far", 50)
         right.ask("clock", elapsed=None)
@@ -441,17 +468,17 @@ def test_sites_that_were_here_before_are_not_refused_by_a_rendezvous_that_was_st
 def test_a_site_with_a_longer_file_is_reported_with_the_sites_present() -> None:
     """It would train on alone when they are through."""
     lines: list[str] = []
-    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    output: queue.SimpleQueue[str] = queue.SimpleQueue()
     with meeting(num_sites=2, say=lines.append) as at:
         first = SiteLink(at.address, SECRET, 0, run="r", facts={"max_steps": "300"})
         other = SiteLink(at.address, SECRET, 1, run="r", facts={"max_steps": "600"})
-        other.on_line = told.put
+        other.on_line = output.put
         other.watch(lambda rank, row: None)
-        heard = _first(told, "another file")
+        line = _first(output, "another file")
         for link in (first, other):
             link.close()
-    assert heard in lines
-    assert heard == "site 1 has another file than the sites present: max_steps is 600, theirs 300"
+    assert line in lines
+    assert line == "site 1 has another file than the sites present: max_steps is 600, theirs 300"
 
 
 def test_resumed_sites_send_rows_again_that_others_may_have_lost() -> None:

@@ -19,9 +19,8 @@ from exogym_core.cli.main import main
 from exogym_core.names import visible
 from exogym_core.results.report import (
     Results,
+    RunReport,
     head_facts,
-    table_cells,
-    table_headings,
     verdict,
     write_report,
 )
@@ -36,11 +35,19 @@ from exogym_core.results.report.figures import (
 )
 from exogym_core.results.report.network import link_use, strip_columns
 from exogym_core.results.report.page import methods
-from exogym_core.results.report.table import ratio, rich_table
+from exogym_core.results.report.table import comparison_table, ratio
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.strategy import STRATEGIES
 from netsim import Topology
 from netsim.errors import InputError
+
+
+def headings_of(results: Results) -> list[str]:
+    return list(comparison_table(results).headings)
+
+
+def cells_of(results: Results) -> list[list[str]]:
+    return [list(cells) for _, cells in comparison_table(results).rows]
 
 
 def entry(name: str, **given: object) -> dict[str, object]:
@@ -101,8 +108,8 @@ def two(**given: object) -> list[dict[str, object]]:
 class TestTable:
     def test_savings_are_against_all_reduce(self, tmp_path: Path) -> None:
         results = Results.load(run_folder(tmp_path, two()))
-        assert table_headings(results)[1] == "to loss 0.3"
-        baseline, winner = table_cells(results)
+        assert headings_of(results)[1] == "to loss 0.3"
+        baseline, winner = cells_of(results)
         assert baseline[-2:] == ["-", "-"]
         assert winner == [
             "DiLoCo", "50 s", "0.2000", "95.0%", "100 s", "50.0%", "50 kB", "2 MB", "20x", "4x",
@@ -110,7 +117,7 @@ class TestTable:
 
     def test_what_is_not_known_is_a_dash_and_never_is_said(self, tmp_path: Path) -> None:
         entries = [entry("DiLoCo", virtual_seconds_to_target=None, accuracy=None)]
-        cells = table_cells(Results.load(run_folder(tmp_path, entries)))[0]
+        cells = cells_of(Results.load(run_folder(tmp_path, entries)))[0]
         assert (cells[3], cells[1], cells[8]) == ("-", "never", "-")
 
     @pytest.mark.parametrize("given", [{"target": "missed"}, {"target": "touched"}, {"steps": 3}])
@@ -118,7 +125,7 @@ class TestTable:
         self, tmp_path: Path, given: dict[str, object]
     ) -> None:
         """A strategy that diverges sends little too."""
-        assert table_cells(Results.load(run_folder(tmp_path, two(**given))))[1][-2:] == ["-", "-"]
+        assert cells_of(Results.load(run_folder(tmp_path, two(**given))))[1][-2:] == ["-", "-"]
 
     @pytest.mark.parametrize(
         ("baseline", "value", "text"),
@@ -130,21 +137,21 @@ class TestTable:
     @pytest.mark.parametrize("width", [50, 80, 100, 120])
     def test_a_narrow_terminal_gets_fewer_columns_but_whole_cells(self, tmp_path: Path, width: int) -> None:
         results = Results.load(run_folder(tmp_path, [*two(), entry("SPARTA+DiLoCo")]))
-        table, left_out = rich_table(results, width=width)
+        table, left_out = comparison_table(results).rich(width)
         console = Console(width=width, file=io.StringIO())
         console.print(table)
         text = console.file.getvalue()  # type: ignore[attr-defined]
         assert "\N{HORIZONTAL ELLIPSIS}" not in text
         assert len(text.splitlines()) == 3 + 3 + 2, "a row of the table is one line"
-        shown = set(range(10)) - {table_headings(results).index(heading) for heading in left_out}
-        for cells in table_cells(results):
+        shown = set(range(10)) - {headings_of(results).index(heading) for heading in left_out}
+        for cells in cells_of(results):
             assert any(line.split() == " ".join(cells[each] for each in sorted(shown)).split()
                        for line in text.splitlines())  # fmt: skip
         assert bool(left_out) == (width < 102)
 
     def test_what_no_strategy_knows_takes_no_column_of_a_terminal(self, tmp_path: Path) -> None:
         results = Results.load(run_folder(tmp_path, [entry("DiLoCo", accuracy=None)]))
-        table, left_out = rich_table(results, width=200)
+        table, left_out = comparison_table(results).rich(200)
         assert [str(column.header) for column in table.columns][:3] == [
             "strategy",
             "to\nloss 0.3",
@@ -237,7 +244,7 @@ class TestVerdict:
         decision = verdict(results)
         assert decision.winner == "AllReduce"
         assert " DiLoCo touched loss 0.7 after 50 s but was not seen to hold it." in decision.text
-        assert table_cells(results)[1][1] == "not held"
+        assert cells_of(results)[1][1] == "not held"
 
     def test_a_touched_target_is_not_held(self, tmp_path: Path) -> None:
         entries = two(target="touched", virtual_seconds_to_target=None)
@@ -252,7 +259,7 @@ class TestVerdict:
         decision = verdict(results)
         assert decision.winner == "DiLoCo"
         assert decision.text.endswith(" DeMo failed: rank 1: boom.")
-        assert table_cells(results)[2][0] == "DeMo (failed)"
+        assert cells_of(results)[2][0] == "DeMo (failed)"
         assert not results.incomplete
 
     def test_two_at_the_same_instant_are_no_winner(self, tmp_path: Path) -> None:
@@ -355,7 +362,7 @@ class TestPage:
         self, tmp_path: Path, target: float
     ) -> None:
         """And leaves no warning, which would be an error here."""
-        shown = page_module.shown_of(Results.load(run_folder(tmp_path, two(), target_loss=target)))
+        shown = RunReport(run_folder(tmp_path, two(), target_loss=target)).few()
         assert draw_pictures(shown, OF_ONE_RUN)
 
     @pytest.mark.parametrize(
@@ -413,7 +420,7 @@ class TestPage:
 
     @pytest.mark.parametrize("form", FORMATS)
     def test_figures_for_papers_are_the_same_every_time(self, tmp_path: Path, form: str) -> None:
-        shown = page_module.shown_of(Results.load(run_folder(tmp_path, two())))
+        shown = RunReport(run_folder(tmp_path, two())).few()
         drawn = draw_figures(shown, OF_ONE_RUN, form)
         assert len(drawn) == 4
         assert drawn == draw_figures(shown, OF_ONE_RUN, form)
@@ -423,8 +430,8 @@ class TestPage:
     ) -> None:
         folder = run_folder(tmp_path, two()).path
         assert main(["report", str(folder), "--format", "svg,png"]) == 0
-        told = [line.removeprefix("figure ") for line in capsys.readouterr().out.splitlines()]
-        assert f"{folder}/plots/loss_against_time.svg" in told
+        figures = [line.removeprefix("figure ") for line in capsys.readouterr().out.splitlines()]
+        assert f"{folder}/plots/loss_against_time.svg" in figures
         assert "<svg" in (folder / "plots/loss_against_time.svg").read_text()
         assert (folder / "plots/loss_against_time.paper.png").is_file(), "the page's own keeps its name"
         assert main(["report", str(folder), "--format", "gif"]) == 2
@@ -501,7 +508,7 @@ class TestPage:
         )
         seen = _Elements()
         seen.feed(write_report(folder).read_text(encoding="utf-8"))
-        for told in (
+        for figures in (
             "linux-tcp, streams 8",
             "50 ms a step, jitter 0.1",
             "eu: 3, us: 1 (4 workers on 3 hosts, up to 2 on one)",
@@ -511,7 +518,7 @@ class TestPage:
             "the outer parameters of the last round that ended",
             "80 s",
         ):
-            assert told in seen.text
+            assert figures in seen.text
 
     def test_a_long_source_is_not_cut(self, tmp_path: Path) -> None:
         source = "measured by somebody who wrote down everything about it " * 10
@@ -587,10 +594,10 @@ def test_seconds_of_real_ranks_are_reported_as_such(tmp_path: Path) -> None:
         validation = [{"step": 4, "judged_loss": 0.25, "judged_wall_seconds": 40.0}]
         folder.write_strategy(str(each["name"]), train, validation, None)
     results = Results.load(folder)
-    assert table_headings(results)[4] == "wall-clock time"
-    assert [cells[4] for cells in table_cells(results)] == ["400 s", "100 s"]
+    assert headings_of(results)[4] == "wall-clock time"
+    assert [cells[4] for cells in cells_of(results)] == ["400 s", "100 s"]
     # Real ranks know no regions: their summary's 0 is no measurement.
-    assert [cells[7] for cells in table_cells(results)] == ["-", "-"]
+    assert [cells[7] for cells in cells_of(results)] == ["-", "-"]
     assert "DiLoCo reaches loss 0.3 first, after 50 s of wall-clock time" in verdict(results).text
     page = write_report(folder).read_text()
     assert "Ranks were real: seconds are wall-clock time." in page
@@ -622,8 +629,8 @@ def test_the_paragraph_on_methods_has_the_options_of_model_and_task(tmp_path: Pa
         model={"name": "gpt", "preset": "byte", "width": 32},
         task={"name": "text", "block_size": 16},
     )
-    told = methods(Results.load(folder))
-    assert "the model gpt (preset byte, width 32) on the task text (block_size 16)" in told
+    paragraph = methods(Results.load(folder))
+    assert "the model gpt (preset byte, width 32) on the task text (block_size 16)" in paragraph
 
 
 def test_a_table_for_latex_has_every_strategy_and_escapes_names(tmp_path: Path) -> None:
@@ -646,14 +653,14 @@ def test_tokens_to_the_target_are_a_column_of_tasks_that_have_tokens(tmp_path: P
     results = Results.load(
         run_folder(tmp_path, two(), target_loss=2.0, task={"name": "text", "block_size": 64})
     )
-    assert table_headings(results)[-1] == "tokens to target"
+    assert headings_of(results)[-1] == "tokens to target"
     first, second = results.strategies
     train = [{"step": float(step), "examples_trained": 16.0 * step} for step in range(1, 5)]
     validation = [{"step": 2.0, "judged_loss": 2.5}, {"step": 4.0, "judged_step": 3.0, "judged_loss": 1.9}]
     run = replace(first.runs[0], target="held", train=train, validation=validation)
-    told = replace(results, strategies=[replace(first, runs=[run]), second])
-    assert table_cells(told)[0][-1] == "3.07k", "16 samples a step, 3 steps, 64 tokens a sample"
-    assert "tokens to target" not in table_headings(replace(results, settings={"target_loss": 2.0}))
+    measured = replace(results, strategies=[replace(first, runs=[run]), second])
+    assert cells_of(measured)[0][-1] == "3.07k", "16 samples a step, 3 steps, 64 tokens a sample"
+    assert "tokens to target" not in headings_of(replace(results, settings={"target_loss": 2.0}))
 
 
 def test_seconds_too_small_for_the_use_of_links_leave_it_out() -> None:
@@ -672,11 +679,11 @@ PAGE = Path(__file__).parents[1] / "docs" / "verdict.md"
 
 def test_the_page_tells_of_every_strategy_which_model_is_judged() -> None:
     """Its table names each once, with the word that the summary has."""
-    told: dict[str, str] = {}
+    judged: dict[str, str] = {}
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("|") and len(cells) == 3 and cells[1].startswith("`"):
             names = cells[0].split(", ")
-            assert told.keys().isdisjoint(names)
-            told |= dict.fromkeys(names, cells[1].strip("`"))
-    assert told == {name: make().judged for name, make in STRATEGIES.items()}
+            assert judged.keys().isdisjoint(names)
+            judged |= dict.fromkeys(names, cells[1].strip("`"))
+    assert judged == {name: make().judged for name, make in STRATEGIES.items()}

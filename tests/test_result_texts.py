@@ -42,7 +42,7 @@ def test_a_run_that_was_stopped_tells_where_it_was_last_evaluated():
     assert lines[-1] == "DiLoCo stopped: step 199 of 3000, last evaluated: loss 2.3454 at step 0"
     assert "last evaluated loss 2.345 at step 0 (replica)" in repr(result)
     result.complete = True
-    run.end(ending(result))
+    progress.begin("DiLoCo", 1, 1, 3000).end(ending(result))
     assert "final loss 2.3454" in lines[-1]
 
 

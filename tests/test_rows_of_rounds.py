@@ -59,14 +59,15 @@ def test_every_site_reports_the_same_however_late_rows_of_absent_sites_come(
     members: list[set[int]], one: random.Random, other: random.Random
 ) -> None:
     """A rank that was left out has trained until it heard so; its rows are in time at one site, and late at another."""
-    told = [_told(members, luck) for luck in (one, other)]
-    assert told[0] == told[1]
+    reports = [_reported(members, luck) for luck in (one, other)]
+    assert reports[0] == reports[1]
     assert [
-        {rank for rank, each in told[0] if each["round"] == number} for number in range(1, len(members) + 1)
+        {rank for rank, each in reports[0] if each["round"] == number}
+        for number in range(1, len(members) + 1)
     ] == [set(each) for each in members]
 
 
-def _told(members: list[set[int]], luck: random.Random) -> list[tuple[int, dict[str, Any]]]:
+def _reported(members: list[set[int]], luck: random.Random) -> list[tuple[int, dict[str, Any]]]:
     """What a site tells of steps, where those who were left out come at any time after their last row."""
     order: list[tuple[int, dict[str, Any]]] = []
     last = dict.fromkeys(range(4), 0)  # before which place no further row of a rank can be
@@ -137,9 +138,9 @@ def test_absences_do_not_depend_on_the_order_in_which_ranks_are_heard(late: list
     for place in sorted(late, reverse=True):
         others.insert(place, 2)
     rounds, in_order = Rounds(3), RowOrder()
-    said = {rank: iter(rows_of(rank)) for rank in range(3)}
+    streams = {rank: iter(rows_of(rank)) for rank in range(3)}
     for rank in (*[0, 1, 2] * 2, *others, *[0, 1, 2] * 4):
-        marked = next(said[rank])
+        marked = next(streams[rank])
         for whose, row in in_order.add(rank, {**marked.row, "wall_seconds": marked.virtual_seconds}):
             list(rounds.add(StampedRow(whose, row["wall_seconds"], 0.0, 0.0, row)))
     assert rounds.dropped_peers("wall_seconds") == ABSENCES

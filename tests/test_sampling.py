@@ -69,17 +69,17 @@ def test_mistakes_are_reported_in_one_line(run: tuple[str, Path], sample: Callab
     assert "several models: add --strategy with one of often, seldom" in sample(
         folder, "--prompt", "1", code=2
     )
-    told = sample(folder, "--strategy", "offen", "--prompt", "1", code=2)
-    assert "unknown strategy 'offen': did you mean 'often'?" in told
+    output = sample(folder, "--strategy", "offen", "--prompt", "1", code=2)
+    assert "unknown strategy 'offen': did you mean 'often'?" in output
     empty = sample(folder, "--strategy", "often", "--prompt", "", code=2)
     assert "the prompt is empty" in empty
-    told = sample(folder, "--strategy", "often", "--prompt", "1", "--tokens", -1, code=2)
-    assert "must be 0 or more" in told
+    output = sample(folder, "--strategy", "often", "--prompt", "1", "--tokens", -1, code=2)
+    assert "must be 0 or more" in output
     if kind == "llama":
-        told = sample(folder, "--strategy", "often", "--prompt", "def", code=2)
-        assert "the model has 300 tokens and no text; give token numbers" in told
-        told = sample(folder, "--strategy", "often", "--prompt", "300", code=2)
-        assert "token 300 is beyond the model's 300" in told
+        output = sample(folder, "--strategy", "often", "--prompt", "def", code=2)
+        assert "the model has 300 tokens and no text; give token numbers" in output
+        output = sample(folder, "--strategy", "often", "--prompt", "300", code=2)
+        assert "token 300 is beyond the model's 300" in output
     assert "is no run folder" in sample(folder / "models", "--prompt", "1", code=2)
 
 

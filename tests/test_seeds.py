@@ -16,7 +16,7 @@ from exogym_core.cli.experiment import Experiment
 from exogym_core.cli.main import main
 from exogym_core.names import seeded_name
 from exogym_core.results import report
-from exogym_core.results.report import Results, table_cells, verdict, write_report
+from exogym_core.results.report import Results, comparison_table, verdict, write_report
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import Tally, mean_and_deviation, merged
 from netsim import parse_document
@@ -143,7 +143,7 @@ class TestVerdict:
             "virtual time (evaluated every 2 steps), 4.55x sooner than AllReduce (50 s; by seed 4x to 5x)."
         )
         assert "one seed" not in decision.text
-        assert table_cells(results)[1][1] == "11 \N{PLUS-MINUS SIGN} 1.4 s"
+        assert comparison_table(results).rows[1][1][1] == "11 \N{PLUS-MINUS SIGN} 1.4 s"
 
     def test_a_strategy_that_is_first_with_one_seed_does_not_win(self, tmp_path: Path) -> None:
         """The mean may be far ahead: one seed lost is no win."""
@@ -172,7 +172,7 @@ class TestVerdict:
         assert decision.winner is None
         held, touched = "reaches loss 0.3 with 1 of 2 seeds only", "touched loss 0.3 with 1 of 2 seeds"
         assert f"DiLoCo {held} and {touched} but was not seen to hold it." in decision.text
-        assert table_cells(results)[1][1] == "with 1 of 2 seeds"
+        assert comparison_table(results).rows[1][1][1] == "with 1 of 2 seeds"
 
     def test_without_a_target_the_lowest_loss_must_be_so_with_every_seed(self, tmp_path: Path) -> None:
         runs = {
@@ -283,8 +283,8 @@ class TestCompare:
         self, small: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert main(["compare", "small.yaml", "--seeds", "1,2", "--json", "--out", "both"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert (told["run_folder"], told["winner"]) == (
+        output = json.loads(capsys.readouterr().out)
+        assert (output["run_folder"], output["winner"]) == (
             "both",
             verdict(Results.load(RunFolder.open("both"))).winner,
         )
@@ -293,7 +293,7 @@ class TestCompare:
         runs = [f"{name}.seed-{seed}" for name in ("AllReduce", "DiLoCo") for seed in (1, 2)]
         names = {f"{folder}/{run}{end}" for run in runs for folder, end in kinds}
         assert both.keys() == names | {"summary.json"}
-        assert [(one["name"], one["seeds"]) for one in told["summary"]] == [
+        assert [(one["name"], one["seeds"]) for one in output["summary"]] == [
             ("AllReduce", [1, 2]),
             ("DiLoCo", [1, 2]),
         ]
@@ -376,12 +376,12 @@ class TestFailures:
     ) -> None:
         """The comparison ended there: no table, and whoever came after never ran."""
         assert main(["compare", "failing.yaml", "--seeds", "2", "--out", "out"]) == 1
-        told = capsys.readouterr()
-        assert "boom" in told.err
-        assert "Failing failed: " in told.err
-        assert told.err.splitlines()[-1].startswith("error: 1 of 4 strategies failed: Failing")
-        assert told.out.splitlines()[-1] == "out"
-        assert "Failing (failed)" in told.out
+        captured = capsys.readouterr()
+        assert "boom" in captured.err
+        assert "Failing failed: " in captured.err
+        assert captured.err.splitlines()[-1].startswith("error: 1 of 4 strategies failed: Failing")
+        assert captured.out.splitlines()[-1] == "out"
+        assert "Failing (failed)" in captured.out
         summary = {one["name"]: one for one in json.loads((small / "out/summary.json").read_text())}
         assert list(summary) == ["AllReduce", "DiLoCo", "Failing", "FedAvg"]
         assert summary["Failing"]["failed"] is True

@@ -66,7 +66,7 @@ def test_workers_beyond_a_host_s_devices_share_them(
 
 
 @pytest.mark.parametrize(
-    ("count", "a", "b", "told"),
+    ("count", "a", "b", "message"),
     [
         (2, "{}", "{}", None),
         (3, "{}", "{}", "3 workers are placed on 2 hosts, up to 2 on one: each computes at full speed"),
@@ -74,14 +74,14 @@ def test_workers_beyond_a_host_s_devices_share_them(
     ],
 )
 def test_it_is_reported_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, a: str, b: str, told: str | None
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, a: str, b: str, message: str | None
 ) -> None:
     """64 workers on 16 hosts were valid without a word."""
     path = tmp_path / "crowd.yaml"
     path.write_text(EXPERIMENT % (count, a, b))
     assert main(["validate", str(path)]) == 0
     out = capsys.readouterr().out
-    assert (told in out) if told else ("hosts, up to" not in out)
+    assert (message in out) if message else ("hosts, up to" not in out)
 
 
 def test_devices_are_kept_and_checked() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from contextlib import closing
 from functools import partial
@@ -44,17 +45,17 @@ class Steps:
     """Report that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.lines: list[Any] = []
 
     def step(self, number: Any) -> None:
-        self.told.append(number)
+        self.lines.append(number)
 
 
 def ends(num_jobs: int, *calls: Callable[[Any], Any]) -> list[tuple[list[Any], JobEnd]]:
     reports = [Steps() for _ in calls]
     jobs = (Job(str(number), call, reports[number]) for number, call in enumerate(calls))
     found = {int(job.name): end for job, end in run_jobs(jobs, num_jobs)}
-    return [(report.told, found[number]) for number, report in enumerate(reports)]
+    return [(report.lines, found[number]) for number, report in enumerate(reports)]
 
 
 def double(report: Any) -> int:
@@ -64,6 +65,32 @@ def double(report: Any) -> int:
 
 def refuse(report: Any) -> None:
     raise InputError("steps: 0 is too few")
+
+
+def send_much(report: Any) -> None:
+    """Large frames, so that an interruption comes in the middle of one."""
+    while True:
+        report.step(bytes(4_000_000))
+
+
+def test_an_interruption_leaves_no_part_of_a_message() -> None:
+    """What is left of it would be read as the length of the next: an error without a word, and the ends lost."""
+
+    class Interrupting:
+        def __init__(self, seconds: float) -> None:
+            self.seconds, self.num_received = seconds, 0
+
+        def step(self, content: bytes) -> None:
+            assert len(content) == 4_000_000
+            self.num_received += 1
+            if self.num_received == 1:
+                threading.Timer(self.seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    for number in range(10):
+        report = Interrupting(0.003 * number)
+        with pytest.raises(KeyboardInterrupt):
+            list(run_jobs(iter([Job("a", send_much, report), Job("b", send_much, report)]), 2))
+        assert report.num_received
 
 
 class UnsendableError(Exception):
@@ -89,8 +116,8 @@ def test_a_job_whose_process_dies_says_how_and_the_others_end() -> None:
         report.step(1)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    (told, died), (_, other) = ends(2, die, double)
-    assert told == [1]
+    (lines, died), (_, other) = ends(2, die, double)
+    assert lines == [1]
     assert str(died.error) == (
         "its process ended: killed by signal 9 (SIGKILL) (too little memory? try fewer --jobs)"
     )
@@ -109,7 +136,7 @@ def test_leaving_interrupts_what_runs_and_takes_its_last_reports() -> None:
     report = Steps()
     with closing(run_jobs(iter([Job("wait", wait, report), Job("ends", double, Steps())]), 2)) as running:
         assert next(running)[1].result == 42
-    pid, saved = report.told
+    pid, saved = report.lines
     assert saved == "saved"
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -141,7 +168,7 @@ def test_a_dropped_job_is_killed() -> None:
     job = Job("dropped", report_on, Steps(), is_dropped=True)
     ((_, end),) = run_jobs(iter([job]), 2)
     assert "SIGKILL" in str(end.error)
-    assert job.report.told == []
+    assert job.report.lines == []
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -160,8 +187,8 @@ def compared(
     (folder / "small.yaml").write_text(EXPERIMENT)
     out = folder / f"with-{num_jobs}"
     code = main(["compare", str(folder / "small.yaml"), "--out", str(out), "--jobs", str(num_jobs)])
-    told = capsys.readouterr()
-    return code, told.out.replace(str(out), "OUT"), told.err
+    captured = capsys.readouterr()
+    return code, captured.out.replace(str(out), "OUT"), captured.err
 
 
 @pytest.mark.parametrize("end", ["pass", "raise ValueError('no')"])
@@ -169,9 +196,9 @@ def test_a_comparison_side_by_side_is_the_one_run_after_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], end: str
 ) -> None:
     """Also where a strategy fails: its runs with further seeds, which may train already, leave nothing."""
-    told = [compared(tmp_path, num_jobs, end, capsys)[:2] for num_jobs in (1, 3, 9)]
-    assert told[0] == told[1] == told[2]
-    assert told[0][0] == (0 if end == "pass" else 1)
+    outputs = [compared(tmp_path, num_jobs, end, capsys)[:2] for num_jobs in (1, 3, 9)]
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert outputs[0][0] == (0 if end == "pass" else 1)
     assert files_of(tmp_path / "with-1") == files_of(tmp_path / "with-3") == files_of(tmp_path / "with-9")
 
 
@@ -195,6 +222,6 @@ def test_jobs_that_cannot_share_the_machine_are_refused(
     (tmp_path / "small.yaml").write_text(EXPERIMENT.replace("kind: threads", "intra_op_threads: 2"))
     (tmp_path / "own.py").write_text(OWN)
     assert main(["compare", str(tmp_path / "small.yaml"), "--jobs", "2", "--out", str(tmp_path / "out")]) == 2
-    told = "error: --jobs 2: workers.intra_op_threads above 1 uses several cores a run: leave --jobs out"
-    assert told in capsys.readouterr().err
+    message = "error: --jobs 2: workers.intra_op_threads above 1 uses several cores a run: leave --jobs out"
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

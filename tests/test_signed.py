@@ -87,19 +87,19 @@ def test_several_threads_may_send_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("knows", "serves", "told"),
+    ("knows", "serves", "message"),
     [
         (b"another one", SERVICE, "does not show that it knows the secret"),
         (SECRET, "another test", "speaks another protocol than a test"),
     ],
 )
-def test_both_ends_refuse_each_other(knows: bytes, serves: str, told: str) -> None:
+def test_both_ends_refuse_each_other(knows: bytes, serves: str, message: str) -> None:
     ours, theirs = socket.socketpair()
     caller, called = side_by_side(
         lambda: greet(ours, knows, serves, "b"), lambda: answer_peer(theirs, SECRET, SERVICE)
     )
     assert isinstance(called, StrangerError)
-    assert told in str(called)
+    assert message in str(called)
     assert isinstance(caller, PeerError)  # a stranger where it learns of it, else gone
     assert str(caller).startswith("b: ")
     assert (ours.fileno(), theirs.fileno()) == (-1, -1)
@@ -123,13 +123,13 @@ def test_what_was_said_on_one_connection_is_worth_nothing_on_another() -> None:
     """All that a caller once sent, its messages too, is sent again to the same listener by somebody who has read it."""
     ours, theirs = socket.socketpair()
     there, here = socket.socketpair()
-    heard = bytearray()
+    received = bytearray()
 
     def carry(source: socket.socket, target: socket.socket, keep: bool) -> None:
         with suppress(OSError):
             while part := source.recv(1000):
                 if keep:
-                    heard.extend(part)
+                    received.extend(part)
                 target.sendall(part)
 
     for source, target, keep in ((theirs, there, True), (there, theirs, False)):
@@ -143,7 +143,7 @@ def test_what_was_said_on_one_connection_is_worth_nothing_on_another() -> None:
         with suppress(OSError):
             each.shutdown(socket.SHUT_RDWR)
         each.close()
-    raised, _ = answered(bytes(heard))
+    raised, _ = answered(bytes(received))
     assert isinstance(raised, StrangerError)
     assert "does not show that it knows the secret" in str(raised)
 

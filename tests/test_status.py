@@ -13,7 +13,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from exogym_core.cli.main import cli
 from exogym_core.communicator.gloo.rendezvous import SignedStore
-from exogym_core.results.progress import PlainProgress, StatusFile
+from exogym_core.results.progress import PlainProgress
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.sites.link import SiteLink
 from exogym_core.sites.service import RendezvousService
@@ -35,9 +35,8 @@ def test_a_folder_tells_how_far_its_run_is_while_it_goes_on_and_afterwards(tmp_p
     folder = RunFolder.create(tmp_path / "run", "run")
     folder.write_text("experiment.yaml", "name: run\n")
     folder.write_summary([{"name": "AllReduce", "steps": 900, "final_loss": 0.5}])
-    quiet = PlainProgress(lambda line: None, lambda line: None)
-    with StatusFile(folder.path, quiet) as file:
-        run, other = file.begin("DiLoCo", 2, 3, 900), file.begin("DeMo", 3, 3, 900)
+    with PlainProgress(lambda line: None, lambda line: None, folder.path) as progress:
+        run, other = progress.begin("DiLoCo", 2, 3, 900), progress.begin("DeMo", 3, 3, 900)
         row = {"kind": "step", "step": 700, "train_loss": 0.25, "virtual_seconds": 12.0, "num_peers": 3}
         run.event(row)
         other.event(row | {"step": 5, "train_loss": 2.0})

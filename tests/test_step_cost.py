@@ -38,11 +38,14 @@ def simulation(steps: int) -> Simulation:
         ] + [Exit()]
 
     past = [stream(rank) for rank in range(NUM_RANKS)]
-    return Simulation(world, never, lambda slot: None, lambda rank, value: None, lambda row: None, past)
+    return Replay(world, past)
 
 
-def never(rank: int) -> NoReturn:
-    raise AssertionError(f"rank {rank} has nothing left to request")
+class Replay(Simulation):
+    """Simulation without ranks, which have made all requests."""
+
+    def _let_run(self, rank: int | None) -> NoReturn:
+        raise AssertionError(f"rank {rank} has nothing left to request")
 
 
 def calls(steps: int) -> Counter[str]:

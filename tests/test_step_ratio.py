@@ -100,10 +100,10 @@ def test_advice_applies_it_where_there_are_no_own_runs(monkeypatch: pytest.Monke
     chosen = (("AllReduce", {}), ("DiLoCo", {"H": 30}), ("DiLoCo", {"H": 500}))
     monkeypatch.setattr("exogym_core.planning.advise.SEARCHED", {})
     monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", chosen)
-    told = advise(_setting())
+    advice = advise(_setting())
     ratio = law_ratio("DiLoCo", {"H": 30}, 35e6, 4, 700e6)
     assert ratio is not None
-    every = [*told["ranked"], *told["dominated"]]
+    every = [*advice["ranked"], *advice["dominated"]]
     (row,) = [row for row in every if row["options"] == {"H": 30} and not row["left_out"]]
     assert row["steps_ratio"] == vars(ratio)
     waiting = 1 - row["compute_utilisation"]
@@ -114,7 +114,7 @@ def test_advice_applies_it_where_there_are_no_own_runs(monkeypatch: pytest.Monke
         ratio.high / ratio.mean * (1 + waiting * NETWORK_ERROR)
     )
     assert {row["strategy"] for row in every if row["steps_ratio"]["high"] == 1} == {"AllReduce"}
-    assert any("arXiv 2503.09799, table 7" in line for line in told["unknown"])
+    assert any("arXiv 2503.09799, table 7" in line for line in advice["unknown"])
     own = advise(_setting(), {"DiLoCo": Ratio(1.1, 1.0, 1.2, "runs/mine")})
     ratios = {row["steps_ratio"]["mean"] for row in [*own["ranked"], *own["dominated"]]}
     assert ratios == {1.0, 1.1}
@@ -158,8 +158,8 @@ def test_the_benchmarks_page_says_the_same() -> None:
     def steps(cell: str) -> int | None:
         return int(cell) if cell.strip().isdigit() else None
 
-    for name, told in BENCHMARK_STEPS.items():
-        assert (steps(rows[name][2]), steps(rows[name][4])) == told, name
+    for name, ratios in BENCHMARK_STEPS.items():
+        assert (steps(rows[name][2]), steps(rows[name][4])) == ratios, name
 
 
 def test_a_plan_tells_of_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,6 +167,6 @@ def test_a_plan_tells_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     planned = plan(build_strategy("DiLoCo", H=30), _setting())
     (remark,) = [each for each in planned.remarks if each.startswith("to the same loss it needs 1.47 times")]
     row = {"name": "DiLoCo", "place": 1, **planned.to_mapping()}
-    print_table([row], [row])
+    print_table([row], {key: [] for key in ("break_even", "sooner_throughout", "step_ratios")})
     assert f"DiLoCo: {remark}" in capsys.readouterr().out
     assert not any("same loss" in remark for remark in plan(build_strategy("AllReduce"), _setting()).remarks)

@@ -166,13 +166,13 @@ def test_any_torch_schedule_works_by_class_or_name() -> None:
 
 
 def test_callbacks_hear_the_learning_rate() -> None:
-    heard: list[float] = []
+    received: list[float] = []
     strategy = AllReduceStrategy(
         "sgd", lr=1.0, lr_scheduler="ExponentialLR", lr_scheduler_kwargs={"gamma": 0.5}
     )
-    strategy.lr_callbacks.append(heard.append)
+    strategy.lr_callbacks.append(received.append)
     rates(strategy, 3)
-    assert heard == [0.5, 0.25, 0.125]
+    assert received == [0.5, 0.25, 0.125]
 
 
 def test_a_schedule_is_part_of_the_state() -> None:

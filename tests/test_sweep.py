@@ -120,16 +120,16 @@ def test_a_sweep_marks_what_fails_and_does_the_rest(
     path = write(tmp_path, "sweep: {seeds: 2, topology: [lan, wan-4-regions], strategies.*.lr: [0.01, -1]}\n")
     out = tmp_path / "out"
     assert main(["sweep", str(path), "--out", str(out)]) == 1
-    told = capsys.readouterr()
-    assert told.err.startswith("4 points: about ")
-    assert "of memory for 8 runs" in told.err
+    captured = capsys.readouterr()
+    assert captured.err.startswith("4 points: about ")
+    assert "of memory for 8 runs" in captured.err
     assert (
         "2 of them will be marked as failed: point topology=lan, strategies.*.lr=-1: strategies[0].lr"
-        in told.err
+        in captured.err
     )
-    assert "point 3 of 4: topology=wan-4-regions, strategies.*.lr=0.01" in told.err
-    assert "error: 2 of 4 points failed" in told.err
-    assert told.out.splitlines()[-1] == str(out)
+    assert "point 3 of 4: topology=wan-4-regions, strategies.*.lr=0.01" in captured.err
+    assert "error: 2 of 4 points failed" in captured.err
+    assert captured.out.splitlines()[-1] == str(out)
     entries = read(out)
     assert [entry.get("failed", False) for entry in entries] == [False, True, False, True]
     assert entries[1]["error"].startswith("strategies[0].lr: SimpleReduceStrategy: lr=-1")
@@ -232,7 +232,7 @@ def test_a_network_next_to_the_file_travels_with_the_sweep(
 
 
 @pytest.mark.parametrize(
-    ("missing", "options", "told"),
+    ("missing", "options", "message"),
     [
         (
             "optuna",
@@ -245,7 +245,7 @@ def test_a_network_next_to_the_file_travels_with_the_sweep(
 def test_an_extra_that_is_missing_leaves_no_folder_behind(
     missing: str,
     options: list[str],
-    told: str,
+    message: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -255,5 +255,5 @@ def test_an_extra_that_is_missing_leaves_no_folder_behind(
     monkeypatch.setitem(sys.modules, missing, None)
     path = write(tmp_path, "sweep: {strategies.*.lr: [0.01, 0.02]}\n")
     assert main(["sweep", str(path), *options]) == 2
-    assert f"error: {told}\n" in capsys.readouterr().err
+    assert f"error: {message}\n" in capsys.readouterr().err
     assert list((tmp_path / "runs").iterdir()) == []

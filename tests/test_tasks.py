@@ -225,8 +225,10 @@ def test_memory_maps_are_read_lazily_and_pickled_as_descriptions(tmp_path, suffi
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 def test_a_token_outside_the_vocabulary_is_named(name):
     model = build_model(name, num_layers=1, width=8, num_heads=1, vocab_size=5, block_size=8, seed=0)
-    for tokens, told in ([1, 7], 7), ([-1, 2], -1):
-        with pytest.raises(InputError, match=f"^token {told} is outside the vocabulary of 5: give the task "):
+    for tokens, token in ([1, 7], 7), ([-1, 2], -1):
+        with pytest.raises(
+            InputError, match=f"^token {token} is outside the vocabulary of 5: give the task "
+        ):
             model.logits(torch.tensor([tokens]))
 
 

@@ -208,18 +208,18 @@ def test_queues_lose_time_and_no_bytes(mbit: float, queue: int) -> None:
 def test_the_socket_takes_a_message_once_the_window_has_grown() -> None:
     clock = Clock()
     network = Network(clock, pair(), "gloo")
-    told: list[float] = []
+    times: list[float] = []
 
     def send() -> None:
-        network.send(0, 1, 500_000, lambda: None, on_sent=lambda: told.append(clock.now))
+        network.send(0, 1, 500_000, lambda: None, on_sent=lambda: times.append(clock.now))
 
     send()
     clock.run()
-    assert 0.2 < told[0] < clock.now
+    assert 0.2 < times[0] < clock.now
     begin = clock.now
     send()
     clock.run()
-    assert told[1] == begin
+    assert times[1] == begin
 
 
 def test_presets() -> None:

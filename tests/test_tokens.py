@@ -66,9 +66,9 @@ def test_the_command_stops_when_there_are_enough_and_says_how_to_train_with_them
 ) -> None:
     tokenizer = ["--tokenizer", str(home / "tokenizer.json"), "--out", "few.bin"]
     assert netgym(["tokens", str(home / "a.jsonl"), *tokenizer, "--most", "5000"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[-2].startswith("task: {name: text, paths: few.bin, vocab_size: ")
-    assert told[-1] == "few.bin"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].startswith("task: {name: text, paths: few.bin, vocab_size: ")
+    assert lines[-1] == "few.bin"
     assert np.fromfile("few.bin", dtype="uint16").tolist() == expected(home)[:5000]
     monkeypatch.setenv("CORPUS", "few")
     task = build_task("text", paths="${CORPUS}.bin", block_size=16)
@@ -99,9 +99,9 @@ def test_unreadable_input_is_reported_in_a_line(
     )  # a hub that is not reached is tried for long
     names = [str(home / name) for name in ([corpus] if isinstance(corpus, str) else corpus)]
     given = {"tokenizer": str(home / "tokenizer.json"), **options}
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as error:
         write_tokens(names, tmp_path / "out.bin", **given)  # type: ignore[arg-type]
-    assert str(told.value).startswith("tokens: ")
-    assert line in str(told.value)
-    assert "\n" not in str(told.value)
+    assert str(error.value).startswith("tokens: ")
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
     assert not (tmp_path / "out.bin").exists()

@@ -300,10 +300,10 @@ def test_a_collective_tells_what_its_traffic_costs() -> None:
     took = netsim.collective(pair("0.02 $/GB"), "all_reduce", num_bytes="1 GB", algorithm="ring")
     assert took.dollars == pytest.approx(0.04)
     assert netsim.collective(pair("0 $/GB"), "all_reduce", num_bytes="1 GB").dollars == 0
-    told = CliRunner().invoke(
+    result = CliRunner().invoke(
         cli, ["collective", "aws-12-regions-64-streams", "all_reduce", "--bytes", "1GB", "--json"]
     )
-    assert json.loads(told.output)["dollars"] > 0
+    assert json.loads(result.output)["dollars"] > 0
 
 
 @pytest.mark.parametrize(

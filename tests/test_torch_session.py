@@ -16,7 +16,7 @@ from netsim import Clock
 from netsim.ranks import Advance, Call, Exit, Kernel, Key, Mark, Post, Request, StampedRow, Wait
 
 
-class _Told:
+class _Reports:
     """A communicator that hands what it is told to the sites of a run of one rank, on a clock of its own."""
 
     def __init__(self, sites: CallSites) -> None:
@@ -40,32 +40,32 @@ def sites() -> CallSites:
 
 
 @pytest.fixture
-def told(sites: CallSites) -> _Told:
-    return _Told(sites)
+def reports(sites: CallSites) -> _Reports:
+    return _Reports(sites)
 
 
 @pytest.fixture
-def session(told: _Told) -> RankSession:
-    return RankSession(told, ComputeClock("marks"))  # type: ignore[arg-type]
+def session(reports: _Reports) -> RankSession:
+    return RankSession(reports, ComputeClock("marks"))  # type: ignore[arg-type]
 
 
 def test_places_are_sent_when_they_change_and_hold_until_then(
-    session: RankSession, told: _Told, sites: CallSites
+    session: RankSession, reports: _Reports, sites: CallSites
 ) -> None:
     def calls(op: str, seconds: float, network: float) -> None:
         session.at(op)
-        sites.take_request(0, Post(Key(0, len(told.rows)), 0, Call(op, (0, 1), 40)))
-        told.exposed += seconds
-        told.network += network
+        sites.take_request(0, Post(Key(0, len(reports.rows)), 0, Call(op, (0, 1), 40)))
+        reports.exposed += seconds
+        reports.network += network
 
     for _ in range(5):
         calls("all_reduce", 1.0, 0.75)
-    assert len(told.rows) == 1
+    assert len(reports.rows) == 1
     for _ in range(2):
         calls("barrier", 0.5, 0.0)
     calls("all_reduce", 0.25, 0.25)
-    assert [row["op"] for row in told.rows] == ["all_reduce", "barrier", "all_reduce"]
-    totals = sites.finish([(told.exposed, told.network)], 0.0)
+    assert [row["op"] for row in reports.rows] == ["all_reduce", "barrier", "all_reduce"]
+    totals = sites.finish([(reports.exposed, reports.network)], 0.0)
     assert {site.op: (each.calls, each.num_bytes) for site, each in totals.items()} == {
         "all_reduce": (6, 240),
         "barrier": (2, 80),
@@ -129,24 +129,26 @@ def test_network_time_of_asynchronous_calls_is_exposed_or_hidden_where_they_are_
     assert by_place["a.py:2"].network_seconds == pytest.approx(min(until, 3.0) - 1.5)
 
 
-def test_the_clock_starts_with_the_first_group(session: RankSession, told: _Told, sites: CallSites) -> None:
+def test_the_clock_starts_with_the_first_group(
+    session: RankSession, reports: _Reports, sites: CallSites
+) -> None:
     session.advance(3.0)
-    assert (told.computed, session.now()) == (0.0, 0.0)
+    assert (reports.computed, session.now()) == (0.0, 0.0)
     assert [session.begin(), session.begin()] == [True, False]
     session.advance(1.0)
-    assert told.computed == 1.0
+    assert reports.computed == 1.0
     assert sites.startup_seconds == [3.0]
 
 
 def test_steps_are_those_of_the_first_optimizer_that_steps(
-    session: RankSession, told: _Told, sites: CallSites
+    session: RankSession, reports: _Reports, sites: CallSites
 ) -> None:
     first, second = (torch.optim.SGD([torch.zeros(1)], lr=1.0) for _ in range(2))
     session.stepped(first)
-    assert told.rows == [], "there is no clock yet"
+    assert reports.rows == [], "there is no clock yet"
     session.begin()
     for optimizer in (first, second, first, second, first):
-        told.computed += 1.0
+        reports.computed += 1.0
         session.stepped(optimizer)
     assert (sites.first_steps[0].step, sites.first_steps[0].virtual_seconds) == (1, 1.0)
     assert (sites.last_steps[0].step, sites.last_steps[0].virtual_seconds) == (3, 5.0)

@@ -364,16 +364,16 @@ def test_the_commands_leave_traces_of_what_fails(tmp_path: Path) -> None:
     (tmp_path / "flows.csv").write_text("start_s,src,dst,bytes\n0,a,b,100000\n0.1,a,b,1000000\n")
     net, trace = str(tmp_path / "net.yaml"), tmp_path / "t.json"
     arguments = [net, str(tmp_path / "flows.csv"), "--trace", str(trace)]
-    told = CliRunner().invoke(flows_command, arguments)
-    assert told.exit_code == 1
-    assert f"{trace}: what happened until the run was cut short" in told.output
+    result = CliRunner().invoke(flows_command, arguments)
+    assert result.exit_code == 1
+    assert f"{trace}: what happened until the run was cut short" in result.output
     first, second = slices(trace, 100_000, "sends")
     assert first[2] < 0.3 < 0.51 <= second[2]
     trace.unlink()
     arguments = [net, "all_reduce", "--bytes", "1MB", "--repeat", "2", "--trace", str(trace)]
-    told = CliRunner().invoke(collective_command, arguments)
-    assert told.exit_code == 1
-    assert f"{trace}: what happened until the run was cut short" in told.output
+    result = CliRunner().invoke(collective_command, arguments)
+    assert result.exit_code == 1
+    assert f"{trace}: what happened until the run was cut short" in result.output
     for process in (1, 2):
         assert [name for name, *_ in slices(trace, process, "communication")] == ["all_reduce"]
     check_well_formed(read(trace))

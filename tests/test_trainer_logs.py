@@ -50,9 +50,9 @@ def test_a_named_run_leaves_the_files_of_exo_gym(tmp_path):
     assert float(rows(folder / "correlation.csv")[0]["correlation"]) <= 1
     config = json.loads((folder / "config.json").read_text())
     assert config["strategy"] == "DiLoCoStrategy"
-    told = config["strategy_config"]
-    assert (told["H"], told["outer_lr"], told["lr"]) == (2, None, 0.01)
-    assert "local_step" not in told, "what the strategy was told, not what it keeps"
+    options = config["strategy_config"]
+    assert (options["H"], options["outer_lr"], options["lr"]) == (2, None, 0.01)
+    assert "local_step" not in options, "what the strategy was told, not what it keeps"
     assert config["model_parameters"] == pytest.approx(53e-6)
     assert config["num_nodes"] == 2
     fit(run_name="mine")

@@ -90,8 +90,8 @@ def test_a_point_that_fails_is_left_out_and_a_strategy_without_points_too(
         main(["tune", "small.yaml", "--over", "DiLoCo.H=-1", "--over", "AllReduce.lr=0.01", "--seeds", "1"])
         == 1
     )
-    out, told = capsys.readouterr()
-    assert "DiLoCo: every point failed (1 of 1): left out of the comparison" in told
+    out, errors = capsys.readouterr()
+    assert "DiLoCo: every point failed (1 of 1): left out of the comparison" in errors
     assert "DiLoCo     all failed" in out
 
 

@@ -27,16 +27,16 @@ def exchange(comm: Communicator, asks: bool, busy: bool) -> list[Any]:
     message = torch.ones(100_000)
     if busy and comm.rank:
         handle = comm.isend(message, 2) if comm.rank == 1 else comm.irecv(message, 1)
-    told = []
+    reported = []
     if comm.rank == 1:
         for _ in range(3):
             comm.advance(0.0625)
-            told += [comm.now()] if asks else []
+            reported += [comm.now()] if asks else []
     parts = [torch.full((1000 * (comm.rank + 1) + other,), float(other)) for other in range(3)]
     got = [len(part) for part in comm.all_to_all(parts)]
     if busy and comm.rank:
         handle.wait()
-    assert told == ([0.0625, 0.125, 0.1875] if asks and comm.rank == 1 else [])
+    assert reported == ([0.0625, 0.125, 0.1875] if asks and comm.rank == 1 else [])
     return [got, comm.now(), comm.traffic.bytes_sent]
 
 

@@ -54,19 +54,19 @@ def ctrl_c() -> Any:
 def test_a_silent_rank_is_reported_once_with_its_place_and_may_continue(
     workers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    told: list[Silence] = []
-    heard: list[Silence] = []
+    reported: list[Silence] = []
+    received: list[Silence] = []
     take_in = Runner._silent
 
     def hear(run: Runner, silence: Silence, block: range) -> None:
         take_in(run, silence, block)
-        heard.append(silence)
-        if len(heard) == 2:
+        received.append(silence)
+        if len(received) == 2:
             (tmp_path / "twice").touch()
 
     monkeypatch.setattr(turns, "SECONDS_OF_SILENCE", 0.05)
     monkeypatch.setattr(Runner, "_silent", hear)
-    monkeypatch.setattr(Silence, "warn", lambda silence: told.append(silence))
+    monkeypatch.setattr(Silence, "warn", lambda silence: reported.append(silence))
 
     def computes_for_long(comm: Communicator) -> float:
         comm.barrier()
@@ -76,8 +76,8 @@ def test_a_silent_rank_is_reported_once_with_its_place_and_may_continue(
         return float(comm.all_reduce(torch.ones(1)))
 
     assert run_ranks(computes_for_long, 3, workers=workers).results == [3.0] * 3
-    assert [silence.rank for silence in told] == [1]
-    path, line, function = told[0].place
+    assert [silence.rank for silence in reported] == [1]
+    path, line, function = reported[0].place
     assert (os.path.basename(path), function) == ("test_watch.py", "computes_for_long")
     start = computes_for_long.__code__.co_firstlineno
     assert start + 3 <= line <= start + 4
@@ -97,18 +97,18 @@ def test_no_rank_is_reported_while_others_compute_too(
     monkeypatch.setattr(turns, "SECONDS_OF_SILENCE", 0.05)
     seen: list[Silence] = []
     take_in = Runner._silent
-    heard: set[int] = set()
+    reported: set[int] = set()
 
     def warn(silence: Silence) -> None:
-        if heard != {0, 1}:  # then one of them may end before the other
+        if reported != {0, 1}:  # then one of them may end before the other
             seen.append(silence)
 
     monkeypatch.setattr(Silence, "warn", warn)
 
     def hear(run: Runner, silence: Silence, block: range) -> None:
         take_in(run, silence, block)
-        heard.add(silence.rank)
-        if heard == {0, 1}:
+        reported.add(silence.rank)
+        if reported == {0, 1}:
             (tmp_path / "both").touch()
 
     monkeypatch.setattr(Runner, "_silent", hear)
@@ -118,15 +118,15 @@ def test_no_rank_is_reported_while_others_compute_too(
             torch.ones(10).sum()
 
     run_ranks(body, 2, workers={"kind": "processes", "processes": 2})
-    assert heard == {0, 1}
+    assert reported == {0, 1}
     assert not seen
 
 
 def test_a_stopped_process_is_reported_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     def warn(text: str, *_: object, **__: object) -> None:
-        told.append(text)
+        reported.append(text)
         found = re.search(r"kill -CONT (\d+)", text)
         if found is not None:
             os.kill(int(found[1]), signal.SIGCONT)
@@ -142,7 +142,8 @@ def test_a_stopped_process_is_reported_with_the_remedy(monkeypatch: pytest.Monke
 
     assert run_ranks(body, 2, workers={"kind": "processes", "processes": 2}).results == [2.0, 2.0]
     assert any(
-        re.fullmatch(r"the process of rank 1 \((\d+)\) is stopped: kill -CONT \1 .*", line) for line in told
+        re.fullmatch(r"the process of rank 1 \((\d+)\) is stopped: kill -CONT \1 .*", line)
+        for line in reported
     )
 
 

@@ -215,11 +215,8 @@ def _table(entries: list[Entry]) -> Table:
 
 def _headings(entries: list[Entry]) -> list[str]:
     scores: list[dict[str, Any]] = max((entry["scores"] for entry in entries), key=len, default=[])
-    return ["strategy", "held", "score", *map(_heading, scores)]
-
-
-def _heading(score: dict[str, Any]) -> str:
-    return f"{score['task']} to {score['target_loss']:g}, {score['topology']}"
+    tasks = [f"{each['task']} to {each['target_loss']:g}, {each['topology']}" for each in scores]
+    return ["strategy", "held", "score", *tasks]
 
 
 def _rows(entries: list[Entry]) -> list[list[str]]:
@@ -229,8 +226,7 @@ def _rows(entries: list[Entry]) -> list[list[str]]:
     for entry, held, mean in board_rows(entries):
         cells = [visible(entry["strategy"], 40), f"{held} of {len(entry['scores'])}"]
         cells.append("-" if mean is None else format_seconds(mean))
-        cells += [_score_text(score) for score in entry["scores"]]
-        rows.append(cells)
+        rows.append([*cells, *map(_score_text, entry["scores"])])
     return rows
 
 

@@ -137,7 +137,7 @@ class _Manifest(BaseModel):
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
-    """A complete checkpoint.
+    """A complete checkpoint on disk, of all ranks after the same step.
 
     Attributes:
         path: its step folder.
@@ -206,7 +206,7 @@ class StoredCheckpoint:
         return int(self.identity["world size"])
 
     def check(self, identity: Mapping[str, Any]) -> None:
-        """Refuse another run.
+        """Refuse to resume a run whose identity differs from the stored one.
 
         Raises:
             InputError: naming what differs, with both values.

@@ -33,7 +33,7 @@ from exogym_core.names import visible
 from exogym_core.plain import decode, encode
 from exogym_core.results.disk import RecordError, record_errors
 from exogym_core.workers.journal import request_from_record, request_to_line
-from netsim import input_file, read_bytes
+from netsim import input_file
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -107,15 +107,16 @@ def write_new(path: Path, content: bytes) -> FileFacts:
     return {path.name: {"num_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
 
 
-def read_checked(path: Path, facts: FileFacts) -> bytes:
-    """Content of the file, checked against its facts.
+def read_checked(path: Path, facts: FileFacts, most_bytes: int = -1) -> bytes:
+    """Content of the file, of a growing one the first bytes, checked against its facts.
 
     Raises:
         RecordError: it is missing or damaged.
     """
     with record_errors(path, "read"):
         try:
-            content = read_bytes(path)
+            with input_file(path) as file:
+                content = file.read(most_bytes)
         except InputError as error:
             raise damaged(path, error) from error
     expected = facts.get(path.name)
@@ -168,9 +169,8 @@ _OBSERVED = -1  # where the rank stands in a request's line
 
 
 Count = Annotated[int, Field(ge=0, strict=True)]
-FileName = Annotated[
-    str, Field(pattern=r"^\w[\w.-]*$", max_length=200)
-]  # in the same folder, and nowhere else
+# In the same folder, and nowhere else.
+FileName = Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=200)]
 
 
 class LogPart(BaseModel):
@@ -219,7 +219,7 @@ class LogWriter:
         return self._lengths[rank]
 
     def add(self, rank: int, request: Request) -> None:
-        """Append a request.
+        """Append a request of a rank to its log.
 
         Raises:
             InputError: a marked row holds a value that cannot be stored.
@@ -305,6 +305,9 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
+_MALFORMED = (OSError, EOFError, ValueError, LookupError, TypeError, RecursionError, zlib.error)
+
+
 def read_logs(
     folder: Path, parts: Sequence[LogPart], num_ranks: int
 ) -> tuple[list[list[Request]], list[dict[str, Any]]]:
@@ -318,7 +321,8 @@ def read_logs(
     # Rows that say the same are one object, and so are calls: a log repeats itself all the time.
     seen: dict[str, Request] = {}
     for part in parts:
-        packed = _read(folder / part.name, part)
+        facts = {part.name: part.model_dump(include={"num_bytes", "sha256"})}
+        packed = read_checked(folder / part.name, facts, part.num_bytes)
         try:
             left = list(part.lengths)
             if sum(left) > _MOST_LINES:
@@ -338,16 +342,7 @@ def read_logs(
                     streams[rank].append(request)
             if any(left):
                 raise ValueError("requests are missing")
-        except (
-            OSError,
-            EOFError,
-            ValueError,
-            IndexError,
-            KeyError,
-            TypeError,
-            RecursionError,
-            zlib.error,
-        ) as error:
+        except _MALFORMED as error:
             raise damaged(folder / part.name, error) from error
     return streams, observed
 
@@ -359,17 +354,3 @@ def _lines(packed: bytes) -> Iterator[str]:
             if len(line) == _MOST_LINE_BYTES:
                 raise ValueError(f"it has a line of {_MOST_LINE_BYTES:,} bytes")
             yield line.decode().rstrip("\n")
-
-
-def _read(path: Path, part: LogPart) -> bytes:
-    with record_errors(path, "read"):
-        try:
-            with input_file(path) as file:
-                content = file.read(part.num_bytes)
-        except InputError as error:
-            raise damaged(path, error) from error
-    if len(content) < part.num_bytes:
-        raise damaged(path, f"{len(content)} bytes, {part.num_bytes} were written")
-    if hashlib.sha256(content).hexdigest() != part.sha256:
-        raise damaged(path, "its SHA-256 is another")
-    return content

@@ -163,10 +163,7 @@ def _plain(code: CodeType) -> list[object]:
 
 def _named_by(found: Any) -> Iterator[tuple[str, Any]]:
     """Objects that the functions of a class, or a function, name: globals, attributes of modules, enclosed values."""
-    functions = [found] if isinstance(found, FunctionType) else map(_definition, vars(found).values())
-    for function in functions:
-        if not isinstance(function, FunctionType):
-            continue
+    for function in _functions(found):
         names = {name for code in _nested(function.__code__) for name in code.co_names}
         for name in sorted(names):
             value = function.__globals__.get(name)
@@ -183,10 +180,14 @@ def _named_by(found: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _codes(found: Any) -> Iterator[CodeType]:
-    functions = [found] if isinstance(found, FunctionType) else map(_definition, vars(found).values())
-    for function in functions:
-        if isinstance(function, FunctionType):
-            yield from _nested(function.__code__)
+    for function in _functions(found):
+        yield from _nested(function.__code__)
+
+
+def _functions(found: Any) -> Iterator[FunctionType]:
+    """A function, or those of a class."""
+    named = [found] if isinstance(found, FunctionType) else map(_definition, vars(found).values())
+    return (each for each in named if isinstance(each, FunctionType))
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:

@@ -376,7 +376,7 @@ class CheckpointWriter:
         yield "alone"
 
     def close(self) -> None:
-        """Remove incomplete checkpoints."""
+        """Close the log and remove checkpoints that were not completed."""
         if self._log is not None:
             self._log.close()
         self._tidy()

@@ -113,6 +113,8 @@ def compare(
     with closing(run_jobs(comparison.jobs(), num_jobs)) as ends:
         for job, end in ends:
             comparison.end(job.report, end.error)
+    if num_jobs > 1:
+        folder.clean()  # processes of dropped runs may have been killed while they wrote a file
     return tally.summary()
 
 
@@ -246,14 +248,14 @@ class _Comparison:
         if len(self._failures) == len(strategies):
             raise self._failures[0]
 
-    def settle(self, compute: Mapping[str, Any] | None, minibatch_size: int | None) -> None:
+    def use_measured(self, compute: Mapping[str, Any] | None, minibatch_size: int | None) -> None:
         """Store what the first run measured; all others, and runs of the stored experiment, use the same."""
         experiment = self.experiment
         found = Compute.parse(compute) if compute is not None else experiment.compute
         if found != experiment.compute and experiment.compute.may_become(found):
-            experiment = experiment.with_compute(found)
+            experiment = experiment.with_settings(compute=found)
         if experiment.settings.minibatch_size == "auto" and minibatch_size is not None:
-            experiment = experiment.with_minibatch(minibatch_size)
+            experiment = experiment.with_settings(minibatch_size=minibatch_size)
         if experiment is not self.experiment:
             self.experiment = experiment
             self.folder.write_text("experiment.yaml", experiment.to_yaml())
@@ -302,9 +304,9 @@ class _Run:
             self.progress.end(words)
             self.progress = None
 
-    def settle(self, compute: Mapping[str, Any] | None, minibatch_size: int | None) -> None:
+    def use_measured(self, compute: Mapping[str, Any] | None, minibatch_size: int | None) -> None:
         """Pass on values that the run has measured."""
-        self.comparison.settle(compute, minibatch_size)
+        self.comparison.use_measured(compute, minibatch_size)
 
     def note(self, entry: dict[str, Any]) -> None:
         """Write the run's object of the summary, after its files."""
@@ -364,14 +366,14 @@ class _Training:
         given = _arguments(experiment, task)
         if experiment.settings.checkpoint is not None:
             given["resume_from"] = folder.make_folder("checkpoints", name)
-        is_settled = False
+        is_measured = False
         with open_loggers(experiment, folder, name) as loggers:
 
             def emit(row: Mapping[str, Any]) -> None:
-                nonlocal is_settled
-                if not is_settled and trainer.result is not None:
-                    report.settle(trainer.result.compute, trainer.result.minibatch_size)
-                    is_settled = True
+                nonlocal is_measured
+                if not is_measured and trainer.result is not None:
+                    report.use_measured(trainer.result.compute, trainer.result.minibatch_size)
+                    is_measured = True
                 report.event(row)
                 for logger in loggers:
                     logger.event(row)

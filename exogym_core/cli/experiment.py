@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ from netsim.errors import InputError, UnknownNameError, unknown_name
 from netsim.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torch import nn
 
@@ -168,19 +169,20 @@ class Experiment:
         if self.topology is None:
             return None
         hosts = self.topology.place(self.settings.workers.count, self.settings.placement)
-        most = {host: hosts.count(host) for host in dict.fromkeys(hosts)}
-        crowded = [host for host, number in most.items() if number > 1]
-        if not crowded:
+        counts = Counter(hosts)
+        most = max(counts.values())
+        if most < 2:
             return None
-        line = (
-            f"{len(hosts)} workers are placed on {format_count(len(most), 'host')}, "
-            f"up to {max(most.values())} on one: "
+        placed = (
+            f"{len(hosts)} workers are placed on {format_count(len(counts), 'host')}, up to {most} on one"
         )
-        alone = [host for host in crowded if self.topology.hosts[host].devices is None]
-        if alone:
-            name = self.topology.hosts[alone[0]].name
-            return f"{line}each computes at full speed (hosts such as {name} do not say how many `devices` they have)"
-        return f"{line}those beyond a host's devices share them"
+        for host, number in counts.items():
+            if number > 1 and self.topology.hosts[host].devices is None:
+                unknown = (
+                    f"hosts such as {self.topology.hosts[host].name} do not say how many `devices` they have"
+                )
+                return f"{placed}: each computes at full speed ({unknown})"
+        return f"{placed}: those beyond a host's devices share them"
 
     def only(self, name: str) -> Experiment:
         """Copy with the one strategy of that name or label.
@@ -271,13 +273,9 @@ class Experiment:
         given["compute"] = self.compute if self.topology is not None else None
         return given
 
-    def with_minibatch(self, minibatch_size: int) -> Experiment:
-        """Copy with another micro-batch, such as the largest that fits."""
-        return replace(self, settings=self.settings.model_copy(update={"minibatch_size": minibatch_size}))
-
-    def with_compute(self, compute: Compute) -> Experiment:
-        """Copy with another compute time, such as a measured one."""
-        return replace(self, settings=self.settings.model_copy(update={"compute": compute}))
+    def with_settings(self, **settings: object) -> Experiment:
+        """Copy with other settings, such as a measured compute time, or the largest micro-batch that fits."""
+        return replace(self, settings=self.settings.model_copy(update=settings))
 
     def to_mapping(self) -> dict[str, Any]:
         """The resolved form: every key in its order, defaults written out, the topology inlined."""
@@ -405,7 +403,7 @@ def _resolved_seeds(settings: Settings, document: Document) -> dict[str, Any]:
 
 
 def program_remedy(document: Document, folder: Path) -> str | None:
-    """Call that goes on with the run of a `folder` that `fit(out=...)` wrote; None for other experiments."""
+    """Call that resumes the run of a `folder` that `fit(out=...)` wrote; None for other experiments."""
     task = document.data.get("task") if isinstance(document.data, dict) else None
     name = task.get("name") if isinstance(task, dict) else None
     if not isinstance(name, str) or not name.startswith(PROGRAM_TASK):
@@ -443,24 +441,20 @@ class _Overridden(Document):
     flags: Mapping[KeyPath, str] = field(default_factory=dict)
 
     def errors(self, problems: Iterable[ConfigError]) -> InputError:
-        errors: list[InputError] = []
-        in_file: list[ConfigError] = []
-        for problem in problems:
-            flag = self._flag_of((*self.inside, *problem.path))
-            if flag is None:
-                in_file.append(problem)
-            else:
-                errors.append(Document(flag, self.data, inside=self.inside).errors([problem]))
-        if in_file:
+        flagged = [(self._flag_of((*self.inside, *problem.path)), problem) for problem in problems]
+        errors = [
+            Document(flag, self.data, inside=self.inside).errors([problem])
+            for flag, problem in flagged
+            if flag is not None
+        ]
+        if in_file := [problem for flag, problem in flagged if flag is None]:
             errors.append(super().errors(in_file))
         kind = UnknownNameError if isinstance(errors[0], UnknownNameError) else InputError
-        return kind("\n".join(str(error) for error in errors))
+        return kind("\n".join(map(str, errors)))
 
     def _flag_of(self, path: KeyPath) -> str | None:
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.flags:
-                return self.flags[path[:length]]
-        return None
+        lengths = range(len(path), 0, -1)
+        return next((self.flags[path[:length]] for length in lengths if path[:length] in self.flags), None)
 
 
 def apply_overrides(
@@ -473,36 +467,28 @@ def apply_overrides(
 
     Keys that the document's `scales` list for `scale` are replaced first.
 
-    A path goes through mappings by key and through lists by position or by an entry's name
+    A path leads through mappings by key and through lists by position or by an entry's name
     (`strategies.DiLoCo.H=20`); `*` is every key or entry there is (`strategies.*.lr=0.01`). Missing
     mappings are made; a plain name inside the path becomes `{name: ...}`.
 
     Raises:
         InputError: an override cannot be read or placed; the line begins with the flag.
     """
-    data = copy.deepcopy(document.data)
-    if not isinstance(data, dict):
-        return document  # the schema names the mistake
-    lines = dict(document.lines)
-    if scale is not None:
-        _apply_scale(document, data, lines, scale)
-    flags: dict[KeyPath, str] = {}
+    given = options or {}
     # A flag of its own replaces a whole key, and --set what is inside: `--protocol gloo --set protocol.streams=8`.
-    for name, given in (options or {}).items():
-        data[name] = given
-        text = ",".join(map(str, given)) if isinstance(given, list) else given
-        flags[(name,)] = f"--{name} {text}"
+    changes: list[_Change] = []
+    for name, replacement in given.items():
+        text = ",".join(map(str, replacement)) if isinstance(replacement, list) else replacement
+        changes.append((name, replacement, f"--{name} {text}"))
     for text in overrides:
         flag = f"--set {text}"
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
             raise InputError(f"{flag}: expected KEY=VALUE, such as --set steps=20")
         read = _read(value, flag)
-        if key.strip() in (options or {}):
-            continue
-        for path in _set(data, key.strip().split("."), read, flag):
-            flags[path] = flag
-    return _Overridden(document.where, data, lines, flags=flags)
+        if key.strip() not in given:
+            changes.append((key.strip(), read, flag))
+    return _changed(document if scale is None else _scaled(document, scale), changes)
 
 
 def apply_values(document: Document, values: Mapping[str, object], origin: str) -> Document:
@@ -516,35 +502,40 @@ def apply_values(document: Document, values: Mapping[str, object], origin: str) 
     Raises:
         InputError: there is no place for a key.
     """
-    data = copy.deepcopy(document.data)
-    if not isinstance(data, dict):
+    return _changed(document, [(key, value, origin) for key, value in values.items()])
+
+
+_Change = tuple[str, object, str]
+"""Key path, value, and what errors about it begin with."""
+
+
+def _changed(document: Document, changes: Iterable[_Change]) -> Document:
+    if not isinstance(document.data, dict):
         return document  # the schema names the mistake
+    data = copy.deepcopy(document.data)
     flags = {
-        path: origin
-        for key, value in values.items()
-        for path in _set(data, key.split("."), copy.deepcopy(value), origin)
+        path: origin for key, value, origin in changes for path in _set(data, key.split("."), value, origin)
     }
     return _Overridden(document.where, data, document.lines, flags=flags)
 
 
-def _apply_scale(document: Document, data: dict[str, Any], lines: dict[KeyPath, int], scale: str) -> None:
-    """Replace in `data` the keys that `scales` lists for `scale`; `lines` then have the lines of these."""
-    scales = data.get("scales")
+def _scaled(document: Document, scale: str) -> Document:
+    """Copy with the keys that `scales` lists for `scale`, and the lines of these."""
+    data, lines = copy.deepcopy(document.data), dict(document.lines)
+    scales = data.get("scales") if isinstance(data, dict) else None
     if not isinstance(scales, dict) or not scales:
         raise InputError(f"--scale {scale}: {document.where} has no 'scales'; leave --scale out")
     if scale not in scales:
         raise document.error(("scales",), unknown_name("scale", scale, scales))
-    if not isinstance(scales[scale], dict):
-        return  # the schema names the mistake
-    for key, value in scales[scale].items():
+    changes = scales[scale] if isinstance(scales[scale], dict) else {}  # else the schema names the mistake
+    for key, value in changes.items():
         origin = ("scales", scale, key)
-        line = document.line_of(origin)
-        flag = f"{document.where}:{line}: scales.{scale}.{key}"
+        flag = f"{document.where}:{document.line_of(origin)}: scales.{scale}.{key}"
         written = {known[3:]: at for known, at in document.lines.items() if known[:3] == origin}
-        for path in _set(data, key.split("."), copy.deepcopy(value), flag):
-            for known in [known for known in lines if known[: len(path)] == path]:
-                del lines[known]
-            lines.update({(*path, *rest): at for rest, at in written.items()})
+        for path in _set(data, key.split("."), value, flag):
+            lines = {known: at for known, at in lines.items() if known[: len(path)] != path}
+            lines |= {(*path, *rest): at for rest, at in written.items()}
+    return replace(document, data=data, lines=lines)
 
 
 def _read(value: str, flag: str) -> object:
@@ -555,21 +546,18 @@ def _read(value: str, flag: str) -> object:
         raise type(error)(re.sub(rf"^{re.escape(flag)}:\d+: ", lambda _: f"{flag}: ", str(error))) from None
 
 
-def _set(data: dict[str, Any], keys: Sequence[str], value: object, flag: str) -> list[KeyPath]:
-    """Set `value` at the path `keys`, and return its key paths: several where `keys` has a `*`."""
-    reached: list[tuple[KeyPath, Any]] = [((), data)]
-    for position, key in enumerate(keys):
-        is_last = position == len(keys) - 1
-        further: list[tuple[KeyPath, Any]] = []
-        for path, container in reached:
-            for step in _steps(container, key, flag):
-                if is_last:
-                    container[step] = copy.deepcopy(value) if len(reached) > 1 or key == "*" else value
-                    further.append(((*path, step), None))
-                else:
-                    further.append(((*path, step), _inside(container, step, keys[: position + 1], flag)))
-        reached = further
-    return [path for path, _ in reached]
+def _set(
+    container: Any, keys: Sequence[str], value: object, flag: str, path: KeyPath = ()
+) -> Iterator[KeyPath]:
+    """Set copies of `value` at `keys`, and yield their key paths: several where `keys` has a `*`."""
+    position = len(path) + 1
+    for step in _steps(container, keys[position - 1], flag):
+        if position == len(keys):
+            container[step] = copy.deepcopy(value)
+            yield (*path, step)
+        else:
+            inside = _inside(container, step, keys[:position], flag)
+            yield from _set(inside, keys, value, flag, (*path, step))
 
 
 def _inside(container: Any, step: str | int, keys: Sequence[str], flag: str) -> dict[str, Any] | list[Any]:

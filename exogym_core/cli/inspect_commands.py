@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import json
@@ -12,7 +11,7 @@ import re
 import resource
 import sys
 import time
-from functools import lru_cache, partial
+from functools import partial
 from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,45 +46,24 @@ def documented(package: str, registry: str) -> dict[str, str]:
         package: such as `strategy`.
         registry: `STRATEGIES`, to which classes add themselves by `name=`, or a dictionary of imported ones.
     """
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((_FOLDER / package).rglob("*.py")))
     if registry == "STRATEGIES":
-        texts = [path.read_text(encoding="utf-8") for path in sorted((_FOLDER / package).rglob("*.py"))]
-        return {found[1]: inspect.cleandoc(found[2]) for text in texts for found in _STRATEGY.finditer(text)}
-    made = _parsed(_FOLDER / package / "__init__.py")
-    values = [
-        node.value for node in made.body if isinstance(node, ast.AnnAssign) and _is(node.target, registry)
-    ]
-    (table,) = (value for value in values if isinstance(value, ast.Dict))
-    return {
-        str(key.value): _docstring(made, value.id)
-        for key, value in zip(table.keys, table.values, strict=True)
-        if isinstance(key, ast.Constant) and isinstance(value, ast.Name)
-    }
+        return {name: inspect.cleandoc(docstring) for name, docstring in _STRATEGY.findall(text)}
+    table = re.search(rf"^{registry}: .*= (\{{[^}}]*\}})", text, re.MULTILINE)
+    makers = re.findall(r'"(\w+)": (\w+)', table[1] if table else "")
+    return {name: _docstring(text, maker) for name, maker in makers}
 
 
-# A registered class and its docstring: parsing all files of strategies takes ten times as long.
+# A registered class and its docstring. Parsing the files takes ten times as long.
 _STRATEGY = re.compile(
     r'^class \w+Strategy\([^)]*\bname="([^"]+)"\):\n    r?"""(.*?)"""', re.MULTILINE | re.DOTALL
 )
 
 
-@lru_cache
-def _parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def _is(node: ast.expr, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
-
-
-def _docstring(module: ast.Module, name: str) -> str:
-    """Docstring of a class or function of a module, or of the one that it imports."""
-    for node in module.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-            return ast.get_docstring(node) or ""
-        if isinstance(node, ast.ImportFrom) and any(name == each.name for each in node.names):
-            path = _FOLDER.joinpath(*str(node.module).split(".")[1:]).with_suffix(".py")
-            return _docstring(_parsed(path), name)
-    return ""
+def _docstring(text: str, name: str) -> str:
+    """Docstring of the class or function of that name."""
+    found = re.search(rf'^(?:class|def) {name}\b.*?\n    r?"""(.*?)"""', text, re.MULTILINE | re.DOTALL)
+    return inspect.cleandoc(found[1]) if found else ""
 
 
 def _summaries(package: str, registry: str) -> Section:
@@ -234,7 +212,7 @@ def _flows() -> dict[str, Any]:
 
 @click.command()
 @click.argument("name", metavar=f"[{'|'.join(formats())}]")
-@click.option("--json", "is_json", is_flag=True, help="As it is anyway.")
+@click.option("--json", "is_json", is_flag=True, help="Accepted for scripts: a schema is always JSON.")
 def schema(name: str, is_json: bool) -> None:
     """Print a format as a JSON Schema."""
     click.echo(json.dumps(schema_of(name), indent=2))
@@ -300,8 +278,8 @@ _STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the strategy, as H=10."
 )
-@click.option("--workers", default=3, show_default=True, type=click.IntRange(1), help="How many train.")
-@click.option("--steps", default=20, show_default=True, type=click.IntRange(3), help="How many each does.")
+@click.option("--workers", default=3, show_default=True, type=click.IntRange(1), help="Ranks that train.")
+@click.option("--steps", default=20, show_default=True, type=click.IntRange(3), help="Steps of each rank.")
 @plain_json
 @debug_flag
 def check(
@@ -312,14 +290,14 @@ def check(
     steps: int,
     as_json: bool,
 ) -> int:
-    """Hold STRATEGY to the laws of all strategies: module:Class of your own, or the name of a shipped one.
+    """Test STRATEGY, module:Class or the name of a shipped one, against the laws of all strategies.
 
     It trains a small model, plainly and then with one thing changed at a time: twice, in processes, over real sockets,
     after a stop. A law that is broken names what differs and what to do; the exit status is then 1.
     """
     from exogym_core.cli.own_code import find_own_code
     from exogym_core.cli.signals import Interruption
-    from exogym_core.run.check import check as hold_to_laws
+    from exogym_core.run.check import check as check_laws
 
     given = _read([*options, *settings])
     made: object = strategy
@@ -330,7 +308,7 @@ def check(
     progress = _Progress()
     with Interruption() as interruption:
         try:
-            report = hold_to_laws(made, given, num_workers=workers, num_steps=steps, progress=progress.show)  # type: ignore[arg-type]
+            report = check_laws(made, given, num_workers=workers, num_steps=steps, progress=progress.show)  # type: ignore[arg-type]
         except KeyboardInterrupt:
             progress.end()
             click.echo("interrupted: nothing is left", err=True)

@@ -31,11 +31,11 @@ __all__ = ["main"]
 _COMMANDS = {
     "check": {
         "command": "exogym_core.cli.inspect_commands:check",
-        "help": "Hold STRATEGY to the laws of all strategies: module:Class of your own, or the name of a shipped one.",
+        "help": "Test STRATEGY, module:Class or the name of a shipped one, against the laws of all strategies.",
     },
     "compare": {
         "command": "exogym_core.cli.run_commands:compare",
-        "help": "Train with every strategy of EXPERIMENT and print which wins, and why; or resume a run.",
+        "help": "Train with every strategy of EXPERIMENT and name the winner, with reasons; or resume a run.",
     },
     "doctor": {
         "command": "exogym_core.cli.inspect_commands:doctor",
@@ -47,7 +47,7 @@ _COMMANDS = {
     },
     "run": {
         "command": "exogym_core.cli.run_commands:run",
-        "help": "Train with one strategy of EXPERIMENT, or go on with a run.",
+        "help": "Train with one strategy of EXPERIMENT, or resume a run.",
     },
     "schema": {
         "command": "exogym_core.cli.inspect_commands:schema",
@@ -78,17 +78,19 @@ class _Commands(CommandGroup):
 @click.version_option(package_name="netgym", prog_name="netgym", message="%(prog)s %(version)s")
 @debug_flag
 def cli() -> None:
-    """Train virtual workers for real over a simulated network; see loss and wall clock together."""
+    """Train virtual workers for real over a simulated network: loss against virtual time."""
 
 
 @cli.command()
 @click.argument("model_or_run", metavar="MODEL_OR_RUN", type=click.Path(path_type=Path))
-@click.option("--strategy", metavar="NAME", help="Whose model [the only one].")
-@click.option("--prompt", required=True, help="What to go on from: text, or token numbers.")
-@click.option("--tokens", default=200, show_default=True, help="How many to draw.")
-@click.option("--temperature", default=0.8, show_default=True, help="0 takes the likeliest each time.")
-@click.option("--seed", type=int, help="Of the draws [another text each time].")
-@click.option("--trust", is_flag=True, help="Run the code that RUN names, although you did not make RUN.")
+@click.option("--strategy", metavar="NAME", help="Strategy of the model [the only one].")
+@click.option("--prompt", required=True, help="Text, or token numbers.")
+@click.option("--tokens", default=200, show_default=True, help="Tokens to generate.")
+@click.option(
+    "--temperature", default=0.8, show_default=True, help="Divides logits; 0 takes the likeliest token."
+)
+@click.option("--seed", type=int, help="Seed of the draws [another text each time].")
+@click.option("--trust", is_flag=True, help="Run the code that RUN names, even if another user has made RUN.")
 @plain_json
 @debug_flag
 def sample(
@@ -101,7 +103,7 @@ def sample(
     trust: bool,
     as_json: bool,
 ) -> None:
-    """Let the language model of a run write on from a prompt."""
+    """Generate text with a language model of a run."""
     from exogym_core.cli.sampling import Sampler
 
     sampler = Sampler.of_run(model_or_run, strategy, trust=trust)
@@ -117,12 +119,16 @@ def sample(
 @click.option(
     "--tokenizer", metavar="NAME", required=True, help="A tokenizer.json, or a model of the Hugging Face hub."
 )
-@click.option("--out", metavar="FILE", required=True, help="Where the tokens go, such as c4.bin.")
-@click.option("--config", metavar="NAME", help="Of a data set of the hub, such as en.")
-@click.option("--split", metavar="NAME", default="train", show_default=True, help="Of a data set of the hub.")
-@click.option("--column", metavar="NAME", default="text", show_default=True, help="The documents' text.")
-@click.option("--end", metavar="TOKEN", help="The token after each document.  [the tokenizer's own]")
-@click.option("--most", metavar="N", type=click.IntRange(1), help="Stop when there are so many tokens.")
+@click.option("--out", metavar="FILE", required=True, help="File of tokens to write, such as c4.bin.")
+@click.option("--config", metavar="NAME", help="Configuration of a data set of the hub, such as en.")
+@click.option(
+    "--split", metavar="NAME", default="train", show_default=True, help="Split of a data set of the hub."
+)
+@click.option(
+    "--column", metavar="NAME", default="text", show_default=True, help="Column of the documents' text."
+)
+@click.option("--end", metavar="TOKEN", help="Token after each document  [the tokenizer's own].")
+@click.option("--most", metavar="N", type=click.IntRange(1), help="Number of tokens at which to stop.")
 @plain_json
 @debug_flag
 def tokens(
@@ -136,7 +142,7 @@ def tokens(
     most: int | None,
     as_json: bool,
 ) -> None:
-    """Make tokens of a CORPUS, streaming: files (.txt, .jsonl, .csv, .parquet), or a data set of the Hugging Face hub.
+    """Tokenize a CORPUS, streaming: files (.txt, .jsonl, .csv, .parquet), or a data set of the Hugging Face hub.
 
     It needs the extra: pip install 'netgym[text]'.
     """
@@ -173,7 +179,7 @@ def tokens(
 @plain_json
 @debug_flag
 def list_names(what: str | None, as_json: bool) -> None:
-    """Show what can be named: strategies, tasks, models, topologies, devices, protocols."""
+    """List the names of strategies, tasks, models, topologies, devices and protocols."""
     from rich.text import Text
 
     from exogym_core.cli.inspect_commands import sections

@@ -20,16 +20,11 @@ from netsim.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from exogym_core.results.report.figures import Shown
-    from exogym_core.results.report.study import StudyReport
-    from exogym_core.results.run_folder import RunFolder
-
 __all__ = ["report"]
 
 # matplotlib and what imports it are imported inside functions: `netgym --help` answers at once.
 
-_TABLE = "latex"
-_FORMATS = ("pdf", "svg", "png", _TABLE)
+_FORMATS = ("pdf", "svg", "png", "latex")
 _ALIGNMENTS = ("time", "steps", "bytes")
 
 
@@ -54,7 +49,9 @@ def _formats(context: click.Context, parameter: click.Parameter, value: str | No
     help="Group runs by this key [all that differ]. May be repeated.",
 )
 @click.option("--where", metavar="KEY=VALUE", multiple=True, help="Only runs that have it. May be repeated.")
-@click.option("--align", type=click.Choice(_ALIGNMENTS), help="By what curves are aligned at first [time].")
+@click.option(
+    "--align", type=click.Choice(_ALIGNMENTS), help="Axis by which curves are aligned at first [time]."
+)
 @click.option(
     "--format",
     "formats",
@@ -86,9 +83,7 @@ def report(
         report_of(folders[0], out, as_json=as_json)
         return
     if _is_one_run(folders) and not (by or where or out):
-        folder = RunFolder.open(folders[0])
-        figures = _figures_of_run(folder, formats)
-        show_report(folder, align=align, figures=figures, as_json=as_json)
+        show_report(RunFolder.open(folders[0]), align or "time", formats, as_json=as_json)
         return
     _show_study(folders, by, where, align or "time", formats, out, as_json=as_json)
 
@@ -106,7 +101,7 @@ def _of_comparison(folder: Path) -> Path:
     """Folder of the comparison in a folder of `netgym tune`; any other folder unchanged.
 
     Raises:
-        InputError: its search has not come to the comparison.
+        InputError: its search has not reached the comparison.
     """
     from exogym_core.results.reading import comparison_of
 
@@ -126,31 +121,6 @@ def _is_one_run(folders: Sequence[Path]) -> bool:
     return len(folders) == 1 and not is_study(folders[0]) and not holds_runs
 
 
-def _figures_of_run(folder: RunFolder, formats: Sequence[str]) -> list[Path]:
-    from exogym_core.results.reading import Results
-    from exogym_core.results.report.figures import OF_ONE_RUN
-    from exogym_core.results.report.page import methods, shown_of
-    from exogym_core.results.report.table import latex_table, latex_text, table_cells, table_headings
-    from exogym_core.results.report.verdict import verdict
-
-    if not formats:
-        return []
-    shown = shown_of(results := Results.load(folder))
-    written = _draw(folder, shown, OF_ONE_RUN, formats, "paper.png")
-    if _TABLE in formats:
-        winner = verdict(results).winner
-        names = (result.name == winner for result in results.strategies)
-        rows = zip(names, table_cells(results), strict=True)
-        caption = visible(results.settings.get("name", "run"), 80)
-        if len(results.seeds) > 1:
-            caption += f": mean \N{PLUS-MINUS SIGN} standard deviation over {len(results.seeds)} seeds"
-        written.append(
-            folder.write_text("plots/table.tex", latex_table(table_headings(results), rows, caption))
-        )
-        written.append(folder.write_text("plots/methods.tex", latex_text(methods(results)) + "\n"))
-    return written
-
-
 def _show_study(
     folders: Sequence[Path],
     by: Sequence[str],
@@ -163,32 +133,38 @@ def _show_study(
 ) -> None:
     """Write one page of several runs or a sweep, and print its table; or all as JSON."""
     from exogym_core.results.reading import is_study
-    from exogym_core.results.report.study import study_report
+    from exogym_core.results.report.study import MOST_CURVES, StudyReport
+    from exogym_core.results.run_folder import RunFolder
 
-    study = study_report(folders, by, where)
+    study = StudyReport(folders, by, where)
+    drawn = [form for form in formats if form != "latex"]
+    if drawn and len(study.groups) > MOST_CURVES:
+        raise InputError(
+            f"--format {','.join(drawn)}: a figure shows {MOST_CURVES} groups at most, and there are "
+            f"{len(study.groups)}: choose with --where KEY=VALUE"
+        )
     is_sweep = len(folders) == 1 and is_study(folders[0])
     page = out or (folders[0] / "report.html" if is_sweep else Path("report.html"))
     if not is_written_in_place(page):
         _make(page.parent)
     with output_file(page) as file:
         file.write(study.html(align).encode())
-    figures = _figures_of_study(study, page.parent, formats)
+    figures = study.write_figures(RunFolder(page.parent), formats)
     if as_json:
-        groups = [dict(zip(study.headings(), cells, strict=True)) for _, cells in study.rows()]
         document = {
             "run_folder": str(folders[0]),
-            "run_folders": [str(folder) for folder in folders],
+            "run_folders": list(map(str, folders)),
             "report": str(page),
-            "figures": [str(figure) for figure in figures],
+            "figures": list(map(str, figures)),
             "verdict": study.verdict,
-            "winner": study.winners[0].name if len(study.winners) == 1 else None,
+            "winner": study.winner,
             "winners": [group.name for group in study.winners],
-            "groups": groups,
+            "groups": [dict(zip(study.table.headings, cells, strict=True)) for _, cells in study.table.rows],
         }
         click.echo(json.dumps(document, indent=2))
         return
-    table = Table(*study.headings(), box=None, pad_edge=False)
-    for is_winner, cells in study.rows():
+    table = Table(*study.table.headings, box=None, pad_edge=False)
+    for is_winner, cells in study.table.rows:
         table.add_row(*map(Text, cells), style="bold" if is_winner else "")
     console = stdout(200)
     console.print(table)
@@ -198,38 +174,6 @@ def _show_study(
     if is_sweep:
         click.echo(f"page {page}")
     click.echo(str(folders[0] if is_sweep else page))
-
-
-def _figures_of_study(study: StudyReport, folder: Path, formats: Sequence[str]) -> list[Path]:
-    from exogym_core.results.report.figures import OF_SEVERAL
-    from exogym_core.results.report.study import MOST_CURVES
-    from exogym_core.results.report.table import latex_table
-    from exogym_core.results.run_folder import RunFolder
-
-    drawn = [form for form in formats if form != _TABLE]
-    if drawn and len(study.groups) > MOST_CURVES:
-        raise InputError(
-            f"--format {','.join(drawn)}: a figure shows {MOST_CURVES} groups at most, and there are "
-            f"{len(study.groups)}: choose with --where KEY=VALUE"
-        )
-    place = RunFolder(folder)
-    table = latex_table(study.headings(), study.rows(), visible(study.title, 200))
-    written = [place.write_text("plots/table.tex", table)] if _TABLE in formats else []
-    return written + _draw(place, study.few(), OF_SEVERAL, drawn)
-
-
-def _draw(
-    folder: RunFolder, shown: Shown, names: Sequence[str], formats: Sequence[str], png: str = "png"
-) -> list[Path]:
-    """Write figures into `plots/`; `png` is the ending of PNG files, where the page has some of the same names."""
-    from exogym_core.results.report.figures import draw_figures
-
-    return [
-        folder.write_text(f"plots/{name}.{png if form == 'png' else form}", figure)
-        for form in formats
-        if form != _TABLE
-        for name, figure in draw_figures(shown, names, form).items()
-    ]
 
 
 def _make(folder: Path) -> None:

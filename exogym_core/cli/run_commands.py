@@ -1,4 +1,4 @@
-"""`netgym run` and `compare`: train as an experiment file says, or go on with a run; its table and page.
+"""`netgym run` and `compare`: train as an experiment file says, or resume a run; its table and page.
 
 Ctrl-C and SIGTERM end a run in order. torch and matplotlib are imported inside functions: `netgym --help`
 is fast.
@@ -39,49 +39,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from exogym_core.cli.experiment import Experiment
+    from exogym_core.results.report import RunReport
     from exogym_core.results.run_folder import RunFolder
 
-__all__ = ["compare", "resume_run", "run", "show_report", "stdout", "train", "train_new"]
+__all__ = ["compare", "run", "show_report", "stdout", "train_new"]
 
 
 # torch, matplotlib and what imports them are imported inside functions: `netgym --help` answers at once.
 
 _PLAIN_WIDTH = 120  # of sentences that go to a file or a pipe
 _WIDEST_TABLE = 200  # there
-_BASIS = ("network", "protocol", "collectives")  # facts that every time depends on
-
-
-def train(
-    experiment: Experiment,
-    out: str | None,
-    *,
-    jobs: int | None = None,
-    trace: bool = False,
-    as_json: bool = False,
-) -> None:
-    """Train with every strategy of the experiment, into the folder `out` or a new one of runs/.
-
-    Raises:
-        Exit: with code 1, after table and page, where a strategy failed and others did not.
-    """
-    from exogym_core.results.run_folder import RunFolder
-
-    _check_place(experiment)
-    if _is_follower(experiment):
-        _follow(experiment)
-        return
-    if (begun := _begun_before()) is not None:
-        resume_run(begun, jobs=jobs, trace=trace, as_json=as_json)
-        return
-    if experiment.settings.sweep is not None:
-        line = f"{experiment.document.where}: sweep: left aside, as netgym sweep alone runs its points"
-        click.echo(f"warning: {visible(line, 500)}", err=True)
-    with _interruptible(len(experiment.strategies)) as begin:
-        _load_own_code(experiment)
-        folder = begin(RunFolder.create(out, str(experiment.settings.name)))
-        entries = train_new(experiment, folder, jobs=jobs, trace=trace)
-        show_report(folder, as_json=as_json)
-        _exit_if_failed(entries)
 
 
 def train_new(
@@ -115,65 +82,6 @@ def train_new(
         if (isinstance(error, InputError) or is_alone) and not folder.has_trained():
             folder.discard()
         raise
-
-
-def resume_run(
-    path: Path,
-    *,
-    trust: bool = False,
-    edited_code: bool = False,
-    jobs: int | None = None,
-    trace: bool = False,
-    as_json: bool = False,
-) -> None:
-    """Resume a stopped run from its folder; a finished one is left as it is.
-
-    Args:
-        path: the run's folder.
-        trust: resume even if another user made or changed it.
-        edited_code: resume even if the user's code was edited since the checkpoint.
-        jobs: runs at once; None: as many as cores and memory allow.
-        trace: write trace.json.gz.
-        as_json: print one document instead of table and sentence.
-
-    Raises:
-        InputError: there is no run, it needs `trust`, or another process works in it.
-    """
-    from exogym_core.cli.experiment import Experiment
-    from exogym_core.results.run_folder import RunFolder, require_own
-
-    folder = RunFolder.open(path)
-    if not trust:
-        require_own(path, "run")
-    experiment = replace(Experiment.load(path / "experiment.yaml", trust=True), edited_code=edited_code)
-    _check_place(experiment)
-    is_follower = _is_follower(experiment)
-    is_finished = len(folder.finished()) == len(experiment.strategies) and (path / "report.html").is_file()
-    if is_follower:
-        if not is_finished:  # else rank 0 reports that, alone
-            _follow(experiment)
-        return
-    if experiment.settings.sweep is not None:
-        raise InputError(f"{visible(path)}: is a sweep: use: netgym sweep --resume {visible(path)}")
-    if is_finished:
-        if is_at_rendezvous():
-            from exogym_core.cli.comparison import report_finished_runs
-
-            for line in report_finished_runs(experiment, folder):
-                click.echo(f"warning: {line}", err=True)
-        if as_json:
-            click.echo(_json_document(folder))
-            return
-        click.echo(f"{visible(path)}: this run is finished and left as it is")
-        click.echo(str(path))
-        return
-    with _interruptible(len(experiment.strategies)) as begin:
-        begin(folder.owned()).clean()
-        _load_own_code(experiment)
-        folder.log("resumed")
-        entries = _compare(experiment, folder, jobs=jobs, resume=True, trace=trace)
-        show_report(folder, as_json=as_json)
-        _exit_if_failed(entries)
 
 
 def _check_place(experiment: Experiment) -> None:
@@ -288,7 +196,7 @@ def _compare(
     progress: bool = True,
 ) -> list[dict[str, Any]]:
     from exogym_core.cli.comparison import compare
-    from exogym_core.results.progress import StatusFile, progress_for
+    from exogym_core.results.progress import progress_for
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
         line = f"warning: {visible(message, 500)}"
@@ -300,11 +208,10 @@ def _compare(
         console.print(Text(experiment.shared_hosts), soft_wrap=True)
         folder.log(experiment.shared_hosts)
     shown_on = console if progress else Console(stderr=True, quiet=True)
-    with warnings.catch_warnings(), progress_for(shown_on, folder.log) as listener:
+    with warnings.catch_warnings(), progress_for(shown_on, folder.log, folder.path) as listener:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = show
-        with StatusFile(folder.path, listener) as status:
-            return compare(experiment, folder, status, resume=resume, trace=trace, jobs=jobs)
+        return compare(experiment, folder, listener, resume=resume, trace=trace, jobs=jobs)
 
 
 def _exit_if_failed(entries: Sequence[Mapping[str, Any]]) -> None:
@@ -315,55 +222,50 @@ def _exit_if_failed(entries: Sequence[Mapping[str, Any]]) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _json_document(folder: RunFolder, figures: Sequence[Path] = ()) -> str:
+def _json_document(folder: RunFolder, report: RunReport, figures: Sequence[Path] = ()) -> str:
     """JSON document of a run: summary, verdict, digest and the folder."""
-    from exogym_core.results.report import Results, head_facts, verdict
-
-    results = Results.load(folder)
-    decision, facts = verdict(results), dict(head_facts(results))
     document: dict[str, Any] = {
         "run_folder": str(folder.path),
         "digest": folder.digest(),
-        "winner": decision.winner,
-        "verdict": decision.text,
-        "network": {name: facts[name] for name in _BASIS if name in facts},
+        "winner": report.winner,
+        "verdict": report.verdict,
+        "network": report.basis,
         "summary": folder.read_summary(),
     }
     if figures:
-        document["figures"] = [str(figure) for figure in figures]
+        document["figures"] = list(map(str, figures))
     return json.dumps(document, indent=2, allow_nan=False)
 
 
 def show_report(
-    folder: RunFolder, *, align: str | None = None, figures: Sequence[Path] = (), as_json: bool = False
+    folder: RunFolder, align: str = "time", formats: Sequence[str] = (), *, as_json: bool = False
 ) -> None:
     """Write the page, and print table, sentence, digest and, as the last line, the folder; or all as JSON.
 
     Args:
         folder: of the run.
-        align: alignment of curves when the page opens; None: by time.
-        figures: files written for papers, to be listed.
+        align: alignment of curves when the page opens.
+        formats: of files for papers, which are listed.
         as_json: print one document.
     """
-    from exogym_core.results.report import Results, head_facts, rich_table, verdict, write_report
+    from exogym_core.results.report import RunReport
 
-    write_report(folder) if align is None else write_report(folder, align)
+    report = RunReport(folder)
+    figures = report.write_figures(folder, formats)
+    report.write(align)
     if as_json:
-        click.echo(_json_document(folder, figures))
+        click.echo(_json_document(folder, report, figures))
         return
-    results = Results.load(folder)
-    decision = verdict(results)
     console = stdout(_WIDEST_TABLE)
-    table, left_out = rich_table(results, winner=decision.winner, width=console.width)
+    table, left_out = report.table.rich(console.width)
     console.print(table)
     console = stdout()
-    facts = dict(head_facts(results))
-    basis = "; ".join(f"{name} {facts[name]}" for name in _BASIS if name in facts)
+    basis = "; ".join(f"{name} {value}" for name, value in report.basis.items())
     console.print(Text(basis, style="dim"))
     if left_out:
         console.print(Text(f"No room for {', '.join(left_out)}: see report.html.", style="dim"))
     console.print()
-    console.print(Text(decision.text))
+    console.print(Text(report.verdict))
     console.print()
     console.print(Text(f"digest {folder.digest()}"))
     for figure in figures:
@@ -419,17 +321,6 @@ class RunArguments:
                 )
         return self.resume
 
-    def resume_run(self, path: Path, *, trace: bool = False) -> None:
-        """Resume the run of a folder."""
-        resume_run(
-            path,
-            trust=self.trust,
-            edited_code=self.edited_code,
-            jobs=self.jobs,
-            trace=trace,
-            as_json=self.as_json,
-        )
-
     def load(self) -> Experiment:
         """Load the experiment with its options and overrides."""
         from exogym_core.cli.experiment import Experiment
@@ -440,6 +331,80 @@ class RunArguments:
         given = {"topology": topology, "protocol": self.protocol, "seeds": self.seeds}
         options = {key: value for key, value in given.items() if value is not None}
         return Experiment.load(self.experiment, list(self.overrides), options, self.scale)
+
+    def train(self, experiment: Experiment, *, trace: bool = False) -> None:
+        """Train with every strategy of the experiment, into the folder `out` or a new one of runs/.
+
+        Raises:
+            Exit: with code 1, after table and page, where a strategy failed and others did not.
+        """
+        from exogym_core.results.run_folder import RunFolder
+
+        _check_place(experiment)
+        if _is_follower(experiment):
+            _follow(experiment)
+            return
+        if (begun := _begun_before()) is not None:
+            self.resume_run(begun, trace=trace)
+            return
+        if experiment.settings.sweep is not None:
+            line = f"{experiment.document.where}: sweep: left aside, as netgym sweep alone runs its points"
+            click.echo(f"warning: {visible(line, 500)}", err=True)
+        with _interruptible(len(experiment.strategies)) as begin:
+            _load_own_code(experiment)
+            folder = begin(RunFolder.create(self.out, str(experiment.settings.name)))
+            entries = train_new(experiment, folder, jobs=self.jobs, trace=trace)
+            show_report(folder, as_json=self.as_json)
+            _exit_if_failed(entries)
+
+    def resume_run(self, path: Path, *, trace: bool = False) -> None:
+        """Resume a stopped run from its folder; a finished one is left as it is.
+
+        Raises:
+            InputError: there is no run, it needs `--trust`, or another process works in it.
+        """
+        from exogym_core.cli.experiment import Experiment
+        from exogym_core.results.run_folder import RunFolder, require_own
+
+        folder = RunFolder.open(path)
+        if not self.trust:
+            require_own(path, "run")
+        loaded = Experiment.load(path / "experiment.yaml", trust=True)
+        experiment = replace(loaded, edited_code=self.edited_code)
+        _check_place(experiment)
+        is_finished = (
+            len(folder.finished()) == len(experiment.strategies) and (path / "report.html").is_file()
+        )
+        if _is_follower(experiment):
+            if not is_finished:  # else rank 0 reports that, alone
+                _follow(experiment)
+            return
+        if experiment.settings.sweep is not None:
+            raise InputError(f"{visible(path)}: is a sweep: use: netgym sweep --resume {visible(path)}")
+        if is_finished:
+            self._show_finished(experiment, folder)
+            return
+        with _interruptible(len(experiment.strategies)) as begin:
+            begin(folder.owned()).clean()
+            _load_own_code(experiment)
+            folder.log("resumed")
+            entries = _compare(experiment, folder, jobs=self.jobs, resume=True, trace=trace)
+            show_report(folder, as_json=self.as_json)
+            _exit_if_failed(entries)
+
+    def _show_finished(self, experiment: Experiment, folder: RunFolder) -> None:
+        if is_at_rendezvous():
+            from exogym_core.cli.comparison import report_finished_runs
+
+            for line in report_finished_runs(experiment, folder):
+                click.echo(f"warning: {line}", err=True)
+        if self.as_json:
+            from exogym_core.results.report import RunReport
+
+            click.echo(_json_document(folder, RunReport(folder)))
+            return
+        click.echo(f"{visible(folder.path)}: this run is finished and left as it is")
+        click.echo(str(folder.path))
 
 
 def _seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> int | list[int] | None:
@@ -470,7 +435,9 @@ _run_options = takes(
             is_flag=True,
             help="With --resume: even if your code was edited since the checkpoint.",
         ),
-        click.option("--protocol", metavar="NAME", callback=not_empty, help="Another protocol."),
+        click.option(
+            "--protocol", metavar="NAME", callback=not_empty, help="Another protocol, such as gloo."
+        ),
         *overriding_options,
         click.option(
             "--out",
@@ -494,8 +461,8 @@ _run_options = takes(
 
 @click.command()
 @_run_options
-@click.option("--strategy", metavar="NAME", help="Which of the experiment's strategies [the only one].")
-@click.option("--trace", is_flag=True, help="Write trace.json.gz, to look at with Perfetto.")
+@click.option("--strategy", metavar="NAME", help="Strategy to train [the only one].")
+@click.option("--trace", is_flag=True, help="Write trace.json.gz, for Perfetto.")
 def run(asked: RunArguments, strategy: str | None, trace: bool) -> None:
     """Train with one strategy of EXPERIMENT, or resume a run."""
     resumed = asked.resumed(strategy=strategy)
@@ -510,7 +477,7 @@ def run(asked: RunArguments, strategy: str | None, trace: bool) -> None:
             f"{visible(asked.experiment)}: has several strategies: add --strategy with one of {names}, "
             "or use: netgym compare"
         )
-    return train(loaded, asked.out, jobs=asked.jobs, trace=trace, as_json=asked.as_json)
+    return asked.train(loaded, trace=trace)
 
 
 @click.command()
@@ -520,4 +487,4 @@ def compare(asked: RunArguments) -> None:
     resumed = asked.resumed()
     if resumed is not None:
         return asked.resume_run(resumed)
-    return train(asked.load(), asked.out, jobs=asked.jobs, as_json=asked.as_json)
+    return asked.train(asked.load())

@@ -94,6 +94,11 @@ class CheckedArguments:
             raise self._wrong(call, f"{name}={rank!r} is not a rank; use 0 to {self.world_size - 1}")
         return rank
 
+    def _check_peer(self, call: str, name: str, rank: int, tensor: object) -> None:
+        """Refuse what is no member's rank, and what `_check_tensors` refuses."""
+        self._check_rank(call, name, rank)
+        self._check_tensors(call, [tensor])
+
     def _check_members(self, ranks: Sequence[int]) -> list[int]:
         """The members of a new group."""
         members = [self._check_rank("group", "ranks", rank) for rank in ranks]

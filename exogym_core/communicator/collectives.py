@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from exogym_core.communicator.arguments import gathered_tensor, parts_of, scatter_parts
-from exogym_core.communicator.base import Communicator
+from exogym_core.communicator.base import Communicator, Traffic
+from exogym_core.communicator.exchange import Signature
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from exogym_core.communicator.base import Handle
 
-__all__ = ["CollectiveCall", "Collectives", "Delivery", "nothing", "write_first"]
+__all__ = ["CallState", "CollectiveCall", "Collectives", "Delivery", "nothing", "write_first"]
 
 T = TypeVar("T")
 
@@ -48,8 +53,47 @@ class CollectiveCall(NamedTuple):
         return self.tensors if self.like is None else self.like
 
 
+@dataclass
+class CallState:
+    """State shared by all communicators of one rank, on every transport."""
+
+    _: KW_ONLY
+    traffic: Traffic = field(default_factory=Traffic)
+    off_clock: bool = False
+    compares_places: bool = True
+
+    def load_traffic(self, saved: Mapping[str, Any]) -> None:
+        """Go on counting from a saved traffic; others refer to the object."""
+        for name, value in saved.items():
+            setattr(self.traffic, name, value)
+
+
 class Collectives(Communicator):
     """The collectives of the contract by one method of the transport, `_collective`."""
+
+    _state: CallState
+
+    @property
+    def traffic(self) -> Traffic:  # type: ignore[override]
+        """Traffic of this rank so far, in all its groups."""
+        return self._state.traffic
+
+    def compare_places(self, compare: bool) -> None:
+        self._state.compares_places = compare
+
+    @contextmanager
+    def off_clock(self) -> Iterator[None]:
+        before, self._state.off_clock = self._state.off_clock, True
+        try:
+            yield
+        finally:
+            self._state.off_clock = before
+
+    def _signature(
+        self, name: str, like: Sequence[Tensor], reduce_op: str = "", root: int = 0, side: str = ""
+    ) -> Signature:
+        on_clock, compares_places = not self._state.off_clock, self._state.compares_places
+        return Signature.of(name, like, reduce_op, root, side, on_clock, compares_places)
 
     @abstractmethod
     def _collective(self, call: CollectiveCall, deliver: Delivery[T], async_op: bool) -> T | Handle[T]:
@@ -71,8 +115,7 @@ class Collectives(Communicator):
         return self._collective(call, write_first(tensor), async_op)
 
     def broadcast(self, tensor: Tensor, src: int = 0, async_op: bool = False) -> Any:
-        self._check_rank("broadcast", "src", src)
-        self._check_tensors("broadcast", [tensor])
+        self._check_peer("broadcast", "src", src, tensor)
         call = CollectiveCall("broadcast", [tensor], root=src)
         return self._collective(call, write_first(tensor), async_op)
 
@@ -87,8 +130,7 @@ class Collectives(Communicator):
         return self._collective(CollectiveCall("all_gather", [tensor]), self._owned_on(tensor), async_op)
 
     def gather(self, tensor: Tensor, dst: int = 0, async_op: bool = False) -> Any:
-        self._check_rank("gather", "dst", dst)
-        self._check_tensors("gather", [tensor])
+        self._check_peer("gather", "dst", dst, tensor)
         deliver: Delivery[Any] = self._owned_on(tensor) if self.rank == dst else nothing
         return self._collective(CollectiveCall("gather", [tensor], root=dst), deliver, async_op)
 
@@ -99,8 +141,7 @@ class Collectives(Communicator):
         src: int = 0,
         async_op: bool = False,
     ) -> Any:
-        self._check_rank("scatter", "src", src)
-        self._check_tensors("scatter", [tensor])
+        self._check_peer("scatter", "src", src, tensor)
         parts = scatter_parts(self, tensor, scatter_list) if self.rank == src else []
         call = CollectiveCall("scatter", parts, root=src, like=[tensor])
         return self._collective(call, write_first(tensor), async_op)

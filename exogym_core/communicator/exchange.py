@@ -219,7 +219,6 @@ class Signature(NamedTuple):
         cls,
         name: str,
         like: Sequence[Tensor],
-        *,
         reduce_op: str = "",
         root: int = 0,
         side: str = "",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import os
 import select
 import statistics
 import time
@@ -16,6 +15,8 @@ import torch
 from exogym_core.cost.compute import VALUE_BYTES, BothWays, Coding, Compute, Updates
 from exogym_core.cost.flops import kept_rng_of
 from exogym_core.workers.processes.children import Children
+from exogym_core.workers.spec import num_cores
+from exogym_core.workers.turns import intra_op_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     #: For every codec its name, how many values there are, and how it encodes them and decodes them.
     CodingTrials: TypeAlias = Iterable[tuple[str, int, tuple[Callable[[], Any], Callable[[], Any]]]]
 
-__all__ = ["charge_updates", "intra_op_threads", "measure_seconds", "seconds_of", "with_measured_speeds"]
+__all__ = ["charge_updates", "measure_seconds", "seconds_of", "with_measured_speeds"]
 
 _REPEATS = 5
 _BUDGET_SECONDS = 1.0  # slow work is not repeated for longer
@@ -40,8 +41,7 @@ def seconds_of(work: Callable[[], Any], at_once: int = 1) -> float:
     `at_once` processes run it in parallel, each on its own core where there are enough, with shared caches and memory;
     more processes than cores take longer in proportion. Work must then be possible in a forked process.
     """
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    cores = num_cores()
     with _parallel_work(work, min(at_once, cores) - 1):
         return _median(work) * max(1.0, at_once / cores)
 
@@ -157,17 +157,6 @@ def charge_updates(
 
     for optimizer in optimizers:
         after_each(optimizer)
-
-
-@contextmanager
-def intra_op_threads(number: int) -> Iterator[None]:
-    """Let torch compute on so many threads in the block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def measure_seconds(model: nn.Module, batch: Any, at_once: int = 1) -> float:

@@ -78,8 +78,6 @@ def held_generators(root: object) -> list[Generator]:
 
 
 def _state(generator: Generator) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
     if isinstance(generator, random.Random):
         return generator.getstate()
     return (
@@ -88,9 +86,7 @@ def _state(generator: Generator) -> Any:
 
 
 def _set_state(generator: Generator, state: Any) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state)
-    elif isinstance(generator, random.Random):
+    if isinstance(generator, random.Random):
         generator.setstate(state)
     elif isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
@@ -137,8 +133,14 @@ class Draws:
     @contextmanager
     def at(self, *place: int) -> Iterator[None]:
         """Seed generators for the reading at `place`, such as (rank, epoch, step), and restore them after the block."""
+        with self.aside():
+            self.seed(*place)
+            yield
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Restore all generators, global ones and those held, after the block."""
         before, held = RandomStates.of_process(), self.held_states()
-        self.seed(*place)
         try:
             yield
         finally:
@@ -170,18 +172,16 @@ class StreamOfDraws:
     @contextmanager
     def continued(self) -> Iterator[None]:
         """Continue the draws for the next piece, and restore generators after the block."""
-        before, held = RandomStates.of_process(), self._draws.held_states()
-        if self._states is None:
-            self._draws.seed(*self._place)
-        else:
-            self._states.load()
-            self._draws.set_held_states(self._held)
-        try:
-            yield
-        finally:
-            self._states, self._held = RandomStates.of_process(), self._draws.held_states()
-            before.load()
-            self._draws.set_held_states(held)
+        with self._draws.aside():
+            if self._states is None:
+                self._draws.seed(*self._place)
+            else:
+                self._states.load()
+                self._draws.set_held_states(self._held)
+            try:
+                yield
+            finally:
+                self._states, self._held = RandomStates.of_process(), self._draws.held_states()
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,12 +340,11 @@ class _IndexedData(Source):
 
     def _loaded_step(self) -> list[Any]:
         if self._loaded is None:
-            asked = _EpochSteps(self)
             # A generator of its own: the loader would draw its workers' seed from the rank's stream.
             generator = torch.Generator().manual_seed(0)
             loader = DataLoader(
                 self._reader,
-                batch_sampler=asked,  # type: ignore[arg-type]
+                batch_sampler=self._remaining_steps(),  # type: ignore[arg-type]
                 collate_fn=list,  # the reader has made batches already
                 generator=generator,
                 **self._loader,
@@ -353,23 +352,16 @@ class _IndexedData(Source):
             self._loaded = iter(loader)
         return [as_tuple(batch) for batch in next(self._loaded)]
 
+    def _remaining_steps(self) -> Iterator[tuple[tuple[int, ...], list[Tensor]]]:
+        """Place and indices of each step that is left of this epoch."""
+        for step in range(self.step, self.steps_per_epoch):
+            own = self.share(self.epoch, step)[0]
+            yield (self._rank, self.epoch, step), list(torch.split(own, self._minibatch_size))
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved position."""
         super().load_state_dict(state)
         self._loaded = None
-
-
-class _EpochSteps:
-    """Place and indices of each remaining step of an epoch, for a source's loader."""
-
-    def __init__(self, source: _IndexedData) -> None:
-        self._source, self._epoch, self._step = source, source.epoch, source.step
-
-    def __iter__(self) -> Iterator[tuple[tuple[int, ...], list[Tensor]]]:
-        source = self._source
-        for step in range(self._step, source.steps_per_epoch):
-            own = source.share(self._epoch, step)[0]
-            yield (source._rank, self._epoch, step), list(torch.split(own, source._minibatch_size))
 
 
 class SharedData(_IndexedData):

@@ -3,68 +3,75 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.planning.groups import group_seconds, groupings, ring_orders
-from exogym_core.planning.measure import NETWORK_ERROR, Plan, Setting, is_sooner, least_days, measure
+from exogym_core.planning.measure import NETWORK_ERROR, Setting, is_sooner, least_days, measure
 from exogym_core.planning.step_ratio import Ratio, steps_range
-from exogym_core.strategy import STRATEGIES, build_strategy
+from exogym_core.strategy import build_strategy
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from netsim import Topology
 
-__all__ = ["CANDIDATES", "SEARCHED", "Advice", "advise", "alike_text", "candidates", "climbed", "merged"]
+__all__ = [
+    "CANDIDATES",
+    "SEARCHED",
+    "Advice",
+    "advise",
+    "alike_text",
+    "candidates",
+    "hill_climb",
+    "merged",
+    "variant_of",
+]
 
 _LARGE = 10_000  # as bytes are
 _AS_SOON = 0.005  # relative; what differs by less is as soon, and smaller options are better then
 
 
-def climbed(
+def hill_climb(
     start: Mapping[str, Any],
     row: Mapping[str, Any],
     names: Sequence[str],
-    planned: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    planned: Callable[[Mapping[str, Any]], Mapping[str, Any] | None],
     most: int,
 ) -> list[Mapping[str, Any]]:
-    """Go from `start` to the neighbour that is sooner, or as soon with smaller options, until there is none.
+    """Hill climbing from `start` to a neighbour that is sooner, or as soon with smaller options, until there is none.
 
     Args:
         start: options.
         row: what they need, with `days`.
         names: of the options that are searched; a neighbour has one of them doubled, halved, or one more or less; large
             ones four times as large or small.
-        planned: what options need; raises InputError for such as do not go together.
+        planned: what options need; None: they are not worth planning; raises InputError for such as do not go together.
         most: plans to make.
 
     Returns:
         Every row that was planned on the way, in order.
     """
-    tried: dict[tuple[Any, ...], Mapping[str, Any] | None] = {_key(start, names): row}
+    tried = {_key(start, names)}
     rows: list[Mapping[str, Any]] = []
-    best, options = row, dict(start)
-    moved = True
-    while moved:
-        moved = False
-        for neighbour in _neighbours(options, names):
-            key = _key(neighbour, names)
-            if key in tried:
-                continue
-            if len(rows) >= most:
-                return rows
-            try:
-                tried[key] = found = planned(neighbour)
-            except InputError:
-                tried[key] = None
+    best, options, neighbours = row, start, _neighbours(start, names)
+    while (neighbour := next(neighbours, None)) is not None:
+        key = _key(neighbour, names)
+        if key in tried:
+            continue
+        if len(rows) >= most:
+            break
+        tried.add(key)
+        with suppress(InputError):
+            if (found := planned(neighbour)) is None:
                 continue
             rows.append(found)
-            if _is_better(found, neighbour, best, options, names):
-                best, options, moved = found, neighbour, True
-                break
+            is_as_soon = abs(found["days"] - best["days"]) <= _AS_SOON * best["days"]
+            if key < _key(options, names) if is_as_soon else found["days"] < best["days"]:
+                best, options, neighbours = found, neighbour, _neighbours(neighbour, names)
     return rows
 
 
@@ -79,18 +86,6 @@ def _neighbours(options: Mapping[str, Any], names: Sequence[str]) -> Iterator[di
         for other in dict.fromkeys(others if value < _LARGE else (4 * value, value // 4)):
             if other >= 0 and other != value:
                 yield {**options, name: other}
-
-
-def _is_better(
-    row: Mapping[str, Any],
-    options: Mapping[str, Any],
-    best: Mapping[str, Any],
-    best_options: Mapping[str, Any],
-    names: Sequence[str],
-) -> bool:
-    if abs(row["days"] - best["days"]) > _AS_SOON * best["days"]:
-        return bool(row["days"] < best["days"])
-    return _key(options, names) < _key(best_options, names)
 
 
 _ALIKE = 1e-3  # of days, relative
@@ -108,7 +103,9 @@ def merged(rows: Sequence[dict[str, Any]], searched: Mapping[str, Mapping[str, i
     kept: list[dict[str, Any]] = []
     for row in rows:
         names = list(searched.get(row["strategy"], ()))
-        place = next((at for at, other in enumerate(kept) if names and _are_alike(row, other, names)), None)
+        place = next(
+            (at for at, other in enumerate(kept) if names and _are_alike(row, other, searched)), None
+        )
         if place is None:
             kept.append({**row, "alike": list(row.get("alike", []))})
             continue
@@ -121,12 +118,19 @@ def merged(rows: Sequence[dict[str, Any]], searched: Mapping[str, Mapping[str, i
     return kept
 
 
-def _are_alike(row: Mapping[str, Any], other: Mapping[str, Any], names: Sequence[str]) -> bool:
-    fixed = [
-        {key: value for key, value in each["options"].items() if key not in names} for each in (row, other)
-    ]
-    same = all(row[key] == other[key] for key in ("strategy", "streams", "left_out", "groups", "fits"))
-    return same and fixed[0] == fixed[1] and abs(row["days"] - other["days"]) <= _ALIKE * other["days"]
+def variant_of(row: Mapping[str, Any], searched: Mapping[str, Mapping[str, int]]) -> tuple[Any, ...]:
+    """Equal for rows that differ only in searched options, streams, and what they need."""
+    names = searched.get(row["strategy"], ())
+    fixed = {key: value for key, value in row["options"].items() if key not in names}
+    return row["strategy"], fixed, row["groups"], row["left_out"]
+
+
+def _are_alike(
+    row: Mapping[str, Any], other: Mapping[str, Any], searched: Mapping[str, Mapping[str, int]]
+) -> bool:
+    same = variant_of(row, searched) == variant_of(other, searched)
+    same = same and all(row[key] == other[key] for key in ("streams", "fits"))
+    return same and abs(row["days"] - other["days"]) <= _ALIKE * other["days"]
 
 
 def _values(row: Mapping[str, Any], names: Sequence[str]) -> list[float]:
@@ -161,9 +165,9 @@ _WORTH_HIDING = 0.01  # of a round computes: what overlap can save at most
 _BUCKET_BYTES, _BUCKETS = 26_214_400, 16  # a large model begins with so many buckets, not with thousands
 _MOST_BUCKETS = 64  # of a search
 _ABOUT = 50  # plans that are made in all
-_MOST_LEFT_OUT = 6  # sites that are left out in turn, those with the narrowest ways
+_MOST_LEFT_OUT = 6  # sites that are left out in turn, those with the narrowest routes
 _MORE_LEFT_OUT = 3  # when one is left out already
-_MOST_COMPARED = 8  # ways by which a site's width is judged
+_MOST_COMPARED = 8  # routes by which a site's width is judged
 _MOST_OUTSIDE = 3  # sites that are left out together
 
 #: Options that are searched, of strategies that have them; the first matters most to a loss.
@@ -172,7 +176,7 @@ SEARCHED: Mapping[str, Mapping[str, int]] = {
     "StreamingDiLoCo": {"tau": 0, "num_fragments": 4},
 }
 
-#: Strategies and options that are tried; those that are not here yet are left out.
+#: Strategies and options that are tried.
 CANDIDATES: Sequence[tuple[str, Mapping[str, Any]]] = (
     ("AllReduce", {}),
     ("AllReduce", {"codec": "bf16"}),
@@ -256,7 +260,7 @@ class Advice:
         return best if best is None or self._dollars is None else self._for_money(best, self._dollars)
 
     def result(self) -> dict[str, Any]:
-        """Results so far.
+        """Advice from the plans computed so far.
 
         Returns:
             `ranked` (mappings of plans with `options`, `alike`: other options that take as long, `streams`, `groups` of
@@ -296,21 +300,20 @@ class Advice:
     def _with_bands(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A row with what its strategy needs in time and money to the loss that data-parallel has after the budget."""
         ratio = self._ratio_of(row)
-        low, mean, high = ratio.low, ratio.mean, ratio.high
+        factors = {"_low": ratio.low, "": ratio.mean, "_high": ratio.high}
 
         def times(amount: float | None, factor: float) -> float | None:
             return None if amount is None or math.isinf(factor) else amount * factor
 
         return {
             **row,
-            "days_low": row["days_low"] * low,
-            "days": row["days"] * mean,
-            "days_high": times(row["days_high"], high),
-            "cost_low": times(row["cost_low"], low),
-            "cost": times(row["cost"], mean),
-            "cost_high": times(row["cost_high"], high),
-            "cost_by": {of: times(part, mean) for of, part in row["cost_by"].items()},
-            "worker_hours": row["worker_hours"] * mean,
+            **{
+                name + end: times(row[name + end], factor)
+                for name in ("days", "cost")
+                for end, factor in factors.items()
+            },
+            "cost_by": {of: times(part, ratio.mean) for of, part in row["cost_by"].items()},
+            "worker_hours": row["worker_hours"] * ratio.mean,
             "steps_ratio": ratio.to_json(),
         }
 
@@ -376,7 +379,7 @@ class Advice:
         strategy = build_strategy(name, **options)
         if self._is_beaten(row, *least_days(strategy, setting), setting):
             return None
-        made: Plan = measure(strategy, setting, name)
+        made = measure(strategy, setting)
         hours = (made.days or 0.0) * 24 * setting.num_ranks
         row = {**made.to_mapping(), "worker_hours": hours, **row}
         self.rows.append(row)
@@ -391,16 +394,12 @@ class Advice:
             return False
         hourly = setting.hourly_dollars()
         cost = None if hourly is None else days * 24 * hourly
-        hours = days * 24 * setting.num_ranks
         least = {
             **row,
-            **{"days": days, "days_low": low, "days_high": days, "worker_hours": hours, "fits": None},
-            **{
-                "cost": cost,
-                "cost_low": cost and cost * low / days,
-                "cost_high": cost,
-                "cost_by": {"workers": cost},
-            },
+            **{"days": days, "days_low": low, "days_high": days, "fits": None},
+            **{"cost": cost, "cost_low": cost and cost * low / days, "cost_high": cost},
+            "cost_by": {"workers": cost},
+            "worker_hours": days * 24 * setting.num_ranks,
         }
         bound = self._with_bands(least)
         banded = [self._with_bands(each) for each in self.rows]
@@ -424,28 +423,22 @@ class Advice:
         These options hide communication behind computing, so rows that hardly compute are as they are.
         """
         for name, starts in SEARCHED.items():
-            best: dict[Any, dict[str, Any]] = {}
-            for row in sorted((row for row in self.rows if row["strategy"] == name), key=_order):
-                best.setdefault(row["options"].get("codec"), row)
-            soonest = min((row["days"] for row in best.values()), default=0.0)
-            for row in best.values():
+            own = (row for row in self.rows if row["strategy"] == name)
+            best = _best_by(own, lambda row: row["options"].get("codec"))
+            soonest = min((row["days"] for row in best), default=0.0)
+            for row in best:
                 is_worth_it = row["compute_utilisation"] >= _WORTH_HIDING
                 if is_worth_it and row["days"] <= _WORTH_SEARCHING * soonest:
                     start = {**row["options"]}
                     start |= {key: start.get(key, least) for key, least in starts.items()}
-                    climbed(start, row, list(starts), partial(self._searched, name), _MOST_SEARCHED)
+                    hill_climb(start, row, list(starts), partial(self._searched, name), _MOST_SEARCHED)
 
-    def _searched(self, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _searched(self, name: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
         """Plan a neighbour, unless its model travels in so many buckets that more of them overlap no better."""
         least = 4 * self._setting.model.num_parameters // _MOST_BUCKETS
         if options.get("bucket_bytes", least) < least:
-            raise InputError(
-                f"{name}: bucket_bytes={options['bucket_bytes']}: more than {_MOST_BUCKETS} buckets"
-            )
-        row = self._plan(name, options, self._setting)
-        if row is None:
-            raise InputError(f"{name}: another row is sooner for sure")
-        return row
+            return None
+        return self._plan(name, options, self._setting)
 
     def _group(self) -> None:
         """Rounds between groups of near hosts, which average gradients at each step inside.
@@ -458,7 +451,7 @@ class Advice:
             return
         topology, payload = setting.topology, 4 * setting.model.num_parameters
         soonest = min(row["seconds_per_step"] for row in self.rows)
-        hosts = topology.place(setting.num_ranks, setting.placement)
+        hosts = setting.hosts
         found = []
         for grouping in groupings(topology, hosts, payload):
             inside, between = group_seconds(topology, hosts, grouping, payload)
@@ -474,10 +467,7 @@ class Advice:
         """The best of each strategy with more streams, where streams have windows."""
         if not self._setting.resolved_protocol.has_windows:
             return
-        best: dict[str, dict[str, Any]] = {}
-        for row in sorted(self.rows, key=_order):
-            best.setdefault(row["strategy"], row)
-        for row in best.values():
+        for row in _best_by(self.rows, lambda row: row["strategy"]):
             for streams in _STREAMS:
                 wider = _placed(self._setting, row).with_streams(streams)
                 self._plan(row["strategy"], row["options"], wider, streams=streams, groups=row["groups"])
@@ -491,7 +481,7 @@ class Advice:
         setting = _placed(self._setting, best)
         if best["streams"]:
             setting = setting.with_streams(best["streams"])
-        hosts = setting.topology.place(setting.num_ranks, setting.placement)
+        hosts = setting.hosts
         if len(set(hosts)) < len(hosts):
             return
         outside: list[str] = []
@@ -525,12 +515,11 @@ class Advice:
 
 
 def candidates(setting: Setting) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Strategies and options that are tried; those that are not here yet are left out."""
+    """Strategies and options that are tried."""
     large = 4 * setting.model.num_parameters // _BUCKETS
     for name, options in CANDIDATES:
-        if name in STRATEGIES:
-            buckets = {"bucket_bytes": large} if name == "AllReduce" and large > _BUCKET_BYTES else {}
-            yield name, {**options, **buckets}
+        buckets = {"bucket_bytes": large} if name == "AllReduce" and large > _BUCKET_BYTES else {}
+        yield name, {**options, **buckets}
 
 
 def _money(row: Mapping[str, Any]) -> tuple[float, float]:
@@ -580,6 +569,16 @@ def _learning(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """Key of the options on which the number of steps of a row depends."""
     options = tuple(sorted((name, value) for name, value in row["options"].items() if name != "bucket_bytes"))
     return row["strategy"], options, row["workers"]
+
+
+def _best_by(
+    rows: Iterable[dict[str, Any]], key: Callable[[Mapping[str, Any]], Hashable]
+) -> list[dict[str, Any]]:
+    """The best of the rows of each key."""
+    best: dict[Hashable, dict[str, Any]] = {}
+    for row in sorted(rows, key=_order):
+        best.setdefault(key(row), row)
+    return list(best.values())
 
 
 def _order(row: Mapping[str, Any]) -> tuple[bool, float]:
@@ -639,7 +638,7 @@ def _placed(setting: Setting, row: Mapping[str, Any]) -> Setting:
 
 
 def _narrowest_first(setting: Setting, hosts: Sequence[int]) -> list[str]:
-    """Sites in the order of the widest of their ways to others, the narrowest first."""
+    """Sites in the order of the widest of their routes to others, the narrowest first."""
     topology = setting.topology
     first: dict[str, int] = {}
     for host in hosts:

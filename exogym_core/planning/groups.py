@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import netsim
@@ -63,24 +64,20 @@ def _length(cycle: Sequence[int], seconds: Table) -> tuple[float, float]:
 
 
 def _exact(seconds: Table) -> list[int]:
-    number = len(seconds)
-    # (visited, last) -> (slowest step, sum, way); a set of sites is a number whose bits they are.
-    layer: dict[tuple[int, int], tuple[float, float, tuple[int, ...]]] = {
-        (1 << i, i): (seconds[0][i], seconds[0][i], (i,)) for i in range(1, number)
-    }
-    for _ in range(number - 2):
-        following: dict[tuple[int, int], tuple[float, float, tuple[int, ...]]] = {}
-        for (visited, last), (slowest, total, way) in layer.items():
-            for other in range(1, number):
-                if visited >> other & 1:
-                    continue
-                step = seconds[last][other]
-                made = (max(slowest, step), total + step, (*way, other))
-                key = (visited | 1 << other, other)
-                if key not in following or made < following[key]:
-                    following[key] = made
-        layer = following
-    return min(([0, *way] for _, _, way in layer.values()), key=lambda cycle: _length(cycle, seconds))
+    @cache
+    def shortest(visited: frozenset[int], last: int) -> tuple[float, float, tuple[int, ...]]:
+        """(slowest step, sum, route) of the best route from 0 through all of `visited` that ends at `last`."""
+        before = visited - {last}
+        if not before:
+            return seconds[0][last], seconds[0][last], (last,)
+        routes = ((shortest(before, other), seconds[other][last]) for other in before)
+        return min(
+            (max(slowest, step), total + step, (*route, last)) for (slowest, total, route), step in routes
+        )
+
+    every = range(len(seconds) - 1, 0, -1)
+    cycles = ([0, *shortest(frozenset(every), last)[2]] for last in every)
+    return min(cycles, key=lambda cycle: _length(cycle, seconds))
 
 
 def _improved(seconds: Table) -> list[int]:
@@ -94,14 +91,13 @@ def _improved(seconds: Table) -> list[int]:
     while improved:
         improved = False
         cost = _length(cycle, seconds)
-        for i in range(1, number - 1):
-            for j in range(i + 1, number):
-                left_to_try -= 1
-                if left_to_try < 0:
-                    return cycle
-                other = cycle[:i] + cycle[i : j + 1][::-1] + cycle[j + 1 :]
-                if _length(other, seconds) < cost:
-                    cycle, cost, improved = other, _length(other, seconds), True
+        for i, j in itertools.combinations(range(1, number), 2):
+            left_to_try -= 1
+            if left_to_try < 0:
+                return cycle
+            other = cycle[:i] + cycle[i : j + 1][::-1] + cycle[j + 1 :]
+            if _length(other, seconds) < cost:
+                cycle, cost, improved = other, _length(other, seconds), True
     return cycle
 
 
@@ -165,7 +161,7 @@ def groupings(topology: Topology, hosts: Sequence[int], num_bytes: float) -> Ite
     Args:
         topology: the network.
         hosts: of each rank.
-        num_bytes: of a message, by which ways are compared.
+        num_bytes: of a message, by which routes are compared.
     """
     seconds = pair_seconds(topology, hosts, num_bytes)
     number = len(hosts)
@@ -207,7 +203,7 @@ def group_seconds(
 
 
 def best_groups(seconds: Table, size: int) -> Groups:
-    """Groups of `size` whose slowest way inside is fastest, and of those the sum of ways inside is small.
+    """Groups of `size` whose slowest route inside is fastest, and of those the sum of routes inside is small.
 
     Begun by the widest gaps: each group takes the host nearest to all its members. Then two members of two groups are
     exchanged while that helps.
@@ -260,7 +256,7 @@ def _grown(both: Table, size: int) -> Groups:
 
 
 def _cost(groups: Groups, seconds: Table) -> tuple[float, float]:
-    """(slowest way inside a group, sum of ways inside)."""
+    """(slowest route inside a group, sum of routes inside)."""
     ways = [seconds[a][b] for group in groups for a in group for b in group if a != b]
     return max(ways, default=0.0), sum(ways)
 

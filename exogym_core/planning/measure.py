@@ -9,29 +9,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator.simulated.simulation import computes_crowd
-from exogym_core.planning.models import MEMORY_CHOICES
+from exogym_core.planning.model_sizes import MEMORY_CHOICES
 from exogym_core.planning.rhythm import Rhythm, draws_bytes, rhythm
 from exogym_core.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together, repeats_from
 from exogym_core.planning.setting import Setting
 from exogym_core.planning.sweep import is_of_model
 from exogym_core.planning.weather import (
     changes_between,
-    differs_for_ever,
     num_rounds_needed,
     rounds_remarks,
     with_failures,
 )
-from exogym_core.run.request import with_servers
 from netsim import Weather
 from netsim.errors import InputError
 from netsim.units import format_count, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from exogym_core.planning.rounds import RoundFigures
     from exogym_core.strategy.base import Strategy
-    from netsim import Topology
 
 __all__ = [
     "NETWORK_ERROR",
@@ -149,7 +146,7 @@ class Plan:
         return {**vars(self), "remarks": list(self.remarks)}
 
     def with_band(self, computing: tuple[float, float], *, is_of_money: bool = False) -> Plan:
-        """With bands of days and cost.
+        """Plan with bands of days and cost.
 
         Args:
             computing: least and most times as long that computing may take.
@@ -181,7 +178,7 @@ class Plan:
         )
 
     def slowed(self, factor: float) -> Plan:
-        """With so many times the time to the same tokens."""
+        """Plan with so many times the time to the same tokens."""
         days = None if self.days is None else self.days * factor
         return replace(
             self,
@@ -191,7 +188,7 @@ class Plan:
         )
 
     def ended(self, seconds: float) -> Plan:
-        """With no more than so many seconds."""
+        """Plan that ends after so many seconds at the latest."""
         if self.days is None or self.tokens is None or self.days * SECONDS_A_DAY <= seconds:
             return self
         share = seconds / (self.days * SECONDS_A_DAY)
@@ -214,10 +211,13 @@ class Plan:
         if not self.cost_by:
             return {}
         workers, egress = self.cost_by["workers"], self.cost_by["egress"] or 0.0
-        paid = None if workers is None else workers * of_workers
-        egress *= of_traffic
-        total = egress if paid is None and egress else None if paid is None else paid + egress
-        return {"cost": total, "cost_by": {"workers": paid, "egress": egress}}
+        return _costs(None if workers is None else workers * of_workers, egress * of_traffic)
+
+
+def _costs(workers: float | None, egress: float) -> dict[str, Any]:
+    """`cost` and `cost_by`; without a price of hours, what links charge is all that is known."""
+    parts = [part for part in (workers, egress or None) if part is not None]
+    return {"cost": sum(parts) if parts else None, "cost_by": {"workers": workers, "egress": egress}}
 
 
 _ROUNDS_OF_NEW_PEERS = 24  # ranks that take turns among 256 others do so three times
@@ -263,7 +263,7 @@ def placed(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 class RefusedPlanError(InputError):
-    """There is no honest answer for a strategy here; others of the same request may have one."""
+    """A strategy cannot be planned correctly in this setting; others of the same request may be."""
 
 
 class Measured:
@@ -278,8 +278,8 @@ class Measured:
         are_peers_new: ranks meet others in other rounds.
     """
 
-    def __init__(self, strategy: Strategy, setting: Setting, label: str | None = None) -> None:
-        name = label or type(strategy).__name__
+    def __init__(self, strategy: Strategy, setting: Setting) -> None:
+        name = type(strategy).__name__
         found = _rhythm(strategy, setting)
         remarks: tuple[str, ...] = ()
         if found.period is None:
@@ -290,13 +290,13 @@ class Measured:
         if found.begins_longer:
             remarks += _start_remarks(name, setting)
         self.strategy, self.setting = strategy, setting
-        self.rounds_of = _rounds_of(strategy, setting, found)
+        self.rounds_of = partial(SimulatedRounds, strategy, setting, found)
         self.rounds = self.rounds_of(num_rounds)
         assert found.period is not None
-        figures = self._simulated(setting)
+        figures = self.rounds.on(setting)
         if num_rounds == _ROUNDS_WITHOUT_MEMORY and not _are_alike(figures):
             self.rounds = self.rounds_of(_ROUNDS)
-            figures = self._simulated(setting)
+            figures = self.rounds.on(setting)
         budget = setting.num_rounds(found.period)
         if setting.dollars is not None:  # at most so many, as nothing makes rounds shorter
             quiet = _pace(strategy, setting, found, figures)
@@ -347,42 +347,15 @@ class Measured:
         self, figures: RoundFigures, budget: int | None
     ) -> tuple[RoundFigures, tuple[str, ...]]:
         """More rounds, where the network or devices change beyond those in `figures`, and remarks."""
-        weather, compute = self.setting.topology.weather, self.setting.compute
-        calls = self.rounds.calls_a_round
-        needed = num_rounds_needed(compute, weather, figures.round_seconds, calls, budget)
+        setting, calls = self.setting, self.rounds.calls_a_round
+        needed = num_rounds_needed(setting, figures.round_seconds, calls, budget)
         if needed > len(figures.round_seconds):
             if calls:
-                figures = self._simulated(self.setting, needed)
-            elif not differs_for_ever(compute, weather):  # what ranks request cannot be lengthened
+                figures = self.rounds.on(setting, needed)
+            elif not setting.differs_for_ever():  # what ranks request cannot be lengthened
                 self.rounds = self.rounds_of(min(needed, self.rounds.most_live_rounds))
-                figures = self._simulated(self.setting)
-        return figures, rounds_remarks(compute, weather, figures.round_seconds, budget)
-
-    @property
-    def has_absences(self) -> bool:
-        """True if rounds continue without ranks that are late or gone."""
-        return self.rounds.has_absences
-
-    def simulated(self, rounds: SimulatedRounds, topology: Topology) -> RoundFigures:
-        """Some rounds on a network with the hosts of the own one, without steps that were left out."""
-        return self._simulated(replace(self.setting, topology=topology), rounds=rounds, whole=False)
-
-    def _simulated(
-        self,
-        setting: Setting,
-        num_rounds: int | None = None,
-        rounds: SimulatedRounds | None = None,
-        *,
-        whole: bool = True,
-    ) -> RoundFigures:
-        servers = self.strategy.server_groups
-        return (self.rounds if rounds is None else rounds).on(
-            setting.topology,
-            placement=with_servers(setting.topology, setting.num_ranks, setting.placement, servers),
-            protocol=setting.protocol,
-            num_rounds=num_rounds,
-            whole=whole,
-        )
+                figures = self.rounds.on(setting)
+        return figures, rounds_remarks(setting, figures.round_seconds, budget)
 
     def own_round(self) -> float:
         """Seconds of a round that is not the first, in the own setting; as `later_round` finds it."""
@@ -407,16 +380,11 @@ class Measured:
         """
         if not setting.differs_for_ever():
             setting = replace(setting, topology=replace(setting.topology, weather=Weather()))
-        rounds = self.rounds
-        if factors is not None:
-            durations = zip(setting.durations(), factors, strict=True)
-            seconds = [_times(each.seconds, factor) for each, factor in durations]
-            rounds = rounds.computing([*seconds, *[_no_time] * self.strategy.num_servers])
         if not self.strategy.is_synchronous:
-            return pace_apart(self._simulated(setting, rounds=rounds)).seconds
+            return pace_apart(self.rounds.on(setting, factors=factors)).seconds
         # Where rounds differ from each other the mean is over as many as were simulated, but for very many.
         number = 2 if self._is_alike(setting) else min(len(self.figures.round_seconds), _ROUNDS_OF_NEW_PEERS)
-        ends = self._simulated(setting, number, rounds).round_seconds
+        ends = self.rounds.on(setting, number, factors=factors).round_seconds
         return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else ends[0]
 
 
@@ -430,24 +398,6 @@ def _rhythm(strategy: Strategy, setting: Setting) -> Rhythm:
     known, num_ranks = setting.known, setting.num_ranks + strategy.num_servers
     key = ("rhythm", known.key_of(strategy), num_ranks)
     return known.once(key, lambda: rhythm(strategy, num_ranks))
-
-
-def _rounds_of(strategy: Strategy, setting: Setting, found: Rhythm) -> Callable[[int], SimulatedRounds]:
-    """Makes so many rounds of a strategy."""
-    durations, coding = setting.durations(), setting.compute.coding
-    return partial(
-        SimulatedRounds,
-        strategy,
-        setting.model.model,
-        setting.num_ranks + strategy.num_servers,
-        rhythm=found,
-        seconds=[*(each.seconds for each in durations), *[_no_time] * strategy.num_servers],
-        collectives=setting.collectives,
-        coding=coding if coding.speeds else None,
-        leaves_out=setting.is_even() and strategy.is_synchronous,
-        known=setting.known,
-        speeds=tuple(each.drawn_from for each in durations),
-    )
 
 
 def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
@@ -466,7 +416,7 @@ def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
     found = _rhythm(strategy, setting)
     if found.period is None or found.are_peers_new or found.begins_longer:
         return 0.0, 0.0
-    rounds = _rounds_of(strategy, setting, found)(_rounds_at_first(strategy, setting, found))
+    rounds = SimulatedRounds(strategy, setting, found, _rounds_at_first(strategy, setting, found))
     seconds = max(each.mean_seconds for each in setting.durations()) * found.period
     try:
         on_lines = max(
@@ -492,8 +442,7 @@ def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
 def _narrowest(setting: Setting) -> list[tuple[int, tuple[float, float]]]:
     """Workers alone at the sites with the narrowest lines out and in; of each, its site's bits a second out and in."""
     topology = setting.topology
-    hosts = topology.place(setting.num_ranks, setting.placement)
-    sites = [topology.region_of(host) for host in hosts]
+    sites = [topology.region_of(host) for host in setting.hosts]
     alone = {site: rank for rank, site in enumerate(sites) if sites.count(site) == 1}
     site_of = {host.name: topology.region_of(host.index) for host in topology.hosts}
     lines = {site: [0.0, 0.0] for site in alone}
@@ -525,29 +474,15 @@ def _least_seconds(rounds: SimulatedRounds, rank: int, out: float, into: float) 
     return 8 * max(leaving / out, entering / into)
 
 
-def _times(seconds: Callable[[int], float], factor: float) -> Callable[[int], float]:
-    return lambda step: seconds(step) * factor
-
-
 def _are_alike(figures: RoundFigures) -> bool:
     """True if the first round took as long as the second."""
     first, second = figures.round_seconds
     return repeats_from([first, second - first]) == 0
 
 
-def _no_time(step: int) -> float:
-    return 0.0
-
-
-def measure(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan:
-    """Simulate `strategy` until its rounds repeat, and say what it needs.
-
-    Args:
-        strategy: not set up.
-        setting: where.
-        label: its name in results; its class's if None.
-    """
-    return Measured(strategy, setting, label).plan
+def measure(strategy: Strategy, setting: Setting) -> Plan:
+    """Simulate `strategy`, not set up, until its rounds repeat, and compute what it needs in a setting."""
+    return Measured(strategy, setting).plan
 
 
 def _rounds_at_first(strategy: Strategy, setting: Setting, found: Rhythm) -> int:
@@ -562,8 +497,8 @@ def _rounds_at_first(strategy: Strategy, setting: Setting, found: Rhythm) -> int
 def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pace: Pace) -> Plan:
     num_rounds = len(figures.round_seconds)
     tokens_a_round = setting.tokens_a_round(period)
-    days = cost = None
-    cost_by: dict[str, float | None] = {}
+    days = None
+    costs: dict[str, Any] = {"cost": None, "cost_by": {}}
     missed = num_rounds * len(figures.rank_ends) - figures.contributions  # by absent workers
     rounds = setting.num_rounds(period, missed)
     remarks = pace.remarks
@@ -577,9 +512,7 @@ def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pa
         egress = setting.topology.egress_dollars(figures.link_bytes) / num_rounds * rounds
         hourly = setting.hourly_dollars()
         workers = None if hourly is None else days * 24 * hourly
-        cost_by = {"workers": workers, "egress": egress}
-        # Without a price of hours, what links charge is all that is known.
-        cost = egress if workers is None and egress else None if workers is None else workers + egress
+        costs = _costs(workers, egress)
     available = setting.memory_available()
     per_second = tokens_a_round / pace.seconds if pace.seconds else float("inf")
     worked = None
@@ -597,8 +530,7 @@ def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pa
         exposed_seconds_per_round=max(pace.seconds - pace.computing_seconds, 0.0),
         tokens_per_second=per_second,
         days=days,
-        cost=cost,
-        cost_by=cost_by,
+        **costs,
         bytes_per_worker=max(_a_round(figures.bytes_sent, pace.span)),
         payload_bytes=max(_a_round(figures.payload_bytes, pace.span)),
         wan_bytes=_whole(sum(_a_round(figures.wan_bytes, pace.span)) + from_servers),

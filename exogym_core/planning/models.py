@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from exogym_core.cost.flops import count_flops
 from exogym_core.planning.model_sizes import PLANNED_MODELS
@@ -20,12 +18,10 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import Strategy
 
 __all__ = [
-    "MEMORY_CHOICES",
     "SequenceModel",
     "kept_bytes",
     "memory_in_use",
     "planned_model",
-    "without_values",
     "worker_memory",
 ]
 
@@ -133,7 +129,7 @@ def _num_layers(name: str) -> int | None:
 
 def _built(name: str, length: int, options: dict[str, Any]) -> nn.Module:
     family, _, preset = name.partition("-")
-    with without_values():
+    with torch.device("meta"):
         if name in PLANNED_MODELS:
             return Llama(**{**PLANNED_MODELS[name], "block_size": length, **options})
         if family == "llama" and preset in LLAMA_PRESETS:
@@ -144,46 +140,7 @@ def _built(name: str, length: int, options: dict[str, Any]) -> nn.Module:
     raise unknown_name("model to plan", name, [*PLANNED_MODELS, *presets])
 
 
-@contextmanager
-def without_values() -> Iterator[None]:
-    """Models that are made meanwhile have shapes alone; nothing is allocated and nothing drawn."""
-    with torch.device("meta"), _WithoutDrawing():
-        yield
-
-
-#: Those of nn.init are functions of their own to a mode, and their tensors' methods are then beyond it.
-_DRAWING = (
-    Tensor.normal_,
-    Tensor.uniform_,
-    nn.init.normal_,
-    nn.init.uniform_,
-    nn.init.trunc_normal_,
-    nn.init.kaiming_uniform_,
-    nn.init.kaiming_normal_,
-    nn.init.xavier_uniform_,
-    nn.init.xavier_normal_,
-)
-
-
-class _WithoutDrawing(TorchFunctionMode):
-    """Parameters keep what they have: drawing them without values imports torch's compiler, which takes seconds."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do what is asked, but for random initial values."""
-        if func in _DRAWING:
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
-
-
 _DEEPEST = 12
-
-#: Choices by which a worker keeps less in memory.
-MEMORY_CHOICES: Mapping[str, str] = {
-    "bf16": "weights, gradients and optimizer states in two bytes a number instead of four",
-    "8bit": "optimizer states in one byte a number",
-    "offload": "optimizer and outer states in the machine's memory",
-    "checkpointing": "of activations the layers' inputs alone, the rest computed again",
-}
 
 
 def memory_in_use(

@@ -66,7 +66,7 @@ def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan
         )
 
     known = setting.known
-    found = known.once(("plan", known.key_of(strategy), setting.key()), limited)
+    found = known.once(("plan", known.key_of(strategy), known.number_of(setting)), limited)
     return replace(found, strategy=label or type(strategy).__name__)
 
 
@@ -166,9 +166,8 @@ def _computing(of: Measured, setting: Setting) -> Iterator[_Doubling]:
     if not (of.strategy.is_synchronous and is_steady):
         at_most = of.plan.seconds_per_round
     if of.strategy.is_synchronous and slowest > _UNLIKE * min(seconds):
-        hosts = setting.topology.place(setting.num_ranks, setting.placement)
         slow = [each * _UNLIKE >= slowest for each in seconds]
-        there = dict.fromkeys(host for host, is_slow in zip(hosts, slow, strict=True) if is_slow)
+        there = dict.fromkeys(host for host, is_slow in zip(setting.hosts, slow, strict=True) if is_slow)
         sites = " and ".join(dict.fromkeys(setting.topology.region_of(host) for host in there))
         device = setting.compute.device or setting.topology.hosts[next(iter(there))].device
         remedy = f"devices there twice as fast, or --without {sites}"

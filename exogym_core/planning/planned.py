@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,13 @@ from exogym_core.cost.flops import count_flops
 from exogym_core.cost.speeds import with_measured_speeds
 from exogym_core.data.batches import batch_reader
 from exogym_core.planning.measure import Setting
-from exogym_core.planning.models import SequenceModel, kept_bytes, planned_model, without_values
+from exogym_core.planning.models import SequenceModel, kept_bytes, planned_model
 from exogym_core.planning.page import placement_text
 from exogym_core.planning.setting import Crashes, Known, with_wan_bandwidth
 from exogym_core.strategy.trials import coding_trials
 from exogym_core.tasks import MODELS, Task, TokenWindows
 from exogym_core.tasks.task import MissingDataError
-from netsim import Document, Protocol, Topology, load_document
+from netsim import Document, Topology, load_document
 from netsim.errors import InputError, unknown_name
 from netsim.units import format_count, parse_bits_per_second
 
@@ -57,7 +57,7 @@ def trained_model(experiment: Experiment) -> tuple[SequenceModel, tuple[str, ...
     except MissingDataError as error:
         task, remarks = _without_files(experiment, error)
         batch = _first_samples(task, 1)
-    with without_values():
+    with torch.device("meta"):
         model = experiment.build_model(task).to("meta")
     inputs = batch[0] if isinstance(batch, tuple | list) else batch
     is_text = isinstance(inputs, torch.Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
@@ -116,10 +116,20 @@ def _without_files(experiment: Experiment, error: MissingDataError) -> tuple[Tas
 WAN_BANDWIDTH = "wan.bandwidth"
 
 _SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
-_MOST_DOLLARS = 1e15
+_MOST_TOKENS, _MOST_DOLLARS = 1e30, 1e15
 _BATCH_SIZE = 256
 _SEQUENCE = 2048
 _BILLION = 1e9
+
+
+def _scaled(text: str, most: float) -> float | None:
+    """A number above 0 and below `most` with a letter for thousands, millions and so on; None where it is none."""
+    scale = _SCALES.get(text[-1:].upper())
+    try:
+        number = float(text if scale is None else text[:-1])
+    except ValueError:
+        return None
+    return number * (scale or 1.0) if 0 < number < most else None
 
 
 def parse_tokens(text: str) -> float:
@@ -131,15 +141,10 @@ def parse_tokens(text: str) -> float:
     >>> parse_tokens("200B"), parse_tokens("1.5 T"), parse_tokens("20b")
     (200000000000.0, 1500000000000.0, 20000000000.0)
     """
-    plain = text.strip()
-    scale = _SCALES.get(plain[-1:].upper())
-    try:
-        number = float(plain if scale is None else plain[:-1])
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1e30:
+    number = _scaled(text.strip(), _MOST_TOKENS)
+    if number is None:
         raise InputError(f"tokens: {text!r} is no number of tokens; write for example 200B")
-    return number * (scale or 1.0)
+    return number
 
 
 def parse_dollars(given: str | float) -> float:
@@ -151,15 +156,10 @@ def parse_dollars(given: str | float) -> float:
     >>> parse_dollars("500,000"), parse_dollars("500k"), parse_dollars(1.5e6)
     (500000.0, 500000.0, 1500000.0)
     """
-    plain = str(given).strip().lstrip("$").replace(",", "")
-    scale = _SCALES.get(plain[-1:].upper())
-    try:
-        number = float(plain if scale is None else plain[:-1])
-    except ValueError:
-        number = 0.0
-    if not 0 < number < _MOST_DOLLARS:
+    number = _scaled(str(given).strip().lstrip("$").replace(",", ""), _MOST_DOLLARS)
+    if number is None:
         raise InputError(f"budget: {given!r} is no number of dollars; write for example 500000 or 500k")
-    return number * (scale or 1.0)
+    return number
 
 
 @dataclass(frozen=True)
@@ -167,48 +167,26 @@ class Request:
     """An experiment to plan.
 
     Attributes:
-        experiment: its strategies, network, compute time and workers.
-        model: without values.
-        tokens: the budget; None: the steps of an experiment's file, else none.
-        dollars: a budget of money in place of tokens.
-        dollars_per_hour: of one worker, or by its site.
-        wan_bandwidth: on every link between sites, as text; None: the topology's.
-        devices_per_worker: devices that compute a worker's batch together, without loss, or by its site.
-        utilisation: of devices by site; None: compute's.
-        is_utilisation_given: the user gave compute's, which may equal the default.
-        memory, micro_batch: see `Setting`.
-        batch_by_speed: workers' batches go by their devices' speed.
-        known: what other requests have found out.
-        remarks: what is to be known of the model.
-        is_file: the experiment has a task and a number of steps of its own.
-        not_charged: what a run charged and this plan does not.
+        experiment: its strategies.
+        setting: where they run.
+        tokens: the budget on the command line; None: none, or the steps of an experiment's file.
     """
 
     experiment: Experiment
-    model: SequenceModel
+    setting: Setting
     tokens: float | None = None
-    dollars: float | None = None
-    dollars_per_hour: float | Mapping[str, float] | None = None
-    wan_bandwidth: str | None = None
-    devices_per_worker: int | Mapping[str, int] = 1
-    utilisation: Mapping[str, float] | None = None
-    is_utilisation_given: bool = False
-    memory: tuple[str, ...] = ()
-    micro_batch: int = 1
-    batch_by_speed: bool = False
-    known: Known = field(default_factory=Known)
-    remarks: tuple[str, ...] = ()
-    is_file: bool = True
-    not_charged: tuple[str, ...] = ()
 
     @classmethod
     def of(
         cls,
         experiment: Experiment,
         sequence: int | None = None,
-        known: Known | None = None,
+        tokens: float | None = None,
         *,
+        known: Known | None = None,
+        wan_bandwidth: str | None = None,
         is_file: bool = True,
+        remarks: tuple[str, ...] = (),
         **options: Any,
     ) -> Request:
         """With the experiment's model on the meta device: what its task would train, or a published one by name.
@@ -216,127 +194,115 @@ class Request:
         Args:
             experiment: what to plan.
             sequence: tokens a sequence of a model by name; None: the task's block size, else 2,048.
-            known: what other requests have found out.
-            is_file: the experiment has a task of its own.
-            options: attributes.
+            tokens: the budget.
+            known: results that are shared with other requests.
+            wan_bandwidth: on every link between sites, as text; None: the topology's.
+            is_file: the experiment has a task and a number of steps of its own.
+            remarks: differences between the plan and a run.
+            options: attributes of the setting.
 
         Raises:
-            InputError: the model cannot be made.
+            InputError: the model cannot be made, there is no topology, or steps are measured.
         """
-        settings = experiment.settings
+        settings, topology = experiment.settings, experiment.topology
         known = known if known is not None else Known()
-        name = None if settings.model is None else settings.model.name
-        is_preset = name in ("llama", "gpt") and not is_file
-        if not is_preset and (name is None or name in MODELS or ":" in name):
-            if sequence is not None:
-                raise InputError(
-                    "plan: sequences are as long as the task makes them: --set task.block_size=..."
-                )
-            of_model = settings.model and settings.model.to_mapping()
-            given = (
-                settings.task.to_mapping(),
-                of_model,
-                experiment.compute.flops is not None,
-                settings.workers.count,
-            )
-            key = ("trained model", known.number_of(given))
-            model, remarks = known.once(key, lambda: trained_model(experiment))
-            return cls(experiment, model, known=known, remarks=remarks, is_file=is_file, **options)
-        assert settings.model is not None
-        assert name is not None
-        arguments = dict(settings.model.options)
-        preset = arguments.pop("preset", None)
-        of_task = settings.task.options.get("block_size", _SEQUENCE)
-        length = int(arguments.pop("block_size", sequence or of_task))
-        if is_preset:
-            name = f"{name}-{preset or ('2m' if name == 'llama' else 'byte')}"
-        made = known.once(
-            ("model", name, length, known.number_of(arguments)),
-            lambda: planned_model(name, length, **arguments),
-        )
-        return cls(experiment, made, known=known, is_file=is_file, **options)
-
-    def setting(self) -> Setting:
-        """Setting in which the experiment's strategies run.
-
-        Raises:
-            InputError: it has no topology, or its steps are measured.
-        """
-        experiment, settings = self.experiment, self.experiment.settings
-        topology = experiment.topology
+        model, of_model = _model(experiment, sequence, known, is_file=is_file)
         if topology is None:
             raise InputError("plan: there is no network; add --topology, such as --topology wan-4-regions")
-        if self.wan_bandwidth is not None:
-            topology = with_wan_bandwidth(topology, parse_bits_per_second(self.wan_bandwidth))
+        if wan_bandwidth is not None:
+            topology = with_wan_bandwidth(topology, parse_bits_per_second(wan_bandwidth))
         _refuse_measured(experiment)
-        count = settings.workers.count
-        num_values = sum(each.numel() for each in self.model.model.parameters() if each.requires_grad)
-        tokens = self.tokens
-        if tokens is None and self.is_file and self.dollars is None:
-            tokens = float(settings.steps * settings.batch_size * count * self.model.length)
-        return Setting(
-            self.model,
+        count, budget, failures = settings.workers.count, tokens, _checked("failures", settings)
+        if tokens is None and is_file and options.get("dollars") is None:
+            budget = float(settings.steps * settings.batch_size * count * model.length)
+        num_values = sum(each.numel() for each in model.model.parameters() if each.requires_grad)
+        setting = Setting(
+            model,
             topology,
             with_measured_speeds(experiment.compute, 1, coding_trials(num_values, count), []),
             count,
             settings.batch_size,
-            tokens,
-            self.dollars,
-            settings.placement,
-            settings.protocol,
-            settings.collectives,
-            bool(settings.autocast),
-            self.dollars_per_hour,
-            settings.seed,
-            self.devices_per_worker,
-            self.batch_by_speed,
-            Crashes.of(_checked("failures", settings)),
-            _checked("until", settings),
-            self.utilisation,
-            self.memory,
-            self.micro_batch,
-            is_utilisation_given=self.is_utilisation_given,
-            remarks=(*self.remarks, *self.not_charged),
-            known=self.known,
+            budget,
+            placement=settings.placement,
+            protocol=settings.protocol,
+            collectives=settings.collectives,
+            half=bool(settings.autocast),
+            seed=settings.seed,
+            failures=None if failures is None else Crashes(failures["mtbf"], failures["repair"]),
+            until=_checked("until", settings),
+            remarks=(*of_model, *remarks),
+            known=known,
+            **options,
         )
+        return cls(experiment, setting, tokens)
 
-    def about(self) -> list[str]:
-        """Title of the plan, and lines below it."""
-        experiment, settings = self.experiment, self.experiment.settings
+    def title(self) -> str:
+        """Model, network and number of workers."""
+        settings = self.experiment.settings
         name = settings.model.name if settings.model is not None else f"the model of {settings.task.name}"
         preset = None if settings.model is None else settings.model.options.get("preset")
-        count, batch, length = settings.workers.count, settings.batch_size, self.model.length
-        topology = experiment.topology
-        network = "" if topology is None else topology.name
-        protocol = Protocol.resolve(settings.protocol, topology.protocol if topology is not None else None)
-        size = self.model.num_parameters
-        text = f"{size / 1e9:,.3g}B" if size >= _BILLION else f"{size / 1e6:,.3g}M"
-        lines = [
-            f"{name}{f'-{preset}' if preset else ''} on {network}: {format_count(count, 'worker')}",
-            f"protocol {protocol.describe()}; collectives {_in_one_line(settings.collectives)}; "
-            f"workers: {placement_text(self.setting().workers_by_site())}",
-            f"{text} parameters; a step is {count * batch:,} sequences ({batch:,} a worker) of {length:,}, "
-            f"{count * batch * length:,} tokens; {self._compute_text()}",
-        ]
+        workers = format_count(self.setting.num_ranks, "worker")
+        return f"{name}{f'-{preset}' if preset else ''} on {self.setting.topology.name}: {workers}"
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Names and values of all that the plans share."""
+        setting, length = self.setting, self.setting.model.length
+        a_step, size = setting.tokens_a_round(1), setting.model.num_parameters
+        batch, price = setting.batch_size, setting.dollars_per_hour
+        budget = []
         if self.tokens is not None:
-            lines.append(
-                f"budget: {self.tokens:,.0f} tokens, {math.ceil(self.tokens / (count * batch * length)):,} steps"
-            )
-        if self.dollars is not None:
-            lines.append(f"budget: {self.dollars:,.0f} dollars; tokens are those that it pays for")
-        return [*lines, f"a worker's hour: {_priced(self.dollars_per_hour)}"]
+            budget += [("budget", f"{self.tokens:,.0f} tokens, {math.ceil(self.tokens / a_step):,} steps")]
+        if setting.dollars is not None:
+            budget += [("budget", f"{setting.dollars:,.0f} dollars; tokens are those that it pays for")]
+        return [
+            ("protocol", setting.resolved_protocol.describe()),
+            ("collectives", _in_one_line(setting.collectives)),
+            ("workers", placement_text(setting.workers_by_site())),
+            ("parameters", f"{size / 1e9:,.3g}B" if size >= _BILLION else f"{size / 1e6:,.3g}M"),
+            (
+                "a step",
+                f"{setting.num_ranks * batch:,} sequences ({batch:,} a worker) of {length:,}, {a_step:,} tokens",
+            ),
+            ("computing", self._compute_text()),
+            *budget,
+            ("a worker's hour", _priced(price)),
+        ]
 
     def _compute_text(self) -> str:
-        compute = self.experiment.compute
-        if compute.flops is not None and self.utilisation is not None:
-            shares = ", ".join(f"{site} {share:.0%}" for site, share in self.utilisation.items())
+        compute, utilisation = self.experiment.compute, self.setting.utilisation
+        if compute.flops is not None and utilisation is not None:
+            shares = ", ".join(f"{site} {share:.0%}" for site, share in utilisation.items())
             return f"flops at {shares} of {compute.device or 'each host'}'s peak"
-        return f"computing: {compute.describe()}"
+        return compute.describe()
 
     def strategies(self) -> list[tuple[str, Strategy]]:
         """Strategies by label, newly built."""
         experiment = self.experiment
         return [(str(entry.label), experiment.build_strategy(entry)) for entry in experiment.strategies]
+
+
+def _model(
+    experiment: Experiment, sequence: int | None, known: Known, *, is_file: bool
+) -> tuple[SequenceModel, tuple[str, ...]]:
+    """The model that an experiment's task would train, or the published one of its name; and remarks on it."""
+    settings = experiment.settings
+    name = None if settings.model is None else settings.model.name
+    is_preset = name in ("llama", "gpt") and not is_file
+    if settings.model is None or name is None or (not is_preset and (name in MODELS or ":" in name)):
+        if sequence is not None:
+            raise InputError("plan: sequences are as long as the task makes them: --set task.block_size=...")
+        of_model = settings.model and settings.model.to_mapping()
+        has_flops = experiment.compute.flops is not None
+        given = (settings.task.to_mapping(), of_model, has_flops, settings.workers.count)
+        return known.once(("trained model", known.number_of(given)), lambda: trained_model(experiment))
+    arguments = dict(settings.model.options)
+    preset = arguments.pop("preset", None)
+    of_task = settings.task.options.get("block_size", _SEQUENCE)
+    length = int(arguments.pop("block_size", sequence or of_task))
+    if is_preset:
+        name = f"{name}-{preset or ('2m' if name == 'llama' else 'byte')}"
+    key = ("model", name, length, known.number_of(arguments))
+    return known.once(key, lambda: planned_model(name, length, **arguments)), ()
 
 
 def _refuse_measured(experiment: Experiment) -> None:
@@ -463,19 +429,19 @@ def request_of(
     return Request.of(
         experiment,
         sequence,
-        known,
+        None if tokens is None else parse_tokens(tokens),
+        known=known,
+        wan_bandwidth=bandwidth,
         is_file=path is not None,
-        tokens=None if tokens is None else parse_tokens(tokens),
+        remarks=not_charged,
         dollars=None if budget is None else parse_dollars(budget),
         dollars_per_hour=price,
-        wan_bandwidth=bandwidth,
         devices_per_worker=devices_per_worker,
+        batch_by_speed=batch_by_speed,
         utilisation=sites,
         is_utilisation_given=not is_folder and _gives_utilisation(experiment),
         memory=memory,
         micro_batch=micro_batch,
-        batch_by_speed=batch_by_speed,
-        not_charged=not_charged,
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,14 +14,18 @@ import torch
 from torch import nn
 
 import netsim
+from exogym_core.cost.compute import Compute
+from exogym_core.planning import unfitted
+from exogym_core.planning.models import SequenceModel
 from exogym_core.planning.rhythm import Rhythm, rhythm
 from exogym_core.planning.rounds import SimulatedRounds
-from exogym_core.strategy import STRATEGIES, build_strategy
+from exogym_core.planning.setting import Setting
+from exogym_core.strategy import build_strategy
 from netsim import Topology
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = ["METHODS", "PUBLISHED", "TARGETS", "reproduce", "utilisation"]
 
@@ -65,28 +69,33 @@ def _cell(
 
 
 def _streaming(params: float = 1e9, layers: int = 24, step_seconds: float = 0.1) -> list[dict[str, Any]]:
-    made: list[dict[str, Any]] = list(_smallest_bandwidths(params, layers, step_seconds))
-    own = _own_gbit_per_second(params, layers, step_seconds)
-    for cell in made:
-        name, options = _OWN[cell["method"]]
-        text = ", ".join(f"{key}={value}" for key, value in options.items())
-        cell |= {
-            "strategy": f"{name}({text})",
-            "strategy_gbit_per_second": own[cell["method"], cell["target"]],
-        }
-    if (params, layers, step_seconds) != (1e9, 24, 0.1):
-        return made
-    printed = [figure for row in _PUBLISHED_1B.values() for figure in row]
-    for cell, figure in zip(made, printed, strict=True):
-        places = [_nearest(value) for value in (float(cell["gbit_per_second"]), figure) if value is not None]
-        cell |= {
-            "published": figure,
-            "ours": cell["gbit_per_second"],
-            "residual": cell["gbit_per_second"] / figure - 1,
-            "grid_steps": places[0] - places[1],
-            "cause": "the table's resolution is one step of its grid, a factor of 1.207",
-        }
-    return made
+    is_printed = (params, layers, step_seconds) == (1e9, 24, 0.1)
+    cells: list[dict[str, Any]] = []
+    for name, method in _METHODS.items():
+        options = ", ".join(f"{key}={value}" for key, value in method.options.items())
+        own = _own_utilisation(method, params, layers, step_seconds)
+        for target, printed in zip(TARGETS, method.printed, strict=True):
+            reached = _smallest(
+                partial(utilisation, name, params=params, layers=layers, step_seconds=step_seconds), target
+            )
+            cell = {
+                "method": name,
+                "target": target,
+                "gbit_per_second": reached,
+                "strategy": f"{method.strategy}({options})",
+                "strategy_gbit_per_second": _smallest(own, target),
+            }
+            if is_printed:
+                assert reached is not None
+                cell |= {
+                    "published": printed,
+                    "ours": reached,
+                    "residual": reached / printed - 1,
+                    "grid_steps": _nearest(reached) - _nearest(printed),
+                    "cause": "the table's resolution is one step of its grid, a factor of 1.207",
+                }
+            cells.append(cell)
+    return cells
 
 
 def _nearest(gbit_per_second: float) -> int:
@@ -96,11 +105,12 @@ def _nearest(gbit_per_second: float) -> int:
 
 
 class _Matrices(nn.Module):
-    """Parameters of these shapes, without values."""
+    """Layers of one parameter of these shapes, without values."""
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.matrices = nn.ParameterList(torch.empty(shape, device="meta") for shape in shapes)
+        matrices = (nn.Parameter(torch.empty(shape, dtype=dtype, device="meta")) for shape in shapes)
+        self.layers = nn.ModuleList(nn.ParameterList([matrix]) for matrix in matrices)
 
 
 def _round(
@@ -112,17 +122,20 @@ def _round(
     **options: Any,
 ) -> tuple[float, int]:
     """(seconds, payload bytes of a rank) of the second round of a strategy with rounds of one step."""
+    setting = _setting(_Matrices(shapes), topology, num_ranks, placement=placement)
     rounds = SimulatedRounds(
-        build_strategy(name, **options),
-        _Matrices(shapes),
-        num_ranks,
-        2,
-        Rhythm(1, (False,), goes_alone=True),
-        [partial(_constant, 0.0)] * num_ranks,
+        build_strategy(name, **options), setting, Rhythm(1, (False,), goes_alone=True), 2
     )
-    simulated = rounds.on(topology, placement=placement)
+    simulated = rounds.on(setting)
     payload = simulated.payload_bytes[0]
     return simulated.round_seconds[1] - simulated.round_seconds[0], payload[1] - payload[0]
+
+
+def _setting(
+    model: nn.Module, topology: Topology, num_ranks: int, step_seconds: float = 0.0, **options: Any
+) -> Setting:
+    """Ranks that compute so long a step, with a model whose operations do not count."""
+    return Setting(SequenceModel(model, 1, 0), topology, Compute(fixed=step_seconds), num_ranks, 1, **options)
 
 
 def _intellect() -> list[dict[str, Any]]:
@@ -201,14 +214,8 @@ def _demo() -> list[dict[str, Any]]:
 
 
 def _sparse() -> list[dict[str, Any]]:
-    name = next((name for name in STRATEGIES if name.lower() == "sparseloco"), None)
-    if name is None:
-        return []
-    known = build_strategy(name).arguments
-    topk = next((key for key in ("topk", "k", "compression_topk") if key in known), None)
-    options: dict[str, Any] = {} if topk is None else {topk: 64}
     shape = (4096, 4096)
-    _, payload = _round(name, [shape], 2, Topology.from_mapping(_LAN), None, H=1, **options)
+    _, payload = _round("SparseLoCo", [shape], 2, Topology.from_mapping(_LAN), H=1, k=64)
     bits = payload * 8 / (shape[0] * shape[1])
     cause = "heads of the quantiser: five fp32 numbers a tensor"
     return [
@@ -231,33 +238,26 @@ def _regions() -> list[dict[str, Any]]:
     for name, milliseconds, gbit in pairs:
         link = {"between": ["a", "b"], "bandwidth": f"{gbit} Gbit/s", "rtt": f"{milliseconds} ms"}
         topology = Topology.from_mapping(
-            {"hosts": ["a", "b"], "links": [{**link, "measured": {"streams": 1}}]}
+            {"hosts": ["a", "b"], "links": [{**link, "measured": {"streams": 16}}]}
         )
-        took = netsim.collective(topology, "sendrecv", num_bytes=num_bytes, protocol="linux-tcp", repeat=2)
+        protocol = {"preset": "linux-tcp", "streams": 16}
+        took = netsim.collective(topology, "sendrecv", num_bytes=num_bytes, protocol=protocol, repeat=2)
         ours = num_bytes * 8 / took.seconds / 1e9
-        window = gbit * 1e9 / 8 * milliseconds * 1e-3
         cause = (
-            f"start-up; the published pair contradicts one stream of Linux's default 4 MiB window (at most "
-            f"{2**22 * 8 / milliseconds / 1e6:.3g} Gbit/s): it takes {window / 1e6:.1f} MB in flight"
+            f"start-up; NCCL had 16 connections: one, with a window of 4 MiB, gets at most "
+            f"{2**22 * 8 / milliseconds / 1e6:.3g} Gbit/s"
         )
         cells.append(_cell(f"{name}, round trip {milliseconds} ms", "Gbit/s", gbit, ours, cause, "circular"))
     return cells
 
 
+def _rows(rows: Iterable[unfitted.Row]) -> list[dict[str, Any]]:
+    return [_cell(*row) for row in rows]
+
+
 # --- Streaming DiLoCo's table of compute utilisation ---------------------------------------------------
 
 TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
-
-#: Published figures for 1B parameters, 24 layers and 0.1 s a step, in Gbit/s.
-_PUBLISHED_1B: dict[str, tuple[float, ...]] = {
-    "Data-parallel": (86.8, 152.6, 184.2, 222.3, 569.0),
-    "DiLoCo, H=100": (1.4, 6.2, 13.3, 23.3, 86.8),
-    "Streaming DiLoCo": (1.4, 5.2, 9.1, 16.0, 28.1),
-    "Streaming + overlap (tau=1)": (1.4, 4.3, 6.2, 9.1, 11.0),
-    "Streaming + overlap + FP4": (0.4, 0.9, 1.7, 2.0, 3.0),
-}
-
-METHODS = tuple(_PUBLISHED_1B)
 
 #: Share of the nominal parameters that travels; the table needs it and the paper does not explain it.
 PAYLOAD_SHARE = 0.84
@@ -269,8 +269,19 @@ _ROUNDS = 10
 
 @dataclass(frozen=True)
 class _Method:
-    """Schedule of layers: when they travel, their size, and the steps until they are needed."""
+    """A method of the table.
 
+    Attributes:
+        printed: Gbit/s for 1B parameters, 24 layers and 0.1 s a step, by target.
+        strategy, options: our strategy; `num_fragments` is a third of the layers.
+        every_step, streams: when layers travel: all at each step; fragments in turn; else all at a round's end.
+        tau: steps until they are needed.
+        bits: of a parameter.
+    """
+
+    printed: tuple[float, ...]
+    strategy: str
+    options: Mapping[str, Any]
     every_step: bool = False
     streams: bool = False
     tau: int = 0
@@ -288,19 +299,24 @@ class _Method:
         return range(number, layers, fragments) if not rest and number < fragments else ()
 
 
-_RULES = dict(
-    zip(
-        METHODS,
-        (
-            _Method(every_step=True),
-            _Method(),
-            _Method(streams=True),
-            _Method(streams=True, tau=1),
-            _Method(streams=True, tau=1, bits=4.0),
-        ),
-        strict=True,
-    )
-)
+_STREAMING = "StreamingDiLoCo"
+_METHODS = {
+    "Data-parallel": _Method((86.8, 152.6, 184.2, 222.3, 569.0), "AllReduce", {}, every_step=True),
+    "DiLoCo, H=100": _Method((1.4, 6.2, 13.3, 23.3, 86.8), "DiLoCo", {"H": 100}),
+    "Streaming DiLoCo": _Method((1.4, 5.2, 9.1, 16.0, 28.1), _STREAMING, {"H": 100, "tau": 0}, streams=True),
+    "Streaming + overlap (tau=1)": _Method(
+        (1.4, 4.3, 6.2, 9.1, 11.0), _STREAMING, {"H": 100, "tau": 1}, streams=True, tau=1
+    ),
+    "Streaming + overlap + FP4": _Method(
+        (0.4, 0.9, 1.7, 2.0, 3.0),
+        _STREAMING,
+        {"H": 100, "tau": 1, "codec": "e3m0"},
+        streams=True,
+        tau=1,
+        bits=4.0,
+    ),
+}
+METHODS = tuple(_METHODS)
 
 
 def _grid_points() -> list[float]:
@@ -329,7 +345,7 @@ def utilisation(
         raise InputError(f"layers: {layers} given; the schedule needs {_LAYERS_A_FRAGMENT} to 299")
     if not (params > 0 and step_seconds > 0 and gbit_per_second > 0):
         raise InputError("params, step and bandwidth must be above zero")
-    rule = _RULES[method]
+    rule = _METHODS[method]
     seconds_a_layer = params * PAYLOAD_SHARE * rule.bits / layers / (gbit_per_second * 1e9)
     num_steps = _ROUNDS * _STEPS_A_ROUND
     now = link_free = 0.0
@@ -363,23 +379,6 @@ def _forward(now: float, seconds: float, layers: int, waits: dict[int, float]) -
     return now + (layers - done) * seconds / layers
 
 
-def _smallest_bandwidths(
-    params: float = 1e9, layers: int = 24, step_seconds: float = 0.1
-) -> list[dict[str, object]]:
-    """Every cell of the table: the smallest bandwidth of the grid that reaches the target; None: none does."""
-    return [
-        {
-            "method": method,
-            "target": target,
-            "gbit_per_second": _smallest(
-                partial(utilisation, method, params=params, layers=layers, step_seconds=step_seconds), target
-            ),
-        }
-        for method in METHODS
-        for target in TARGETS
-    ]
-
-
 def _smallest(utilisation: Callable[[float], float], target: float) -> float | None:
     """The smallest bandwidth of the grid at which `utilisation` reaches `target`; None: none does."""
     points = _grid_points()
@@ -389,69 +388,25 @@ def _smallest(utilisation: Callable[[float], float], target: float) -> float | N
 
 _OWN_ROUNDS = 3
 
-#: Our strategy for each method; `num_fragments` is a third of the layers.
-_OWN: Mapping[str, tuple[str, Mapping[str, Any]]] = dict(
-    zip(
-        METHODS,
-        (
-            ("AllReduce", {}),
-            ("DiLoCo", {"H": 100}),
-            ("StreamingDiLoCo", {"H": 100, "tau": 0}),
-            ("StreamingDiLoCo", {"H": 100, "tau": 1}),
-            ("StreamingDiLoCo", {"H": 100, "tau": 1, "codec": "e3m0"}),
-        ),
-        strict=True,
-    )
-)
 
+def _own_utilisation(
+    method: _Method, params: float, layers: int, step_seconds: float
+) -> Callable[[float], float]:
+    """Utilisation of our strategy by Gbit/s."""
+    fragments = {"num_fragments": max(layers // _LAYERS_A_FRAGMENT, 1)} if method.streams else {}
+    strategy = build_strategy(method.strategy, **method.options, **fragments)
+    size = round(params * PAYLOAD_SHARE / layers)
+    model = _Matrices([(size,)] * layers, torch.bfloat16)
+    setting = _setting(model, _line(1.0), 2, step_seconds)
+    rounds = SimulatedRounds(strategy, setting, rhythm(strategy, 2), _OWN_ROUNDS)
 
-class _Layers(nn.Module):
-    """Equal layers in half precision, without values."""
-
-    def __init__(self, params: float, layers: int) -> None:
-        super().__init__()
-        size = round(params * PAYLOAD_SHARE / layers)
-        with torch.device("meta"):
-            weights = (nn.Parameter(torch.empty(size, dtype=torch.bfloat16)) for _ in range(layers))
-            self.layers = nn.ModuleList(nn.ParameterList([weight]) for weight in weights)
-
-
-def _own_gbit_per_second(
-    params: float = 1e9, layers: int = 24, step_seconds: float = 0.1
-) -> dict[tuple[str, float], float | None]:
-    """By method and target: the least bandwidth of the table's grid with which our strategy reaches it; None: none."""
-    return {
-        (method, target): reached
-        for method, (name, options) in _OWN.items()
-        for target, reached in _reached(name, options, params, layers, step_seconds).items()
-    }
-
-
-def _reached(
-    name: str, options: Mapping[str, Any], params: float, layers: int, step_seconds: float
-) -> dict[float, float | None]:
-    fragments = (
-        {"num_fragments": max(layers // _LAYERS_A_FRAGMENT, 1)} if name.startswith("Streaming") else {}
-    )
-    strategy = build_strategy(name, **options, **fragments)
-    rounds = SimulatedRounds(
-        strategy,
-        _Layers(params, layers),
-        2,
-        _OWN_ROUNDS,
-        rhythm(strategy, 2),
-        [partial(_constant, step_seconds)] * 2,
-    )
-    known: dict[float, float] = {}
-
+    @cache
     def utilisation(gbit_per_second: float) -> float:
-        if gbit_per_second not in known:
-            simulated = rounds.on(_line(gbit_per_second))
-            ends = simulated.round_seconds
-            known[gbit_per_second] = simulated.compute_seconds[0] / len(ends) / (ends[-1] - ends[-2])
-        return known[gbit_per_second]
+        simulated = rounds.on(replace(setting, topology=_line(gbit_per_second)))
+        ends = simulated.round_seconds
+        return simulated.compute_seconds[0] / len(ends) / (ends[-1] - ends[-2])
 
-    return {target: _smallest(utilisation, target) for target in TARGETS}
+    return utilisation
 
 
 def _line(gbit_per_second: float) -> Topology:
@@ -459,26 +414,42 @@ def _line(gbit_per_second: float) -> Topology:
     return Topology.from_mapping({"hosts": {"a": {}, "b": {}}, "links": [link], "protocol": "ideal"})
 
 
-def _constant(seconds: float, step: int) -> float:
-    return seconds
-
-
 #: Name -> (source, what makes its cells).
 PUBLISHED: Mapping[str, tuple[str, Callable[..., list[dict[str, Any]]]]] = {
     "streaming-diloco": (f"Streaming DiLoCo, arXiv 2501.18512, table 4 ({_SECOND_HAND})", _streaming),
     "intellect-1": (
-        f"INTELLECT-1, arXiv 2412.01152: median times of an outer step's all-reduce ({_SECOND_HAND})",
+        f"INTELLECT-1, arXiv 2412.01152: median times of an outer step's all-reduce ({_SECOND_HAND}; with 38 min of "
+        f"computing they give 96 and 83 % utilisation, as its abstract, read, has it)",
         _intellect,
     ),
     "shaped-4-gpus": (f"DiLoCo on 4 GPUs of one zone over shaped TCP ({_SECOND_HAND})", _shaped),
     "demo": (
-        f"DeMo, arXiv 2411.19870, and its released code; k=32 is printed, the rest follows from the code "
-        f"({_SECOND_HAND})",
+        f"DeMo, arXiv 2411.19870: k=32 is printed ({_SECOND_HAND}); its sizes and the rest follow from the released "
+        f"code (bloc97/DeMo, read)",
         _demo,
     ),
-    "sparseloco": (f"SparseLoCo, arXiv 2508.15706: 12-bit indices, 2-bit values ({_SECOND_HAND})", _sparse),
+    "sparseloco": (
+        f"SparseLoCo, arXiv 2508.15706 ({_SECOND_HAND}): 12-bit indices, 2-bit values (one-covenant/templar, read)",
+        _sparse,
+    ),
     "dt-fm": (
-        f"DT-FM, arXiv 2206.01288: pairs of AWS regions as its simulator has them ({_SECOND_HAND})",
+        "DT-FM, arXiv 2206.01288: pairs of AWS regions as its simulator has them, and their measurement by NCCL "
+        "(DS3Lab/DT-FM, BinhangYuan/tc_cluster_setting, read)",
         _regions,
+    ),
+    "pytorch-shaped": (
+        "PyTorch 1.9's collectives of 256 MiB on AWS hosts shaped by tc: averages of 2022 for DT-FM "
+        "(BinhangYuan/tc_cluster_setting, read)",
+        lambda: _rows(unfitted.shaped_collectives()),
+    ),
+    "four-continents": (
+        "Erben et al., arXiv 2306.03163: hivemind on T4s in up to four regions of Google Cloud, 32,768 samples a step "
+        "(text and logs in cirquit/hivemind-multi-cloud, read)",
+        lambda: _rows(unfitted.continents()),
+    ),
+    "ocean-streams": (
+        "Erben et al., arXiv 2306.03163: iperf between regions of Google Cloud (logs in cirquit/hivemind-multi-cloud, "
+        "read)",
+        lambda: _rows(unfitted.ocean_streams()),
     ),
 }

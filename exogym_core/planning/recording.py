@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from exogym_core.communicator.exchange import Outcome, combine
 from exogym_core.communicator.simulated.calls import RankState
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.communicator.exchange import Signature
-    from netsim import Protocol, Topology
     from netsim.ranks import Answer, Question, Request, StampedRow
 
 __all__ = [
+    "REPEATS",
     "Body",
     "Computing",
     "Recording",
@@ -108,6 +109,9 @@ class _Alone:
         raise InputError("a rank alone has no clock to ask")
 
 
+#: Requests of a rank.
+Stream: TypeAlias = "Sequence[Request | Computing]"
+
 #: The groups of fewer than all that a rank made, in order: members' ranks, and the number of groups of these members.
 Groups = Sequence[tuple[tuple[int, ...], int]]
 
@@ -115,7 +119,7 @@ Groups = Sequence[tuple[tuple[int, ...], int]]
 class RequestsOfRank(NamedTuple):
     """Requests of a rank that ran without the others."""
 
-    requests: Sequence[Request | Computing]
+    requests: Stream
     groups: Groups
 
 
@@ -154,6 +158,11 @@ def _schedules(num_ranks: int, collectives: str | Mapping[str, str] | None = "au
 # --- recordings ----------------------------------------------------------------------------------------------
 
 
+#: Calls of all ranks: of more, some of the layers that are alike are simulated, and the rest is extrapolated.
+MOST_CALLS = 50_000
+REPEATS = (2, 4)  # of these layers, in two simulations
+
+
 @dataclass(frozen=True)
 class Recording:
     """The requests of every rank; of ranks that differ in their number alone, those of one of them.
@@ -167,7 +176,7 @@ class Recording:
     """
 
     num_ranks: int
-    streams: Sequence[Sequence[Request | Computing]]
+    streams: Sequence[Stream]
     asks_for_time: bool = False
     kinds: Sequence[int] | None = None
     groups: tuple[Sequence[Groups], Sequence[Groups]] = ((), ())
@@ -202,12 +211,17 @@ class Recording:
 
     def calls_at_the_end(self) -> int:
         """Calls of all ranks between their last two marks."""
-        counts = []
-        for stream in self.streams:
-            marks = [place for place, request in enumerate(stream) if isinstance(request, Mark)]
-            part = stream[marks[-2] : marks[-1]] if len(marks) > 1 else ()
-            counts.append(sum(isinstance(request, Post) for request in part))
-        return sum(counts[kind] for kind in (range(len(counts)) if self.kinds is None else self.kinds))
+        return self._num_calls(_last_part)
+
+    @property
+    def num_calls(self) -> int:
+        """Calls of all ranks."""
+        return self._num_calls(lambda stream: stream)
+
+    def _num_calls(self, part: Callable[[Stream], Stream]) -> int:
+        """Calls of all ranks in a part of their streams."""
+        counts = [sum(isinstance(request, Post) for request in part(stream)) for stream in self.streams]
+        return sum(counts[kind] for kind in self.kinds or range(len(counts)))
 
     def lengthened(self, num_marks: int) -> Recording:
         """This recording with the part between the last two marks repeated, until each rank has so many marks.
@@ -216,66 +230,53 @@ class Recording:
         """
         return replace(self, streams=[_lengthened(stream, num_marks) for stream in self.streams])
 
-    @property
-    def num_calls(self) -> int:
-        """Calls of all ranks."""
-        counts = [sum(isinstance(request, Post) for request in stream) for stream in self.streams]
-        return sum(counts[kind] for kind in (range(len(counts)) if self.kinds is None else self.kinds))
+    @cached_property
+    def shortened(self) -> tuple[tuple[Recording, int], ...] | None:
+        """This recording with two and with four repetitions of its calls' longest repetition, and how many each omits.
 
-    def with_repeats(self, number: int) -> tuple[Recording, int] | None:
-        """This recording with so many repetitions of the stretch of calls that repeats most, and how many are left out.
-
-        None where rounds have no such stretch, as layers that are alike make it, or ranks or rounds have others.
+        None where rounds have few calls or no such stretch, as layers that are alike make it, or ranks or rounds have
+        others.
         """
-        made = [_with_repeats(stream, number) for stream in self.streams]
-        lefts = {each[1] for each in made if each is not None}
-        if None in made or len(lefts) != 1:
+        if self.num_calls <= MOST_CALLS:
             return None
-        return replace(self, streams=[each[0] for each in made if each is not None]), lefts.pop()
+        found = []
+        for number in REPEATS:
+            made = [_with_repeats(stream, number) for stream in self.streams]
+            lefts = {each[1] for each in made if each is not None}
+            if None in made or len(lefts) != 1:
+                return None
+            streams = [each[0] for each in made if each is not None]
+            found.append((replace(self, streams=streams), lefts.pop()))
+        return tuple(found)
 
     def replay(
         self,
-        topology: Topology,
+        world: World,
         seconds: Sequence[Callable[[int], float]],
-        *,
-        placement: Sequence[str] | None = None,
-        protocol: str | Mapping[str, Any] | Protocol | None = None,
-        collectives: str | Mapping[str, str] | None = "auto",
+        schedules: Schedules,
         num_marks: int | None = None,
-        schedules: Schedules | None = None,
     ) -> RunResult[None]:
         """Replay it on a network.
 
         Args:
-            topology: the network; where it has no weather, long collectives are extrapolated from their first steps.
+            world: ranks and network; where that has no weather, long collectives are extrapolated from their first
+                steps.
             seconds: of computing by step, one function a rank.
-            placement, protocol, collectives: as `run_ranks` has them.
+            schedules: by which calls go.
             num_marks: it ends with so many marks of each rank; None: with its end.
-            schedules: by which calls go; None: found for this network.
 
         Returns:
             What it took, with `bytes_sent` and `wan_bytes` on this network in marked rows.
         """
-        world = World.build(self.num_ranks, topology, placement, protocol, collectives)
-        schedules = schedules if schedules is not None else Schedules(world)
-        is_quiet = not topology.weather
+        assert world.topology is not None
+        is_quiet = not world.topology.weather
         past: list[deque[Request]] = [
             deque(self._requests(rank, seconds[rank], schedules, num_marks, merges=is_quiet))
             for rank in range(self.num_ranks)
         ]
-        rows: list[StampedRow] = []
-        simulation = Simulation(
-            world,
-            _nobody_is_left,
-            _nothing,
-            _no_answer,
-            rows.append,
-            past,
-            schedules=schedules,
-            abridged=is_quiet,
-        )
-        simulation.kernel.run()
-        return RunResult.simulated(simulation, [None] * self.num_ranks, [], rows)
+        replay = _Replay(world, past, schedules=schedules, abridged=is_quiet)
+        replay.kernel.run()
+        return RunResult.simulated(replay, [None] * self.num_ranks, rows=replay.rows)
 
     def _requests(
         self,
@@ -289,14 +290,12 @@ class Recording:
         """Stream of a rank's requests; computing without a call in between is merged into one request, if possible."""
         computing, sent, wan, marks = 0.0, 0, 0, 0
         for request in self.stream(rank):
-            if isinstance(request, Computing | Advance):
-                if isinstance(request, Computing):
-                    computing += seconds(request.step) * request.share
-                else:
-                    computing += request.seconds
-                if merges:
-                    continue
-            if computing:
+            is_computing = isinstance(request, Computing | Advance)
+            if isinstance(request, Computing):
+                computing += seconds(request.step) * request.share
+            elif isinstance(request, Advance):
+                computing += request.seconds
+            if computing and not (is_computing and merges):
                 yield Advance(computing)
                 computing = 0.0
             if isinstance(request, Post):
@@ -381,9 +380,7 @@ def record_kinds(
 Names = dict["Hashable", tuple["Hashable", tuple[int, ...], int]]
 
 
-def _in_groups(
-    stream: Sequence[Request | Computing], names: Names, rank: int
-) -> Iterator[Request | Computing]:
+def _in_groups(stream: Stream, names: Names, rank: int) -> Iterator[Request | Computing]:
     """Requests of another rank as those of this one; groups without a name have all ranks."""
     for request in stream:
         if not isinstance(request, Post | Wait):
@@ -391,12 +388,12 @@ def _in_groups(
             continue
         named = names.get(request.key.group)
         if named is None:
-            yield request._replace(member=rank) if isinstance(request, Post) else request
+            # _replace takes three times as long.
+            yield Post(request.key, rank, *request[2:]) if isinstance(request, Post) else request
             continue
         group, ranks, member = named
         key = Key(group, request.key.number)
         if isinstance(request, Post):
-            # _replace takes three times as long.
             yield Post(key, member, Call(request.call.op, ranks, *request.call[2:]), request.seconds)
         else:
             yield Wait(key)
@@ -429,26 +426,67 @@ def goes_alone(made: Recording, body: Body, setup: Body) -> bool:
         return False
 
 
-def _lengthened(stream: Sequence[Request | Computing], num_marks: int) -> Sequence[Request | Computing]:
-    ends = [place + 1 for place, request in enumerate(stream) if isinstance(request, Mark)]
+def _ends(stream: Stream) -> list[int]:
+    """Places after the marks of a stream."""
+    return [place + 1 for place, request in enumerate(stream) if isinstance(request, Mark)]
+
+
+def _last_part(stream: Stream) -> Stream:
+    """Requests between the last two marks."""
+    ends = _ends(stream)
+    return stream[ends[-2] : ends[-1]] if len(ends) > 1 else ()
+
+
+def _lengthened(stream: Stream, num_marks: int) -> Stream:
+    ends = _ends(stream)
     num_more = num_marks - len(ends)
     if num_more <= 0 or len(ends) < 3:
         return stream
     before, last = stream[ends[-3] : ends[-2]], stream[ends[-2] : ends[-1]]
-    if len(before) != len(last) or any(_gone_on(*pair, 1) is None for pair in zip(before, last, strict=True)):
+    if list(map(_without_numbers, before)) != list(map(_without_numbers, last)):
         return stream
+    pairs = list(zip(before, last, strict=True))
     made = list(stream[: ends[-1]])
-    for times in range(1, num_more + 1):
-        made += (_gone_on(*pair, times) for pair in zip(before, last, strict=True))  # type: ignore[misc]
+    made += (_later(*pair, times) for times in range(1, num_more + 1) for pair in pairs)
     steps = {
         later.key.group: later.key.number - earlier.key.number  # type: ignore[operator]
-        for earlier, later in zip(before, last, strict=True)
+        for earlier, later in pairs
         if isinstance(earlier, Post | Wait) and isinstance(later, Post | Wait)
     }
     for request in stream[ends[-1] :]:  # what was in flight at the end
-        step = steps.get(request.key.group, 0) if isinstance(request, Post | Wait) else 0
-        made.append(_renumbered(request, num_more * step) if step else request)
+        if isinstance(request, Post | Wait) and (step := steps.get(request.key.group, 0)):
+            number = request.key.number + num_more * step
+            made.append(request._replace(key=request.key._replace(number=number)))
+        else:
+            made.append(request)
     return made
+
+
+def _without_numbers(request: Request | Computing) -> Hashable:
+    """A request without its step, row or number of a call, which go on from round to round."""
+    if isinstance(request, Computing | Mark):
+        return type(request), getattr(request, "share", None)
+    if isinstance(request, Post | Wait):
+        goes_on = isinstance(request.key.number, int)
+        return request._replace(key=request.key._replace(number=None)) if goes_on else object()
+    return request
+
+
+def _later(earlier: Request | Computing, later: Request | Computing, times: int) -> Request | Computing:
+    """Extrapolation of these two, which differ in numbers alone, by so many repetitions."""
+    if isinstance(earlier, Computing) and isinstance(later, Computing):
+        return later._replace(step=_next(earlier.step, later.step, times))
+    if isinstance(earlier, Mark) and isinstance(later, Mark):
+        return Mark({name: _next(earlier.row[name], value, times) for name, value in later.row.items()})
+    if isinstance(earlier, Post | Wait) and isinstance(later, Post | Wait):
+        return later._replace(
+            key=later.key._replace(number=_next(earlier.key.number, later.key.number, times))
+        )
+    return later
+
+
+def _next(earlier: Any, later: Any, times: int) -> Any:
+    return later + times * (later - earlier) if isinstance(later, int) else later
 
 
 def last_calls(stream: Iterable[Request | Computing]) -> list[tuple[Call, int]]:
@@ -465,10 +503,8 @@ def last_calls(stream: Iterable[Request | Computing]) -> list[tuple[Call, int]]:
 _LONGEST_STRETCH = 64  # calls
 
 
-def _with_repeats(
-    stream: Sequence[Request | Computing], number: int
-) -> tuple[Sequence[Request | Computing], int] | None:
-    ends = [0, *(place + 1 for place, request in enumerate(stream) if isinstance(request, Mark))]
+def _with_repeats(stream: Stream, number: int) -> tuple[Stream, int] | None:
+    ends = [0, *_ends(stream)]
     made: list[Request | Computing] = []
     lefts = set()
     for first, last in pairwise(ends):
@@ -513,32 +549,6 @@ def _repetition(values: Sequence[Hashable]) -> tuple[int, int, int]:
     return best
 
 
-def _gone_on(
-    earlier: Request | Computing, later: Request | Computing, times: int
-) -> Request | Computing | None:
-    """Extrapolation of these two by so many repetitions; None where they do not determine it."""
-    if isinstance(earlier, Computing) and isinstance(later, Computing):
-        return later._replace(step=later.step + times * (later.step - earlier.step))
-    if isinstance(earlier, Mark) and isinstance(later, Mark):
-        return Mark({name: _next(earlier.row[name], value, times) for name, value in later.row.items()})
-    if isinstance(earlier, Post | Wait) and isinstance(later, Post | Wait):
-        first, second = earlier.key.number, later.key.number
-        if not isinstance(first, int) or not isinstance(second, int):
-            return None
-        same = _renumbered(earlier, second - first) == later
-        return _renumbered(later, times * (second - first)) if same else None
-    return later if earlier == later else None
-
-
-def _next(earlier: Any, later: Any, times: int) -> Any:
-    return later + times * (later - earlier) if isinstance(later, int) else later
-
-
-def _renumbered(request: Request | Computing, step: int) -> Request | Computing:
-    assert isinstance(request, Post | Wait)
-    return request._replace(key=request.key._replace(number=request.key.number + step))  # type: ignore[operator]
-
-
 def _calls(stream: Iterable[Request | Computing]) -> Iterator[Request]:
     """Requests of a rank without marks and compute times."""
     return (request for request in stream if not isinstance(request, Mark | Computing))
@@ -573,13 +583,21 @@ def record(
     return Recording(num_ranks, streams, any(asked))
 
 
-def _nobody_is_left(rank: int | None) -> bool:
-    raise InputError(f"rank {rank}: its recorded requests end without its own end")
+class _Replay(Simulation):
+    """Replay of recorded requests: no rank runs."""
 
+    def __init__(self, *about: Any, **options: Any) -> None:
+        self.rows: list[StampedRow] = []
+        super().__init__(*about, **options)
 
-def _nothing(*_: object) -> None:
-    """Nobody waits for values."""
+    def row(self, row: StampedRow) -> None:
+        """Keep a row that a rank has marked."""
+        super().row(row)
+        self.rows.append(row)
 
+    def answer(self, rank: int, value: Answer) -> None:
+        """Refuse a question."""
+        raise InputError(f"rank {rank}: it asks for the time, and its requests were recorded")
 
-def _no_answer(rank: int, answer: Answer) -> None:
-    raise InputError(f"rank {rank}: it asks for the time, and its requests were recorded")
+    def _let_run(self, rank: int | None) -> bool:
+        raise InputError(f"rank {rank}: its recorded requests end without its own end")

@@ -21,7 +21,7 @@ from exogym_core.strategy.parts.selectors import IndexSelector, RandomIndexSelec
 from netsim.errors import InputError, NetsimError, RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from torch.optim import Optimizer
@@ -34,11 +34,9 @@ if TYPE_CHECKING:
 __all__ = [
     "FEWEST_STEPS",
     "NUM_SIMULATED",
-    "PlannedLearner",
     "PlannedRank",
     "PlannedServer",
     "Rhythm",
-    "arrive",
     "choose_by_number",
     "draws_bytes",
     "is_left_out",
@@ -47,55 +45,40 @@ __all__ = [
     "period_of",
     "quiet_schedules",
     "rhythm",
-    "shapes_alone",
+    "without_updates",
 ]
 
 
-class ShapesAlone(TorchFunctionMode):
-    """Joins, copies, norms and updates in place of tensors without values, in a tenth of torch's own time."""
+class _WithoutUpdates(TorchFunctionMode):
+    """Updates in place of tensors without values do nothing: a rank alone gets parts as large as its own."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do what is asked."""
-        if func is torch.cat and not kwargs and len(args) == 1 and _are_flat(args[0]):
-            return _empty((sum(part.numel() for part in args[0]),), args[0][0])
-        if func in _IN_PLACE and args[0].is_meta:
+        """Do what is asked, but for updates."""
+        if func in _UPDATES and args[0].is_meta:
             return args[0]
-        if func is torch.linalg.vector_norm and args[0].is_meta and len(args) == 2 and not kwargs:
-            return _empty((), args[0])
-        if func is torch.empty_like and not kwargs and args[0].is_meta and args[0].is_contiguous():
-            return _empty(args[0].shape, args[0])
         return func(*args, **(kwargs or {}))
 
 
-_IN_PLACE = (Tensor.add_, Tensor.mul_, Tensor.div_, Tensor.copy_)
+_UPDATES = (Tensor.add_, Tensor.mul_, Tensor.div_, Tensor.copy_)
 
 
-def shapes_alone(strategy: Strategy) -> AbstractContextManager[Any]:
-    """`ShapesAlone` for strategies that send every step's gradients bucket by bucket.
-
-    Those join thousands of tensors; for others, looking at each call of torch's takes longer than it saves.
-    """
-    return ShapesAlone() if strategy.overlaps_backward else nullcontext()
+def without_updates(strategy: Strategy) -> AbstractContextManager[Any]:
+    """`_WithoutUpdates` for strategies that send every step's gradients; others' parts are equal."""
+    return _WithoutUpdates() if strategy.overlaps_backward else nullcontext()
 
 
-def _are_flat(parts: Sequence[Tensor]) -> bool:
-    """True if the tensors have one dimension and one type, and no values."""
-    return bool(parts) and all(
-        [part.is_meta and part.dim() == 1 and part.dtype == parts[0].dtype for part in parts]  # noqa: C419 - twice as fast
-    )
+def _gradient_of(parameter: Tensor) -> Tensor:
+    """A gradient without values; empty_like takes ten times as long."""
+    return torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
 
 
-def _empty(shape: Sequence[int], like: Tensor) -> Tensor:
-    return torch.empty(tuple(shape), dtype=like.dtype, device="meta")
-
-
-def arrive(parameter: Tensor) -> None:
-    """A gradient without values comes to a parameter, as if a backward pass had brought it."""
+def _arrive(parameter: Tensor) -> None:
+    """Give a parameter a gradient without values, and call its hooks as a backward pass does."""
     if parameter._backward_hooks:  # what they do is torch's own affair
         torch.autograd.backward(parameter, torch.empty_like(parameter))
         return
     if parameter.grad is None:
-        parameter.grad = _empty(parameter.shape, parameter)
+        parameter.grad = _gradient_of(parameter)
     hooks: Any = parameter._post_accumulate_grad_hooks
     for hook in list(hooks.values()) if hooks else ():
         hook(parameter)
@@ -104,57 +87,20 @@ def arrive(parameter: Tensor) -> None:
 _FORWARD_SHARE = 1 / 3  # of a step's computing; the backward pass does two products for each of the forward's
 
 
-class PlannedLearner:
-    """Leave a gradient without values in every parameter, and report the step's computing.
+class PlannedRank:
+    """A rank of a plan: the strategy's own steps, without gradients' values and its optimizers' arithmetic.
 
     Where the strategy sends gradients while the backward pass goes on, each parameter's gradient comes when
     its share of that pass is done, the last parameters' first.
 
     Args:
+        comm: the rank's communicator.
         model: on the meta device.
-        strategy: its own, set up.
+        strategy: its own, not set up.
         computing: called with (step, share) of the computing; all of a 0-based step is a share of 1.
+        num_steps: of the run.
+        coding: cost of codecs; None: nothing.
     """
-
-    def __init__(self, model: nn.Module, strategy: Strategy, computing: Callable[[int, float], None]) -> None:
-        self.scaler: torch.amp.GradScaler | None = None
-        self._strategy, self._computing = strategy, computing
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._total = sum(parameter.numel() for parameter in self._parameters) or 1
-
-    def gradients(self, step: None, context: StepContext) -> float:
-        """Forward and backward pass of the step that `context` numbers; there is no loss."""
-        context.last_micro_batch = True
-        self._strategy.before_backward(last_micro_batch=True)
-        if not self._strategy.overlaps_backward:
-            self._computing(context.number, 1.0)
-            for parameter in self._parameters:
-                if parameter.grad is None:
-                    parameter.grad = torch.empty_like(parameter)
-            return math.nan
-        self._computing(context.number, _FORWARD_SHARE)
-        backward = 1 - _FORWARD_SHARE
-        for parameter in reversed(self._parameters):
-            self._computing(context.number, backward * parameter.numel() / self._total)
-            arrive(parameter)
-        return math.nan
-
-    def take_over(self, optimizers: Sequence[Optimizer]) -> None:
-        """Leave the strategy's optimizers as they are."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return no state: plans are not resumed."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """There is nothing to restore."""
-
-    def close(self) -> None:
-        """There is nothing to let go of."""
-
-
-class PlannedRank:
-    """A rank of a plan: the strategy's own steps, without its optimizers' arithmetic."""
 
     def __init__(
         self,
@@ -165,18 +111,33 @@ class PlannedRank:
         num_steps: int,
         coding: Coding | None = None,
     ) -> None:
-        self.comm, self.model, self.strategy = comm, model, strategy
+        self.strategy, self._computing = strategy, computing
         strategy.setup(model, comm, num_steps, 0, **({} if coding is None else {"coding": coding}))
         # Ranks share a model's gradients, which hold no values: there is nothing to forget.
         strategy.zero_grad = _nothing  # type: ignore[method-assign]
-        self.learner = PlannedLearner(model, strategy, computing)
-        self._computing = computing
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._total = sum(parameter.numel() for parameter in self._parameters) or 1
         for optimizer in strategy.optimizers:
             optimizer.step = partial(_step_of_kinds, optimizer, optimizer.step)  # type: ignore[method-assign,assignment]
 
     def step(self, step: int) -> None:
         """Take a step as training does."""
-        take_step(self.strategy, self.learner, None, StepContext(step, last_micro_batch=False))
+        take_step(self.strategy, self._gradients, None, StepContext(step, last_micro_batch=False))
+
+    def _gradients(self, step: None, context: StepContext) -> float:
+        """Forward and backward pass of the step that `context` numbers; there is no loss."""
+        context.last_micro_batch = True
+        self.strategy.before_backward(last_micro_batch=True)
+        overlaps = self.strategy.overlaps_backward
+        self._computing(context.number, _FORWARD_SHARE if overlaps else 1.0)
+        for parameter in reversed(self._parameters):
+            if overlaps:
+                share = (1 - _FORWARD_SHARE) * parameter.numel() / self._total
+                self._computing(context.number, share)
+                _arrive(parameter)
+            elif parameter.grad is None:
+                parameter.grad = _gradient_of(parameter)
+        return math.nan
 
     def quiet_step(self, step: int) -> None:
         """Take a step without communication: advance the clock and count the step."""
@@ -491,7 +452,7 @@ def _body(
         runner = PlannedRank(comm, own, mine, computing, max_steps or max(steps, default=0) + 1)
         runner.still_optimizers()
         done = 0
-        with shapes_alone(strategy):
+        with without_updates(strategy):
             for step in steps:
                 mine.local_step += step - done
                 runner.step(step)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from exogym_core.communicator.simulated.simulation import Schedules, World
 from exogym_core.planning.models import worker_memory
-from exogym_core.planning.recording import Recording, last_calls, record, record_kinds, run_alone
+from exogym_core.planning.recording import REPEATS, Recording, last_calls, record, record_kinds, run_alone
 from exogym_core.planning.rhythm import (
     FEWEST_STEPS,
     NUM_SIMULATED,
@@ -28,31 +28,26 @@ from exogym_core.planning.rhythm import (
     making_groups,
     period_of,
     quiet_schedules,
-    shapes_alone,
+    without_updates,
 )
-from exogym_core.planning.setting import Known
+from exogym_core.run.request import with_servers
 from exogym_core.strategy.participation.absence import Participation
 from exogym_core.workers.run import run_ranks
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
-
-    from torch import nn
+    from collections.abc import Callable, Hashable, Sequence
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.cost.compute import Coding
+    from exogym_core.planning.setting import Setting
     from exogym_core.strategy.base import Strategy
     from exogym_core.workers.run import RunResult
-    from netsim import Protocol, Topology
     from netsim.ranks import Call, StampedRow
 
 __all__ = [
-    "MOST_CALLS",
     "Pace",
     "RoundFigures",
     "SimulatedRounds",
-    "add_left_out",
     "extrapolated",
     "pace_apart",
     "pace_together",
@@ -94,51 +89,6 @@ class RoundFigures:
     staleness: list[int] = field(default_factory=list)
     server_wan_bytes: int = 0
     contributions: int = 0
-
-
-def add_left_out(
-    figures: RoundFigures,
-    marked: Sequence[StampedRow],
-    period: int,
-    seconds: Sequence[Callable[[int], float]],
-    link_history: Sequence[Mapping[str, float]] = (),
-    link_names: Sequence[str] = (),
-) -> None:
-    """Put into figures of rounds what the steps that were left out take and send.
-
-    Args:
-        figures: as they were simulated; changed.
-        marked: rows of the pace steps, with `round` and `place`.
-        period: steps a round.
-        seconds: of computing by step, one function a rank, the same for every step.
-        link_history: bytes over links by name until the marks of rank 0.
-        link_names: of `figures.link_bytes`.
-    """
-    num_left = period - FEWEST_STEPS + 1
-    rows: dict[tuple[int, int, int], tuple[float, Mapping[str, Any]]] = {
-        (row.rank, row.row["round"], row.row["place"]): (row.virtual_seconds, row.row) for row in marked
-    }
-    first, second = NUM_SIMULATED - 2, NUM_SIMULATED - 1
-    crossed = {row["virtual_seconds"]: row for row in link_history}
-    later = 0.0
-    for number in range(len(figures.round_seconds)):
-        ranks = range(len(figures.rank_ends))
-        took = max(rows[rank, number, second][0] - rows[rank, number, first][0] for rank in ranks)
-        later += num_left * took
-        ends = [crossed.get(rows[0, number, place][0], {}) for place in (first, second)]
-        for link, name in enumerate(link_names):
-            figures.link_bytes[link] += num_left * (ends[1].get(name, 0.0) - ends[0].get(name, 0.0))
-        figures.round_seconds[number] += later
-        for rank in ranks:
-            figures.rank_ends[rank][number] += later
-            computing = seconds[rank](0)
-            figures.compute_seconds[rank] += num_left * computing
-            figures.exposed_seconds[rank] += num_left * max(took - computing, 0.0)
-            before, after = rows[rank, number, first][1], rows[rank, number, second][1]
-            for name in ("bytes_sent", "wan_bytes", "payload_bytes"):
-                counts = getattr(figures, name)[rank]
-                for place in range(number, len(counts)):
-                    counts[place] += num_left * (after[name] - before[name])
 
 
 def extrapolated(one: T, other: T, times: int, of: int) -> T:
@@ -300,9 +250,6 @@ def _rate(ends: list[float]) -> float:
     return (len(ends) - 1) / (ends[-1] - ends[0])
 
 
-#: Calls of all ranks: of more, some of the layers that are alike are simulated, and the rest is extrapolated.
-MOST_CALLS = 50_000
-_REPEATS = (2, 4)  # of these layers, in two simulations
 _MOST_LIVE_RANKS = 256  # threads, each with a model of shapes
 _MOST_LIVE_STEPS = 50_000  # of all ranks: a few seconds
 
@@ -312,76 +259,67 @@ class SimulatedRounds:
 
     Args:
         strategy: not set up; every rank that runs gets a copy.
-        model: on the meta device.
-        num_ranks: workers and servers.
-        num_rounds: how many.
+        setting: model, workers, computing and collectives.
         rhythm: of the strategy; `period` is set.
-        seconds: of computing by step, one function a rank.
-        collectives: as `run_ranks` has them.
-        coding: what the work of codecs costs; None: nothing.
-        leaves_out: of steps that repeat each other a few are simulated (`repeats`); steps must take equally long, and
-            the network must have neither weather nor prices of links.
-        known: what others of the same strategy and model have recorded; None: nothing.
-        speeds: equal for ranks that compute as fast, where what they request depends on it.
+        num_rounds: how many.
 
     Attributes:
         has_absences: rounds continue without ranks that are late or gone.
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        model: nn.Module,
-        num_ranks: int,
-        num_rounds: int,
-        rhythm: Rhythm,
-        seconds: Sequence[Callable[[int], float]],
-        *,
-        collectives: str | Mapping[str, str] | None = "auto",
-        coding: Coding | None = None,
-        leaves_out: bool = False,
-        known: Known | None = None,
-        speeds: Hashable = None,
-    ) -> None:
+    def __init__(self, strategy: Strategy, setting: Setting, rhythm: Rhythm, num_rounds: int) -> None:
         assert rhythm.period is not None
-        self._strategy, self._model, self._num_ranks = strategy, model, num_ranks
-        self._num_rounds, self._period, self._quiet = num_rounds, rhythm.period, rhythm.quiet
-        self._rhythm, self._asks = rhythm, rhythm.asks
-        self._seconds, self._collectives, self._coding = seconds, collectives, coding
-        self._leaves_out = leaves_out and rhythm.repeats and self._period > FEWEST_STEPS
+        self._strategy, self._setting, self._rhythm = strategy, setting, rhythm
+        self._num_rounds, self._period = num_rounds, rhythm.period
+        self._num_ranks = setting.num_ranks + strategy.num_servers
+        self._model = setting.model.model
+        # Only where steps take equally long, and the network has neither weather nor prices of links.
+        is_even = setting.is_even() and strategy.is_synchronous
+        self._leaves_out = is_even and rhythm.repeats and rhythm.period > FEWEST_STEPS
         self._memory: dict[str, int] = {}
         self._staleness: list[int] = []
-        self._schedules: Any = None
+        self._schedules: Schedules | None = None
         self.has_absences = False
-        self._known = known = known if known is not None else Known()
-        plain = (num_ranks, num_rounds, rhythm, self._leaves_out, None if rhythm.goes_alone else speeds)
-        parts = [known.number_of(part) for part in (model, collectives, coding)]
+        known = setting.known
+        speeds = None if rhythm.goes_alone else tuple(each.drawn_from for each in setting.durations())
+        parts = (self._model, setting.collectives, setting.compute.coding)
+        plain = (self._num_ranks, num_rounds, rhythm, self._leaves_out, speeds, *map(known.number_of, parts))
         self._recording, self._memory, self._staleness, self.has_absences = known.once(
-            ("requests", known.key_of(strategy), *plain, *parts),
-            lambda: (self._record(rhythm), self._memory, self._staleness, self.has_absences),
+            ("requests", known.key_of(strategy), *plain),
+            lambda: (self._record(self._seconds(setting)), self._memory, self._staleness, self.has_absences),
         )
 
-    def _record(self, rhythm: Rhythm) -> Recording | None:
-        """Requests of ranks; None: they depend on the time."""
-        if rhythm.asks:
+    def _seconds(
+        self, setting: Setting, factors: Sequence[float] | None = None
+    ) -> list[Callable[[int], float]]:
+        """Computing of each rank by step; servers compute nothing."""
+        pairs = zip(setting.durations(), factors or [1.0] * setting.num_ranks, strict=True)
+        workers = [partial(_times, each.seconds, factor) for each, factor in pairs]
+        return [*workers, *[_no_time] * self._strategy.num_servers]
+
+    def _record(self, seconds: Sequence[Callable[[int], float]]) -> Recording | None:
+        """Requests of ranks that compute so long; None: they depend on the time."""
+        if self._rhythm.asks:
             return None
+        collectives = self._setting.collectives
         with quiet_schedules():
-            if rhythm.goes_alone:
+            if self._rhythm.goes_alone:
                 setup = making_groups(self._strategy, self._num_ranks)
                 with suppress(InputError):  # with this model ranks make other groups than with a tiny one
-                    return record_kinds(self._body, self._num_ranks, self._collectives, setup)
-            made = record(self._body, self._num_ranks, self._seconds, self._collectives)
+                    return record_kinds(self._body, self._num_ranks, collectives, setup)
+            made = record(self._body, self._num_ranks, seconds, collectives)
         return None if made.asks_for_time or self.has_absences else made
 
     def _body(self, comm: Communicator, computing: Callable[[int, float], None]) -> None:
         """Program of a rank, from its first step to its last."""
-        with shapes_alone(self._strategy):
+        with without_updates(self._strategy):
             self._run_rank(comm, computing)
 
     def _run_rank(self, comm: Communicator, computing: Callable[[int, float], None]) -> None:
         # With several busy steps a round their places may depend on the model, as those of fragments do.
         # Who serves counts steps of its own; who asks for the time looks in every step how far messages have come.
-        skips = self._quiet.count(False) == 1 and self._strategy.is_synchronous and not self._asks
+        quiet = self._rhythm.quiet
+        skips = quiet.count(False) == 1 and self._strategy.is_synchronous and not self._rhythm.asks
         mine = copy.deepcopy(self._strategy)
         if comm.rank >= self._num_ranks - mine.num_servers:
             server = PlannedServer(comm, self._model, mine)
@@ -390,12 +328,13 @@ class SimulatedRounds:
             return
         choose_by_number(mine)
         own = copy.deepcopy(self._model) if mine.overlaps_backward else self._model
-        runner = PlannedRank(comm, own, mine, computing, self._num_rounds * self._period, self._coding)
+        coding, num_steps = self._setting.compute.coding, self._num_rounds * self._period
+        runner = PlannedRank(comm, own, mine, computing, num_steps, coding if coding.speeds else None)
         part = Participation(mine, comm)
         self.has_absences = part.absence is not None
         if comm.rank:
             runner.still_optimizers()
-        for step in range(self._num_rounds * self._period):
+        for step in range(num_steps):
             place = step % self._period
             if self._leaves_out and is_left_out(place, self._period):
                 mine.local_step += 1
@@ -403,7 +342,7 @@ class SimulatedRounds:
             if part.skips(step):
                 mine.skip_step()
                 mine.row()  # forgets that a round was missed
-            elif skips and step and self._quiet[place]:
+            elif skips and step and quiet[place]:
                 runner.quiet_step(step)
             else:
                 runner.step(step)
@@ -426,63 +365,52 @@ class SimulatedRounds:
                 )
         mine.finish()  # what is in flight comes to its end, after the last row
 
-    def computing(self, seconds: Sequence[Callable[[int], float]]) -> SimulatedRounds:
-        """These rounds with other compute times: `seconds` by step, one function a rank."""
-        other = copy.copy(self)
-        other._seconds = seconds
-        if (
-            self._recording is not None and self._recording.kinds is None
-        ):  # of ranks that each ran at their own speed
-            other._recording = other._record(self._rhythm)
-        return other
-
     def on(
         self,
-        topology: Topology,
-        *,
-        placement: Sequence[str] | None = None,
-        protocol: str | Mapping[str, Any] | Protocol | None = None,
+        setting: Setting,
         num_rounds: int | None = None,
+        *,
         whole: bool = True,
+        factors: Sequence[float] | None = None,
     ) -> RoundFigures:
-        """Simulate it on a network; collectives go by what was chosen on the first one.
+        """Simulate it in a setting; collectives go by what was chosen in the first one.
 
         Args:
-            topology: the network.
-            placement, protocol: as `run_ranks` has them.
+            setting: network and computing.
             num_rounds: fewer rounds than there are, or more, if later ones go on as the last ones did; None: all.
             whole: with the steps that were left out.
+            factors: on each worker's seconds of computing; None: 1.
         """
+        topology, seconds, recording = setting.topology, self._seconds(setting, factors), self._recording
+        if factors is not None and recording is not None and recording.kinds is None:
+            recording = self._record(seconds)  # of ranks that each ran at their own speed
+        names = [f"{link.source}->{link.target}" for link in topology.links] if whole else None
+        if recording is None:
+            return self._figures(self._live(setting, seconds), seconds, names)
+        if num_rounds is not None and num_rounds > self._num_rounds:
+            recording = recording.lengthened(num_rounds)
+        world = World.build(
+            self._num_ranks, topology, self._placement(setting), setting.protocol, setting.collectives
+        )
+        if self._schedules is None:
+            key = ("schedules", setting.known.number_of(world))
+            self._schedules = setting.known.once(key, lambda: Schedules(world))
         num_marks = num_rounds if num_rounds is None or not self._leaves_out else 3 * num_rounds
-        if self._recording is None:
-            run = self._live(topology, placement, protocol)
-        else:
-            recording = self._recording
-            if num_rounds is not None and num_rounds > self._num_rounds:
-                recording = recording.lengthened(num_rounds)
-            if self._schedules is None:
-                world = World.build(self._num_ranks, topology, placement, protocol, self._collectives)
-                self._schedules = self._known.once(
-                    ("schedules", self._known.number_of(world)), lambda: Schedules(world)
-                )
-            replayed = partial(
-                Recording.replay,
-                topology=topology,
-                seconds=self._seconds,
-                placement=placement,
-                protocol=protocol,
-                collectives=self._collectives,
-                num_marks=num_marks,
-                schedules=self._schedules,
-            )
-            is_many = recording.num_calls > MOST_CALLS and not topology.weather and not self._leaves_out
-            few, more = (recording.with_repeats(number) if is_many else None for number in _REPEATS)
-            if few is not None and more is not None:
-                one, other = (self._figures(replayed(each), None) for each, _ in (few, more))
-                return extrapolated(one, other, more[1], _REPEATS[1] - _REPEATS[0])
-            run = replayed(recording)
-        names = [f"{link.source}->{link.target}" for link in topology.links]
-        return self._figures(run, names if whole else None)
+
+        def figures(replayed: Recording, links: Sequence[str] | None) -> RoundFigures:
+            assert self._schedules is not None
+            return self._figures(replayed.replay(world, seconds, self._schedules, num_marks), seconds, links)
+
+        shortened = None if topology.weather or self._leaves_out else recording.shortened
+        if shortened is None:
+            return figures(recording, names)
+        one, other = (figures(each, None) for each, _ in shortened)
+        return extrapolated(one, other, shortened[1][1], REPEATS[1] - REPEATS[0])
+
+    def _placement(self, setting: Setting) -> Sequence[str] | None:
+        return with_servers(
+            setting.topology, setting.num_ranks, setting.placement, self._strategy.server_groups
+        )
 
     def calls_of(self, rank: int) -> list[tuple[Call, int]]:
         """Calls of a rank between its last two rounds' ends, each with its place among the members.
@@ -506,12 +434,7 @@ class SimulatedRounds:
         """Number of rounds to simulate where every rank has to run."""
         return max(_MOST_LIVE_STEPS // (self._num_ranks * self._period), self._num_rounds)
 
-    def _live(
-        self,
-        topology: Topology,
-        placement: Sequence[str] | None,
-        protocol: str | Mapping[str, Any] | Protocol | None,
-    ) -> RunResult[None]:
+    def _live(self, setting: Setting, seconds: Sequence[Callable[[int], float]]) -> RunResult[None]:
         """By ranks that run as it is simulated."""
         if self._num_ranks > _MOST_LIVE_RANKS:
             raise InputError(
@@ -522,35 +445,32 @@ class SimulatedRounds:
         self._staleness.clear()
 
         def own(comm: Communicator) -> None:
-            self._body(comm, partial(_advance, comm, self._seconds[comm.rank]))
+            self._body(comm, lambda step, share: comm.advance(seconds[comm.rank](step) * share))
 
         with quiet_schedules():
             return run_ranks(
                 own,
                 self._num_ranks,
-                topology,
-                placement=placement,
-                protocol=protocol,
-                collectives=self._collectives,
+                setting.topology,
+                placement=self._placement(setting),
+                protocol=setting.protocol,
+                collectives=setting.collectives,
             )
 
-    def _figures(self, run: RunResult[None], links: Sequence[str] | None) -> RoundFigures:
+    def _figures(
+        self, run: RunResult[None], seconds: Sequence[Callable[[int], float]], links: Sequence[str] | None
+    ) -> RoundFigures:
         """Figures of a run; with the steps that were left out, if links are named."""
-        if run.virtual_seconds is None:
-            raise InputError("plan: a topology is needed")
-        num_rounds = 1 + max(row.row["round"] for row in run.rows)
-        num_workers = self._num_ranks - self._strategy.num_servers
-        bytes_sent, wan_bytes, payload = ([[0] * num_rounds for _ in range(num_workers)] for _ in range(3))
-        rank_ends, contributions = [[0.0] * num_rounds for _ in range(num_workers)], 0
+        num_workers = self._setting.num_ranks
+        rows: list[list[StampedRow]] = [[] for _ in range(num_workers)]
         for stamped in run.rows:
-            if stamped.row["place"] is not None:
-                continue
-            row, number = stamped.row, stamped.row["round"]
-            rank_ends[stamped.rank][number] = stamped.virtual_seconds
-            contributions += row["took_part"]
-            bytes_sent[stamped.rank][number] = row["bytes_sent"]
-            wan_bytes[stamped.rank][number] = row["wan_bytes"]
-            payload[stamped.rank][number] = row["payload_bytes"]
+            if stamped.row["place"] is None:
+                rows[stamped.rank].append(stamped)
+        rank_ends = [[each.virtual_seconds for each in own] for own in rows]
+        bytes_sent, wan_bytes, payload = (
+            [[each.row[name] for each in own] for own in rows]
+            for name in ("bytes_sent", "wan_bytes", "payload_bytes")
+        )
         figures = RoundFigures(
             [max(ends) for ends in zip(*rank_ends, strict=True)],
             run.compute_seconds[:num_workers],
@@ -565,13 +485,48 @@ class SimulatedRounds:
             rank_ends,
             list(self._staleness),
             sum(traffic.wan_bytes for traffic in run.traffic[num_workers:]),
-            contributions,
+            sum(each.row["took_part"] for own in rows for each in own),
         )
         if self._leaves_out and links is not None:
-            marked = [row for row in run.rows if row.row["place"] is not None]
-            add_left_out(figures, marked, self._period, self._seconds, run.link_history, links)
+            self._add_left_out(figures, run, seconds, links)
         return figures
 
+    def _add_left_out(
+        self,
+        figures: RoundFigures,
+        run: RunResult[None],
+        seconds: Sequence[Callable[[int], float]],
+        links: Sequence[str],
+    ) -> None:
+        """Add to figures what the steps that were left out take and send, as the step before them."""
+        num_left = self._period - FEWEST_STEPS + 1
+        rows = {(each.rank, each.row["round"], each.row["place"]): each for each in run.rows}
+        first, second = NUM_SIMULATED - 2, NUM_SIMULATED - 1
+        crossed = {row["virtual_seconds"]: row for row in run.link_history}
+        later = 0.0
+        for number in range(len(figures.round_seconds)):
+            ranks = range(len(figures.rank_ends))
+            began, ended = ({rank: rows[rank, number, place] for rank in ranks} for place in (first, second))
+            took = max(ended[rank].virtual_seconds - began[rank].virtual_seconds for rank in ranks)
+            later += num_left * took
+            before, after = (crossed.get(each[0].virtual_seconds, {}) for each in (began, ended))
+            for link, name in enumerate(links):
+                figures.link_bytes[link] += num_left * (after.get(name, 0.0) - before.get(name, 0.0))
+            figures.round_seconds[number] += later
+            for rank in ranks:
+                figures.rank_ends[rank][number] += later
+                computing = seconds[rank](0)
+                figures.compute_seconds[rank] += num_left * computing
+                figures.exposed_seconds[rank] += num_left * max(took - computing, 0.0)
+                for name in ("bytes_sent", "wan_bytes", "payload_bytes"):
+                    counts = getattr(figures, name)[rank]
+                    for place in range(number, len(counts)):
+                        counts[place] += num_left * (ended[rank].row[name] - began[rank].row[name])
 
-def _advance(comm: Communicator, seconds: Callable[[int], float], step: int, share: float) -> None:
-    comm.advance(seconds(step) * share)
+
+def _times(seconds: Callable[[int], float], factor: float, step: int) -> float:
+    return seconds(step) * factor
+
+
+def _no_time(step: int) -> float:
+    return 0.0

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from exogym_core.cost.compute import Compute, Flops, StepDurations
 from exogym_core.cost.devices import find_device
 from exogym_core.planning.models import memory_in_use
-from exogym_core.planning.weather import differs_for_ever
 from netsim import Protocol
 from netsim.errors import InputError, unknown_name
 
@@ -30,13 +29,14 @@ T = TypeVar("T")
 _MOST_ROUNDS = 10**15  # that money pays for
 
 #: Least and most share of their devices' peak that published trainings reached while computing: Llama 3 405B 38 to 43 %
-#: (arXiv 2407.21783), PaLM 540B 46.2 % (2204.02311). INTELLECT-1's 36.2 to 41.4 % (2412.01152, abstract) contain its
-#: waiting between sites, 4 to 17 % of the time: while computing it reached 43 to 44 %.
+#: (arXiv 2407.21783), PaLM 540B 46.2 % (2204.02311), both from accounts of the papers, not checked in them.
+#: INTELLECT-1's 36.2 to 41.4 % (2412.01152, abstract) contain its waiting between sites, 4 to 17 % of the time; divided
+#: by the share that is left, which the paper does not do, that is 43 to 44 % while computing.
 PUBLISHED_MFU = (0.38, 0.46)
 
 
 class Known:
-    """Findings by what they depend on; they last as long as this does."""
+    """Cache of results by what they depend on, shared by the plans of one command."""
 
     def __init__(self) -> None:
         self._found: dict[Hashable, Any] = {}
@@ -73,12 +73,12 @@ class Known:
 
 
 def with_links(topology: Topology, change: Callable[[Link], Link]) -> Topology:
-    """This network with every link as `change` makes it."""
+    """A network with each link replaced by `change` of it."""
     return replace(topology, links=tuple(change(link) for link in topology.links))
 
 
 def with_wan_bandwidth(topology: Topology, bits_per_second: float) -> Topology:
-    """This network with so much on each link between sites, each way."""
+    """A network with this bandwidth on each link between sites, in each direction."""
     inside = {host.name for host in topology.hosts if host.region is not None}
     return with_links(
         topology,
@@ -101,11 +101,6 @@ class Crashes:
 
     mean_seconds: float
     repair_seconds: float
-
-    @classmethod
-    def of(cls, given: Mapping[str, float] | None) -> Crashes | None:
-        """From an experiment's `failures`, in seconds; None where there are none."""
-        return None if given is None else cls(given["mtbf"], given["repair"])
 
 
 @dataclass(frozen=True)
@@ -160,18 +155,18 @@ class Setting:
     remarks: tuple[str, ...] = ()
     known: Known = field(default_factory=Known, compare=False, repr=False)
 
-    def key(self) -> Hashable:
-        """Equal for equal settings that share what is known."""
-        return self.known.number_of({name: value for name, value in vars(self).items() if name != "known"})
+    @property
+    def hosts(self) -> Sequence[int]:
+        """Host of each worker."""
+        return self.topology.place(self.num_ranks, self.placement)
 
     def durations(self) -> list[StepDurations]:
         """Compute time of each rank's step, by its host's device."""
-        hosts = self.topology.place(self.num_ranks, self.placement)
-        made = []
-        for host, batch in zip(hosts, self.batches(), strict=True):
-            seconds = self._step_seconds(host, batch)
-            made.append(StepDurations(self.compute, seconds, self.seed, hosts.index(host)))
-        return made
+        hosts = self.hosts
+        return [
+            StepDurations(self.compute, self._step_seconds(host, batch), self.seed, hosts.index(host))
+            for host, batch in zip(hosts, self.batches(), strict=True)
+        ]
 
     def _step_seconds(self, host: int, batch: float) -> float:
         devices = self._of_site("devices per worker", self.devices_per_worker, host)
@@ -189,9 +184,8 @@ class Setting:
         """Share of the devices' peak that the model's operations are, by site; none where steps have a given time."""
         if self.compute.flops is None or not seconds_per_step:
             return {}
-        hosts = self.topology.place(self.num_ranks, self.placement)
         found: dict[str, list[float]] = {}
-        for host, batch in zip(hosts, self.batches(), strict=True):
+        for host, batch in zip(self.hosts, self.batches(), strict=True):
             # Computing alone reaches the utilisation; waiting takes its share away.
             share = self._step_seconds(host, batch) / seconds_per_step * self._utilisation(host)
             found.setdefault(self.topology.region_of(host), []).append(share)
@@ -207,8 +201,9 @@ class Setting:
 
     def memory_of(self, states: Mapping[str, int], choices: Sequence[str] | None = None) -> dict[str, int]:
         """Memory of a worker's states and activations on its devices; by other `choices` than the own if given."""
-        hosts = self.topology.place(self.num_ranks, self.placement)
-        number = max(self._of_site("devices per worker", self.devices_per_worker, host) for host in hosts)
+        number = max(
+            self._of_site("devices per worker", self.devices_per_worker, host) for host in self.hosts
+        )
         at_once = min(number * self.micro_batch, max(self.batches()))
         kept, few = at_once * self.model.activation_bytes, at_once * self.model.checkpointed_bytes
         if self.half:
@@ -227,8 +222,7 @@ class Setting:
             raise InputError(
                 "plan: batches by speed need devices' speeds; leave compute.fixed out, or give --device"
             )
-        hosts = self.topology.place(self.num_ranks, self.placement)
-        speeds = [1 / self._step_seconds(host, 1) for host in hosts]
+        speeds = [1 / self._step_seconds(host, 1) for host in self.hosts]
         total = self.batch_size * self.num_ranks - self.num_ranks  # one is shared by all
         exact = [total * speed / sum(speeds) for speed in speeds]
         whole = [int(share) for share in exact]
@@ -238,14 +232,13 @@ class Setting:
         return [1 + share for share in whole]
 
     def without(self, sites: Sequence[str]) -> Setting:
-        """This without the workers of some sites (regions, or hosts outside of any).
+        """Setting without the workers of some sites (regions, or hosts outside of any).
 
         Raises:
             UnknownNameError: no worker is at a site of this name.
             InputError: no worker would be left.
         """
-        topology = self.topology
-        hosts = topology.place(self.num_ranks, self.placement)
+        topology, hosts = self.topology, self.hosts
         there = list(dict.fromkeys(topology.region_of(host) for host in hosts))
         for site in sites:
             if site not in there:
@@ -257,14 +250,13 @@ class Setting:
 
     def workers_by_site(self) -> dict[str, int]:
         """Number of workers of each region, or host outside of any, in the order of ranks."""
-        hosts = self.topology.place(self.num_ranks, self.placement)
-        return dict(Counter(self.topology.region_of(host) for host in hosts))
+        return dict(Counter(map(self.topology.region_of, self.hosts)))
 
     def is_even(self) -> bool:
         """True if all steps take equally long at any time, and no link charges for traffic."""
-        compute, topology = self.compute, self.topology
-        even = not compute.varies
-        return even and not topology.weather and not any(link.dollars_per_byte for link in topology.links)
+        topology = self.topology
+        is_steady = not self.compute.varies and not topology.weather
+        return is_steady and not any(link.dollars_per_byte for link in topology.links)
 
     def is_plain(self) -> bool:
         """True if in addition connections have no state, so that rounds are alike."""
@@ -276,12 +268,14 @@ class Setting:
         return Protocol.resolve(self.protocol, self.topology.protocol)
 
     def with_streams(self, streams: int) -> Setting:
-        """This with so many streams a transfer."""
+        """Setting with so many streams a transfer."""
         return replace(self, protocol=replace(self.resolved_protocol, streams=streams))
 
     def differs_for_ever(self) -> bool:
-        """True if rounds differ by chance for ever."""
-        return differs_for_ever(self.compute, self.topology.weather)
+        """True if rounds never become equal: with jitter, stragglers, drift, or endless background traffic."""
+        weather = self.topology.weather
+        endless = any(traffic.stop_seconds is None for traffic in weather.background)
+        return bool(self.compute.varies or weather.drift or endless)
 
     def tokens_a_round(self, period: int) -> int:
         """Tokens of all workers in so many steps."""
@@ -321,21 +315,17 @@ class Setting:
             raise InputError(
                 f"plan: --budget {budget:g}: a round costs {cost(1):.4g} dollars, give at least these"
             )
-        enough, beyond = 1, 2
-        while cost(beyond) <= budget:
-            enough, beyond = beyond, 2 * beyond
-            if beyond > _MOST_ROUNDS:
-                raise InputError(
-                    "plan: --budget: a round costs nothing; plan with --tokens, or add a --price"
-                )
-        return enough + bisect_right(range(enough + 1, beyond), budget, key=cost)
+        more = bisect_right(range(2, _MOST_ROUNDS), budget, key=cost)
+        if more == _MOST_ROUNDS - 2:
+            raise InputError("plan: --budget: a round costs nothing; plan with --tokens, or add a --price")
+        return 1 + more
 
     def memory_available(self) -> float | None:
         """Bytes that the worker with least memory has on its devices; None where no device's memory is known."""
         if self.compute.flops is None:
             return None  # a time was given, and no device
         found = []
-        for host in sorted(set(self.topology.place(self.num_ranks, self.placement))):
+        for host in sorted(set(self.hosts)):
             device = self.compute.device or self.topology.hosts[host].device
             memory = find_device(device).memory_bytes if device is not None else None
             if memory is not None:
@@ -346,8 +336,7 @@ class Setting:
         """Dollars an hour of all workers; None without a price."""
         if self.dollars_per_hour is None:
             return None
-        hosts = self.topology.place(self.num_ranks, self.placement)
-        return sum(self._of_site("price", self.dollars_per_hour, host) for host in hosts)
+        return sum(self._of_site("price", self.dollars_per_hour, host) for host in self.hosts)
 
     def _of_site(self, what: str, given: T | Mapping[str, T], host: int) -> T:
         """Value for a host: its own, else its region's."""

@@ -5,27 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from netsim import HostEvent
 from netsim.errors import DeadlockError
 from netsim.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from exogym_core.cost.compute import Compute
-    from exogym_core.planning.measure import Plan
-    from exogym_core.planning.rounds import RoundFigures, SimulatedRounds
+    from exogym_core.planning.measure import Measured, Plan
+    from exogym_core.planning.rounds import RoundFigures
     from exogym_core.planning.setting import Crashes, Setting
-    from exogym_core.strategy.base import Strategy
-    from netsim import Topology, Weather
+    from netsim import Weather
 
 __all__ = [
     "Loss",
-    "Simulated",
     "changes_between",
-    "differs_for_ever",
     "last_change_seconds",
     "loss_of_a_crash",
     "num_rounds_needed",
@@ -36,12 +32,6 @@ __all__ = [
 _MOST_CALLS = 20_000  # of all ranks, that are simulated
 _FEWEST, _MOST = 12, 500  # rounds, if that many calls are not too many
 _ROUNDS_AFTER = 3  # the last change: they show whether rounds repeat
-
-
-def differs_for_ever(compute: Compute, weather: Weather) -> bool:
-    """True if rounds never become equal: with jitter, stragglers, drift, or background traffic that does not end."""
-    endless = any(traffic.stop_seconds is None for traffic in weather.background)
-    return bool(compute.varies or weather.drift or endless)
 
 
 def last_change_seconds(weather: Weather) -> float:
@@ -70,7 +60,7 @@ def _changes(weather: Weather) -> Iterator[float]:
 
 
 def num_rounds_needed(
-    compute: Compute, weather: Weather, ends: Sequence[float], calls_a_round: int, budget: float | None
+    setting: Setting, ends: Sequence[float], calls_a_round: int, budget: float | None
 ) -> int:
     """Number of rounds to simulate, given the `ends` of those that were simulated.
 
@@ -78,13 +68,13 @@ def num_rounds_needed(
     Never more than the budget has.
 
     Args:
-        compute, weather: of the setting.
+        setting: with its network's weather.
         ends: seconds.
         calls_a_round: of all ranks.
         budget: rounds; None: no end.
     """
-    done = len(ends)
-    if differs_for_ever(compute, weather):
+    done, weather = len(ends), setting.topology.weather
+    if setting.differs_for_ever():
         wanted = _MOST
     elif ends[-1] < (last := last_change_seconds(weather)):
         shortest = min(later - earlier for earlier, later in pairwise([0.0, *ends]))
@@ -97,13 +87,11 @@ def num_rounds_needed(
     return max(done, min(wanted, affordable, math.ceil(budget) if budget is not None else affordable))
 
 
-def rounds_remarks(
-    compute: Compute, weather: Weather, ends: Sequence[float], budget: float | None
-) -> tuple[str, ...]:
+def rounds_remarks(setting: Setting, ends: Sequence[float], budget: float | None) -> tuple[str, ...]:
     """Remarks on figures from so many rounds."""
     if budget is not None and len(ends) >= budget:
         return ("all rounds of the budget were simulated, with the weather and draws that training meets",)
-    if differs_for_ever(compute, weather):
+    if setting.differs_for_ever():
         rounds = [later - earlier for earlier, later in pairwise(ends)]
         mean = sum(rounds) / len(rounds)
         spread = math.sqrt(sum((each - mean) ** 2 for each in rounds) / len(rounds))
@@ -112,6 +100,7 @@ def rounds_remarks(
             f"rounds differ by chance, {min(rounds):.6g} to {max(rounds):.6g} s: figures are means over "
             f"{len(rounds)} of them, known to {error:.1%} (one standard error)",
         )
+    weather = setting.topology.weather
     last = last_change_seconds(weather)
     if not weather:
         return ()
@@ -131,26 +120,6 @@ _AFTER = 3  # rounds after the repair, in which the crashed worker returns
 _FREQUENT = 0.5  # hosts that are away in the mean: beyond, crashes meet each other
 
 
-class Simulated(Protocol):
-    """A strategy that has been simulated without crashes, and can be simulated again."""
-
-    plan: Plan
-    strategy: Strategy
-    setting: Setting
-    rounds: SimulatedRounds
-
-    @property
-    def rounds_of(self) -> Callable[[int], SimulatedRounds]:
-        """Makes so many of its rounds."""
-
-    @property
-    def has_absences(self) -> bool:
-        """True if rounds continue without ranks that are late or gone."""
-
-    def simulated(self, rounds: SimulatedRounds, topology: Topology) -> RoundFigures:
-        """Rounds on a network."""
-
-
 class Loss(NamedTuple):
     """Mean cost of one crash.
 
@@ -166,13 +135,13 @@ class Loss(NamedTuple):
     fatal: float = 0.0
 
 
-def with_failures(measured: Simulated, crashes: Crashes) -> Plan:
+def with_failures(measured: Measured, crashes: Crashes) -> Plan:
     """The plan with what crashes take: fewer tokens a second, so more days and money; rounds stay as they are."""
     quiet, setting = measured.plan, measured.setting
-    hosts = sorted(set(setting.topology.place(setting.num_ranks, setting.placement)))
+    hosts = sorted(set(setting.hosts))
     loss = loss_of_a_crash(measured, crashes, hosts)
     each = crashes.mean_seconds + crashes.repair_seconds
-    if measured.has_absences:
+    if measured.rounds.has_absences:
         lost = loss.tokens * len(hosts) / each / quiet.tokens_per_second
         factor = (1 + loss.seconds * len(hosts) / each) / (1 - lost) if lost < 1 else math.inf
     elif measured.strategy.is_synchronous:  # it goes on only while all are there
@@ -201,21 +170,21 @@ def with_failures(measured: Simulated, crashes: Crashes) -> Plan:
     return replace(slowed, failures=values, remarks=tuple(remarks))
 
 
-def loss_of_a_crash(measured: Simulated, crashes: Crashes, hosts: Sequence[int]) -> Loss:
+def loss_of_a_crash(measured: Measured, crashes: Crashes, hosts: Sequence[int]) -> Loss:
     """Mean cost of a crash, from simulated ones: of several hosts, at several moments of a round."""
     plan, setting, repair = measured.plan, measured.setting, crashes.repair_seconds
     if setting.num_ranks > _MOST_RANKS:
         stretch = plan.seconds_per_round * plan.compute_utilisation
         return Loss(repair + stretch / 2, 0.0)
     rounds, beyond = measured.rounds, 0.0
-    if measured.has_absences:
+    if measured.rounds.has_absences:
         needed = 2 + math.ceil(repair / plan.seconds_per_round) + _AFTER
         rounds = measured.rounds_of(min(needed, _MOST_ROUNDS))
         beyond = max(needed - _MOST_ROUNDS, 0)
         repair -= beyond * plan.seconds_per_round
     elif measured.strategy.is_synchronous:
         rounds = measured.rounds_of(_ROUNDS)
-    quiet = measured.simulated(rounds, setting.topology)
+    quiet = rounds.on(setting, whole=False)
     start = quiet.round_seconds[0]
     length = quiet.round_seconds[1] - start if len(quiet.round_seconds) > 1 else start
     losses = []
@@ -223,7 +192,7 @@ def loss_of_a_crash(measured: Simulated, crashes: Crashes, hosts: Sequence[int])
         host = hosts[(moment * len(hosts)) // _MOMENTS if len(hosts) > _MOMENTS else moment % len(hosts)]
         at = start + (moment + 0.5) / _MOMENTS * length
         try:
-            crashed = measured.simulated(rounds, _with_crash(setting.topology, host, at, repair))
+            crashed = rounds.on(_with_crash(setting, host, at, repair), whole=False)
         except DeadlockError:  # a connection is given up, as the repair takes longer than TCP waits
             losses.append(Loss(repair + at - start, 0.0, 1.0))
             continue
@@ -233,16 +202,14 @@ def loss_of_a_crash(measured: Simulated, crashes: Crashes, hosts: Sequence[int])
     return Loss(seconds, tokens + beyond * a_worker, fatal)
 
 
-def _with_crash(topology: Topology, host: int, at: float, repair: float) -> Topology:
-    weather = topology.weather
-    events = sorted(
-        (*weather.host_events, HostEvent(at, host, False, repair)),
-        key=lambda event: (event.at_seconds, event.host),
-    )
-    return replace(topology, weather=replace(weather, host_events=tuple(events)))
+def _with_crash(setting: Setting, host: int, at: float, repair: float) -> Setting:
+    weather = setting.topology.weather
+    events = (*weather.host_events, HostEvent(at, host, False, repair))
+    ordered = tuple(sorted(events, key=lambda event: (event.at_seconds, event.host)))
+    return replace(setting, topology=replace(setting.topology, weather=replace(weather, host_events=ordered)))
 
 
-def _loss(measured: Simulated, quiet: RoundFigures, crashed: RoundFigures) -> Loss:
+def _loss(measured: Measured, quiet: RoundFigures, crashed: RoundFigures) -> Loss:
     """Seconds and tokens between two runs that differ in a crash."""
     later = [a[-1] - b[-1] for a, b in zip(crashed.rank_ends, quiet.rank_ends, strict=True)]
     if not measured.strategy.is_synchronous:

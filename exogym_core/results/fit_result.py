@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FitResult", "Rows", "load_pandas"]
 
-_ABSENT = object()  # stands for the value of a column that a row lacks
+_ABSENT = object()  # marks a column that a row lacks
 _CODES = {int: "q", float: "d"}  # types that fit an array, exactly
 
 
@@ -119,16 +119,16 @@ class FitResult:
 
     Attributes:
         strategy: name of the strategy's class.
-        num_nodes, max_steps: ranks, and steps asked for.
+        num_nodes, max_steps: ranks, and steps of the run.
         history: a row a step: step, examples_trained, train_loss, train_perplexity, lr, virtual_seconds,
             bytes_sent, payload_bytes, wan_bytes, compute_utilisation. Losses are means over all samples of
             all ranks, bytes are sums over ranks from the start (payload_bytes: the mean, each encoded message
-            once), seconds are when the last rank was through. Kept as columns; a row that is read is a dict.
+            once), seconds are when the last rank finished. Kept as columns; a row that is read is a dict.
         validation: a row an evaluation: step, local_loss, local_perplexity (the lowest present rank's model),
             global_loss, global_perplexity (the mean of all present ranks' models, which no rank need hold); these
-            four are None where a server is judged, whose evaluations look at no worker;
+            four are None where a server is judged, without evaluating workers;
             virtual_seconds of that step; judged_loss and accuracy of the judged model, judged_step and
-            judged_virtual_seconds, when that model came to exist.
+            judged_virtual_seconds, when that model was made.
         correlation: a row a comparison of the replicas: step, correlation.
         rank_states: every rank's final state_dict, on the CPU.
         virtual_seconds: when the last rank ended; None without a topology.
@@ -151,12 +151,12 @@ class FitResult:
             buffers that a state_dict leaves out are there under their names.
         mean_state: that of the mean of all present ranks' models, which costs no virtual time and is not judged.
         target_loss, virtual_seconds_to_target: the target, and, if it is held, when the first judged model that
-            reached it came to exist; None if it is not, or without a topology.
-        target: "held", "touched" or "missed", see `exogym_core.results.recorder:reach`; None where nothing was asked.
+            reached it was made; None if it is not, or without a topology.
+        target: "held", "touched" or "missed", see `exogym_core.results.recorder:reach`; None without a target.
         final_loss, accuracy: the judged model's at the end, on the evaluation samples; None if there are none.
         mean_of_replicas_loss: the mean model's at the end, a diagnostic.
-        minibatch_size: samples a forward pass, as it was settled.
-        compute: the compute time as it was settled, in the form of an experiment; None where it is free.
+        minibatch_size: samples a forward pass, as resolved.
+        compute: the compute time as resolved, in the form of an experiment; None where it is free.
         dropped_peers: absences of ranks that rounds went on without, see `exogym_core.results.recorder:Rounds`; None
             where all are waited for. Rows of `history` are then means over the ranks in the round (bytes: sums over
             all), `num_peers` is their number, and `virtual_seconds` is when they ended.
@@ -167,7 +167,7 @@ class FitResult:
             there was none. Training goes on after it.
         checkpoint_folder: where this run's checkpoints are; None where none are made.
         resumed_step: the step of the checkpoint that it went on from; 0 for a run from the start.
-        complete: whether the run came to its end.
+        complete: whether the run ended, neither stopped nor failed.
     """
 
     strategy: str = ""

@@ -60,11 +60,6 @@ class Table:
         self._waiting: list[Mapping[str, Any]] = []
         self._write([])
 
-    @property
-    def num_waiting(self) -> int:
-        """Rows that are not in the file yet; never more than a thousand."""
-        return len(self._waiting)
-
     def add(self, row: Mapping[str, Any]) -> None:
         """Take a row; it is in the file after the next `flush`."""
         self._waiting.append(row)
@@ -148,8 +143,8 @@ class FolderLogger:
         path: the folder.
     """
 
-    def __init__(self, run_name: str, config: Mapping[str, Any], parent: Path = Path("logs")) -> None:
-        self.path = make_folder(parent, run_name, numbered=False)
+    def __init__(self, run_name: str, config: Mapping[str, Any]) -> None:
+        self.path = make_folder(Path("logs"), run_name, numbered=False)
         write_whole(self.path / "config.json", json.dumps(config, indent=2, default=str) + "\n")
         self._tables = {
             "step": Table(self.path / "train.csv", header(TRAIN)),
@@ -225,7 +220,7 @@ class WandbLogger:
         self._run.log({"examples_trained": examples, **numbers})
 
     def close(self, state: str = "FINISHED") -> None:
-        """Finish the wandb run, as one that came to its end or as one that did not."""
+        """Finish the wandb run, as successful or as failed."""
         self._run.finish(exit_code=0 if state == "FINISHED" else 1)
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import time
 from abc import ABC, abstractmethod
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any, Self
 
@@ -35,7 +35,6 @@ __all__ = [
     "NotebookProgress",
     "PlainProgress",
     "RunProgress",
-    "StatusFile",
     "ending",
     "eta_seconds",
     "folder_status",
@@ -93,76 +92,113 @@ def ending(result: FitResult) -> str:
     return f"{'done' if result.complete else 'stopped'}: {', '.join(words)}"
 
 
-class RunProgress(ABC):
-    """Progress of one run; subclasses show it in `step` and `finish`.
+class RunProgress:
+    """Progress of one run.
 
-    Args:
-        label: its strategy's.
-        num_steps: steps of the run.
-        log: takes the line of its end.
+    Attributes:
+        label: its strategy's, as shown.
+        status: its object in the folder's status file.
+        view: its bar or cell, as the display keeps it.
     """
 
-    def __init__(self, label: str, num_steps: int, log: Callable[[str], None]) -> None:
-        self.label, self.num_steps, self._log = label, num_steps, log
+    def __init__(self, display: AnyProgress, label: str, status: dict[str, Any]) -> None:
+        self.label, self.status, self._display = label, status, display
+        self.view: Any = None
         self._first: tuple[float, int] | None = None  # time and number of the first step
 
     def event(self, row: Mapping[str, Any]) -> None:
         """Take a row of metrics."""
-        if row["kind"] == "step":
-            now = time.monotonic()
-            # What comes before the first step, such as the start of processes, says nothing about the others.
-            begun, first = self._first = self._first or (now, row["step"])
-            self.step(row, eta_seconds(row["step"], self.num_steps, first, now - begun))
+        if row["kind"] != "step":
+            return
+        now = time.monotonic()
+        # What comes before the first step, such as the start of processes, says nothing about the others.
+        begun, first = self._first = self._first or (now, row["step"])
+        left = eta_seconds(row["step"], self.status["steps"], first, now - begun)
+        self._display._step(self, row, left)
+        self.status |= {"step": row["step"], "at": time.time(), "eta_seconds": left}
+        self.status |= {name: row[name] for name in _KEPT if name in row}
+        self._display.write_status(at_once=left is None)
 
     def end(self, words: str) -> None:
         """Show and log how the run ended; empty `words` show and log nothing."""
-        self.finish(words)
-        if words:
-            self._log(f"{self.label} {words}")
-
-    @abstractmethod
-    def step(self, row: Mapping[str, Any], left: float | None) -> None:
-        """Show a step, with the seconds `left` until the end (None: not measured yet)."""
-
-    @abstractmethod
-    def finish(self, words: str) -> None:
-        """Show how the run ended."""
+        self._display.end(self, words)
 
     def line(self, row: Mapping[str, Any]) -> str:
         """Label, step, loss and virtual time on one line."""
-        return f"{self.label}: step {row['step']} of {self.num_steps}, {_loss_and_time(row)}"
+        return f"{self.label}: step {row['step']} of {self.status['steps']}, {_loss_and_time(row)}"
+
+
+_STATUS_FILE = ".status.json"
+_SECONDS_BETWEEN = 1.0
+_KEPT = ("train_loss", "virtual_seconds", "wall_seconds", "num_peers")
 
 
 class AnyProgress(ABC):
-    """Progress of several runs, a context manager; each begins with a line in the log.
+    """Progress of several runs, a context manager; subclasses show it in `_show`, `_step` and `_finish`.
 
     Args:
         log: takes the lines of beginnings and ends, without those in between.
+        folder: of the runs: a file there has their progress, written at most once a second, until the block ends.
     """
 
     label_width = 40
 
-    def __init__(self, log: Callable[[str], None]) -> None:
+    def __init__(self, log: Callable[[str], None], folder: Path | None = None) -> None:
         self.log = log
+        self._status_path = None if folder is None else folder / _STATUS_FILE
+        self._runs: list[RunProgress] = []
+        self._written = 0.0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Stop showing."""
+        if self._status_path is not None:
+            with contextlib.suppress(OSError):
+                self._status_path.unlink()
 
     def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> RunProgress:
         """Show the strategy that starts, at `position` of `num_strategies`."""
-        label = visible(label, self.label_width)
+        status = {"strategy": label, "position": position, "num_strategies": num_strategies}
+        status |= {"step": 0, "steps": num_steps, "at": time.time()}
+        run = RunProgress(self, visible(label, self.label_width), status)
         which = f" ({position} of {num_strategies})" if num_strategies > 1 else ""
-        line = f"{label}{which}: {format_count(num_steps, 'step')}"
-        run = self._show(label, num_steps, line)
+        line = f"{run.label}{which}: {format_count(num_steps, 'step')}"
+        self._show(run, line)
         self.log(line)
+        self._runs.append(run)
+        self.write_status(at_once=True)
         return run
 
+    def end(self, run: RunProgress, words: str) -> None:
+        """Show and log how a run ended, and drop it from the status file."""
+        self._finish(run, words)
+        if words:
+            self.log(f"{run.label} {words}")
+        self._runs.remove(run)
+        if self._runs:  # else the last progress stands until the next run begins
+            self.write_status(at_once=True)
+
+    def write_status(self, *, at_once: bool) -> None:
+        """Write the status file, `at_once` or where it was not written for a second."""
+        now = time.time()
+        if self._status_path is not None and (at_once or now >= self._written + _SECONDS_BETWEEN):
+            self._written = now
+            first, *others = (run.status for run in self._runs)
+            with contextlib.suppress(OSError, ValueError):  # a full disk is reported by the results
+                write_whole(self._status_path, json.dumps(first | ({"others": others} if others else {})))
+
     @abstractmethod
-    def _show(self, label: str, num_steps: int, line: str) -> RunProgress:
+    def _show(self, run: RunProgress, line: str) -> None:
         """Show a run's first `line`."""
+
+    @abstractmethod
+    def _step(self, run: RunProgress, row: Mapping[str, Any], left: float | None) -> None:
+        """Show a step, with the seconds `left` until the end (None: not measured yet)."""
+
+    @abstractmethod
+    def _finish(self, run: RunProgress, words: str) -> None:
+        """Show how a run ended; nothing where there are no `words`."""
 
 
 class PlainProgress(AnyProgress):
@@ -170,35 +206,29 @@ class PlainProgress(AnyProgress):
 
     Args:
         write: takes a line.
-        log: as for `AnyProgress`.
+        log, folder: as for `AnyProgress`.
     """
 
-    def __init__(self, write: Callable[[str], None], log: Callable[[str], None]) -> None:
-        super().__init__(log)
-        self.write = write
-        self.last = 0.0  # time of the last line, of any run
+    def __init__(
+        self, write: Callable[[str], None], log: Callable[[str], None], folder: Path | None = None
+    ) -> None:
+        super().__init__(log, folder)
+        self._write = write
+        self._last = 0.0  # time of the last line, of any run
 
-    def _show(self, label: str, num_steps: int, line: str) -> RunProgress:
-        self.last = time.monotonic() - _SECONDS_BETWEEN_LINES + _SECONDS_TO_FIRST_LINE
-        self.write(line)
-        return _Lines(self, label, num_steps)
+    def _show(self, run: RunProgress, line: str) -> None:
+        self._last = time.monotonic() - _SECONDS_BETWEEN_LINES + _SECONDS_TO_FIRST_LINE
+        self._write(line)
 
-
-class _Lines(RunProgress):
-    def __init__(self, progress: PlainProgress, label: str, num_steps: int) -> None:
-        super().__init__(label, num_steps, progress.log)
-        self._progress = progress
-
-    def step(self, row: Mapping[str, Any], left: float | None) -> None:
+    def _step(self, run: RunProgress, row: Mapping[str, Any], left: float | None) -> None:
         now = time.monotonic()
-        if now - self._progress.last >= _SECONDS_BETWEEN_LINES:
-            self._progress.last = now
-            eta = "" if left is None else f", ETA {format_seconds(round(left))}"
-            self._progress.write(self.line(row) + eta)
+        if now - self._last >= _SECONDS_BETWEEN_LINES:
+            self._last = now
+            self._write(run.line(row) + ("" if left is None else f", ETA {format_seconds(round(left))}"))
 
-    def finish(self, words: str) -> None:
+    def _finish(self, run: RunProgress, words: str) -> None:
         if words:
-            self._progress.write(f"{self.label} {words}")
+            self._write(f"{run.label} {words}")
 
 
 class LiveProgress(AnyProgress):
@@ -206,14 +236,14 @@ class LiveProgress(AnyProgress):
 
     Args:
         console: the terminal.
-        log: as for `AnyProgress`.
+        log, folder: as for `AnyProgress`.
     """
 
     label_width = 24
 
-    def __init__(self, console: Console, log: Callable[[str], None]) -> None:
-        super().__init__(log)
-        self.bars = Progress(
+    def __init__(self, console: Console, log: Callable[[str], None], folder: Path | None = None) -> None:
+        super().__init__(log, folder)
+        self._bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -223,69 +253,56 @@ class LiveProgress(AnyProgress):
         )
 
     def __enter__(self) -> Self:
-        self.bars.start()
+        self._bars.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Stop the bars."""
-        self.bars.stop()
+        self._bars.stop()
+        super().__exit__()
 
-    def _show(self, label: str, num_steps: int, line: str) -> RunProgress:
-        return _Bar(self, label, num_steps)
+    def _show(self, run: RunProgress, line: str) -> None:
+        run.view = self._bars.add_task(run.label.ljust(14), total=run.status["steps"], status="starting")
 
+    def _step(self, run: RunProgress, row: Mapping[str, Any], left: float | None) -> None:
+        self._bars.update(run.view, completed=row["step"], status=_loss_and_time(row))
 
-class _Bar(RunProgress):
-    def __init__(self, progress: LiveProgress, label: str, num_steps: int) -> None:
-        super().__init__(label, num_steps, progress.log)
-        self._bars = progress.bars
-        self._task = self._bars.add_task(label.ljust(14), total=num_steps, status="starting")
-
-    def step(self, row: Mapping[str, Any], left: float | None) -> None:
-        self._bars.update(self._task, completed=row["step"], status=_loss_and_time(row))
-
-    def finish(self, words: str) -> None:
-        self._bars.stop_task(self._task)
+    def _finish(self, run: RunProgress, words: str) -> None:
+        self._bars.stop_task(run.view)
         if words:
-            self._bars.update(self._task, status=words.split(": ", 1)[1].split(", ", 1)[-1])
+            self._bars.update(run.view, status=words.split(": ", 1)[1].split(", ", 1)[-1])
 
 
 class NotebookProgress(AnyProgress):
     """A bar a run in the output of a notebook's cell, which steps update."""
 
-    def _show(self, label: str, num_steps: int, line: str) -> RunProgress:
-        return _CellBar(label, num_steps, self.log, line)
+    _last = 0.0
 
+    def _show(self, run: RunProgress, line: str) -> None:
+        run.view = importlib.import_module("IPython.display").display(_cell(run, 0, line), display_id=True)
 
-class _CellBar(RunProgress):
-    def __init__(self, label: str, num_steps: int, log: Callable[[str], None], line: str) -> None:
-        super().__init__(label, num_steps, log)
-        self._display: Any = importlib.import_module("IPython.display")
-        self._handle = self._display.display(self._html(0, line), display_id=True)
-        self._last = 0.0
-
-    def step(self, row: Mapping[str, Any], left: float | None) -> None:
+    def _step(self, run: RunProgress, row: Mapping[str, Any], left: float | None) -> None:
         now = time.monotonic()
         if now - self._last >= _SECONDS_BETWEEN_BARS:
             self._last = now
-            self._handle.update(self._html(row["step"], self.line(row)))
+            run.view.update(_cell(run, row["step"], run.line(row)))
 
-    def finish(self, words: str) -> None:
+    def _finish(self, run: RunProgress, words: str) -> None:
         if words:
-            self._handle.update(self._html(self.num_steps, f"{self.label} {words}"))
-
-    def _html(self, step: int, line: str) -> Any:
-        return self._display.HTML(
-            f'<progress value="{step}" max="{self.num_steps}"></progress> {escape(line)}'
-        )
+            run.view.update(_cell(run, run.status["steps"], f"{run.label} {words}"))
 
 
-def progress_for(console: Console, log: Callable[[str], None]) -> AnyProgress:
-    """Bars if `console` is a terminal or a notebook's, else lines."""
+def _cell(run: RunProgress, step: int, line: str) -> Any:
+    html = f'<progress value="{step}" max="{run.status["steps"]}"></progress> {escape(line)}'
+    return importlib.import_module("IPython.display").HTML(html)
+
+
+def progress_for(console: Console, log: Callable[[str], None], folder: Path | None = None) -> AnyProgress:
+    """Bars if `console` is a terminal or a notebook's, else lines; `folder` as for `AnyProgress`."""
     if console.is_terminal:
-        return LiveProgress(console, log)
+        return LiveProgress(console, log, folder)
     if console.is_jupyter and not console.quiet:
-        return NotebookProgress(log)
-    return PlainProgress(lambda line: console.print(Text(line), soft_wrap=True), log)
+        return NotebookProgress(log, folder)
+    return PlainProgress(lambda line: console.print(Text(line), soft_wrap=True), log, folder)
 
 
 @contextmanager
@@ -300,84 +317,14 @@ def shown(
         folder: also keeps the progress, for `netgym status`; None: none does.
         is_quiet: show nothing on stderr.
     """
-    console, log = Console(stderr=True, quiet=is_quiet), (lambda line: None) if folder is None else folder.log
-    with (
-        progress_for(console, log) as progress,
-        nullcontext(progress) if folder is None else StatusFile(folder.path, progress) as listener,
-    ):
-        run = listener.begin(label, 1, 1, result.max_steps)
+    console = Console(stderr=True, quiet=is_quiet)
+    log, path = (lambda line: None, None) if folder is None else (folder.log, folder.path)
+    with progress_for(console, log, path) as progress:
+        run = progress.begin(label, 1, 1, result.max_steps)
         try:
             yield run.event
         finally:
             run.end(ending(result))
-
-
-_STATUS_FILE = ".status.json"
-_SECONDS_BETWEEN = 1.0
-_KEPT = ("train_loss", "virtual_seconds", "wall_seconds", "num_peers")
-
-
-class StatusFile:
-    """Writes the progress of runs to a file, at most once a second; the file is removed at the end of the block.
-
-    Args:
-        folder: of the runs.
-        progress: shows the same runs.
-    """
-
-    def __init__(self, folder: Path, progress: AnyProgress) -> None:
-        self._path, self._progress = folder / _STATUS_FILE, progress
-        self._runs: list[_RunStatus] = []
-        self._written = 0.0
-
-    def __enter__(self) -> StatusFile:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        with contextlib.suppress(OSError):
-            self._path.unlink()
-
-    def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> RunProgress:
-        """Start a strategy."""
-        shown = self._progress.begin(label, position, num_strategies, num_steps)
-        run = _RunStatus(self, shown)
-        run.now = {"strategy": label, "position": position, "num_strategies": num_strategies}
-        run.now |= {"step": 0, "steps": num_steps, "at": time.time()}
-        self._runs.append(run)
-        self.write(at_once=True)
-        return run
-
-    def remove(self, run: _RunStatus) -> None:
-        """Drop a run that has ended."""
-        self._runs.remove(run)
-        if self._runs:  # else the last progress stands until the next run begins
-            self.write(at_once=True)
-
-    def write(self, *, at_once: bool) -> None:
-        """Write the progress, `at_once` or where it was not written for a second."""
-        now = time.time()
-        if at_once or now >= self._written + _SECONDS_BETWEEN:
-            self._written = now
-            first, *others = (run.now for run in self._runs)
-            with contextlib.suppress(OSError, ValueError):  # a full disk is reported by the results
-                write_whole(self._path, json.dumps(first | ({"others": others} if others else {})))
-
-
-class _RunStatus(RunProgress):
-    def __init__(self, file: StatusFile, shown: RunProgress) -> None:
-        super().__init__(shown.label, shown.num_steps, lambda line: None)  # `shown` logs the end
-        self.now: dict[str, Any] = {}
-        self._file, self._shown = file, shown
-
-    def step(self, row: Mapping[str, Any], left: float | None) -> None:
-        self._shown.event(row)
-        self.now |= {"step": row["step"], "at": time.time()}
-        self.now |= {name: row[name] for name in _KEPT if name in row} | {"eta_seconds": left}
-        self._file.write(at_once=left is None)
-
-    def finish(self, words: str) -> None:
-        self._shown.end(words)
-        self._file.remove(self)
 
 
 def progress_elsewhere(path: Path) -> str | None:

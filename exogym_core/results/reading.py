@@ -5,7 +5,7 @@
 
 The table has a row for each (point, strategy, seed, evaluation). Columns: `run`, `point`, the keys that a sweep
 changes, `strategy`, `seed`; then of each evaluation `step`, `virtual_seconds`, `judged_loss` and the other validation
-metrics, and the bytes sent until the judged model came to exist; then the run's outcome, the same in all of its rows.
+metrics, and the bytes sent until the judged model was made; then the run's outcome, the same in all of its rows.
 docs/studies.md explains each column.
 """
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BASELINE",
+    "POINTS",
     "WALL_CLOCK",
     "FoundRun",
     "Results",
@@ -78,13 +79,8 @@ class SeedResult(Summary):
 
     @property
     def complete(self) -> bool:
-        """True if it came to its end."""
+        """True if it ended, neither stopped nor failed."""
         return not (self.incomplete or self.failed)
-
-    @property
-    def held_seconds(self) -> float | None:
-        """Seconds to the target; None where it was not held."""
-        return self.virtual_seconds_to_target if self.target == "held" else None
 
     @property
     def losses(self) -> list[tuple[float, float]]:
@@ -103,7 +99,7 @@ class SeedResult(Summary):
     def at_steps(self, column: str) -> dict[float, float]:
         """A column of the training metrics by step, with 0 at step 0.
 
-        At the step of an evaluation it is the value of when the judged model came to exist.
+        At the step of an evaluation it is the value at the instant when the judged model was made.
         """
         places = {0.0: 0.0} | {row["step"]: row[column] for row in self.train if column in row}
         if len(places) == 1:
@@ -131,7 +127,7 @@ class StrategyResult(Summary):
 
     @property
     def ended(self) -> bool:
-        """True if it came to its end, with every seed."""
+        """True if it ended with every seed, neither stopped nor failed."""
         return not self.incomplete and self.error is None
 
     @property
@@ -141,7 +137,7 @@ class StrategyResult(Summary):
 
     @property
     def state(self) -> str:
-        """Words behind its name in figures, where it did not come to its end."""
+        """Words behind its name in figures, where it was stopped or failed."""
         return " (failed)" if self.error is not None else " (incomplete)" if self.incomplete else ""
 
 
@@ -275,7 +271,7 @@ _EVALUATION = [column.name for column in VALIDATION if column.name not in _OF_AL
 _EVALUATION += [*COUNTERS, *_OF_ALL_MODELS]
 _OUTCOME = [column.name for column in sorted(SUMMARY, key=lambda column: column.tidy) if column.tidy]
 _COLUMNS = ["run", "point", "strategy", "seed", *_EVALUATION, *_OUTCOME, "complete", "failed"]
-"""Columns of a tidy table; the keys of sweeps stand behind the point."""
+"""Columns of a tidy table; the keys of sweeps follow the point."""
 
 
 @dataclass(frozen=True)

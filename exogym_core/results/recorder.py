@@ -9,6 +9,8 @@ from collections import deque
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from exogym_core.results.schema import COUNTERS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -34,8 +36,8 @@ class Judged(NamedTuple):
     """An evaluation of the judged model.
 
     Attributes:
-        version: of the model; one that is judged again, because no newer one has come to exist, counts once.
-        seconds: the virtual time at which that model came to exist; None where there is no virtual time.
+        version: of the model; one that is judged again, because there is no newer one, counts once.
+        seconds: the virtual time at which that model was made; None where there is no virtual time.
         loss: its loss.
     """
 
@@ -48,15 +50,13 @@ class Reached(NamedTuple):
     """State of a run's target.
 
     Attributes:
-        target: `held`, `touched` (once there, and not known to have stayed) or `missed`.
+        target: `held`, `touched` (reached, and not seen to hold) or `missed`.
         seconds: the virtual time of the first model at or below the target; None if there was none, or no
             virtual time.
-        position: of its evaluation among those given; None if there was none.
     """
 
     target: Literal["held", "touched", "missed"]
     seconds: float | None = None
-    position: int | None = None
 
 
 def reach(evaluations: Sequence[Judged], target_loss: float) -> Reached:
@@ -70,11 +70,11 @@ def reach(evaluations: Sequence[Judged], target_loss: float) -> Reached:
     >>> seconds = (1.0, 2.0, 3.0, 4.0)
     >>> def run(*losses): return [Judged(n, s, loss) for n, (s, loss) in enumerate(zip(seconds, losses))]
     >>> reach(run(0.9, 0.5, 0.6, 0.4), 0.5)
-    Reached(target='held', seconds=2.0, position=1)
+    Reached(target='held', seconds=2.0)
     >>> reach(run(0.9, 0.5, 0.6, 0.7), 0.5).target, reach(run(0.9, 0.8, 0.5, 0.4), 0.5).target
     ('touched', 'touched')
     >>> reach(run(0.9, 0.8, 0.7, 0.6), 0.5)
-    Reached(target='missed', seconds=None, position=None)
+    Reached(target='missed', seconds=None)
     """
     for position, (version, seconds, loss) in enumerate(evaluations):
         if loss <= target_loss:
@@ -82,7 +82,7 @@ def reach(evaluations: Sequence[Judged], target_loss: float) -> Reached:
             later.pop(version, None)
             losses = [math.inf if math.isnan(each) else each for each in later.values()]
             held = len(losses) >= _LEAST_LATER and median(losses) <= target_loss
-            return Reached("held" if held else "touched", seconds, position)
+            return Reached("held" if held else "touched", seconds)
     return Reached("missed")
 
 
@@ -119,7 +119,6 @@ class Rounds:
         self._missed: dict[
             int, list[tuple[int, int]]
         ] = {}  # rank -> first and last of rounds missed in a row
-        self._away: set[int] = set()  # ranks that missed the last round
         self._returns: dict[int, list[_Return]] = {}
 
     def add(self, marked: StampedRow) -> Iterator[list[StampedRow]]:
@@ -139,8 +138,7 @@ class Rounds:
         ranks[marked.rank] = marked
         present = row.get("averaged_ranks")
         if present is not None and all(rank in ranks for rank in present):
-            self._num_over, self._present = number, present
-            self._end(number, step, max(ranks[rank].virtual_seconds for rank in present))
+            self._end(number, step, present, max(ranks[rank].virtual_seconds for rank in present))
             yield from self._complete(number)
 
     def finish(self) -> Iterator[list[StampedRow]]:
@@ -159,19 +157,17 @@ class Rounds:
 
     # --- absences -------------------------------------------------------------------------------------------
 
-    def _end(self, number: int, step: int, seconds: float) -> None:
+    def _end(self, number: int, step: int, present: Sequence[int], seconds: float) -> None:
         """Note the absent ranks of a round that has ended."""
         self._steps_a_round = step // number
         self._ends.extend([seconds] * (number + 1 - len(self._ends)))
-        for rank in range(self._num_ranks):
+        for rank in set(range(self._num_ranks)).difference(present):
             missed = self._missed.setdefault(rank, [])
-            if rank in self._present:
-                self._away.discard(rank)
-            elif rank in self._away:
+            if missed and missed[-1][1] == self._num_over:
                 missed[-1] = (missed[-1][0], number)
             else:
                 missed.append((number, number))
-                self._away.add(rank)
+        self._num_over, self._present = number, present
 
     def dropped_peers(self, clock: str = "virtual_seconds") -> list[dict[str, Any]]:
         """Absences in order of their first steps, whatever order rows have come in.
@@ -210,22 +206,20 @@ class Rounds:
 
 Row = dict[str, Any]
 
-_COUNTERS = ("bytes_sent", "payload_bytes", "wan_bytes")
 
-
-def perplexity(loss: float) -> float:
+def perplexity(loss: float | None) -> float | None:
     """exp(loss), infinite where that is beyond a float.
 
-    >>> perplexity(0.0), perplexity(1e6)
-    (1.0, inf)
+    >>> perplexity(0.0), perplexity(1e6), perplexity(None)
+    (1.0, inf, None)
     """
     try:
-        return math.exp(loss)
+        return None if loss is None else math.exp(loss)
     except OverflowError:
         return math.inf
 
 
-_MOST_STEPS = 1 << 60  # steps beyond stand for the end
+_MOST_STEPS = 1 << 60  # larger numbers mark the end of a run
 
 
 class RowRecorder:
@@ -250,10 +244,8 @@ class RowRecorder:
         self._observed: deque[Mapping[str, Any]] = deque()  # evaluations whose steps have not been merged yet
         self._judged: list[Judged] = []
         self._examples = 0
-        self._step_at: dict[
-            int, int
-        ] = {}  # step of the rank that gives the time, by evaluation, until it is judged
-        self._looked: dict[int, float] = {}  # time of a server's evaluation, likewise
+        # Step of the rank that gives an evaluation's time, and that time, by evaluation until it is judged.
+        self._own_times: dict[int, tuple[int, float]] = {}
         self._present: list[int] = []  # at the end of the last round
         self._newest: dict[int, Mapping[str, Any]] = {}  # each rank's newest row with its counters
         self._served: dict[int, int] = {}  # bytes that each server has sent to other regions
@@ -267,8 +259,8 @@ class RowRecorder:
         if "served_wan_bytes" in row:
             self._served[marked.rank] = row["served_wan_bytes"]
         elif "looked" in row:
-            self._looked[row["looked"]] = marked.virtual_seconds
-            self._step_at[row["looked"]] = row.get("at_step", row["looked"])
+            at_step = row.get("at_step", row["looked"])
+            self._own_times[row["looked"]] = at_step, marked.virtual_seconds
             self._take_evaluations()
         elif "round" in row:
             for present in self.rounds.add(marked):
@@ -303,19 +295,20 @@ class RowRecorder:
         }
         absent = [row for rank, row in self._newest.items() if rank not in {marked.rank for marked in ranks}]
         merged |= self._traffic([*rows, *absent])
-        merged["compute_utilisation"] = self._utilisation(ranks)
+        merged["compute_utilisation"] = None
+        if self._timed:
+            last = max(marked.virtual_seconds for marked in ranks)
+            merged["compute_utilisation"] = mean_utilisation([each.compute_seconds for each in ranks], last)
         if "round" in rows[0]:
             merged["num_peers"] = len(ranks)
         if "averaged_ranks" in rows[0]:
-            present = list(rows[0]["averaged_ranks"])  # often the same: one list then, not one a round
-            result.averaged_ranks[step] = self._present = (
-                self._present if present == self._present else present
-            )
+            present = list(rows[0]["averaged_ranks"])
+            if present != self._present:  # else one list for all rounds
+                self._present = present
+            result.averaged_ranks[step] = self._present
         result.history.append(merged)
-        result.virtual_seconds, result.wall_seconds = (
-            merged.get("virtual_seconds"),
-            merged.get("wall_seconds"),
-        )
+        result.virtual_seconds = merged.get("virtual_seconds")
+        result.wall_seconds = merged.get("wall_seconds")
         result.compute_utilisation = merged["compute_utilisation"]
         self._emit("step", merged)
         self._take_evaluations()
@@ -329,7 +322,7 @@ class RowRecorder:
 
     def _traffic(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         """Bytes sent by all workers, given a row of each, and by servers to other regions; kept in the result."""
-        total = {name: sum(row[name] for row in rows) for name in _COUNTERS}
+        total = {name: sum(row[name] for row in rows) for name in COUNTERS}
         total["wan_bytes"] += sum(self._served.values())
         total["payload_bytes"] //= len(rows)  # an encoded message once, not once a rank
         for name, value in total.items():
@@ -354,13 +347,6 @@ class RowRecorder:
             if reached.target == "held":
                 result.virtual_seconds_to_target = reached.seconds
 
-    def _utilisation(self, ranks: list[StampedRow]) -> float | None:
-        if not self._timed:
-            return None
-        return mean_utilisation(
-            [marked.compute_seconds for marked in ranks], max(marked.virtual_seconds for marked in ranks)
-        )
-
     def observe(self, row: Mapping[str, Any]) -> None:
         """Take an evaluation or a correlation of the models; rows come in order of steps."""
         if "correlation" in row:
@@ -375,7 +361,7 @@ class RowRecorder:
         while self._observed:
             row = self._observed[0]
             steps = [row["step"], row["judged_step"]]
-            if row["step"] in self._looked:  # at a time of its own
+            if row["step"] in self._own_times:
                 steps = [row["judged_step"]] if self._result.judged == "outer" else []
             elif self._result.judged == "server" and not at_end:
                 return  # its own time is still to come, however far workers are
@@ -400,8 +386,7 @@ class RowRecorder:
 
     def _evaluated(self, row: Mapping[str, Any]) -> None:
         result, seconds = self._result, self._seconds_at(row["judged_step"])
-        at = self._looked.pop(row["step"], None)
-        step = self._step_at.pop(row["step"], row["step"])
+        step, at = self._own_times.pop(row["step"], (row["step"], None))
         if at is not None and self._timed and (result.judged != "outer" or row["judged_step"] is None):
             seconds = at
         if step > _MOST_STEPS:  # the end, where ranks have done different numbers of steps
@@ -414,9 +399,9 @@ class RowRecorder:
         finished = {
             "step": step,
             "local_loss": row["local_loss"],
-            "local_perplexity": _perplexity(row["local_loss"]),
+            "local_perplexity": perplexity(row["local_loss"]),
             "global_loss": row["global_loss"],
-            "global_perplexity": _perplexity(row["global_loss"]),
+            "global_perplexity": perplexity(row["global_loss"]),
             self._clock: self._seconds_at(row["step"]) if at is None or not self._timed else at,
             "judged_loss": row["judged_loss"],
             f"judged_{self._clock}": seconds,
@@ -428,10 +413,6 @@ class RowRecorder:
         result.final_loss, result.accuracy = row["judged_loss"], row["accuracy"]
         result.mean_of_replicas_loss = row["global_loss"]
         self._emit("validation", finished)
-
-
-def _perplexity(loss: float | None) -> float | None:
-    return None if loss is None else perplexity(loss)
 
 
 def mean_utilisation(compute_seconds: Sequence[float], virtual_seconds: float) -> float:

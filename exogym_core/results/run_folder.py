@@ -97,15 +97,15 @@ class RunFolder:
         self._lock: FolderLock | None = None
 
     @classmethod
-    def create(cls, out: str | Path | None, name: str, parent: str | Path = "runs") -> RunFolder:
-        """A new folder: `out`, which must be new or empty, else `parent/<name>-<n>`; it is this process's.
+    def create(cls, out: str | Path | None, name: str) -> RunFolder:
+        """A new folder: `out`, which must be new or empty, else `runs/<name>-<n>`; it is this process's.
 
         Raises:
             InputError: `out` holds something already, or another process has just taken it.
             RecordError: it cannot be made.
         """
         if out is None:
-            return cls(make_folder(Path(parent), name, numbered=True)).owned()
+            return cls(make_folder(Path("runs"), name, numbered=True)).owned()
         path = Path(out)
         try:
             if path.exists() and not path.is_dir():
@@ -291,7 +291,7 @@ class RunFolder:
     # --- reading -------------------------------------------------------------------------------------------
 
     def finished(self) -> list[dict[str, Any]]:
-        """The summary's objects of the strategies that came to their end.
+        """The summary's objects of the strategies that ended, neither stopped nor failed.
 
         Raises:
             InputError: the summary is damaged.

@@ -213,6 +213,11 @@ class Summary:
     failed: bool = column("true where it failed", "flag", over_seeds="first", optional=True, default=False)
     error: str | None = column("line with which it failed", "text", over_seeds="first", optional=True)
 
+    @property
+    def held_seconds(self) -> float | None:
+        """Seconds to the target; None where it was not held."""
+        return self.virtual_seconds_to_target if self.target == "held" else None
+
 
 SUMMARY = tuple(Column(each.name, **each.metadata) for each in fields(Summary))
 """Columns of `Summary`, in order."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.results.schema import SUMMARY, finite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
 __all__ = ["Tally", "bootstrap_interval", "mean_and_deviation", "merged", "paired_interval"]
@@ -71,10 +71,6 @@ class Tally:
         """True if the run's object was added."""
         return seed in self._entries[label]
 
-    def has_failed(self, label: str) -> bool:
-        """True if a run of this strategy failed: its others are not tried."""
-        return any(entry.get("failed") for entry in self._entries[label].values())
-
     def summary(self) -> list[Entry]:
         """An object for each strategy with a run that has ended, in their order."""
         if len(self._seeds) == 1:
@@ -86,8 +82,8 @@ def merged(runs: Mapping[int, Mapping[str, Any]], seeds: Sequence[int]) -> Entry
     """Merge the objects of a strategy's runs by seed: means of numbers, `<field>_std`, `seeds` and `by_seed`.
 
     A number that is null with a seed (a target never reached) is null here. `target` is the worst of the seeds'.
-    Values that are neither numbers nor the same with every seed stand in `by_seed` only. `incomplete` marks a strategy
-    that has not come to its end with each of `seeds`.
+    Values that are neither numbers nor the same with every seed are in `by_seed` only. `incomplete` marks a strategy
+    that has not ended with each of `seeds`.
     """
     done = [seed for seed in seeds if seed in runs]
     entries = [runs[seed] for seed in done]
@@ -145,30 +141,25 @@ def _is_numeric(values: Sequence[Any]) -> bool:
 
 # --- intervals ----------------------------------------------------------------------------------------------
 
+_LEVEL = 0.95  # share of resampled means inside
 _DRAWS = 4000
 _MOST_EXACT = 5  # values up to which every resample is taken: 5 ** 5 = 3125
 
 
-def bootstrap_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
-    """The percentile interval of the mean of `values`; None with fewer than two, or where one is not finite.
+def bootstrap_interval(values: Collection[float]) -> tuple[float, float] | None:
+    """The 95 % percentile interval of the mean of `values`; None with fewer than two, or where one is not finite.
 
     Of up to five values all resamples are taken, of more 4,000 drawn with a fixed seed. The order of the values
     changes nothing.
 
     Args:
         values: one a seed.
-        level: the share of resampled means inside, between 0 and 1.
-
-    Raises:
-        ValueError: `level` is not between 0 and 1.
 
     >>> bootstrap_interval([1.0, 2.0, 3.0])
     (1.0, 3.0)
     >>> bootstrap_interval([2.0, 2.0]), bootstrap_interval([2.0])
     ((2.0, 2.0), None)
     """
-    if not 0 < level < 1:
-        raise ValueError(f"bootstrap_interval: level={level} must lie between 0 and 1, such as 0.95")
     ordered = sorted(values)
     count = len(ordered)
     if count < 2 or not all(map(math.isfinite, ordered)):
@@ -178,7 +169,7 @@ def bootstrap_interval(values: Sequence[float], level: float = 0.95) -> tuple[fl
     else:
         draws = random.Random(0)
         means = sorted(math.fsum(draws.choices(ordered, k=count)) / count for _ in range(_DRAWS))
-    left_out = int((1 - level) / 2 * len(means))
+    left_out = int((1 - _LEVEL) / 2 * len(means))
     return means[left_out], means[-1 - left_out]
 
 

@@ -18,16 +18,17 @@ import random
 import tempfile
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from exogym_core.cost.compute import Coding
 from exogym_core.plain import decode, encode
+from exogym_core.run.loop import set_up
 from exogym_core.run.trainer import Trainer
 from exogym_core.strategy import STRATEGIES, StepContext, Strategy, build_strategy
 from exogym_core.strategy.options import accepted_arguments
@@ -39,7 +40,7 @@ from netsim.errors import InputError, NetsimError
 from netsim.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.results.fit_result import FitResult
@@ -249,7 +250,7 @@ class _Trials:
             trace = _Trace()
             strategy, model = copy.deepcopy((given, problem.model))
             with _watched(trace, "setup()"):
-                _set_up(strategy, model, comm, problem, coding)
+                set_up(strategy, model, comm, len(problem.batches), problem.seed, coding)
             if comm.rank >= strategy.num_nodes:
                 strategy.serve(lambda steps: None)
                 trace.model = torch.cat([v.reshape(-1) for v in (strategy.judged_state() or {}).values()])
@@ -272,7 +273,7 @@ class _Trials:
 
     def fit(self, **options: Any) -> FitResult:
         """Train as `fit` does, with evaluations at every step."""
-        data = _Batches([batch for step in self.problem.batches for batch in step])
+        data: Any = [batch for step in self.problem.batches for batch in step]  # whole batches as samples
         trainer = Trainer(self.problem.model, data, data, device="cpu")
         compute = {"fixed": "10 ms", "jitter": 0.2} if self.topology is not None else None
         settled: dict[str, Any] = {
@@ -282,7 +283,7 @@ class _Trials:
             "shuffle": False,
             "val_size": 1,
             "val_interval": 1,
-            "dataloader_kwargs": {"collate_fn": _only},
+            "dataloader_kwargs": {"collate_fn": itemgetter(0)},
             "seed": self.problem.seed,
             "topology": self.topology,
             "compute": compute,
@@ -295,34 +296,7 @@ class _Trials:
         return trainer.result
 
 
-class _Batches(Dataset[Any]):
-    """Whole batches as samples."""
-
-    def __init__(self, batches: Sequence[Any]) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.batches[index]
-
-
-def _only(samples: list[Any]) -> Any:
-    """The batch that is the only sample."""
-    return samples[0]
-
-
 # --- one rank ----------------------------------------------------------------------------------------------
-
-
-def _set_up(
-    strategy: Strategy, model: nn.Module, comm: Communicator, problem: Workload, coding: Coding | None
-) -> None:
-    takes_coding = coding is not None and "coding" in inspect.signature(strategy.setup).parameters
-    strategy.setup(
-        model, comm, len(problem.batches), problem.seed, **({"coding": coding} if takes_coding else {})
-    )
 
 
 def _train(strategy: Strategy, model: nn.Module, batch: Any, number: int, trace: _Trace) -> None:
@@ -347,25 +321,19 @@ def _reloaded(
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     fresh, replica = copy.deepcopy((given, problem.model))
     strategy.close()
-    _set_up(fresh, replica, comm, problem, None)
+    set_up(fresh, replica, comm, len(problem.batches), problem.seed, None)
     replica.load_state_dict(model.state_dict())
     fresh.load_state_dict(decode(json.loads(plain), tensors))
     return fresh, replica
 
 
-class _watched:  # noqa: N801
-    """Notes in `trace.draws` which global generators move inside."""
-
-    def __init__(self, trace: _Trace, where: str) -> None:
-        self.trace, self.where = trace, where
-
-    def __enter__(self) -> None:
-        self.before = _generators()
-
-    def __exit__(self, *exception: object) -> None:
-        after = _generators()
-        moved = [name for name, state in self.before.items() if state != after[name]]
-        self.trace.draws += [f"{name} in {self.where}" for name in moved]
+@contextlib.contextmanager
+def _watched(trace: _Trace, where: str) -> Iterator[None]:
+    """Note in `trace.draws` which global generators move inside."""
+    before = _generators()
+    yield
+    after = _generators()
+    trace.draws += [f"{name} in {where}" for name, state in before.items() if state != after[name]]
 
 
 def _generators() -> dict[str, Any]:

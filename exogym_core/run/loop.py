@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -23,6 +23,7 @@ from exogym_core.run.snapshots import (
 from exogym_core.strategy.base import StepContext
 from exogym_core.strategy.participation.absence import Participation
 from exogym_core.strategy.parts.codecs import coding_report
+from exogym_core.strategy.parts.state import State, Stateful
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from exogym_core.run.learner import Learner
     from exogym_core.strategy.base import Strategy
 
-__all__ = ["Loop", "RankOutcome", "Role", "Server", "take_step"]
+__all__ = ["Loop", "RankOutcome", "Role", "Server", "set_up", "take_step"]
 
 Samples = TypeVar("Samples")
 
@@ -59,24 +60,38 @@ class RankOutcome:
 
 def take_step(
     strategy: Strategy,
-    learner: Learner[Samples],
+    gradients: Callable[[Samples, StepContext], float],
     step: Samples,
     context: StepContext,
     announce: Callable[[float], None] = lambda loss: None,
 ) -> float:
     """Take one local step of a strategy that has been set up; return the loss.
 
-    `announce` is called with the loss before anything is exchanged.
+    Args:
+        strategy: of the rank.
+        gradients: leaves the gradients of samples in `.grad`, and returns their mean loss.
+        step: the samples.
+        context: number of the step.
+        announce: called with the loss before anything is exchanged.
     """
     strategy.begin_step(context)
     strategy.zero_grad()
-    loss = learner.gradients(step, context)
+    loss = gradients(step, context)
     announce(loss)
     strategy.step()
     return loss
 
 
-class Role:
+def set_up(
+    strategy: Strategy, model: nn.Module, comm: Communicator, max_steps: int, seed: int, coding: Coding | None
+) -> None:
+    """Set a strategy up; an override of `setup` that takes no `coding` is of a time in which it was free."""
+    takes_coding = coding is not None and "coding" in inspect.signature(strategy.setup).parameters
+    strategy.setup(model, comm, max_steps, seed, **({"coding": coding} if takes_coding else {}))
+
+
+@dataclass(eq=False)
+class Role(Stateful):
     """Rank of a run: model, strategy and snapshots, saved and restored with the communicator and the random streams.
 
     Args:
@@ -89,52 +104,35 @@ class Role:
         is_copy: the replicas are copies of one model, so nothing needs to be broadcast.
     """
 
-    snapshots: Snapshots
-    participation: Participation
+    state = State("model", "strategy", deposits="snapshots")
 
-    def __init__(
-        self,
-        comm: Communicator,
-        model: nn.Module,
-        strategy: Strategy,
-        *,
-        seed: int = 42,
-        evaluations: EvaluationTimes | None = None,
-        checkpoints: RankCheckpoints | None = None,
-        is_copy: bool = False,
-    ) -> None:
-        self.comm, self.model, self.strategy, self._seed = comm, model, strategy, seed
-        self._is_copy = is_copy
-        self._evaluations = evaluations if evaluations is not None else EvaluationTimes()
-        self._checkpoints = checkpoints if checkpoints is not None else RankCheckpoints()
-        self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    comm: Communicator
+    model: nn.Module
+    strategy: Strategy
+    _: KW_ONLY
+    seed: int = 42
+    evaluations: EvaluationTimes = field(default_factory=EvaluationTimes)
+    checkpoints: RankCheckpoints = field(default_factory=RankCheckpoints)
+    is_copy: bool = False
+    snapshots: Snapshots = field(init=False)
+    participation: Participation = field(init=False)
 
     def start(self) -> None:
         """Make all replicas rank 0's, off the clock, and set the strategy up."""
         raise NotImplementedError
 
+    @property
+    def _device(self) -> torch.device:
+        return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+
     def _begin_snapshots(self) -> None:
         """Begin snapshots of a strategy that is set up."""
         self.participation = Participation(self.strategy, self.comm)
-        self.snapshots = Snapshots(self.comm, self.model, self.strategy, self._evaluations)
-
-    def state_dict(self) -> dict[str, Any]:
-        """State that a step changes, besides the clock and the random streams."""
-        return {
-            "model": self.model.state_dict(),
-            "strategy": self.strategy.state_dict(),
-            "deposits": self.snapshots.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`, after `start`."""
-        self.model.load_state_dict(state["model"])
-        self.strategy.load_state_dict(state["strategy"])
-        self.snapshots.load_state_dict(state["deposits"])
+        self.snapshots = Snapshots(self.comm, self.model, self.strategy, self.evaluations)
 
     def _begin(self) -> bool:
         """Start, or resume from the checkpoint; returns whether there was one."""
-        saved = self._checkpoints.load(self.comm.rank)
+        saved = self.checkpoints.load(self.comm.rank)
         if saved is None:
             self.start()
         else:
@@ -154,7 +152,7 @@ class Role:
             "communicator": self.comm.state_dict(),
             "random": random_streams(self._device),
         }
-        files = self._checkpoints.save(step, self.comm.rank, state)
+        files = self.checkpoints.save(step, self.comm.rank, state)
         self.comm.mark({"step": step, "checkpoint": files, **self.snapshots.timed_evaluations()})
         self.comm.flush()
 
@@ -171,6 +169,7 @@ class Role:
         restore_random_streams(saved["random"], self._device)
 
 
+@dataclass(eq=False)
 class Loop(Role):
     """A worker of a run. A step goes: loop -> learner.gradients -> strategy.step -> communicator -> mark.
 
@@ -189,42 +188,24 @@ class Loop(Role):
         learner: turns batches into gradients; available after `start`, as `snapshots` are.
     """
 
-    learner: Learner[StepSamples]
+    state = State("local_step", "learner", "data", payload_then="_payload_then")
 
-    def __init__(
-        self,
-        comm: Communicator,
-        model: nn.Module,
-        strategy: Strategy,
-        data: Source,
-        make_learner: Callable[[], Learner[StepSamples]],
-        max_steps: int,
-        *,
-        seed: int = 42,
-        until: float | None = None,
-        evaluations: EvaluationTimes | None = None,
-        checkpoints: RankCheckpoints | None = None,
-        is_copy: bool = False,
-        coding: Coding | None = None,
-        updates: Updates | None = None,
-    ) -> None:
-        super().__init__(
-            comm,
-            model,
-            strategy,
-            seed=seed,
-            evaluations=evaluations,
-            checkpoints=checkpoints,
-            is_copy=is_copy,
-        )
-        self.data, self.max_steps, self.local_step = data, max_steps, 0
-        self._make_learner, self._until = make_learner, until
-        self._coding, self._updates = coding, updates
-        self._trial: StateTrial | None = None
-        if self._checkpoints.every is not None:
-            self._trial = StateTrial(strategy, model, self._set_up_strategy)
-        self._is_tried = False
-        self._payload_then = -1  # payload bytes sent when ranks were last together
+    data: Source
+    make_learner: Callable[[], Learner[StepSamples]]
+    max_steps: int
+    _: KW_ONLY
+    until: float | None = None
+    coding: Coding | None = None
+    updates: Updates | None = None
+    learner: Learner[StepSamples] = field(init=False)
+    local_step: int = field(default=0, init=False)
+    _payload_then: int = field(default=-1, init=False)  # payload bytes sent when ranks were last together
+    _trial: StateTrial | None = field(default=None, init=False)
+    _is_tried: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        if self.checkpoints.every is not None:
+            self._trial = StateTrial(self.strategy, self.model, self._set_up_strategy)
 
     def run(self) -> RankOutcome:
         """Train to the end and return this rank's result."""
@@ -234,7 +215,7 @@ class Loop(Role):
             while (step := self._next_step()) is not None:
                 self.snapshots.evaluate(self.local_step)
                 self.do(step)
-                is_due = self._checkpoints.is_due(self.local_step)
+                is_due = self.checkpoints.is_due(self.local_step)
                 self._try_state(is_due)
                 if is_due:
                     self._save(self.local_step)
@@ -262,15 +243,15 @@ class Loop(Role):
         Ranks that step together agree where they meet anyway, after a step in which they exchanged
         something: so no rank waits for it.
         """
-        if self._until is None:
+        if self.until is None:
             return False
         if self.participation.is_alone:
-            return self.comm.now() >= self._until
+            return self.comm.now() >= self.until
         payload = self.comm.traffic.payload_bytes
         has_met, self._payload_then = payload != self._payload_then, payload
         if not has_met:
             return False
-        late, peers = self.comm.now() >= self._until, self.participation.peers
+        late, peers = self.comm.now() >= self.until, self.participation.peers
         with self.comm.off_clock():
             return bool(peers.all_reduce(torch.tensor([int(late)]), op="max"))
 
@@ -309,7 +290,7 @@ class Loop(Role):
             if place is not None:
                 self.comm.mark({"announced": {**row(loss), **place}})
 
-        loss = take_step(strategy, self.learner, step, context, announce)
+        loss = take_step(strategy, self.learner.gradients, step, context, announce)
         self.comm.mark({**row(loss), **strategy.row()})
 
     # --- the two ends --------------------------------------------------------------------------------------
@@ -319,50 +300,32 @@ class Loop(Role):
         if not self.model.training:
             self.model.train()
         together = self.comm.inside if self.comm.members_change else self.comm
-        if together is not None and together.world_size > 1 and not self._is_copy:
+        if together is not None and together.world_size > 1 and not self.is_copy:
             with self.comm.off_clock():
                 broadcast_state(self.model, together)
-        self.learner = self._make_learner()
+        self.learner = self.make_learner()
         self._set_up_strategy(self.strategy, self.model, self.comm)
-        if self._updates is not None:
-            charge_updates(self.strategy.optimizers, self._updates, self.comm.advance)
+        if self.updates is not None:
+            charge_updates(self.strategy.optimizers, self.updates, self.comm.advance)
         self.learner.take_over(self.strategy.optimizers)
         self._begin_snapshots()
 
     def _set_up_strategy(self, strategy: Strategy, model: nn.Module, comm: Communicator) -> None:
-        about = (model, comm, self.max_steps, self._seed)
-        if self._coding is None or "coding" not in inspect.signature(strategy.setup).parameters:
-            strategy.setup(*about)  # also an override from times in which coding was free
-        else:
-            strategy.setup(*about, coding=self._coding)
+        set_up(strategy, model, comm, self.max_steps, self.seed, self.coding)
 
     def _finish(self) -> RankOutcome:
         self.strategy.finish()
         self.snapshots.at_end(self.local_step)
-        coding = None if self._coding is None else coding_report(self.comm.traffic, self.strategy.trainable)
+        coding = None if self.coding is None else coding_report(self.comm.traffic, self.strategy.trainable)
         return RankOutcome(final_state(self.model), self.max_steps, coding=coding)
 
     def close(self) -> None:
-        """Remove hooks from the model."""
+        """Remove hooks from the model, and free gradients and optimizers' states."""
+        self.model.zero_grad(set_to_none=True)
+        for optimizer in self.strategy.optimizers:
+            optimizer.state.clear()
         self.learner.close()
         self.strategy.close()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Steps, learner and data as well."""
-        return {
-            "local_step": self.local_step,
-            "payload_then": self._payload_then,
-            "learner": self.learner.state_dict(),
-            "data": self.data.state_dict(),
-            **super().state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`, after `start`."""
-        self.local_step, self._payload_then = state["local_step"], state["payload_then"]
-        self.learner.load_state_dict(state["learner"])
-        super().load_state_dict(state)
-        self.data.load_state_dict(state["data"])
 
 
 class Server(Role):
@@ -373,6 +336,7 @@ class Server(Role):
     checkpoint is of, or at the end, for those checkpoints that workers have reached without it.
     """
 
+    state = State(steps="_steps", next="_next", saved_step="_saved_step", has_served="_has_served")
     _next = 0  # step of the next evaluation
     _steps, _saved_step = 0.0, 0  # gone in; of the last checkpoint
     _has_served = False
@@ -388,7 +352,7 @@ class Server(Role):
             if not self._has_served:
                 self.strategy.serve(self._updated)
             self._has_served = True
-            for step in self._checkpoints.begun(after=self._saved_step):
+            for step in self.checkpoints.begun(after=self._saved_step):
                 self._save(step)
             self.strategy.finish()
             self.comm.mark({"served_wan_bytes": self.comm.traffic.wan_bytes})
@@ -401,10 +365,10 @@ class Server(Role):
     def start(self) -> None:
         """Make the model rank 0's, off the clock, and set the strategy up."""
         self.model.train()
-        if not self._is_copy:
+        if not self.is_copy:
             with self.comm.off_clock():
                 broadcast_state(self.model, self.comm)
-        self.strategy.setup(self.model, self.comm, max_steps=1, seed=self._seed)
+        self.strategy.setup(self.model, self.comm, max_steps=1, seed=self.seed)
         self._begin_snapshots()
 
     def _updated(self, steps: float) -> None:
@@ -415,16 +379,16 @@ class Server(Role):
 
     def _save_and_evaluate(self) -> None:
         steps = self._steps
-        while (due := self._checkpoints.next_step(self._saved_step)) is not None and due <= steps:
+        while (due := self.checkpoints.next_step(self._saved_step)) is not None and due <= steps:
             self._evaluate(steps, before=due)
             self._save(due)
         self._evaluate(steps)
 
     def _evaluate(self, steps: float, before: int | None = None) -> None:
         """Evaluate the judged model if as many steps as the grid wants have gone into it."""
-        if self.comm.rank < self.comm.world_size - 1 or self._evaluations.evaluate_every is None:
+        if self.comm.rank < self.comm.world_size - 1 or self.evaluations.evaluate_every is None:
             return
-        if self._evaluations.evaluate_seconds is not None:
+        if self.evaluations.evaluate_seconds is not None:
             if before is None:
                 self.snapshots.after_step(int(steps))
                 self.snapshots.evaluate(int(steps))
@@ -433,23 +397,7 @@ class Server(Role):
             self.snapshots.after_step(self._next)
             self.comm.mark({"looked": self._next})
             self.snapshots.evaluate(self._next)
-            self._next += self._evaluations.evaluate_every
-
-    def state_dict(self) -> dict[str, Any]:
-        """Counts of steps as well."""
-        return {
-            "steps": self._steps,
-            "next": self._next,
-            "saved_step": self._saved_step,
-            "has_served": self._has_served,
-            **super().state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`, after `start`."""
-        self._steps, self._next, self._saved_step = state["steps"], state["next"], state["saved_step"]
-        self._has_served = state["has_served"]
-        super().load_state_dict(state)
+            self._next += self.evaluations.evaluate_every
 
     def _save(self, step: int) -> None:
         self._saved_step = step

@@ -12,7 +12,7 @@ from collections import deque
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -23,6 +23,7 @@ from exogym_core.results.recorder import RowRecorder
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.run.resumption import begin_checkpoints, find_resumed, follow, plan
 from exogym_core.strategy.base import Strategy
+from exogym_core.workers.host import Sinks
 from exogym_core.workers.torchrun.rank import torchrun_rank
 from exogym_core.workers.turns import join
 from netsim import Protocol
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from exogym_core.run.program import Program
     from exogym_core.run.request import FitRequest
     from exogym_core.workers.torchrun.rank import TorchrunHost
+    from netsim.ranks import StampedRow
 
 __all__ = [
     "Evaluations",
@@ -207,8 +209,7 @@ def _plain(value: Any) -> Any:
 
 def run_config(request: FitRequest, model: nn.Module) -> dict[str, Any]:
     """Settings of a run for loggers, in plain values."""
-    plain = (bool, int, float, str, type(None))
-    own = {name: value for name, value in vars(request).items() if isinstance(value, plain)}
+    own = {name: value for name, value in vars(request).items() if isinstance(value, _PLAIN)}
     return {
         "model": type(model).__name__,
         "model_parameters": sum(parameter.numel() for parameter in model.parameters()) / 1e6,
@@ -320,7 +321,9 @@ _COMPLETE = "newest complete checkpoint"
 
 
 class RunMonitor:
-    """Monitor of a run: takes rows and snapshots of its ranks. Made before they start, since it prepares `program`.
+    """Context manager that monitors a run: takes rows and snapshots of its ranks.
+
+    Made before they start, since it prepares `program`.
 
     Args:
         program: of the ranks.
@@ -355,6 +358,36 @@ class RunMonitor:
         self.evaluations = Evaluations(self._observer, None if is_inline else workers.intra_op_threads)
         for row in self.writer.observed:
             self.recorder.observe(row)
+        self._lock = threading.RLock()  # rows may come in several threads
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close(failed=kind is not None)
+
+    @property
+    def sinks(self) -> Sinks:
+        """Receivers of rows, snapshots and the journal."""
+        return Sinks(self.take, self.evaluations.take, self.writer.journal)
+
+    def take(self, marked: StampedRow) -> None:
+        """Record a row of a rank."""
+        with self._lock:
+            self.recorder.add(marked)
+            self.writer.add(marked, self._num_deposited_at(marked.row))
+            self.settle()
+
+    def _num_deposited_at(self, row: Mapping[str, Any]) -> int:
+        """Snapshots of all ranks that have been deposited when a row was marked."""
+        return self.evaluations.num_given
+
+    def final_models(self) -> FinalModels:
+        """Wait for the last evaluations, after all rows and snapshots."""
+        final = self.evaluations.finish()
+        with self._lock:
+            self.settle()
+        return final
 
     def observe(self, row: Mapping[str, Any]) -> None:
         """Record a row of the observer."""
@@ -370,18 +403,19 @@ class RunMonitor:
 
     def close(self, failed: bool) -> None:
         """Write what was recorded and release all resources."""
-        if failed:
-            self.evaluations.abandon()
-        try:
-            self.recorder.finish()  # a listener may press Ctrl-C here too
-        finally:
-            self.writer.close()
-            self.writer.release()
-            self._observer.close()
-            error = sys.exception() if failed else None
-            state = end_state(None if error is None else type(error))
-            for logger in self._loggers:
-                logger.close(state)
+        with self._lock:
+            if failed:
+                self.evaluations.abandon()
+            try:
+                self.recorder.finish()  # a listener may press Ctrl-C here too
+            finally:
+                self.writer.close()
+                self.writer.release()
+                self._observer.close()
+                error = sys.exception() if failed else None
+                state = end_state(None if error is None else type(error))
+                for logger in self._loggers:
+                    logger.close(state)
 
 
 def planned_together(program: Program, host: TorchrunHost, monitor: RunMonitor | None) -> Mapping[str, Any]:

@@ -239,9 +239,8 @@ class Observer:
         self._evaluation: Evaluation | None = None
         self._model: nn.Module | None = None
         self._spill = SpillBuffer(_MEMORY_BYTES)
-        self._pending: dict[
-            tuple[int, int], _PendingEvaluation
-        ] = {}  # by step and first rank: servers are looked at apart
+        # By step and first rank: servers are evaluated apart.
+        self._pending: dict[tuple[int, int], _PendingEvaluation] = {}
         self._rows: dict[int, list[dict[str, Any]]] = {}  # finished, held back for earlier steps
         self._verdicts: dict[int, tuple[float, float | None]] = {}  # judged version -> loss, accuracy
         self._final: FinalModels | None = None
@@ -305,19 +304,16 @@ class Observer:
         layouts: Mapping[str, Layout] = note["layouts"]
         sections = _sections(layouts, self._spill.get(ticket))
         replica = [*sections["parameters"], *sections["buffers"]]
+        for part in ("judged", "judged_buffers"):
+            if part in sections:
+                pending.parts |= unpack(layouts[part], sections[part])
         if not note["is_replica"]:  # a server's, which has the judged model
-            for part in ("judged", "judged_buffers"):
-                if part in sections:
-                    pending.parts |= unpack(layouts[part], sections[part])
             pending.version = note["version"]
             self._spill.drop(ticket)
             return
         pending.mean.add(self._spill, replica)
         if "correlate" in pending.what:
             pending.replicas.append(self._spill.put([flat for flat in replica if flat.is_floating_point()]))
-        if "judged" in sections:
-            for part in ("judged", "judged_buffers"):
-                pending.parts |= unpack(layouts[part], sections[part])
         if pending.first is None:
             pending.first = (note, ticket)
             self._judge_replica(pending, note, sections, accuracy=pending.judged in ("own", "replica"))
@@ -339,10 +335,8 @@ class Observer:
             return
         assert pending.first is not None
         first, ticket = pending.first
-        if (
-            first["version"] != note["version"]
-        ):  # evaluated at a virtual time, between two steps of one of them
-            return
+        if first["version"] != note["version"]:
+            return  # evaluated at a virtual time, between two steps of one of them
         own = _sections(first["layouts"], self._spill.get(ticket))["parameters"]
         if all(map(_same, own, parameters)):
             return
@@ -401,7 +395,7 @@ class Observer:
             if pending.losses:
                 local = mean = pending.losses[0]
             if pending.losses and not is_alike:
-                mean = evaluation.loss(self._loaded(note, _cut(note["layouts"], means)))
+                mean = evaluation.loss(self._loaded(note, _sections(note["layouts"], means)))
             rows.append(
                 {
                     "step": pending.step,
@@ -417,7 +411,7 @@ class Observer:
             rows.append({"step": pending.step, "correlation": self._correlation(pending.replicas)})
         if "final" in pending.what:
             extra = note["extra"]
-            mean_state = whole_state(self._loaded(note, _cut(note["layouts"], means)))
+            mean_state = whole_state(self._loaded(note, _sections(note["layouts"], means)))
             self._final = FinalModels({**mean_state, **extra}, {**judged, **extra})
         self._rows.setdefault(pending.step, []).extend(rows)
         self._release()
@@ -503,17 +497,8 @@ def _distance(first: Sequence[Tensor], second: Sequence[Tensor] | None = None) -
 
 def _sections(layouts: Mapping[str, Layout], tensors: Sequence[Tensor]) -> dict[str, Sequence[Tensor]]:
     """Flat tensors of a snapshot by section."""
-    sections, start = {}, 0
-    for name, layout in layouts.items():
-        sections[name] = tensors[start : start + len(layout)]
-        start += len(layout)
-    return sections
-
-
-def _cut(layouts: Mapping[str, Layout], replica: Sequence[Tensor]) -> dict[str, Sequence[Tensor]]:
-    """Flat tensors of parameters and buffers, apart."""
-    num = len(layouts["parameters"])
-    return {"parameters": replica[:num], "buffers": replica[num:]}
+    rest = iter(tensors)
+    return {name: list(islice(rest, len(layout))) for name, layout in layouts.items()}
 
 
 def correlation_of(chunks: Callable[[], Any], num_replicas: int, num_values: int) -> float:

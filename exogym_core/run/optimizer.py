@@ -264,9 +264,8 @@ class DiLoCoOptimizer(Configured, Optimizer):
                 self.average_gradients()
             self.inner_optimizer.step()
         self._is_averaged = False
-        if (
-            self.scheduler is not None
-        ):  # it counts steps, also those that overflowed, which ranks may not share
+        # The schedule counts steps, also those that overflowed, which ranks may not share.
+        if self.scheduler is not None:
             with nullcontext() if self._was_updated else without_updates():
                 self.scheduler.step()
         self.local_step += 1

@@ -23,7 +23,7 @@ from exogym_core.checkpoints.writing import RankCheckpoints
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.cost.compute import Compute, StepDurations
 from exogym_core.cost.flops import count_flops
-from exogym_core.cost.speeds import intra_op_threads, measure_seconds, with_measured_speeds
+from exogym_core.cost.speeds import measure_seconds, with_measured_speeds
 from exogym_core.data.batches import batch_reader, collate_of, move_batch
 from exogym_core.data.samples import (
     Draws,
@@ -46,6 +46,8 @@ from exogym_core.run.stacked import Stack, StackedLearner, StackingError, backwa
 from exogym_core.strategy.trials import coding_trials, own_codec_trials
 from exogym_core.workers.failures import own_frames
 from exogym_core.workers.rng import seed_device
+from exogym_core.workers.spec import num_cores
+from exogym_core.workers.turns import intra_op_threads
 from netsim.errors import InputError, NetsimError
 from netsim.units import format_count
 
@@ -318,9 +320,8 @@ class Program:
     step_flops: float = 0.0
     checkpoints: RankCheckpoints = field(default_factory=RankCheckpoints)
     data: DataSets = field(init=False)
-    backward_order: list[str] | None = field(
-        default=None, init=False
-    )  # of gradients, where replicas are stacked
+    # Of gradients, where replicas are stacked.
+    backward_order: list[str] | None = field(default=None, init=False)
     _stack: Stack | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -406,11 +407,9 @@ class Program:
 
     def workers(self) -> WorkerSpec:
         """Kind and number of worker processes, `auto` decided by the size of a step."""
-        affinity = getattr(os, "sched_getaffinity", None)
-        num_cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
         request = self.request
         on_cuda = any(request.device_of(rank).type == "cuda" for rank in range(request.num_nodes))
-        return request.workers.settle(request.num_nodes, num_cores, self.step_flops, on_cuda=on_cuda)
+        return request.workers.settle(request.num_nodes, num_cores(), self.step_flops, on_cuda=on_cuda)
 
     def _fitting_minibatch(self) -> int:
         request, device = self.request, self.request.device_of(0)
@@ -458,35 +457,32 @@ class Program:
 
     def server(self, comm: Communicator) -> Server:
         """A rank that computes nothing."""
+        return Server(**self._role(comm))
+
+    def _role(self, comm: Communicator) -> dict[str, Any]:
+        """Arguments of every role: the rank's own replica and strategy, and settings of the run."""
         request, device = self.request, self.request.device_of(comm.rank)
         seed_device(device, request.seed, comm.rank)
-        model = copy.deepcopy(self.model).to(device)
-        strategy = copy.deepcopy(request.strategy)
-        return Server(
-            comm,
-            model,
-            strategy,
-            seed=request.seed,
-            evaluations=self._evaluations(),
-            checkpoints=self.checkpoints,
-            is_copy=request.carrier.has_clock,
-        )
-
-    def _evaluations(self) -> EvaluationTimes:
-        request = self.request
         every = request.val_interval if self.evaluates else None
-        return EvaluationTimes(every, request.correlation_interval, request.val_seconds)
+        return {
+            "comm": comm,
+            "model": copy.deepcopy(self.model).to(device),
+            "strategy": copy.deepcopy(request.strategy),
+            "seed": request.seed,
+            "evaluations": EvaluationTimes(every, request.correlation_interval, request.val_seconds),
+            "checkpoints": self.checkpoints,
+            "is_copy": request.carrier.has_clock,
+        }
 
     def loop(self, comm: Communicator, remarks: list[str]) -> Loop:
         """This rank's loop, ready to start; warnings for the user are added to `remarks`."""
-        request, device = self.request, self.request.device_of(comm.rank)
-        seed_device(device, request.seed, comm.rank)
+        request, role = self.request, self._role(comm)
+        model, strategy = role["model"], role["strategy"]
         data = self.data.source(comm, remarks, keeps=self.checkpoints.home is not None)
         data.num_epochs = request.num_epochs
         max_steps = request.limit(data.steps_per_epoch)
         if self.checkpoints.resumed is not None:
             self._refuse_fewer_steps(max_steps, self.checkpoints.resumed)
-        strategy, model = copy.deepcopy(request.strategy), copy.deepcopy(self.model).to(device)
         coding = self.compute.coding if self.compute is not None and self.compute.coding.speeds else None
         updates = self.compute.updates if self.compute is not None and self.compute.updates.speeds else None
         by_flops = self.compute is not None and self.compute.flops is not None
@@ -501,17 +497,11 @@ class Program:
             )
 
         return Loop(
-            comm,
-            model,
-            strategy,
-            data,
-            make_learner,
-            max_steps,
-            seed=request.seed,
+            **role,
+            data=data,
+            make_learner=make_learner,
+            max_steps=max_steps,
             until=request.until,
-            evaluations=self._evaluations(),
-            checkpoints=self.checkpoints,
-            is_copy=request.carrier.has_clock,
             coding=coding,
             updates=updates,
         )

@@ -19,7 +19,7 @@ from exogym_core.meeting_place import is_at_rendezvous
 from exogym_core.results.loggers import X_AXES
 from exogym_core.run.learner import PRECISIONS
 from exogym_core.strategy.base import Strategy
-from exogym_core.workers.run import Transport, transport_named
+from exogym_core.workers.run import Transport, loaded_topology, transport_named
 from exogym_core.workers.torchrun.rank import torchrun_rank
 from netsim import Topology, random_crashes
 from netsim.errors import InputError, unknown_name
@@ -81,7 +81,7 @@ class FitRequest(RunConfig):
     def check(cls, options: RunConfig) -> FitRequest:
         """From options that are checked each by itself."""
         values = {each.name: getattr(options, each.name) for each in fields(RunConfig)}
-        values["topology"] = _loaded(values["topology"])
+        values["topology"] = loaded_topology(values["topology"])
         values["num_nodes"] = _num_nodes(values["num_nodes"], values["transport"], values["topology"])
         if values["compute"] is None and values["topology"] is not None:
             values["compute"] = Compute()
@@ -235,12 +235,6 @@ class FitRequest(RunConfig):
             return self.max_steps
         steps = self.num_epochs * steps_per_epoch
         return steps if self.max_steps is None else min(steps, self.max_steps)
-
-
-def _loaded(topology: TopologyLike | None) -> Topology | None:
-    if topology is None or isinstance(topology, Topology):
-        return topology
-    return Topology.from_mapping(topology) if isinstance(topology, Mapping) else Topology.load(topology)
 
 
 def _precision(given: object) -> str | None:

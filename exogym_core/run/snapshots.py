@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from exogym_core.strategy.participation.absence import Participation
 from exogym_core.strategy.parts.flat import flatten, write_back
+from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def _check_judged(strategy: Strategy) -> None:
         raise InputError(f"{where}: judged = 'server', but num_servers is 0; write judged = 'own' or 'outer'")
 
 
-class Snapshots:
+class Snapshots(Stateful):
     """Snapshots of one rank, deposited for evaluation.
 
     Only ranks that the strategy has not left behind are evaluated. All of them deposit their replicas; the judged
@@ -195,6 +196,10 @@ class Snapshots:
         strategy: its own, set up.
         evaluations: steps and times of evaluations.
     """
+
+    state = State(
+        version="_version", born="_born", given="_given", num_timed="_num_timed", buffers="_buffers"
+    )
 
     def __init__(
         self, comm: Communicator, model: nn.Module, strategy: Strategy, evaluations: EvaluationTimes
@@ -254,11 +259,9 @@ class Snapshots:
         is_timed = self._evaluations.evaluate_seconds is not None
         if is_timed or not self._strategy.is_synchronous:  # whatever number of steps ranks have done
             self._deposit(END, [*evaluate, "final"])
-            return
-        self._deposit(
-            step,
-            [*evaluate, *(what for what in self._evaluations.due(step) if what not in evaluate), "final"],
-        )
+        else:
+            due = [what for what in self._evaluations.due(step) if what not in evaluate]
+            self._deposit(step, [*evaluate, *due, "final"])
 
     def after_step(self, step: int | None) -> None:
         """Note a new judged model after so many steps (None: all)."""
@@ -364,26 +367,5 @@ class Snapshots:
 
     def _extra(self) -> dict[str, Any]:
         """Entries of the model's state_dict that are no tensors."""
-        tensors = named_tensors(self._model).keys()
         state = self._model.state_dict()
-        return {
-            name: value
-            for name, value in state.items()
-            if name not in tensors and not isinstance(value, Tensor)
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """State that a step changes."""
-        return {
-            "version": self._version,
-            "born": self._born,
-            "given": self._given,
-            "num_timed": self._num_timed,
-            "buffers": dict(self._buffers),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`."""
-        self._version, self._born, self._given = state["version"], state["born"], state["given"]
-        self._num_timed = state["num_timed"]
-        self._buffers = dict(state["buffers"])
+        return {name: value for name, value in state.items() if not isinstance(value, Tensor)}

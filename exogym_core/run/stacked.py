@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch.func import functional_call
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from exogym_core.data.batches import as_loss, as_mean_loss, move_batch
 from exogym_core.run.learner import StepCost, TorchLearner, autocast_to
@@ -93,6 +94,7 @@ class Stack:
         self._rows: dict[int, dict[str, Tensor]] = {}  # of each rank's replica, by parameter
         self._gradients: dict[str, Tensor] = {}
         self._shadow: Optimizer | None = None
+        self._columns: list[tuple[str, Tensor, list[Tensor]]] = []  # trained ones: name, rows, replicas' own
         self._batches = _SharedWork(turns, self._gradients_of)
         self._updates = _SharedWork(turns, self._update)
 
@@ -118,10 +120,13 @@ class Stack:
             if not self._updates.attend(rank, optimizer):
                 own_step()
                 return
+            if not _has_hooks(optimizer):
+                optimizer._opt_called = True  # type: ignore[attr-defined] # a scheduler looks for it
+                return
             gradients = [each.grad for each in parameters]
             for each in parameters:
                 each.grad = None
-            own_step()  # updates nothing: for its hooks and its scheduler
+            own_step()  # updates nothing: for its hooks
             for each, gradient in zip(parameters, gradients, strict=True):
                 each.grad = gradient
 
@@ -131,12 +136,14 @@ class Stack:
     def _return_rows(self, ranks: Sequence[int]) -> None:
         """Copy parameters that were given another storage back into the stack."""
         for name, values in self._values.items():
-            start, size = values.data_ptr(), values.stride(0) * values.element_size()
-            for rank in ranks:
-                parameter = self._rows[rank][name]
-                if parameter.data_ptr() != start + rank * size:
-                    values[rank].copy_(parameter.detach())
-                    parameter.data = values[rank]
+            parameters = [self._rows[rank][name] for rank in ranks]
+            if len(ranks) == len(values) and _are_rows(parameters, values):
+                continue
+            for rank, parameter in zip(ranks, parameters, strict=True):
+                row = values[rank]
+                if parameter.data_ptr() != row.data_ptr():
+                    row.copy_(parameter.detach())
+                    parameter.data = row
 
     # --- gradients -----------------------------------------------------------------------------------------
 
@@ -184,13 +191,19 @@ class Stack:
         return dict.fromkeys(optimizers, done)
 
     def _update_alike(self, optimizers: list[Optimizer]) -> bool:
-        names = [name for name in self._values if name in self._trained]
-        replicas = [[self._rows[rank][name] for name in names] for rank in sorted(self._rows)]
-        if any(value.grad is None or value.grad.is_sparse for replica in replicas for value in replica):
+        if not self._columns:
+            replicas = [self._rows[rank] for rank in sorted(self._rows)]
+            self._columns = [
+                (name, values, [replica[name] for replica in replicas])
+                for name, values in self._values.items()
+                if name in self._trained
+            ]
+        gradients = [[value.grad for value in column] for _, _, column in self._columns]
+        if any(each is None or each.is_sparse for column in gradients for each in column):
             return False
         self._return_rows(sorted(self._rows))
         if self._shadow is None:
-            leaves = iter([self._values[name].requires_grad_() for name in names])
+            leaves = iter([values.requires_grad_() for _, values, _ in self._columns])
             groups = [
                 {**group, "params": [next(leaves) for _ in group["params"]]}
                 for group in optimizers[0].param_groups
@@ -199,74 +212,66 @@ class Stack:
         shadow = self._shadow
         for group, own in zip(shadow.param_groups, optimizers[0].param_groups, strict=True):
             group.update({key: value for key, value in own.items() if key != "params"})
-        for place, name in enumerate(names):
-            values = self._values[name]
-            column = [replica[place] for replica in replicas]
-            if not _gather_states(shadow, values, optimizers, column):
+        states = []
+        for (name, values, column), own_gradients in zip(self._columns, gradients, strict=True):
+            states.append([optimizer.state[own] for optimizer, own in zip(optimizers, column, strict=True)])
+            if not _gather_states(shadow.state[values], states[-1]):
                 return False
-            gradient = self._gradients.get(name)
-            values.grad = gradient if gradient is not None and _is_rows(gradient, column) else None
-            if values.grad is None:
-                values.grad = torch.stack([value.grad for value in column])  # type: ignore[misc]
+            stacked = self._gradients.get(name)
+            if stacked is None or not _are_rows(own_gradients, stacked):  # type: ignore[arg-type]
+                stacked = torch.stack(own_gradients)  # type: ignore[arg-type]
+            values.grad = stacked
         shadow.step()
-        for place, name in enumerate(names):
-            _spread_states(shadow, self._values[name], optimizers, [replica[place] for replica in replicas])
-            self._values[name].grad = None
+        for (_, values, _), own_states in zip(self._columns, states, strict=True):
+            _spread_states(shadow.state[values], own_states)
+            values.grad = None
         return True
 
 
-def _is_rows(stacked: Tensor, column: Sequence[Tensor]) -> bool:
-    """True if the gradients of `column` are the rows of `stacked`."""
+def _are_rows(tensors: Sequence[Tensor], stacked: Tensor) -> bool:
+    """True if `tensors` are the rows of `stacked`, in order."""
     start, size = stacked.data_ptr(), stacked.stride(0) * stacked.element_size()
-    return len(stacked) == len(column) and all(
-        value.grad is not None and value.grad.data_ptr() == start + row * size
-        for row, value in enumerate(column)
-    )
+    return [each.data_ptr() for each in tensors] == [*range(start, start + len(stacked) * size, size)]
 
 
-def _gather_states(
-    shadow: Optimizer, values: Tensor, optimizers: Sequence[Optimizer], column: Sequence[Tensor]
-) -> bool:
+def _gather_states(together: dict[str, Any], states: Sequence[dict[str, Any]]) -> bool:
     """Bring the states that belong to one parameter of all replicas together; False where steps differ."""
-    states = [optimizer.state.get(value, {}) for optimizer, value in zip(optimizers, column, strict=True)]
     if any(state.keys() != states[0].keys() for state in states):
         return False
-    together = shadow.state[values]
     for key in [key for key in together if key not in states[0]]:
         del together[key]
-    for key, value in states[0].items():
-        if not isinstance(value, torch.Tensor):
-            if any(state[key] != value for state in states):
+    for key, first in states[0].items():
+        own = [state[key] for state in states]
+        if not isinstance(first, torch.Tensor):
+            if own != [first] * len(own):
                 return False
-            together[key] = value
-        elif value.dim() == 0:
-            if len({float(state[key]) for state in states}) > 1:
+            together[key] = first
+        elif first.dim() == 0:
+            if len({each.item() for each in own}) > 1:
                 return False
-            together[key] = value.clone()
-        else:
-            stacked = together.get(key)
-            size = stacked.stride(0) * stacked.element_size() if stacked is not None else 0
-            if stacked is None or any(
-                state[key].data_ptr() != stacked.data_ptr() + row * size for row, state in enumerate(states)
-            ):
-                together[key] = torch.stack([state[key] for state in states])
-                for state, row in zip(states, together[key], strict=True):
-                    state[key] = row
+            together[key] = first.clone()
+        elif key not in together or not _are_rows(own, together[key]):
+            together[key] = torch.stack(own)
+            for state, row in zip(states, together[key], strict=True):
+                state[key] = row
     return True
 
 
-def _spread_states(
-    shadow: Optimizer, values: Tensor, optimizers: Sequence[Optimizer], column: Sequence[Tensor]
-) -> None:
+def _spread_states(together: dict[str, Any], states: Sequence[dict[str, Any]]) -> None:
     """Give each replica's optimizer its row of a state that is new, and the count of steps."""
-    states = [optimizer.state[value] for optimizer, value in zip(optimizers, column, strict=True)]
-    for key, value in shadow.state[values].items():
+    for key, value in together.items():
         is_tensor = isinstance(value, torch.Tensor)
         if key in states[0] and is_tensor and not value.dim():
             torch._foreach_copy_([state[key] for state in states], [value] * len(states))
         elif key not in states[0] or not is_tensor:
             for row, state in enumerate(states):
                 state[key] = (value[row] if value.dim() else value.clone()) if is_tensor else value
+
+
+def _has_hooks(optimizer: Optimizer) -> bool:
+    """True if something is called before or after the optimizer's steps."""
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    return any((*hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks))
 
 
 def _options(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -8,10 +8,8 @@ from __future__ import annotations
 import copy
 import json
 import re
-import threading
 import warnings
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
 
         fit_result: FitResult
 
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from exogym_core.communicator.gloo.communicator import GlooCommunicator
     from exogym_core.run.loop import RankOutcome
@@ -68,20 +66,9 @@ _UNCHARGED = (
 
 def fit_local(program: Program, result: FitResult, listeners: Sequence[_Listener]) -> Sequence[str]:
     """Train with all ranks and fill `result`; returns warnings for the user."""
-    monitor, failed = RunMonitor(program, result, listeners), True
+    with RunMonitor(program, result, listeners) as monitor:
+        run, final = _carry(program, result, monitor)
     request = program.request
-    result.checkpoint_folder = program.checkpoints.folder
-    result.resumed_step = monitor.resumed.step if monitor.resumed is not None else 0
-    result.minibatch_size = request.minibatch_size
-    result.hosts = request.hosts
-    result.compute = program.compute.to_mapping() if program.compute is not None else None
-    # Listeners are called here, not in the ranks: a terminal or an open file need not travel to processes.
-    program.request = replace(request, on_event=None)
-    try:
-        run, final = _carry(program, monitor)
-        failed = False
-    finally:
-        monitor.close(failed)
     _account(run, result, monitor.recorder.rounds.has_any, request.num_nodes)
     workers = run.results[: request.num_nodes]
     result.rank_states = [outcome.state for outcome in workers]
@@ -93,15 +80,18 @@ def fit_local(program: Program, result: FitResult, listeners: Sequence[_Listener
     return [*remarks, _UNCHARGED.format(result.strategy)] if result.coding == "not charged" else remarks
 
 
-def _carry(program: Program, monitor: RunMonitor) -> tuple[RunResult[RankOutcome], FinalModels]:
+def _carry(
+    program: Program, result: FitResult, monitor: RunMonitor
+) -> tuple[RunResult[RankOutcome], FinalModels]:
     """Run the ranks; pass their rows and snapshots to the monitor."""
-    request, evaluations = program.request, monitor.evaluations
-
-    def take(row: StampedRow) -> None:
-        monitor.recorder.add(row)
-        monitor.writer.add(row, evaluations.num_given)
-        monitor.settle()
-
+    request = program.request
+    result.checkpoint_folder = program.checkpoints.folder
+    result.resumed_step = monitor.resumed.step if monitor.resumed is not None else 0
+    result.minibatch_size = request.minibatch_size
+    result.hosts = request.hosts
+    result.compute = program.compute.to_mapping() if program.compute is not None else None
+    # Listeners are called here, not in the ranks: a terminal or an open file need not travel to processes.
+    program.request = replace(request, on_event=None)
     run = run_ranks(
         program,
         request.num_ranks,
@@ -113,16 +103,14 @@ def _carry(program: Program, monitor: RunMonitor) -> tuple[RunResult[RankOutcome
         collectives=request.collectives,
         seed=request.seed,
         trace=request.trace,
-        on_row=take,
-        on_deposit=evaluations.take,
+        on_row=monitor.take,
+        on_deposit=monitor.evaluations.take,
         keep_rows=False,
         journal=monitor.writer.journal,
         timeout_seconds=request.timeout_seconds,
         compare_calls=request.compare_calls,
     )
-    final = evaluations.finish()
-    monitor.settle()
-    return run, final
+    return run, monitor.final_models()
 
 
 def _account(run: RunResult[RankOutcome], result: FitResult, has_absences: bool, num_nodes: int) -> None:
@@ -152,37 +140,14 @@ class _Watcher(RunMonitor):
     def __init__(self, program: Program, result: FitResult, listeners: Sequence[_Listener]) -> None:
         super().__init__(program, result, listeners)
         self._num_deposited: Counter[int] = Counter()  # of all ranks, at the checkpoint of a step
-        self._lock = threading.Lock()
         for rank, row in self.writer.journal.past_rows():
             self.writer.journal.mark(rank, row)
             self.recorder.add(untimed_row(rank, row))
 
-    def take(self, marked: StampedRow) -> None:
-        """Record a row of a rank."""
-        row = marked.row
-        with self._lock:
-            self.recorder.add(marked)
-            if "checkpoint" in row:
-                self._num_deposited[row["step"]] += row["num_deposited"]
-            self.writer.add(marked, self._num_deposited[row["step"]])
-            self.settle()
-
-    @property
-    def sinks(self) -> Sinks:
-        """Receivers of rows, snapshots and the journal."""
-        return Sinks(self.take, self.evaluations.take, self.writer.journal)
-
-    def finish(self) -> FinalModels:
-        """Wait for the last evaluations, after all rows and snapshots."""
-        final = self.evaluations.finish()
-        with self._lock:
-            self.settle()
-        return final
-
-    def close(self, failed: bool) -> None:
-        """Write what was recorded and release all resources."""
-        with self._lock:
-            super().close(failed)
+    def _num_deposited_at(self, row: Mapping[str, Any]) -> int:
+        if "checkpoint" in row:
+            self._num_deposited[row["step"]] += row["num_deposited"]
+        return self._num_deposited[row["step"]]
 
 
 def fit_torchrun(program: Program, result: FitResult, listeners: Sequence[_Listener]) -> Sequence[str]:
@@ -193,23 +158,13 @@ def fit_torchrun(program: Program, result: FitResult, listeners: Sequence[_Liste
     `rank_states` on all of them, are this rank's own.
     """
     if torchrun_rank() == 0:
-        with _watching(program, result, listeners) as watcher:
+        go_on_after_restart(program)
+        with _Watcher(program, result, listeners) as watcher:
+            remember_checkpoints(program)
             return _train(program, result, watcher)
     program.request = replace(program.request, finds_minibatch=False)  # rank 0 finds it
     program.prepare()  # at the same time as rank 0
     return _train(program, result, None)
-
-
-@contextmanager
-def _watching(program: Program, result: FitResult, listeners: Sequence[_Listener]) -> Iterator[_Watcher]:
-    go_on_after_restart(program)
-    watcher, failed = _Watcher(program, result, listeners), True
-    try:
-        remember_checkpoints(program)
-        yield watcher
-        failed = False
-    finally:
-        watcher.close(failed)
 
 
 def _train(program: Program, result: FitResult, watcher: _Watcher | None) -> Sequence[str]:
@@ -228,7 +183,7 @@ def _train(program: Program, result: FitResult, watcher: _Watcher | None) -> Seq
             host.side.post("run", json.dumps(about_run))  # for `netgym status`
         outcome = program(comm)
         remarks = host.gather(outcome.remarks)
-        final = None if watcher is None else watcher.finish()
+        final = None if watcher is None else watcher.final_models()
         return outcome, final, [remark for own in remarks for remark in own]
 
     sinks = Sinks(_ignore) if watcher is None else watcher.sinks

@@ -15,7 +15,7 @@ from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar
 
 import torch
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
@@ -121,6 +121,11 @@ def moved(groups: ProcessGroups, sender: int, receiver: int, payload: bytes | No
     return whole.numpy().tobytes() if payload is None else payload
 
 
+def _refused(call: str) -> Any:
+    """A method that raises an error: its call would wait for all sites."""
+    return lambda self, *arguments, **options: self._refuse(call)
+
+
 class ElasticCommunicator(GlooCommunicator):
     """Connects sites that come and go, or their processes: no call waits for all of them.
 
@@ -146,28 +151,13 @@ class ElasticCommunicator(GlooCommunicator):
         raise NotImplementedError
 
     def _collective(self, call: CollectiveCall, deliver: Delivery[T], async_op: bool) -> NoReturn:
-        raise self._changing(call.name)
+        self._refuse(call.name)
 
-    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> NoReturn:
-        raise self._changing("send")
+    isend, irecv, recv = _refused("send"), _refused("recv"), _refused("recv")
+    put, take, group = _refused("put"), _refused("take"), _refused("group")
 
-    def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> NoReturn:
-        raise self._changing("recv")
-
-    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> NoReturn:
-        raise self._changing("recv")
-
-    def put(self, tensor: Tensor, dst: int, box: str = "") -> NoReturn:
-        raise self._changing("put")
-
-    def take(self, box: str = "", wait: float = 0.0) -> NoReturn:
-        raise self._changing("take")
-
-    def group(self, ranks: Sequence[int], reuse: bool = False, number: int | None = None) -> GlooCommunicator:
-        raise self._changing("group")
-
-    def _changing(self, call: str) -> InputError:
-        return InputError(
+    def _refuse(self, call: str) -> NoReturn:
+        raise InputError(
             f"rank {self.rank}, {call}: sites that meet at a rendezvous come and go, and what waits for all of them "
             "would wait for ever; use a strategy with time-outs, such as DiLoCo with averaging_timeout"
         )
@@ -177,7 +167,7 @@ T = TypeVar("T")
 
 _CONNECTING_SECONDS = 60.0  # until all members of a group have connected to each other, on a busy machine too
 _BROKEN = (ConnectionLostError, DeadlockError)
-_DOWNLOAD_SECONDS = 20.0  # until two sites have connected to each other
+_DOWNLOAD_SECONDS = 8.0  # until two sites have connected: enough for three lost SYNs; then another try
 _NOTHING = -2  # the number of no state
 
 
@@ -193,6 +183,15 @@ class _Hurried:
             left = max(self.deadline - time.monotonic(), 0.01)
             self._group._set_default_timeout(datetime.timedelta(seconds=left))
         return getattr(self._group, name)
+
+
+class _Group(NamedTuple):
+    """The connected members of an attempt."""
+
+    name: str
+    peers: GlooCommunicator
+    hurried: _Hurried | None  # None: this site is alone
+    calls: GroupCalls
 
 
 class SiteCommunicator(ElasticCommunicator):
@@ -231,12 +230,7 @@ class SiteCommunicator(ElasticCommunicator):
         state = GlooRank(alone, on_mark, traffic=traffic)
         unconnected = ProcessGroups(None, None, None)
         super().__init__(state, GroupCalls(state, unconnected, range(link.num_sites), link.site), link.site)
-        self._group: tuple[str, GlooCommunicator | None, list[_Hurried], GroupCalls | None] = (
-            "",
-            None,
-            [],
-            None,
-        )
+        self._group: _Group | None = None  # the last one
         self._opened: dict[str, _Opened] = {}  # groups that are being made, or there
         self._dissolved = deque[str](maxlen=100)  # groups that are no more
         self._before_meeting: Callable[[], None] = lambda: None
@@ -377,21 +371,20 @@ class SiteCommunicator(ElasticCommunicator):
 
     def _peers(self, group: str, members: list[int], seconds: float) -> GlooCommunicator:
         """Communicator of this group; reused where members have not changed."""
-        known, peers, hurried, _ = self._group
-        deadline = time.monotonic() + seconds
-        if known != group or peers is None:
+        deadline, made = time.monotonic() + seconds, self._group
+        if made is None or made.name != group:
             self._leave_group()
             groups = self._connected_unless_dissolved(group, members, min(seconds, _CONNECTING_SECONDS))
-            hurried = [] if groups.control is None else [_Hurried(groups.control)]
-            if hurried:
-                groups = ProcessGroups(hurried[0], hurried[0], groups.store)
+            hurried = None if groups.control is None else _Hurried(groups.control)
+            if hurried is not None:
+                groups = ProcessGroups(hurried, hurried, groups.store)
             calls = GroupCalls(self._state, groups, members, members.index(self.rank))
             peers = GlooCommunicator(self._state, calls, members.index(self.rank))
-            self._group = (group, peers, hurried, calls)
+            made = self._group = _Group(group, peers, hurried, calls)
         self._state.rendezvous.timeout_seconds = seconds
-        for each in hurried:
-            each.deadline = deadline
-        return peers
+        if made.hurried is not None:
+            made.hurried.deadline = deadline
+        return made.peers
 
     def _connected_unless_dissolved(self, group: str, members: list[int], seconds: float) -> ProcessGroups:
         """`_connected`, abandoned when the rendezvous drops the group: gloo itself cannot be interrupted."""
@@ -429,13 +422,12 @@ class SiteCommunicator(ElasticCommunicator):
 
     def _leave_group(self) -> None:
         """Close the connections of the last group, so that its other members do not wait for this one."""
-        group, _, _, calls = self._group
-        self._opened.pop(group, None)
-        self._group = ("", None, [], None)
-        if calls is not None:
-            if calls in self._state.groups:
-                self._state.groups.remove(calls)
-            calls.close()
+        left, self._group = self._group, None
+        if left is not None:
+            self._opened.pop(left.name, None)
+            if left.calls in self._state.groups:
+                self._state.groups.remove(left.calls)
+            left.calls.close()
         self._state.in_flight.clear()
         self._state.futures.clear()
 

@@ -8,7 +8,6 @@ site of several processes the first does all this; the others send it their rows
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
@@ -144,7 +143,6 @@ class _SiteMonitor(RunMonitor):
             go_on_after_restart(program)
         super().__init__(program, result, listeners)
         self._result = result
-        self._lock = threading.Lock()
         self._failure: Exception | None = None
         self._last_step: dict[int, int] = {}
         self._rounds = RowOrder()
@@ -300,15 +298,12 @@ def fit_elastic(program: Program, result: FitResult, listeners: Sequence[_Listen
         program.request = replace(request, finds_minibatch=False)  # the first one finds it
         program.prepare()
         return _train(program, result, None)
-    watch, failed = _SiteMonitor(program, result, listeners), True
     try:
-        remember_checkpoints(program)
-        remarks = _train(program, result, watch)
-        failed = False
+        with _SiteMonitor(program, result, listeners) as watch:
+            remember_checkpoints(program)
+            return _train(program, result, watch)
     finally:
         before.load()
-        watch.close(failed)
-    return remarks
 
 
 @contextmanager

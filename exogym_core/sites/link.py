@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from exogym_core.communicator.gloo.communicator import GlooCommunicator
-    from netsim import SignedChannel
+    from netsim import PeerAddress, SignedChannel
 
 __all__ = ["LinkStore", "SiteLeader", "SiteLink", "report_finished"]
 
@@ -100,7 +100,7 @@ class SiteLink:
         self.site, self.lane, self.run, self.num_sites = site, lane, run, 0
         self._patience_seconds = patience_seconds
         self.session = secrets.token_hex(8)
-        self.where = f"{socket.gethostname()}, process {os.getpid()}"
+        self.where = _whereabouts()
         self.pulses: Mapping[str, Mapping[str, Any]] = {}
         self._remembered: dict[str, Any] = {
             "own_name": own_name,
@@ -226,11 +226,10 @@ class SiteLink:
             InputError: refused.
             RankError: no rendezvous answered until then.
         """
-        where = f"rendezvous {visible(self._rendezvous[0])}:{self._rendezvous[1]}"
         next_line = -math.inf
         while True:
             try:
-                channel, welcome = self._welcomed(where)
+                channel, welcome = _greeted(self._rendezvous, self._secret, self._hello())
                 break
             except StrangerError as error:
                 raise InputError(visible(error, 300)) from None
@@ -253,7 +252,7 @@ class SiteLink:
                 self._ended.wait(_SECONDS_BETWEEN_TRIES)
         if "refused" in welcome:
             channel.close()
-            raise InputError(f"{where}: {visible(welcome['refused'], 500)}")
+            raise InputError(f"{_shown(self._rendezvous)}: {visible(welcome['refused'], 500)}")
         with contextlib.suppress(OSError):  # a connection that has ended keeps the earlier address
             self.address = channel.address
         self.site, self.num_sites = int(welcome["site"]), int(welcome["num_sites"])
@@ -264,23 +263,10 @@ class SiteLink:
         self.remember(was_here=True)
         return channel
 
-    def _welcomed(self, where: str) -> tuple[SignedChannel, Mapping[str, Any]]:
-        """A connection, and the answer to this process's hello."""
-        channel = connect_peer(self._rendezvous, self._secret, SERVICE, where, _SECONDS_TO_CONNECT)
+    def _hello(self) -> dict[str, Any]:
         with self._lock:
-            hello = {
-                "session": self.session,
-                "site": self.site,
-                "lane": self.lane,
-                "run": self.run,
-                "where": self.where,
-            } | self._remembered
-        try:
-            channel.send(**hello)
-            return channel, channel.receive(_SECONDS_TO_CONNECT)
-        except PeerError:
-            channel.close()
-            raise
+            names = ("session", "site", "lane", "run", "where")
+            return {name: getattr(self, name) for name in names} | self._remembered
 
     def _listen(self) -> None:
         while True:
@@ -337,6 +323,27 @@ class SiteLink:
         """Leave without a message."""
         self._ended.set()
         self._channel.close()
+
+
+def _whereabouts() -> str:
+    return f"{socket.gethostname()}, process {os.getpid()}"
+
+
+def _shown(address: PeerAddress) -> str:
+    return f"rendezvous {visible(address[0])}:{address[1]}"
+
+
+def _greeted(
+    address: PeerAddress, secret: bytes, hello: Mapping[str, Any]
+) -> tuple[SignedChannel, Mapping[str, Any]]:
+    """A connection to the rendezvous, and its answer to this process's hello."""
+    channel = connect_peer(address, secret, SERVICE, _shown(address), _SECONDS_TO_CONNECT)
+    try:
+        channel.send(**hello)
+        return channel, channel.receive(_SECONDS_TO_CONNECT)
+    except BaseException:
+        channel.close()
+        raise
 
 
 class LinkStore(Store):
@@ -453,19 +460,10 @@ def report_finished(run: str) -> str:
         InputError: a variable is wrong, or there is no secret.
     """
     place = MeetingPlace.from_environment()
-    where = f"rendezvous {visible(place.address[0])}:{place.address[1]}"
-    about = {
-        "run": " ".join(filter(None, [place.run, run])),
-        "site": place.site,
-        "where": f"{socket.gethostname()}, process {os.getpid()}",
-    }
+    name = " ".join(filter(None, [place.run, run]))
+    hello = {"finished": True, "run": name, "site": place.site, "where": _whereabouts()}
     try:
-        channel = connect_peer(place.address, shared_secret(), SERVICE, where, _SECONDS_TO_CONNECT)
-        try:
-            channel.send(finished=True, **about)
-            channel.receive(_SECONDS_TO_CONNECT)
-        finally:
-            channel.close()
+        _greeted(place.address, shared_secret(), hello)[0].close()
     except PeerError as error:
         return visible(error, 200)
     return ""

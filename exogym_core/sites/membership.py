@@ -50,7 +50,8 @@ class Membership:
         self.sites: dict[int, SiteInfo] = {}
         self.newest = START - 1
         self.began: float | None = None
-        self.finished_sites = FinishedSites()
+        self.finished_by: set[str] = set()  # sites that have finished the run
+        self.has_finished_folder = False  # no site continues the run, even alone
         self.pairs, self.downloads = SitePairs(self), Downloads(self)
         self.rounds = PendingRounds(self, wait_seconds)
         self._published: dict[int, float] = {}  # newest state -> when
@@ -141,21 +142,37 @@ class Membership:
         """Let a finished site leave when no other needs its state, after `seconds` at the latest."""
         self.sites[site].has_ended = True
         self._leaving[site] = (question, now + max(seconds, _SERVING_SECONDS))
-        self.finished_sites.by(f"site {site}")
+        self.finished_by.add(f"site {site}")
         self.say(f"site {site} has finished{progress_of(self.sites[site])}")
         self.update(now)
 
     def finished(self, name: str) -> None:
         """Record that a folder holds the finished run, which no site then continues."""
-        self.finished_sites.by(name, has_finished_folder=True)
+        self.finished_by.add(name)
+        self.has_finished_folder = True
         self.say(f"{name} has finished this run already: its folder has the model")
-        self.rounds.refuse(self.finished_sites.line)
+        self.rounds.refuse(self.refusal)
+
+    @property
+    def refusal(self) -> str:
+        """Refusal of a site that arrives after the end."""
+        names = sorted(self.finished_by)
+        have, whose = ("has", "its folder has") if len(names) == 1 else ("have", "their folders have")
+        return (
+            f"this run is over: {', '.join(names)} {have} finished it, {whose} the model; for another run name it, "
+            "NETGYM_RUN=..., or restart the rendezvous"
+        )
 
     def count_from(self, elapsed: float | None, now: float) -> None:
         """Set the run's begin back to so many seconds ago, where a site remembers an earlier one."""
         if elapsed is not None:
             began = now - float(elapsed)
             self.began = began if self.began is None else min(self.began, began)
+
+    def stand_still(self, seconds: float) -> None:
+        """Count time for which `now` stood still towards the run's seconds."""
+        if self.began is not None:
+            self.began -= seconds
 
     def elapsed(self, now: float) -> float | None:
         """Seconds since the run began; None before."""
@@ -192,16 +209,6 @@ class Membership:
         info.fetched_after = now - self._published.get(number, now)
         self.downloads.forget(site)
         self.update(now)
-
-    def was_away(self, seconds: float, now: float) -> None:
-        """Postpone all deadlines by the time for which this process stood still."""
-        for info in self.sites.values():
-            info.heard = min(info.heard + seconds, now)
-        self.rounds.was_away(seconds)
-        self.pairs.was_away(seconds)
-        self._leaving = {
-            site: (question, until + seconds) for site, (question, until) in self._leaving.items()
-        }
 
     def update(self, now: float) -> None:
         """Decide pending rounds and downloads; also called as time passes."""
@@ -296,39 +303,6 @@ class Downloads:
         waiting = {each.site for each in self._requests}
         if any(not info.is_gone(now) and info.site not in waiting for info in others):
             return False  # a site may publish it soon
-        answer = (
-            {"refused": self._members.finished_sites.line}
-            if self._members.finished_sites
-            else {"number": None}
-        )
-        self._members.send(request.site, {"id": request.question, **answer})
+        over = {"refused": self._members.refusal} if self._members.finished_by else {"number": None}
+        self._members.send(request.site, {"id": request.question, **over})
         return True
-
-
-class FinishedSites:
-    """Sites that have finished the run; true when there is one.
-
-    Attributes:
-        has_finished_folder: reported by a finished folder: no site continues, although its site is absent.
-    """
-
-    def __init__(self) -> None:
-        self._by: list[str] = []
-        self.has_finished_folder = False
-
-    def __bool__(self) -> bool:
-        return bool(self._by)
-
-    def by(self, name: str, has_finished_folder: bool = False) -> None:
-        """Add a finished site, reported by its process or its folder."""
-        self._by = sorted({*self._by, name})
-        self.has_finished_folder = self.has_finished_folder or has_finished_folder
-
-    @property
-    def line(self) -> str:
-        """Refusal of a site that arrives after the end."""
-        have, whose = ("has", "its folder has") if len(self._by) == 1 else ("have", "their folders have")
-        return (
-            f"this run is over: {', '.join(self._by)} {have} finished it, {whose} the model; for another run name it, "
-            "NETGYM_RUN=..., or restart the rendezvous"
-        )

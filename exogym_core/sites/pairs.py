@@ -127,11 +127,6 @@ class SitePairs:
         """The pairs of sites that do not reach each other."""
         return [list(pair) for pair in sorted(self._broken)]
 
-    def was_away(self, seconds: float) -> None:
-        """Postpone deadlines: this process stood still for so long."""
-        for test in self._tests.values():
-            test.until += seconds
-
     def update(self, now: float) -> None:
         """End tests, and test broken pairs again."""
         for test in list(self._tests.values()):

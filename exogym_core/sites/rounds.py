@@ -34,43 +34,41 @@ _FIRST_REPORT_SECONDS = (
 _MOST_BREAKS = 3  # broken attempts of the same members before one is left out
 
 
-@dataclass(eq=False)
-class RoundMeeting:
-    """The meeting before a round; `members` are those present in time, once it is settled."""
+@dataclass(eq=False, kw_only=True)
+class _Pending:
+    """A meeting or an attempt that sites wait for."""
 
-    number: int
+    number: int  # of the round
+    seconds: float  # for an average
     deadline: float
-    seconds: float
-    awaited: frozenset[int] | None
-    come: dict[int, tuple[int, float]] = field(default_factory=dict)  # site -> (question, weight)
-    late: dict[int, int] = field(default_factory=dict)  # site -> question
-    members: tuple[int, ...] = ()
-    sessions: dict[int, str] = field(default_factory=dict)  # the members' processes
-    weights: dict[int, float] = field(default_factory=dict)
     opened: float = 0.0
     reported_seconds: float = 0.0  # length of the wait at its last report
+    questions: dict[int, int] = field(default_factory=dict)  # of the waiting sites
+    members: tuple[int, ...] = ()
+    sessions: Mapping[int, str] = field(default_factory=dict)  # the members' processes, where known
+
+
+@dataclass(eq=False, kw_only=True)
+class RoundMeeting(_Pending):
+    """The meeting before a round; once settled, `members` are those present in time, and late sites wait."""
+
+    awaited: frozenset[int] | None
+    weights: dict[int, float] = field(default_factory=dict)
     is_settled: bool = False
 
 
-@dataclass(eq=False)
-class Attempt:
+@dataclass(eq=False, kw_only=True)
+class Attempt(_Pending):
     """An attempt at a round's work, pending until it is decided which members are `left`."""
 
-    number: int
     attempt: int
     group: str
-    members: tuple[int, ...]
-    sessions: Mapping[int, str]  # their processes, where known
-    seconds: float
-    deadline: float
     num_breaks: int = 0  # attempts of the same members before this one that broke
-    answers: dict[int, tuple[int, bool]] = field(default_factory=dict)  # site -> (question, has finished)
+    results: dict[int, bool] = field(default_factory=dict)  # site -> it has completed the work
     failed: float = math.inf  # instant at which the failure was noticed
     test: PairTest | None = None  # of its members' connections, once it has failed
     left: tuple[int, ...] | None = None
     next_group: str = ""
-    opened: float = 0.0
-    reported_seconds: float = 0.0
 
 
 class PendingRounds:
@@ -91,7 +89,7 @@ class PendingRounds:
         self.present: tuple[int, ...] = ()
         self._rounds: dict[int, RoundMeeting] = {}
         self._attempts: dict[tuple[int, int, str], Attempt] = {}  # by number, attempt and group
-        self._standing: tuple[tuple[tuple[int, str], ...], str] = ((), "")  # members' sessions, group
+        self._group = (dict[int, str](), "")  # sessions of the last connected members, and their group
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -107,26 +105,16 @@ class PendingRounds:
 
     def forget(self, site: int) -> None:
         """Drop the questions of an earlier process of this site."""
-        for each in self._rounds.values():
-            each.late.pop(site, None)
-            if not each.is_settled:
-                each.come.pop(site, None)
+        for meeting in self._rounds.values():
+            meeting.questions.pop(site, None)
 
     def refuse(self, line: str) -> None:
         """Refuse all sites that wait for a round."""
         for meeting in self._rounds.values():
-            waiting = {**{site: question for site, (question, _) in meeting.come.items()}, **meeting.late}
             if not meeting.is_settled:
-                for site, question in waiting.items():
+                for site, question in meeting.questions.items():
                     self._send(site, {"id": question, "refused": line})
-                meeting.come.clear()
-
-    def was_away(self, seconds: float) -> None:
-        """Postpone all deadlines: the rendezvous stood still for so long."""
-        for meeting in self._rounds.values():
-            meeting.deadline += seconds
-        for attempt in self._attempts.values():
-            attempt.deadline, attempt.failed = attempt.deadline + seconds, attempt.failed + seconds
+                meeting.questions.clear()
 
     # --- meetings --------------------------------------------------------------------------------------------
 
@@ -135,7 +123,7 @@ class PendingRounds:
         number = int(asked["number"])
         self._members.forget(site)
         if self._is_over(site, number, now):
-            self._send(site, {"id": question, "refused": self._members.finished_sites.line})
+            self._send(site, {"id": question, "refused": self._members.refusal})
             return
         if self._is_late(site, number, now):
             self._answer_late(site, question, self.present)
@@ -143,20 +131,19 @@ class PendingRounds:
         meeting = self._rounds.get(number)
         if meeting is None:
             self._rounds = {
-                each: meeting
-                for each, meeting in self._rounds.items()
-                if each >= number or meeting.late or (meeting.come and not meeting.is_settled)
+                each: meeting for each, meeting in self._rounds.items() if each >= number or meeting.questions
             }
-            awaited = None if asked["awaited"] is None else frozenset(asked["awaited"])
-            deadline = now + (self._wait_seconds if number == START else float(asked["seconds"]))
             meeting = self._rounds[number] = RoundMeeting(
-                number, deadline, float(asked["averaging_seconds"]), awaited, opened=now
+                number=number,
+                seconds=float(asked["averaging_seconds"]),
+                deadline=now + (self._wait_seconds if number == START else float(asked["seconds"])),
+                opened=now,
+                awaited=None if asked["awaited"] is None else frozenset(asked["awaited"]),
             )
-        if meeting.is_settled:
-            if not self._answered_again(site, question, meeting):
-                meeting.late[site] = question
-        else:
-            meeting.come[site] = (question, float(asked["weight"]))
+        if not meeting.is_settled:
+            meeting.weights[site] = float(asked["weight"])
+        if not (meeting.is_settled and self._answered_again(site, question, meeting)):
+            meeting.questions[site] = question
         self._members.update(now)
 
     def _answered_again(self, site: int, question: int, meeting: RoundMeeting) -> bool:
@@ -164,7 +151,7 @@ class PendingRounds:
         for attempt in self._attempts.values():
             is_open = attempt.number == meeting.number and attempt.left is None and attempt.test is None
             is_member = site in attempt.members and attempt.sessions.get(site) == self._sites[site].session
-            if is_open and is_member and site not in attempt.answers:
+            if is_open and is_member and site not in attempt.results:
                 self._answer_present(site, question, meeting, attempt)
                 return True
         return False
@@ -188,9 +175,9 @@ class PendingRounds:
 
     def _is_over(self, site: int, number: int, now: float) -> bool:
         """True if the run is finished for a site that would be alone."""
-        if not self._members.finished_sites or self._sites[site].goes_further:
+        if not self._members.finished_by or self._sites[site].goes_further:
             return False
-        return self._members.finished_sites.has_finished_folder or (
+        return self._members.has_finished_folder or (
             number == START and not self._somebody_has_state(site, now)
         )
 
@@ -204,25 +191,22 @@ class PendingRounds:
         if not meeting.is_settled and START < meeting.number < self._members.newest:
             # Completed by members that met before this rendezvous was restarted.
             meeting.is_settled, meeting.members = True, self.present
-            meeting.late = {site: question for site, (question, _) in meeting.come.items()}
-        if meeting.is_settled:
-            if meeting.late and self._members.newest > meeting.number:
-                for site, question in meeting.late.items():
+        late = meeting.questions
+        if meeting.is_settled and late:
+            if self._members.newest > meeting.number:
+                for site, question in late.items():
                     self._answer_late(site, question, meeting.members)
-                meeting.late.clear()
-            elif meeting.late and all(
-                member in meeting.late or self._is_lost(meeting, member, now) for member in meeting.members
-            ):
+                late.clear()
+            elif all(site in late or self._is_lost(meeting, site, now) for site in meeting.members):
                 # No member with its result is left: late sites meet again.
                 meeting.is_settled, meeting.members = False, ()
-                meeting.come = {site: (question, 1.0) for site, question in meeting.late.items()}
-                meeting.late, meeting.awaited = {}, frozenset()
-            if meeting.is_settled:
-                return
-        there = [site for site in meeting.come if not self._members.is_gone(site, now)]
+                meeting.weights, meeting.awaited = {}, frozenset()
+        if meeting.is_settled:
+            return
+        there = [site for site in meeting.questions if not self._members.is_gone(site, now)]
         awaited = self._awaited(meeting, now) if now < meeting.deadline else set[int]()
         awaited |= self._returning(meeting, now)
-        missing = (awaited & set(self._pairs.mesh({*awaited, *there}))) - set(meeting.come)
+        missing = (awaited & set(self._pairs.mesh({*awaited, *there}))) - set(meeting.questions)
         if there and not missing:
             self._settle(meeting, self._pairs.mesh(there), now)
         else:
@@ -254,7 +238,6 @@ class PendingRounds:
     def _settle(self, meeting: RoundMeeting, members: tuple[int, ...], now: float) -> None:
         meeting.is_settled, meeting.members = True, members
         meeting.sessions = {site: self._sites[site].session for site in members}
-        meeting.weights = {site: weight for site, (_, weight) in meeting.come.items()}
         if self._members.began is None:
             self._members.began = now
         missing = sorted(set(self._sites) - set(members))
@@ -262,8 +245,6 @@ class PendingRounds:
         what = "the run begins" if meeting.number == START else f"round {meeting.number + 1}"
         if meeting.number == START or members != self.present:
             self._say(f"{what}: {names_of(members)}{without}")
-        for site in set(meeting.come) - set(members):  # they do not reach all of the others
-            meeting.late[site] = meeting.come[site][0]
         if meeting.number == START and (away := self._awaited(meeting, now) - set(members)):
             self._say(
                 f"WARNING: the run begins WITHOUT {names_of(sorted(away))}, not there after "
@@ -271,8 +252,8 @@ class PendingRounds:
             )
         self._report_absences(meeting, members, now)
         attempt = self._begin(meeting.number, 0, members, meeting.seconds, now)
-        for site in members:
-            self._answer_present(site, meeting.come[site][0], meeting, attempt)
+        for site in members:  # the others do not reach all of these, and wait on
+            self._answer_present(site, meeting.questions.pop(site), meeting, attempt)
 
     def _report_absences(self, meeting: RoundMeeting, members: Sequence[int], now: float) -> None:
         """Report why a site that is present misses its second round in a row, and again from time to time."""
@@ -323,57 +304,66 @@ class PendingRounds:
     def _begin(
         self, number: int, attempt: int, members: tuple[int, ...], seconds: float, now: float
     ) -> Attempt:
-        sessions = tuple((site, self._sites[site].session) for site in members)
-        if sessions != self._standing[0]:
-            self._standing = (sessions, self._members.new_group())
-        made = Attempt(
-            number, attempt, self._standing[1], members, dict(sessions), seconds, now + seconds, opened=now
-        )
-        for key in [key for key, each in self._attempts.items() if each.number < number]:
+        sessions = {site: self._sites[site].session for site in members}
+        if sessions != self._group[0]:
+            self._group = (sessions, self._members.new_group())
+        for key in [key for key in self._attempts if key[0] < number]:
             del self._attempts[key]
-        self._attempts[number, attempt, made.group] = made
+        return self._add(number, attempt, self._group[1], members, seconds, now)
+
+    def _add(
+        self, number: int, attempt: int, group: str, members: tuple[int, ...], seconds: float, now: float
+    ) -> Attempt:
+        sessions = {site: self._sites[site].session for site in members if site in self._sites}
+        made = self._attempts[number, attempt, group] = Attempt(
+            number=number,
+            seconds=seconds,
+            deadline=now + seconds,
+            opened=now,
+            members=members,
+            sessions=sessions,
+            attempt=attempt,
+            group=group,
+        )
         return made
 
     def confirm(self, site: int, question: int, asked: Mapping[str, Any], now: float) -> None:
         """Record that a member finished or failed: `number`, `attempt`, `group`, `members`, `seconds`, `is_through`."""
         number, nth, group = key = (int(asked["number"]), int(asked["attempt"]), str(asked["group"]))
         attempt = self._attempts.get(key)
-        if attempt is None:
-            members = tuple(asked["members"])
-            # Begun before this rendezvous was restarted: rebuilt from its members' answers.
-            seconds = float(asked["seconds"])
-            sessions = {member: self._sites[member].session for member in members if member in self._sites}
-            attempt = Attempt(number, nth, group, members, sessions, seconds, now + seconds, opened=now)
-            self._attempts[key] = attempt
+        if attempt is None:  # begun before this rendezvous was restarted: rebuilt from its members' answers
+            attempt = self._add(number, nth, group, tuple(asked["members"]), float(asked["seconds"]), now)
             known = self._rounds.get(number)
             if known is None or not known.is_settled:
-                meeting = RoundMeeting(number, now, seconds, frozenset(), sessions=sessions)
-                meeting.is_settled, meeting.members = True, members
-                if (
-                    known is not None
-                ):  # sites that have come to this life before its members: it began without them
-                    meeting.late = {site: question for site, (question, _) in known.come.items()}
-                self._rounds[number] = meeting
-        attempt.answers[site] = (question, bool(asked["is_through"]))
+                self._rounds[number] = RoundMeeting(
+                    number=number,
+                    seconds=attempt.seconds,
+                    deadline=now,
+                    questions={} if known is None else known.questions,  # it began without these sites
+                    members=attempt.members,
+                    sessions=attempt.sessions,
+                    awaited=frozenset(),
+                    is_settled=True,
+                )
+        attempt.questions[site], attempt.results[site] = question, bool(asked["is_through"])
         self._members.update(now)
 
     def _update_attempt(self, attempt: Attempt, now: float) -> None:
         if attempt.left is None:
             if self._members.newest > attempt.number:
                 attempt.left = ()  # reported as completed before this rendezvous was restarted
-            elif all(attempt.answers.get(site, (0, False))[1] for site in attempt.members):
+            elif all(attempt.results.get(site) for site in attempt.members):
                 self._done(attempt, now)
             elif not self._has_failed(attempt, now):
-                self._report_wait(attempt, attempt.answers, set(attempt.members) - set(attempt.answers), now)
+                self._report_wait(attempt, attempt.results, set(attempt.members) - set(attempt.results), now)
                 return
             elif left := self._left(attempt, now):
                 self._go_on(attempt, left, now)
             else:
                 return
-        for site, (question, _) in list(attempt.answers.items()):
-            if question:
-                self._answer_left(site, question, attempt)
-                attempt.answers[site] = (0, attempt.answers[site][1])
+        for site, question in attempt.questions.items():
+            self._answer_left(site, question, attempt)
+        attempt.questions.clear()
 
     def _done(self, attempt: Attempt, now: float) -> None:
         """Close an attempt that all members have completed."""
@@ -391,11 +381,11 @@ class PendingRounds:
         there = [site for site in attempt.members if not self._is_lost(attempt, site, now)]
         has_failed = (
             len(there) < len(attempt.members)
-            or any(not is_through for _, is_through in attempt.answers.values())
+            or not all(attempt.results.values())
             or now >= attempt.deadline + _ANSWER_SECONDS
         )
         if has_failed:
-            attempt.failed, self._standing = now, ((), "")
+            attempt.failed, self._group = now, ({}, "")
             self._send_all(attempt.members, {"push": "dissolved", "group": attempt.group})
             attempt.test = self._pairs.test(
                 [site for site in there if site in self._sites], test_seconds(attempt.seconds), now
@@ -422,7 +412,7 @@ class PendingRounds:
         there -= unknown
         if any(not self._sites[site].is_connected for site in there):
             return ()  # it reconnects or is dropped within a second
-        answering = there & attempt.answers.keys()
+        answering = there & attempt.results.keys()
         if answering != there and now >= attempt.deadline:
             if now < attempt.deadline + _ANSWER_SECONDS:
                 return ()
@@ -492,15 +482,15 @@ class PendingRounds:
     def _open_waits(self, now: float) -> Iterator[dict[str, Any]]:
         """Waits of sites for others in rounds, and since when."""
         for meeting in self._rounds.values():
-            if not meeting.is_settled and meeting.come:
-                missing = (self._awaited(meeting, now) | self._returning(meeting, now)) - set(meeting.come)
-                yield _wait(meeting.number, meeting.come, missing, now - meeting.opened, "for a round's end")
+            if not meeting.is_settled and (arrived := meeting.questions):
+                missing = (self._awaited(meeting, now) | self._returning(meeting, now)) - set(arrived)
+                yield _wait(meeting, arrived, missing, now, "for a round's end")
         for attempt in self._attempts.values():
             if attempt.left is None:
-                missing = set(attempt.members) - set(attempt.answers)
-                yield _wait(attempt.number, attempt.answers, missing, now - attempt.opened, "in an average")
+                missing = set(attempt.members) - set(attempt.results)
+                yield _wait(attempt, attempt.results, missing, now, "in an average")
 
-    def _is_lost(self, pending: RoundMeeting | Attempt, site: int, now: float) -> bool:
+    def _is_lost(self, pending: _Pending, site: int, now: float) -> bool:
         """True if the member's process is gone, even if another process is that site now."""
         if site not in self._sites:
             return False
@@ -509,23 +499,23 @@ class PendingRounds:
 
     def _report_wait(
         self,
-        pending: RoundMeeting | Attempt,
-        come: Collection[int],
+        pending: _Pending,
+        arrived: Collection[int],
         missing: Collection[int],
         now: float,
         until: float = math.inf,
     ) -> None:
-        """Report a wait that lasts: sites that have `come` wait for those `missing`, `until` then."""
+        """Report a wait that lasts: sites that have `arrived` wait for those `missing`, `until` then."""
         seconds, is_begin = now - pending.opened, pending.number == START and until < math.inf
         again = pending.reported_seconds + _FIRST_REPORT_SECONDS if is_begin else 2 * pending.reported_seconds
-        if not come or not missing or seconds < max(_FIRST_REPORT_SECONDS, again):
+        if not arrived or not missing or seconds < max(_FIRST_REPORT_SECONDS, again):
             return
         pending.reported_seconds = seconds
         name = "the run's begin" if pending.number == START else f"round {pending.number + 1}"
-        verb = "waits" if len(come) == 1 else "wait"
+        verb = "waits" if len(arrived) == 1 else "wait"
         each = "; ".join(self._whereabouts(site, now) for site in sorted(missing))
         then = f"; it begins without in {until - now:.0f} s (netgym rendezvous --wait)" if is_begin else ""
-        self._say(f"{name}: {names_of(sorted(come))} {verb} since {seconds:.0f} s: {each}{then}")
+        self._say(f"{name}: {names_of(sorted(arrived))} {verb} since {seconds:.0f} s: {each}{then}")
 
     def _whereabouts(self, site: int, now: float) -> str:
         info = self._sites.get(site)
@@ -541,12 +531,12 @@ class PendingRounds:
 
 
 def _wait(
-    number: int, come: Collection[int], missing: Collection[int], seconds: float, where: str
+    pending: _Pending, arrived: Collection[int], missing: Collection[int], now: float, where: str
 ) -> dict[str, Any]:
     return {
-        "round": number + 1,
+        "round": pending.number + 1,
         "where": where,
-        "sites": sorted(come),
+        "sites": sorted(arrived),
         "for": sorted(missing),
-        "seconds": round(seconds, 1),
+        "seconds": round(now - pending.opened, 1),
     }

@@ -72,6 +72,7 @@ class RendezvousService:
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._runs: dict[str, RunSession] = {}
+        self._read, self._stood_still = time.monotonic(), 0.0
         allow_many_files()
         try:
             self._listener = SignedListener(address, secret, SERVICE, self._listen, self._refuse)
@@ -97,12 +98,22 @@ class RendezvousService:
     def status(self) -> list[dict[str, Any]]:
         """Status of each run: `run`, completed `rounds`, progress of `sites`, and waits."""
         with self._lock:
-            return [run.status(time.monotonic()) for run in self._runs.values()]
+            now = self._now()
+            return [run.status(now) for run in self._runs.values()]
 
     def serve(self) -> None:
         """Run until Ctrl-C or `close`."""
         with self:
             self._ended.wait()
+
+    def _now(self) -> float:
+        """Seconds of a clock that stops with this process, so that no deadline passes meanwhile; under the lock."""
+        before, self._read = self._read, time.monotonic()
+        if self._read > before + _SECONDS_OF_STANDING_STILL:
+            self._stood_still += self._read - before
+            for run in self._runs.values():
+                run.members.stand_still(self._read - before)
+        return self._read - self._stood_still
 
     def _refuse(self, error: StrangerError) -> None:
         self._say(f"refused a connection: {visible(error, 200)}")
@@ -122,13 +133,13 @@ class RendezvousService:
                     return
                 try:
                     run = self._run_named(str(hello["run"]), hello)
-                    client = run.welcome(channel, hello, time.monotonic())
+                    client = run.welcome(channel, hello, self._now())
                 except ValueError as error:
                     channel.send(refused=str(error))
             while run is not None and client is not None:
                 message = channel.receive()
                 with self._lock:
-                    run.take(client, message, time.monotonic())
+                    run.take(client, message, self._now())
         except PeerError:
             pass
         except (KeyError, TypeError, ValueError, AttributeError) as error:  # malformed message
@@ -137,7 +148,7 @@ class RendezvousService:
             channel.close()
             with self._lock:
                 if run is not None and client is not None:
-                    run.leave(client, channel, time.monotonic())
+                    run.leave(client, channel, self._now())
 
     def _run_named(self, name: str, hello: Mapping[str, Any] | None) -> RunSession:
         """The run of that name, a new one if there is none; `hello`: None of a process that does not join.
@@ -173,15 +184,11 @@ class RendezvousService:
         return run
 
     def _tick(self) -> None:
-        last = time.monotonic()
         while not self._ended.wait(_TICK_SECONDS):
-            before, last = last, time.monotonic()
-            now = last
             silent: list[SignedChannel] = []
             with self._lock:
+                now = self._now()
                 for run in self._runs.values():
-                    if now > before + _SECONDS_OF_STANDING_STILL:
-                        run.was_away(now - before, now)
                     silent += run.silent(now, self._silent_seconds)
                     run.members.update(now)
             for channel in silent:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
@@ -164,6 +165,25 @@ _STEPS_SENT_AGAIN = (
 )
 
 
+@dataclass(eq=False)
+class _Connection:
+    """A process's connection.
+
+    Attributes:
+        channel: to it.
+        session: names the process.
+        heard: instant of its last message.
+        past_step: of the checkpoint from which it goes on; 0: of none.
+        num_rows: sent to it; None: it does not watch.
+    """
+
+    channel: SignedChannel
+    session: str
+    heard: float
+    past_step: int = 0
+    num_rows: int | None = None
+
+
 class RunSession:
     """Connections and messages of a run's sites; its methods are called under one lock."""
 
@@ -175,18 +195,12 @@ class RunSession:
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         self.name, self.num_sites, self.own_name = name, num_sites, ""
-        self.connections: dict[tuple[int, int], SignedChannel] = {}  # of a site's lanes
-        self._heard: dict[tuple[int, int], float] = {}  # time of the last message of a connection
-        self._sessions: dict[tuple[int, int], str] = {}
-        self._watching: dict[tuple[int, int], int] = {}  # number of rows sent to each client that watches
+        self.connections: dict[tuple[int, int], _Connection] = {}  # of a site's lanes
         self._say_on = say
         self._facts: dict[int, Mapping[str, Any]] = {}  # what a site trains, by name
         self._facts_of_finished: Mapping[str, Any] = {}  # of a site that finished
-        self._past_steps: dict[str, int] = {}  # of sessions that go on from a checkpoint: the step of that
-        self._requested_since: dict[
-            str, int
-        ] = {}  # first step of rows that they have been asked to send again
-        self._queued_lines: dict[str, list[str]] = {}  # lines for a session, sent when it watches
+        self._requested_since: dict[str, int] = {}  # first step of rows that a session is to send again
+        self._queued_lines = defaultdict[str, list[str]](list)  # for a session, sent when it watches
         self.members = Membership(num_sites, secrets.token_hex(4), self._send_site, self._say, wait_seconds)
         self._store, self._rows = KeyValueStore(self._answer), RowLog()
 
@@ -194,7 +208,7 @@ class RunSession:
     def is_over(self) -> bool:
         """True if its sites have finished it."""
         sites = self.members.sites.values()
-        return self.members.finished_sites.has_finished_folder or (
+        return self.members.has_finished_folder or (
             any(info.has_ended for info in sites)
             and not any(info.is_connected and not info.has_ended for info in sites)
         )
@@ -209,7 +223,7 @@ class RunSession:
         is_known = any(info.session == session for info in self.members.sites.values())
         goes_further = bool(hello.get("resumed") and differences(known_facts(hello), self._facts_of_finished))
         if self.is_over and not is_known and not goes_further:
-            raise ValueError(self.members.finished_sites.line)
+            raise ValueError(self.members.refusal)
         hello = {**hello, "goes_further": goes_further}
         if lane == 0:
             site = self._arrived(site, session, hello, now)
@@ -219,11 +233,9 @@ class RunSession:
             self.members.sites[client[0]].lanes[lane] = hello.get("tests_at")
         earlier = self.connections.pop(client, None)
         if earlier is not None:
-            earlier.close()
-        self.connections[client], self._sessions[client], self._heard[client] = channel, session, now
+            earlier.channel.close()
+        self.connections[client] = _Connection(channel, session, now, int(hello.get("past_step") or 0))
         self.own_name = str(hello.get("own_name", ""))
-        if hello.get("past_step"):
-            self._past_steps[session] = int(hello["past_step"])
         about = {"name": self.members.name, "num_rows": self._rows.num_of(session)}
         channel.send(site=site, num_sites=self.num_sites, **about)
         return client
@@ -271,7 +283,7 @@ class RunSession:
 
     def queue_line(self, session: str, line: str) -> None:
         """Queue a line for a process that has just arrived."""
-        self._queued_lines.setdefault(session, []).append(line)
+        self._queued_lines[session].append(line)
 
     def _compare(self, site: int, session: str, hello: Mapping[str, Any]) -> None:
         """Report a site whose file has another length."""
@@ -290,37 +302,31 @@ class RunSession:
         number = self.members.arrive(site, session, hello, now)
         if number in before and self.members.sites[number] is not before[number]:
             for client in [client for client in self.connections if client[0] == number and client[1]]:
-                self.connections.pop(client).close()
-                del self._heard[client]
+                self.connections.pop(client).channel.close()
         return number
 
     def leave(self, client: tuple[int, int], channel: SignedChannel, now: float) -> None:
         """Drop a connection that has ended."""
-        if self.connections.get(client) is not channel:
+        connection = self.connections.get(client)
+        if connection is None or connection.channel is not channel:
             return
-        del self.connections[client], self._heard[client]
+        del self.connections[client]
         if client[1] and client[0] in self.members.sites:
             self.members.sites[client[0]].lanes.pop(client[1], None)
             self.members.hear(*client, False, now)
-        self._watching.pop(client, None)
         self._store.drop_client(client)
         if client[1] == 0:
-            self.members.depart(client[0], self._sessions[client], now)
-
-    def was_away(self, seconds: float, now: float) -> None:
-        """Shift all deadlines by the time for which this process stood still."""
-        self._heard = {client: min(heard + seconds, now) for client, heard in self._heard.items()}
-        self.members.was_away(seconds, now)
+            self.members.depart(client[0], connection.session, now)
 
     def silent(self, now: float, seconds: float) -> list[SignedChannel]:
         """Connections of sites that have sent nothing for `seconds`."""
         found = []
-        for (site, lane), heard in self._heard.items():
-            if lane and site in self.members.sites and now > heard + seconds:
+        for (site, lane), connection in self.connections.items():
+            if lane and site in self.members.sites and now > connection.heard + seconds:
                 self.members.hear(site, lane, True, now)
         for site, info in self.members.sites.items():
             if info.is_connected and now > info.heard + seconds:
-                found += [channel for client, channel in self.connections.items() if client[0] == site]
+                found += [each.channel for client, each in self.connections.items() if client[0] == site]
                 self._say(f"site {site} has been silent for {seconds:g} s: {info.where}")
         return found
 
@@ -329,7 +335,10 @@ class RunSession:
     def take(self, client: tuple[int, int], message: Mapping[str, Any], now: float) -> None:
         """Handle a message of a site."""
         what, (site, lane), members = message["say"], client, self.members
-        self._heard[client] = now
+        connection = self.connections.get(client)
+        if connection is None:  # of a process in whose place another has come
+            return
+        connection.heard = now
         if lane == 0:
             members.sites[site].heard = now
         elif lane in members.sites[site].silent_lanes:
@@ -340,12 +349,12 @@ class RunSession:
             members.sites[site].pulse = dict(message["pulse"])
             self._answer(client, int(message["id"]), {"pulses": self.pulses(now)})
         elif what == "rows":
-            self._rows.add(self._sessions[client], int(message["first"]), list(message["rows"]))
+            self._rows.add(connection.session, int(message["first"]), list(message["rows"]))
             self._send_rows()
         elif what == "watch":
-            self._watching[client] = 0
+            connection.num_rows = 0
             self._request_rows_again()
-            for line in self._queued_lines.pop(self._sessions[client], []):
+            for line in self._queued_lines.pop(connection.session, []):
                 self._send(client, {"push": "line", "line": line})
             self._send_rows()
         elif what == "clock":
@@ -401,28 +410,30 @@ class RunSession:
 
     def _request_rows_again(self) -> None:
         """Ask sites resumed from checkpoints to send rows again that others may have lost with all processes."""
-        there = [client for client in self._watching if self._sessions[client] in self._past_steps]
-        since = (
-            min((self._past_steps[self._sessions[client]] for client in there), default=0) - _STEPS_SENT_AGAIN
-        )
-        for client in there:
-            if len(there) > 1 and since < self._requested_since.get(self._sessions[client], math.inf):
-                self._requested_since[self._sessions[client]] = since
+        there = {client: each for client, each in self._watching.items() if each.past_step}
+        since = min((each.past_step for each in there.values()), default=0) - _STEPS_SENT_AGAIN
+        for client, each in there.items():
+            if len(there) > 1 and since < self._requested_since.get(each.session, math.inf):
+                self._requested_since[each.session] = since
                 self._send(client, {"push": "resend", "since": since})
 
     def _send_rows(self) -> None:
-        for client, start in list(self._watching.items()):
-            while start < len(self._rows):
+        for client, each in self._watching.items():
+            while (start := each.num_rows or 0) < len(self._rows):
                 rows = self._rows.rows(start, _ROWS_AT_ONCE)
-                start += len(rows)
-                self._watching[client] = start
+                each.num_rows = start + len(rows)
                 self._send(client, {"push": "rows", "rows": rows})
+
+    @property
+    def _watching(self) -> dict[tuple[int, int], _Connection]:
+        """Connections of processes that receive all rows and lines."""
+        return {client: each for client, each in self.connections.items() if each.num_rows is not None}
 
     # --- messages to sites -----------------------------------------------------------------------------------
 
     def announce(self, line: str) -> None:
         """Print a line at all sites."""
-        for client in list(self._watching):
+        for client in self._watching:
             self._send(client, {"push": "line", "line": line})
 
     def _say(self, line: str) -> None:
@@ -441,13 +452,12 @@ class RunSession:
             self._store.forget(str(message["group"]))
 
     def _send(self, client: tuple[int, int], message: Mapping[str, Any]) -> None:
-        channel = self.connections.get(client)
-        if channel is not None:
+        if client in self.connections:
             with contextlib.suppress(PeerError):
-                channel.send(**message)
+                self.connections[client].channel.send(**message)
 
     def close(self) -> None:
         """Close all connections."""
-        for channel in self.connections.values():
-            channel.close()
+        for connection in self.connections.values():
+            connection.channel.close()
         self._rows.close()

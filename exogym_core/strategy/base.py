@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from exogym_core.strategy.optimizers import (
     LRSchedulerLike,
@@ -34,7 +35,6 @@ from netsim.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
     from exogym_core.communicator.base import Communicator
@@ -216,9 +216,8 @@ class Strategy(Participants, Configured, Stateful):
 
     def step(self) -> None:
         """End a step: advance the schedule and the count. Overrides update the model, then call this."""
-        if (
-            self.scheduler is not None
-        ):  # it counts steps, also those that overflowed, which ranks may not share
+        # The schedule counts steps, also those that overflowed, which ranks may not share.
+        if self.scheduler is not None:
             with without_updates() if self._update_skipped else nullcontext():
                 self.scheduler.step()
             if self.rank == 0:
@@ -296,7 +295,12 @@ class Strategy(Participants, Configured, Stateful):
 
     def zero_grad(self) -> None:
         """Forget the last step's gradient."""
-        self.optim.zero_grad()
+        if getattr(self.optim.zero_grad, "__func__", None) is not Optimizer.zero_grad:
+            self.optim.zero_grad()
+            return
+        for group in self.optim.param_groups:  # torch's own reports to profiler and compiler: 15 us
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def close(self) -> None:
         """Release the model: remove hooks from it. Nothing else may be called afterwards."""

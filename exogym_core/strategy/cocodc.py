@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from exogym_core.strategy.chain import Composition
-from exogym_core.strategy.options import (
-    number,
-    option,
-    positive_int,
-    whole_number,
-)
+from exogym_core.strategy.options import name_in, number, option, positive_int, whole_number
 from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
 from exogym_core.strategy.parts.rounds import FragmentOptions, Fragments
 from exogym_core.strategy.parts.state import State
-from netsim.errors import InputError, unknown_name
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,9 +21,6 @@ if TYPE_CHECKING:
     from exogym_core.strategy.parts.outer import Round
 
 __all__ = ["CoCoDCCommunicator", "CoCoDCOptions", "CoCoDCStrategy"]
-
-
-_SCALES = ("relative", "fixed")
 
 
 @dataclass(frozen=True)
@@ -47,13 +39,7 @@ class CoCoDCOptions(FragmentOptions):
     tau: int = option(5, whole_number)
     transmissions: int = option(8, positive_int)
     compensation: float = option(0.5, number)
-    scale: str = option("relative")
-
-    def check(self, where: str) -> None:
-        """Refuse a scale that there is not."""
-        super().check(where)
-        if self.scale not in _SCALES:
-            raise unknown_name(f"scale of {where}", str(self.scale), _SCALES)
+    scale: str = option("relative", name_in("relative", "fixed"))
 
 
 class CoCoDCCommunicator(Fragments, name="CoCoDC"):

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import OptimSpec
-from exogym_core.strategy.options import Options, checked_options, number, option, positive_int
+from exogym_core.strategy.options import Options, checked_options, name_in, number, option, positive_int
 from exogym_core.strategy.parts.frequencies import FrequencyBlocks
 from exogym_core.strategy.parts.gradients import dense_gradient
 from exogym_core.strategy.parts.state import State
-from netsim.errors import InputError, unknown_name
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,14 +45,12 @@ class DeMoOptions(Options):
     compression_topk: int = option(32, positive_int)
     compression_chunk: int = option(64, positive_int)
     weight_decay: float = option(0.0, number)
-    codec: str = option("released")
+    codec: str = option("released", name_in(*WIRE))
 
     def check(self, where: str) -> None:
         """Refuse a momentum that never fades and indices that do not fit."""
         if self.compression_decay >= 1:
             raise InputError(f"{where}: compression_decay={self.compression_decay!r} must be below 1")
-        if self.codec not in WIRE:
-            raise unknown_name(f"codec of {where}", str(self.codec), WIRE)
         if self.compression_chunk**2 - 1 > torch.iinfo(WIRE[self.codec][0]).max:
             raise InputError(f"{where}: compression_chunk={self.compression_chunk} needs codec='released'")
 

@@ -11,14 +11,9 @@ from torch import nn
 from exogym_core.strategy.chain import Composition, Module, RoundModule
 from exogym_core.strategy.fedavg import AveragingCommunicator
 from exogym_core.strategy.optimizers import ensure_optim_spec
-from exogym_core.strategy.options import (
-    Options,
-    option,
-    positive_int,
-)
+from exogym_core.strategy.options import Options, name_in, option, positive_int
 from exogym_core.strategy.parts.average import Averaging, AveragingOptions
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
-from netsim.errors import unknown_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,14 +37,8 @@ class MomentOptions(Options):
         H: steps from average to average.
     """
 
-    moment: str = option("first")
+    moment: str = option("first", name_in(*MOMENTS))
     H: int = option(1, positive_int)
-
-    def check(self, where: str) -> None:
-        """Refuse a moment that does not exist."""
-        super().check(where)
-        if self.moment not in MOMENTS:
-            raise unknown_name(f"moment of {where}", str(self.moment), MOMENTS)
 
 
 class MomentCommunicator(RoundModule, name="Moments"):

@@ -39,7 +39,7 @@ class DiLoCoCommunicator(OuterRounds, name="DiLoCo"):
 
     def begin(self) -> Round:
         """Send the outer gradient, `theta - theta_i` (line 12), on its way to its mean over workers."""
-        return self.outer.begin(self.scope.site)
+        return self.outer.begin(self.scope.site, blocking=True)
 
 
 class DiLoCoStrategy(Composition, name="DiLoCo"):

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.strategy.chain import Composition
-from exogym_core.strategy.options import option
+from exogym_core.strategy.options import name_in, option
 from exogym_core.strategy.parts.flat import write_back
 from exogym_core.strategy.parts.gossip import Gossip, GossipOptions
-from netsim.errors import unknown_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
     from exogym_core.strategy.parts.flight import Flight
 
 __all__ = ["DPSGDCommunicator", "DPSGDOptions", "DPSGDStrategy"]
-
-#: When parameters are mixed.
-_ORDERS = ("before", "after")
 
 
 @dataclass(frozen=True)
@@ -31,13 +27,7 @@ class DPSGDOptions(GossipOptions):
         mix: "before" the update, while the gradient is computed (the paper's), or "after" it.
     """
 
-    mix: str = option("before")
-
-    def check(self, where: str) -> None:
-        """Check `mix`."""
-        super().check(where)
-        if self.mix not in _ORDERS:
-            raise unknown_name(f"mix of {where}", str(self.mix), _ORDERS)
+    mix: str = option("before", name_in("before", "after"))
 
 
 class DPSGDCommunicator(Gossip, name="DPSGD"):

@@ -275,9 +275,8 @@ def build_scheduler(
         resolved = resolve_scheduler(scheduler, options)
         assert callable(resolved)
         return resolved(optimizer, **options)
-    given = {
-        name: value for name, value in options.items() if value is not None
-    }  # `null` in a file: the default
+    # `null` in a file is the default.
+    given = {name: value for name, value in options.items() if value is not None}
     given["max_steps"] = min(given.get("max_steps") or max_steps, max_steps)
     return LambdaLR(optimizer, partial(cosine_factor, **given))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from exogym_core.successors import STRATEGY_ARGUMENTS, unknown_arguments
-from netsim.errors import InputError
+from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +23,7 @@ __all__ = [
     "flag",
     "fraction",
     "given_arguments",
+    "name_in",
     "number",
     "one_of",
     "option",
@@ -286,6 +287,17 @@ def one_of(*accepted: Any) -> Callable[[str, str, Any], Any]:
         if value not in accepted or isinstance(value, bool):
             listed = ", ".join(repr(each) for each in accepted)
             raise InputError(f"{where}: {name}={value!r} must be one of {listed}")
+        return value
+
+    return check
+
+
+def name_in(*accepted: str) -> Callable[[str, str, Any], Any]:
+    """A check that lets only the names `accepted` through; the error suggests the nearest one."""
+
+    def check(where: str, name: str, value: Any) -> Any:
+        if value not in accepted:
+            raise unknown_name(f"{name} of {where}", str(value), accepted)
         return value
 
     return check

@@ -10,14 +10,9 @@ import torch
 from exogym_core.strategy.chain import Composition
 from exogym_core.strategy.desloc import MOMENTS, MomentCommunicator
 from exogym_core.strategy.optimizers import OptimSpec
-from exogym_core.strategy.options import (
-    number,
-    option,
-    positive_int,
-)
+from exogym_core.strategy.options import name_in, number, option, positive_int
 from exogym_core.strategy.parts.average import AveragingOptions
 from exogym_core.strategy.parts.rounds import OuterRounds
-from netsim.errors import unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,8 +20,6 @@ if TYPE_CHECKING:
     from exogym_core.strategy.chain import Module
 
 __all__ = ["SlowMoCommunicator", "SlowMoOptions", "SlowMoStrategy"]
-
-_BUFFERS = ("maintain", "reset", "average")
 
 
 @dataclass(frozen=True)
@@ -43,13 +36,7 @@ class SlowMoOptions(AveragingOptions):
     H: int = option(48, positive_int)
     outer_lr: float = option(1.0, number)
     outer_momentum: float = option(0.5, number)
-    buffers: str = option("maintain")
-
-    def check(self, where: str) -> None:
-        """Check `buffers`."""
-        super().check(where)
-        if self.buffers not in _BUFFERS:
-            raise unknown_name(f"buffers of {where}", str(self.buffers), _BUFFERS)
+    buffers: str = option("maintain", name_in("maintain", "reset", "average"))
 
 
 class SlowMoCommunicator(OuterRounds, name="SlowMo"):
@@ -69,7 +56,7 @@ class SlowMoCommunicator(OuterRounds, name="SlowMo"):
     def end_round(self, number: int) -> None:
         """Lines 6 to 8: u <- beta u + (x_0 - mean x) / gamma, x_0 <- x_0 - alpha gamma u, gamma the local rate."""
         gamma = self.strategy.learning_rate
-        displacements = self.outer.begin(self.scope.site).wait()
+        displacements = self.outer.begin(self.scope.site, blocking=True).wait()
         self.outer.optim.param_groups[0]["lr"] = self.options.outer_lr * gamma
         self.outer.apply([d / gamma if gamma else torch.zeros_like(d) for d in displacements])
         self.outer.reset_parameters()

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from exogym_core.strategy.chain import Composition
-from exogym_core.strategy.options import number, option
+from exogym_core.strategy.options import option, share
 from exogym_core.strategy.parts.rounds import FragmentOptions, Fragments
-from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from exogym_core.strategy.parts.outer import Round
@@ -26,13 +25,7 @@ class StreamingOptions(FragmentOptions):
         alpha: weight of what a worker has trained meanwhile; also `fragment_update_alpha`.
     """
 
-    alpha: float = option(0.5, number)
-
-    def check(self, where: str) -> None:
-        """Refuse what is no share."""
-        super().check(where)
-        if self.alpha > 1:
-            raise InputError(f"{where}: alpha={self.alpha!r} must be a share, 0 to 1")
+    alpha: float = option(0.5, share)
 
 
 class StreamingDiLoCoCommunicator(Fragments, name="StreamingDiLoCo"):

@@ -26,7 +26,7 @@ import math
 import random
 import warnings
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from pydantic import Field, model_validator
@@ -36,7 +36,7 @@ from netsim import Document, Schema, validate_document
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = [
     "Point",
@@ -105,25 +105,12 @@ class Range(Schema):
         return self.low + step * int(fraction * (int((self.high - self.low) / step + 1e-9) + 1))
 
 
-class _Settings(Schema):
-    """The keys of `sweep:` that are no key paths."""
-
-    points: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
-    search: Literal["grid", "random", "optuna"] = "grid"
-    trials: Annotated[int, Field(ge=1, le=MOST_POINTS)] | None = None
-    minimise: str | None = None
-    search_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    at_once: Annotated[int, Field(ge=1, le=MOST_POINTS)] | None = None
-    seeds: Any = None
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """A checked sweep.
+class Sweep(Schema):
+    """A checked sweep: the keys of `sweep:` that are no key paths, and `axes`, those that are.
 
     Attributes:
         axes: key path -> values, or a range of numbers.
-        listed: points by hand; every combination of the axes is tried with each.
+        points: by hand; every combination of the axes is tried with each.
         search: `grid` (all points), `random` or `optuna`.
         trials: number of points that a search tries.
         minimise: field of the summary that a search minimises.
@@ -132,13 +119,13 @@ class Sweep:
         seeds: of every point, as `seeds` of an experiment; None: the experiment's.
     """
 
-    axes: Mapping[str, Sequence[Any] | Range]
-    listed: Sequence[Point] = field(default=({},))
-    search: str = "grid"
-    trials: int = 0
+    axes: dict[str, list[Any] | Range] = {}  # noqa: RUF012 (pydantic copies it)
+    points: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    search: Literal["grid", "random", "optuna"] = "grid"
+    trials: Annotated[int, Field(ge=1, le=MOST_POINTS)] | None = None
     minimise: str | None = None
-    search_seed: int = 0
-    at_once: int = 1
+    search_seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    at_once: Annotated[int, Field(ge=1, le=MOST_POINTS)] | None = None
     seeds: Any = None
 
     @classmethod
@@ -156,11 +143,10 @@ class Sweep:
         if not isinstance(data, dict) or not data:
             raise part.error((), "expected a mapping, such as {strategies.*.lr: [0.01, 0.03]}")
         own = {key: value for key, value in data.items() if key in _OWN_KEYS}
-        settings = validate_document(_Settings, replace(part, data=own))
+        settings = validate_document(cls, replace(part, data=own))
         axes = {key: _axis(part, key, value) for key, value in data.items() if key not in _OWN_KEYS}
-        options = settings.model_dump(exclude={"points"}, exclude_none=True)
-        sweep = cls(axes, settings.points or [{}], **options)
-        if settings.at_once is not None and sweep.search != "optuna":
+        sweep = settings.model_copy(update={"axes": axes})
+        if sweep.at_once is not None and sweep.search != "optuna":
             raise part.error(
                 ("at_once",), "is for search: optuna: the points of others depend on nothing; leave it out"
             )
@@ -193,9 +179,14 @@ class Sweep:
             raise part.error((), f"{self.num_points} points are too many: {MOST_POINTS} at most")
 
     @property
+    def listed(self) -> list[Point]:
+        """Points by hand; one without keys where there are none."""
+        return self.points or [{}]
+
+    @property
     def num_points(self) -> int:
         """Number of points; of a search, at most."""
-        if self.search != "grid":
+        if self.trials is not None:
             return self.trials
         lengths = [len(values) for values in self.axes.values() if not isinstance(values, Range)]
         return math.prod(lengths) * len(self.listed)
@@ -262,7 +253,7 @@ def tune_schema() -> dict[str, Any]:
     }
 
 
-def _axis(part: Document, key: str, value: Any) -> Sequence[Any] | Range:
+def _axis(part: Document, key: str, value: Any) -> list[Any] | Range:
     if isinstance(value, dict):
         return validate_document(Range, part.part((key,)))
     if not isinstance(value, list) or not value:
@@ -320,7 +311,7 @@ class _Listed:
 def _drawn(sweep: Sweep) -> Iterator[Point]:
     """Draw numbers evenly from their ranges and other values evenly from their lists, no point twice."""
     draw, seen = random.Random(sweep.search_seed), set()
-    for _ in range(sweep.trials):
+    for _ in range(sweep.num_points):
         for _ in range(_REDRAWS):
             point: Point = {
                 key: values.at(draw.random()) if isinstance(values, Range) else draw.choice(values)
@@ -345,7 +336,7 @@ class _Optuna:
         except ImportError:
             raise InputError("search optuna: Optuna is not installed: pip install 'netgym[ray]'") from None
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._optuna, self._sweep, self._left = optuna, sweep, sweep.trials
+        self._optuna, self._sweep, self._left = optuna, sweep, sweep.num_points
         self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=sweep.search_seed))
         self._space = {key: self._distribution(values) for key, values in sweep.axes.items()}
         if len(sweep.listed) > 1:

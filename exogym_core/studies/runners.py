@@ -11,14 +11,14 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from exogym_core.cli.experiment import Experiment
 from exogym_core.config import yaml_text
 from exogym_core.names import visible
 from exogym_core.results.disk import RecordError
 from exogym_core.results.reading import find_runs, tidy_rows, write_tables
-from exogym_core.results.report.study import study_report
+from exogym_core.results.report.study import StudyReport
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.studies.sweep import (
     LocalRunner,
@@ -35,8 +35,6 @@ from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-    from types import TracebackType
 
     from exogym_core.studies.study import Study
     from exogym_core.studies.sweep import Found, PointRun, PointRunner, Probe
@@ -48,9 +46,8 @@ _MOST_CODE_BYTES = 10_000_000
 _NOT_SENT = ("experiment.yaml", "environment.json", "log.txt")
 
 
-def runner_at(
-    where: str | None, measured: Probe | None, jobs: int | None = None
-) -> AbstractContextManager[PointRunner]:
+@contextlib.contextmanager
+def runner_at(where: str | None, measured: Probe | None, jobs: int | None = None) -> Iterator[PointRunner]:
     """The runner for a place that a user names: `ray`, a cluster's address, or None (this machine).
 
     Args:
@@ -59,10 +56,11 @@ def runner_at(
         jobs: points at once on this machine; None: as many as cores and memory allow.
 
     Raises:
-        InputError: no such place, or `jobs` on a cluster; on entering, there is no such cluster.
+        InputError: no such place or cluster, or `jobs` on a cluster.
     """
     if where is None:
-        return contextlib.nullcontext(LocalRunner(jobs, measured))
+        yield LocalRunner(jobs, measured)
+        return
     if jobs is not None:
         raise InputError(
             f"--jobs {jobs}: is for this machine, and --on {visible(where)} is not: leave one out"
@@ -71,7 +69,8 @@ def runner_at(
         raise InputError(
             f"--on {visible(where)}: write --on ray, or the address of a Ray cluster such as 10.0.0.1:6379"
         )
-    return RayRunner(RayCluster(None if where == "ray" else where), measured)
+    with RayCluster(None if where == "ray" else where) as pool:
+        yield RayRunner(pool, measured)
 
 
 def finish_sweep(
@@ -100,30 +99,20 @@ def finish_sweep(
     if any(entry.get("strategies") for entry in study.entries):
         path = study.folder.path
         write_tables(study.folder, tidy_rows(find_runs([path])))
-        study.folder.write_text("report.html", study_report([path]).html())
+        study.folder.write_text("report.html", StudyReport([path]).html())
     return failed
 
 
 class RayRunner:
-    """Runs points on the nodes of a cluster: context manager, connected while entered.
+    """Runs points on the nodes of a cluster.
 
     Args:
-        pool: the cluster.
+        pool: the cluster, connected.
         measured: the probe of a point, whose memory each job asks for; None: not measured.
     """
 
     def __init__(self, pool: RayCluster, measured: Probe | None) -> None:
-        self._pool = pool
-        self._measured = measured
-
-    def __enter__(self) -> Self:
-        self._pool.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.__exit__(kind, error, trace)
+        self._pool, self._measured = pool, measured
 
     def run(self, points: Sequence[PointRun]) -> Iterator[tuple[int, Found]]:
         """Run points, as many at once as the cluster has room for."""
@@ -264,7 +253,8 @@ def _train(job: _Job) -> _Parcel:
             experiment = Experiment.from_document(document, source, "experiment", source)
             asked.update(experiment.to_mapping())
             folder.write_text("experiment.yaml", experiment.to_yaml())
-            return train_in(folder, experiment, _NoProgress())
+            unheard = SweepProgress(lambda line: None, 1).point(0, {})  # rows are in the folder
+            return train_in(folder, experiment, unheard)
 
         found = found_by(run, folder)
         folder.release()
@@ -285,17 +275,3 @@ def _plain(path: Path) -> dict[str, Any]:
     data = load_document(path).data
     assert isinstance(data, dict)
     return data
-
-
-class _NoProgress:
-    """A `Listener` that ignores everything: a job's rows are in its folder."""
-
-    def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> _NoProgress:
-        """Ignore the start of a strategy."""
-        return self
-
-    def event(self, row: Mapping[str, Any]) -> None:
-        """Ignore a row of metrics."""
-
-    def end(self, words: str) -> None:
-        """Ignore the end of the strategy."""

@@ -127,9 +127,9 @@ def run_sweep(study: Study, progress: SweepProgress, runner: PointRunner) -> int
     that finished are kept.
     """
     source = source_of(study.sweep)
-    learns = study.sweep.search == "optuna"
+    at_once = (study.sweep.at_once or 1) if study.sweep.search == "optuna" else None
     numbered = enumerate(iter(source.ask, None))
-    while batch := list(islice(numbered, study.sweep.at_once if learns else None)):
+    while batch := list(islice(numbered, at_once)):
         values: dict[int, float | None] = {}
         left = []
         for number, point in batch:
@@ -474,7 +474,7 @@ def estimated(study: Study) -> tuple[str, Probe | None, Estimate | None]:
     measured = found = None
     try:
         measured = probe(experiments[0])
-        all_points = experiments if is_grid else experiments[:1] * study.sweep.trials
+        all_points = experiments if is_grid else experiments[:1] * study.sweep.num_points
         found = estimate(measured, all_points, experiments[0])
         text = str(found)
     except Exception as error:  # the sweep will mark the point, and may do the others

@@ -218,40 +218,34 @@ def _seeds(part: Document, settings: TuneSettings, experiment: Experiment) -> li
     return list(given)
 
 
-def _figures(entry: Mapping[str, Any]) -> tuple[float | None, float | None]:
+def _figures(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Final loss, and seconds to the target where it was held, of a point."""
     (strategy,) = entry["strategies"]
     seconds = strategy.get("virtual_seconds_to_target") if strategy.get("target") == "held" else None
-    return strategy.get("final_loss"), seconds
+    return {"final_loss": strategy.get("final_loss"), "virtual_seconds_to_target": seconds}
 
 
-def _rank(entry: Mapping[str, Any]) -> tuple[float, float]:
-    """Sort key: the best point first."""
-    loss, seconds = _figures(entry)
-    return math.inf if seconds is None else seconds, math.inf if loss is None else loss
+def _rank(entry: Mapping[str, Any]) -> list[float]:
+    """Sort key, the best point first: seconds, then loss."""
+    return [math.inf if figure is None else figure for figure in reversed(_figures(entry).values())]
 
 
 def _choose(label: str, study: Study) -> Chosen:
     """The best point of a finished search."""
     tried = [entry for entry in study.entries if entry.get("strategies") and not entry.get("failed")]
     failed = sum(bool(entry.get("failed")) for entry in study.entries)
+    chosen = Chosen(label, {}, num_points=len(study.entries), num_failed=failed)
     if not tried:
-        return Chosen(label, {}, num_points=len(study.entries), num_failed=failed)
+        return chosen
     best = min(tried, key=_rank)
-    loss, seconds = _figures(best)
-    return Chosen(
-        label,
-        _short(best["point"]),
-        loss,
-        seconds,
-        [line for key in best["point"] if (line := _edge(key, best["point"][key], study))],
-        [
-            {"point": _short(each["point"])}
-            | dict(zip(("final_loss", "virtual_seconds_to_target"), _figures(each), strict=True))
-            for each in _neighbours(best, tried, study)
+    return replace(
+        chosen,
+        point=_short(best["point"]),
+        edges=[line for key in best["point"] if (line := _edge(key, best["point"][key], study))],
+        neighbours=[
+            {"point": _short(each["point"]), **_figures(each)} for each in _neighbours(best, tried, study)
         ],
-        len(study.entries),
-        failed,
+        **_figures(best),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +31,7 @@ from exogym_core.torch_backend.tensors import (
 from netsim.errors import BrokenCallError, InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["NetsimGroup", "NetsimWork", "monitored_barrier"]
 
 
-_COMES, _GOES = 1 << 30, (1 << 30) + 1  # tags; a program's own are small
+_ARRIVAL, _RELEASE = 1 << 30, (1 << 30) + 1  # tags; a program's own are small
 
 
 def monitored_barrier(comm: SimulatedCommunicator, seconds: float, wait_all_ranks: bool) -> None:
@@ -57,11 +58,11 @@ def monitored_barrier(comm: SimulatedCommunicator, seconds: float, wait_all_rank
         RuntimeError: on rank 0 with the missing ranks; on the others, that ranks are missing.
     """
     if comm.rank == 0:
-        _hear(comm, seconds, wait_all_ranks)
+        _collect_arrivals(comm, seconds, wait_all_ranks)
         return
     try:
-        comm.isend(torch.zeros(8, dtype=torch.uint8), 0, _COMES).wait(seconds)
-        comm.irecv(torch.zeros(8, dtype=torch.uint8), 0, _GOES).wait(seconds)
+        comm.isend(torch.zeros(8, dtype=torch.uint8), 0, _ARRIVAL).wait(seconds)
+        comm.irecv(torch.zeros(8, dtype=torch.uint8), 0, _RELEASE).wait(seconds)
     except BrokenCallError as error:
         raise RuntimeError(
             f"Rank {comm.rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
@@ -69,13 +70,13 @@ def monitored_barrier(comm: SimulatedCommunicator, seconds: float, wait_all_rank
         ) from None
 
 
-def _hear(comm: SimulatedCommunicator, seconds: float, wait_all_ranks: bool) -> None:
+def _collect_arrivals(comm: SimulatedCommunicator, seconds: float, wait_all_ranks: bool) -> None:
     if seconds <= 0:
         raise RuntimeError(f"Rank 0 timed out in monitoredBarrier after {seconds * 1e3:.10g} ms.")
     others = range(1, comm.world_size)
-    coming: list[Any] = [comm.irecv(torch.zeros(8, dtype=torch.uint8), rank, _COMES) for rank in others]
+    arrivals: list[Any] = [comm.irecv(torch.zeros(8, dtype=torch.uint8), rank, _ARRIVAL) for rank in others]
     end, missing = comm.now() + seconds, list[int]()
-    for rank, handle in zip(others, coming, strict=True):
+    for rank, handle in zip(others, arrivals, strict=True):
         try:
             handle.wait(max(end - comm.now(), 0.0))
         except BrokenCallError:
@@ -84,7 +85,7 @@ def _hear(comm: SimulatedCommunicator, seconds: float, wait_all_ranks: bool) -> 
         shown = missing if wait_all_ranks else missing[:1]
         names = f"Rank{'s' if len(shown) > 1 else ''} {', '.join(map(str, shown))}"
         raise RuntimeError(f"{names} failed to pass monitoredBarrier in {seconds * 1e3:.10g} ms")
-    for handle in [comm.isend(torch.zeros(8, dtype=torch.uint8), rank, _GOES) for rank in others]:
+    for handle in [comm.isend(torch.zeros(8, dtype=torch.uint8), rank, _RELEASE) for rank in others]:
         handle.wait()
 
 
@@ -121,9 +122,6 @@ class NetsimGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802 (c10d's, whose C++ looks for gloo itself under gloo's name)
         return "netsim"
 
-    def name(self) -> str:
-        return "netsim"
-
     @property
     def group_name(self) -> str:
         return self._given_name
@@ -131,20 +129,9 @@ class NetsimGroup(dist.ProcessGroup):
     def _set_group_name(self, name: str) -> None:
         self._given_name = name
 
-    def _set_group_desc(self, desc: str) -> None:
-        self._desc = desc
-
-    @property
-    def group_desc(self) -> str:
-        return getattr(self, "_desc", "")
-
     @property
     def supports_splitting(self) -> bool:
         return False
-
-    @property
-    def bound_device_id(self) -> torch.device | None:
-        return None
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -161,12 +148,6 @@ class NetsimGroup(dist.ProcessGroup):
 
     def _wait_for_pending_works(self) -> None:
         self._session.settle()
-
-    def shutdown(self) -> None:
-        pass
-
-    def abort(self) -> None:
-        pass
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         self._comm.call_seconds = timeout.total_seconds()
@@ -187,7 +168,7 @@ class NetsimGroup(dist.ProcessGroup):
     def _end_coalescing(self, device: torch.device) -> NetsimWork:
         works, self._coalesced = self._coalesced or [], None
         self._comm.flush()  # calls posted as if waited for at once
-        return _together(self._session, works)
+        return self._together(works)
 
     # --- collectives ---------------------------------------------------------------------------------------
 
@@ -199,10 +180,10 @@ class NetsimGroup(dist.ProcessGroup):
     def _sparse_all_reduce(self, tensor: Tensor, op: Any) -> NetsimWork:
         if op != dist.ReduceOp.SUM:
             raise InputError(f"all_reduce of a sparse tensor: {op} has no meaning; use SUM")
-        with self._session.call(), torch.no_grad():
+        with self._session, torch.no_grad():
             self._session.at("sparse_all_reduce")
             tensor.copy_(add_up_sparse(self._comm, tensor))
-        return self._work("sparse_all_reduce", [], [tensor], shown_tensors=[])
+        return self._work("sparse_all_reduce", [], [tensor], shown=[])
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> NetsimWork:
         flat = {  # of each dtype
@@ -216,8 +197,8 @@ class NetsimGroup(dist.ProcessGroup):
                 for tensor, part in zip(alike, line.split([each.numel() for each in alike]), strict=True):
                     tensor.detach().copy_(part.view_as(tensor))
 
-        work = self._reduced("all_reduce", list(flat.values()), opts, shown_tensors=tensors)
-        return self._then(work, "allreduce_coalesced", finish, tensors)
+        work = self._reduced("all_reduce", list(flat.values()), opts, shown=tensors)
+        return NetsimWork(self._session, "allreduce_coalesced", [work], finish, tensors)
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> NetsimWork:
         return self._reduced("reduce", tensors, opts, root=int(opts.rootRank))
@@ -228,78 +209,66 @@ class NetsimGroup(dist.ProcessGroup):
         tensors: Sequence[Tensor],
         opts: Any,
         root: int = 0,
-        shown_tensors: Sequence[Tensor] | None = None,
+        shown: Sequence[Tensor] | None = None,
     ) -> NetsimWork:
-        op, handles = op_of(opts), []
-        with self._session.call():
-            for tensor in tensors:
-                plain, op_name, back = reducible(tensor, op)
-                into = write(tensor, back)
-                handles.append(self._post(name, [plain], into, opts, reduce_op=op_name, root=root))
-        return self._work(name, handles, tensors, shown_tensors=shown_tensors)
+        made = ((tensor, *reducible(tensor, op_of(opts))) for tensor in tensors)
+        calls = (
+            (CollectiveCall(name, [plain], op, root), write(tensor, back)) for tensor, plain, op, back in made
+        )
+        return self._posted(name, calls, opts, tensors, shown=shown)
 
     def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> NetsimWork:
         root = int(opts.rootRank)
-        is_root = self._comm.rank == root
-        with self._session.call():
-            handles = [
-                self._post("broadcast", [plain_form(t)], nothing if is_root else write(t), opts, root=root)
-                for t in tensors
-            ]
-        return self._work("broadcast", handles, tensors)
+        calls = (
+            (
+                CollectiveCall("broadcast", [plain_form(tensor)], root=root),
+                nothing if self._comm.rank == root else write(tensor),
+            )
+            for tensor in tensors
+        )
+        return self._posted("broadcast", calls, opts, tensors)
 
     def allgather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> NetsimWork:
-        with self._session.call():
-            handles = [
-                self._post("all_gather", [plain_form(t)], write_all(into), opts)
-                for t, into in zip(inputs, outputs, strict=True)
-            ]
-        return self._work("all_gather", handles, [t for into in outputs for t in into], shown_tensors=inputs)
+        calls = (
+            (CollectiveCall("all_gather", [plain_form(tensor)]), write_all(into))
+            for tensor, into in zip(inputs, outputs, strict=True)
+        )
+        return self._posted("all_gather", calls, opts, [*chain(*outputs)], shown=inputs)
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> NetsimWork:
-        # outputs[rank][i] is rank's i-th tensor.
-        return self.allgather(
-            [[outputs[r][i] for r in range(len(outputs))] for i in range(len(inputs))], inputs, opts
-        )
+        return self.allgather(list(zip(*outputs, strict=True)), inputs, opts)  # a row of outputs is a rank's
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> NetsimWork:
-        with self._session.call():
-            handle = self._post("all_gather", [plain_form(tensor)], fill(output), opts)
-        return self._work("_all_gather_base", [handle], [output])
+        call = CollectiveCall("all_gather", [plain_form(tensor)])
+        return self._posted("_all_gather_base", [(call, fill(output))], opts, [output])
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> NetsimWork:
-        works = [self.all_gather_single(o, i) for o, i in zip(outputs, inputs, strict=True)]
-        return _together(self._session, works)
+        return self._together(map(self.all_gather_single, outputs, inputs))
 
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> NetsimWork:
         root = int(opts.rootRank)
         into = write_all(outputs[0]) if self._comm.rank == root else nothing
-        with self._session.call():
-            handle = self._post("gather", [plain_form(inputs[0])], into, opts, root=root)
-        return self._work("gather", [handle], [t for into in outputs for t in into], shown_tensors=inputs)
+        call = CollectiveCall("gather", [plain_form(inputs[0])], root=root)
+        return self._posted("gather", [(call, into)], opts, [*chain(*outputs)], shown=inputs)
 
     def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> NetsimWork:
-        root, output = int(opts.rootRank), outputs[0]
+        root = int(opts.rootRank)
         parts = [plain_form(part) for part in inputs[0]] if self._comm.rank == root else []
-        like = [plain_form(output)]
-        with self._session.call():
-            handle = self._post("scatter", parts, write(output), opts, root=root, like=like)
-        return self._work("scatter", [handle], outputs)
+        call = CollectiveCall("scatter", parts, root=root, like=[plain_form(outputs[0])])
+        return self._posted("scatter", [(call, write(outputs[0]))], opts, outputs)
 
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
     ) -> NetsimWork:
-        works = [
-            self._reduce_scattered(output, list(parts), opts)
-            for output, parts in zip(outputs, inputs, strict=True)
-        ]
-        return _together(self._session, works)
+        return self._together(
+            self._reduce_scattered(output, parts, opts) for output, parts in zip(outputs, inputs, strict=True)
+        )
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> NetsimWork:
         if tensor.numel() != output.numel() * self.size():
@@ -307,32 +276,24 @@ class NetsimGroup(dist.ProcessGroup):
                 f"reduce_scatter: the input has {tensor.numel()} elements; give world size {self.size()} times "
                 f"the output's {output.numel()}"
             )
-        flat = tensor.detach().reshape(self.size(), -1)
-        return self._reduce_scattered(output, list(flat), opts)
+        return self._reduce_scattered(output, list(tensor.detach().reshape(self.size(), -1)), opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> NetsimWork:
-        works = [self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)]
-        return _together(self._session, works)
+        return self._together(
+            self.reduce_scatter_single(output, tensor, opts)
+            for output, tensor in zip(outputs, inputs, strict=True)
+        )
 
-    def _reduce_scattered(self, output: Tensor, parts: list[Tensor], opts: Any) -> NetsimWork:
-        made = [reducible(part, op_of(opts)) for part in parts]
-        plain, op_name, back = [m[0] for m in made], made[0][1], made[0][2]
-        with self._session.call():
-            handle = self._post("reduce_scatter", plain, write(output, back), opts, reduce_op=op_name)
-        return self._work("reduce_scatter", [handle], [output])
+    def _reduce_scattered(self, output: Tensor, parts: Sequence[Tensor], opts: Any) -> NetsimWork:
+        plain, ops, backs = zip(*(reducible(part, op_of(opts)) for part in parts), strict=True)
+        call = CollectiveCall("reduce_scatter", plain, ops[0])
+        return self._posted("reduce_scatter", [(call, write(output, backs[0]))], opts, [output])
 
-    def alltoall(
-        self,
-        outputs: Sequence[Tensor],
-        inputs: Sequence[Tensor],
-        opts: Any = None,
-        shown_tensors: Sequence[Tensor] | None = None,
-    ) -> NetsimWork:
-        with self._session.call():
-            handle = self._post("all_to_all", [plain_form(t) for t in inputs], write_all(outputs), opts)
-        return self._work("all_to_all", [handle], outputs, shown_tensors=shown_tensors)
+    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> NetsimWork:
+        call = CollectiveCall("all_to_all", [plain_form(tensor) for tensor in inputs])
+        return self._posted("all_to_all", [(call, write_all(outputs))], opts, outputs)
 
     def all_to_all_single(
         self,
@@ -344,21 +305,19 @@ class NetsimGroup(dist.ProcessGroup):
     ) -> NetsimWork:
         given = tensor.detach().split(list(input_split_sizes or even_splits(tensor, self.size(), "input")))
         into = output.detach().split(list(output_split_sizes or even_splits(output, self.size(), "output")))
-        work = self.alltoall(into, given, opts, shown_tensors=[tensor])
-        return self._then(work, "all_to_all", lambda: None, [output])
+        call = CollectiveCall("all_to_all", [plain_form(part) for part in given])
+        return self._posted("all_to_all", [(call, write_all(into))], opts, [output], shown=[tensor])
 
     def barrier(self, opts: Any = None) -> NetsimWork:
-        with self._session.call():
-            handle = self._post("barrier", [], nothing, opts)
-        work = self._work("barrier", [handle], [])
+        work = self._posted("barrier", [(CollectiveCall("barrier", []), nothing)], opts, [])
         work.give(getattr(opts, "timeout", None))
         return work
 
     def monitored_barrier(
         self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """gloo's barrier that names missing ranks: rank 0 hears from each of the others, then releases them."""
-        with self._session.call():
+        """gloo's barrier that names missing ranks: rank 0 receives from each of the others, then releases them."""
+        with self._session:
             self._session.at("monitored_barrier")
             monitored_barrier(
                 self._comm, DEFAULT_SECONDS if timeout is None else timeout.total_seconds(), wait_all_ranks
@@ -374,19 +333,19 @@ class NetsimGroup(dist.ProcessGroup):
     # --- messages ------------------------------------------------------------------------------------------
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0) -> NetsimWork:
-        with self._session.call():
+        with self._session:
             self._session.at("send")
             handle = self._comm.isend(_line(plain_form(tensors[0])), dst, tag)
         return self._work("send", [handle], tensors)
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int = 0) -> NetsimWork:
-        with self._session.call():
+        with self._session:
             self._session.at("recv")
             handle = self._comm.irecv(_line(tensors[0].detach()), src, tag)
         return self._work("recv", [handle], tensors, source=src)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> NetsimWork:
-        with self._session.call():
+        with self._session:
             self._session.at("recv")
             source = self._comm.recv(_line(tensors[0].detach()), None, tag)
         return self._work("recvAnySource", [], tensors, source=source)
@@ -410,22 +369,22 @@ class NetsimGroup(dist.ProcessGroup):
 
     # --- how every call goes -------------------------------------------------------------------------------
 
-    def _post(
+    def _posted(
         self,
         name: str,
-        tensors: Sequence[Tensor],
-        deliver: Deliver,
+        calls: Iterable[tuple[CollectiveCall, Deliver]],
         opts: Any,
-        *,
-        reduce_op: str = "",
-        root: int = 0,
-        like: Sequence[Tensor] | None = None,
-    ) -> Any:
-        # Without async_op c10d waits for what it gets at once; torch before 2.9 does not say so.
-        waits = self._coalesced is not None or not getattr(opts, "asyncOp", True)
-        self._session.at(name)
-        call = CollectiveCall(name, tensors, reduce_op, root, like)
-        return self._comm._collective(call, deliver, True, waits=waits)
+        outputs: Sequence[Tensor],
+        shown: Sequence[Tensor] | None = None,
+    ) -> NetsimWork:
+        """Post calls, each with the delivery of its values, as one that c10d calls `name`."""
+        # Without async_op c10d waits for what it gets at once.
+        waits, handles = self._coalesced is not None or not getattr(opts, "asyncOp", True), []
+        with self._session:
+            for call, deliver in calls:
+                self._session.at(call.name)
+                handles.append(self._comm._collective(call, deliver, True, waits=waits))
+        return self._work(name, handles, outputs, shown=shown)
 
     def _work(
         self,
@@ -434,26 +393,20 @@ class NetsimGroup(dist.ProcessGroup):
         outputs: Sequence[Tensor],
         *,
         source: int = -1,
-        shown_tensors: Sequence[Tensor] | None = None,
+        shown: Sequence[Tensor] | None = None,
     ) -> NetsimWork:
-        shown = outputs if shown_tensors is None else shown_tensors
-        self._profile.show(self.shown_name, op, shown)
+        self._profile.show(self.shown_name, op, outputs if shown is None else shown)
         work = NetsimWork(self._session, op, handles, outputs=outputs, source=source)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
 
-    def _then(
-        self, work: NetsimWork, op: str, finish: Callable[[], None], outputs: Sequence[Tensor]
-    ) -> NetsimWork:
-        return NetsimWork(self._session, op, [work], finish, outputs)
-
-
-def _together(session: RankSession, works: Sequence[NetsimWork]) -> NetsimWork:
-    if len(works) == 1:
-        return works[0]
-    outputs = [tensor for work in works for tensor in work.outputs]
-    return NetsimWork(session, "coalesced", works, outputs=outputs)
+    def _together(self, works: Iterable[NetsimWork]) -> NetsimWork:
+        made = list(works)
+        if len(made) == 1:
+            return made[0]
+        outputs = [tensor for work in made for tensor in work.outputs]
+        return NetsimWork(self._session, "coalesced", made, outputs=outputs)
 
 
 _SHOWN = {"_all_gather_base": "all_gather"}  # c10d's names of calls that it has two of
@@ -498,7 +451,7 @@ class NetsimWork(dist.Work):
         """
         limit = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
         seconds = limit if limit and limit < math.inf else self._seconds
-        with self._session.call():
+        with self._session:
             self._session.settle_others(self)
             if not self._is_charged:
                 self._is_charged = True
@@ -524,7 +477,7 @@ class NetsimWork(dist.Work):
 
     def is_completed(self) -> bool:
         """True if `wait` would return at once, at the rank's virtual time."""
-        with self._session.call():
+        with self._session:
             return self._is_charged or all(handle.is_completed() for handle in self._handles)
 
     def is_success(self) -> bool:
@@ -556,7 +509,7 @@ class NetsimWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """The tensors as a future, which has its values already."""
-        with self._session.call():
+        with self._session:
             self.deliver()
             if not self._is_charged:
                 self._session.charge_later(self)

@@ -61,15 +61,11 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
             "netsim: torchrun has restarted this program, and its simulation cannot go on from there: run it without "
             "--max-restarts"
         )
-    if launched is not None:
-        text, path = launched.compute, launched.socket
-    else:
-        text = os.environ.get("NETGYM_COMPUTE", "live")
+    text = os.environ.get("NETGYM_COMPUTE", "live") if launched is None else launched.compute
     compute = ComputeClock.parse(text)
-    if launched is None:
-        if rank == 0:
-            _start(store, num_ranks)
-        path = store.get(_PATH).decode()
+    if launched is None and rank == 0:
+        _start(store, num_ranks)
+    path = store.get(_PATH).decode() if launched is None else launched.socket
     channel = Pipe(_connected(path, launched))
     try:
         channel.send((rank, os.getpid(), num_ranks))
@@ -102,9 +98,7 @@ def _connected(path: str, launched: Launched | None) -> socket.socket:
 
 
 def _ended_run(reason: str) -> BaseException:
-    return RankError(
-        f"the simulated run has been ended: {reason}" if reason else "the simulated run has been ended", -1
-    )
+    return RankError(": ".join(filter(None, ["the simulated run has been ended", reason])), -1)
 
 
 def _leave(block: RankGroup, channel: Pipe, rank: int, session: RankSession) -> None:

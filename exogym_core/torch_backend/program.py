@@ -20,7 +20,14 @@ import torch
 import torch.distributed.rpc
 
 from exogym_core.torch_backend.launched import Launched, listen
-from exogym_core.torch_backend.run import JoinedRanks, Launch, LaunchedRun, Script, nothing_simulated
+from exogym_core.torch_backend.run import (
+    JoinedRanks,
+    Launch,
+    LaunchedRun,
+    Script,
+    launched_run,
+    nothing_simulated,
+)
 from exogym_core.torch_backend.script import become_launched, run_rank, run_script
 from exogym_core.workers.processes.children import Children
 from exogym_core.workers.processes.rank_group import RankGroup
@@ -32,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
-    from exogym_core.communicator.simulated.simulation import World
     from exogym_core.torch_backend.report import LaunchReport
     from exogym_core.workers.processes.children import Pipe
 
@@ -62,7 +68,7 @@ def run_program(launch: Launch, warn: Callable[[str], None]) -> tuple[LaunchRepo
         run = _start_ranks if launch.num_ranks else _let_ranks_start
         ran = run(launch, launched, warn)
         ran.refuse(launched.refusal)
-        return ran.report(launch.about()), ran.error
+        return ran.report(), ran.error
 
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -99,19 +105,16 @@ def _own_children() -> set[int]:
 
 def _start_ranks(launch: Launch, launched: Launched, warn: Callable[[str], None]) -> LaunchedRun:
     """Start a process a rank, as torchrun does."""
-    world = launch.world(launched.num_ranks)
+    num_ranks = launched.num_ranks
     body = partial(run_rank, script=launch.script, launched=launched)
-    arena = Arena(num_regions=world.num_ranks + 1)
-    try:
-        run = _run_in(world, arena, launch)
-        with Children(partial(_be_rank, world.num_ranks, body), world.num_ranks) as children:
-            for channel in children.channels:
-                channel.send_fds([arena.fd])
-                channel.reads_ahead = True
-            run.serve(children)
-    finally:
-        arena.close()
-    run.write_traces(launch.trace, launch.chakra, warn)
+    with (
+        launched_run(launch, launch.world(num_ranks), warn) as (run, arena_fd),
+        Children(partial(_be_rank, num_ranks, body), num_ranks) as children,
+    ):
+        for channel in children.channels:
+            channel.send_fds([arena_fd])
+            channel.reads_ahead = True
+        run.serve(children)
     return run
 
 
@@ -159,26 +162,15 @@ def _be_script(
 
 
 def _serve_joined(launch: Launch, joined: JoinedRanks, warn: Callable[[str], None]) -> LaunchedRun:
-    num_ranks = len(joined.channels)
     try:
-        world = launch.world(num_ranks)
+        world = launch.world(len(joined.channels))
     except InputError as error:
         joined.refuse(str(error))
         raise
-    arena = Arena(num_regions=num_ranks + 1)
-    try:
-        run = _run_in(world, arena, launch)
-        joined.welcome(arena.fd)
+    with launched_run(launch, world, warn) as (run, arena_fd):
+        joined.welcome(arena_fd)
         run.serve(joined)
-    finally:
-        arena.close()
-    run.write_traces(launch.trace, launch.chakra, warn)
     return run
-
-
-def _run_in(world: World, arena: Arena, launch: Launch) -> LaunchedRun:
-    traced = launch.trace is not None or launch.chakra is not None
-    return LaunchedRun(world, arena, until_seconds=launch.until_seconds, traced=traced)
 
 
 def _finish_script(run: LaunchedRun, name: str, children: Children) -> None:

@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from exogym_core.communicator.simulated.simulation import Simulation, World
+    from exogym_core.communicator.simulated.simulation import Simulation
     from exogym_core.results.run_folder import RunFolder
     from exogym_core.torch_backend.call_sites import CallSites, Instant
-    from netsim import Protocol
 
 __all__ = [
     "CallTimes",
@@ -182,7 +181,12 @@ def report_of(
     whole = max(ends)
     return LaunchReport(
         **about,
-        **_about_network(world),
+        topology=world.topology.to_mapping(),
+        protocol=world.protocol.name,
+        protocol_settings={
+            name: None if value == math.inf else value for name, value in world.protocol.to_mapping().items()
+        },
+        algorithms_from=", ".join(f"{op} {name}" for op, name in world.collectives.items()) or "auto",
         ending=ending,
         error=error,
         num_ranks=size,
@@ -215,20 +219,6 @@ def report_of(
         uncharged=list(sites.uncharged),
         host_decisions=list(host_decisions),
     )
-
-
-def _about_network(world: World) -> dict[str, Any]:
-    assert world.topology is not None
-    return {
-        "topology": world.topology.to_mapping(),
-        "protocol": world.protocol.name,
-        "protocol_settings": _settings(world.protocol),
-        "algorithms_from": ", ".join(f"{op} {name}" for op, name in world.collectives.items()) or "auto",
-    }
-
-
-def _settings(protocol: Protocol) -> dict[str, Any]:
-    return {name: None if value == math.inf else value for name, value in protocol.to_mapping().items()}
 
 
 def _rank_times(
@@ -452,15 +442,12 @@ def _show_table(
 
 def page_of_launch(path: Path, report: LaunchReport) -> str:
     """The HTML page of the launched run whose folder is `path`."""
-    return render_page(_page(path, report))
-
-
-def _page(path: Path, report: LaunchReport) -> Page:
     name = Path(report.script).name
-    return Page(
+    error = f"It ended with: {visible(report.error, 500)}" if report.error else ""
+    page = Page(
         title=f"{visible(name, 60)} on {visible(str(report.topology.get('name', '')), 60)}",
         facts=_facts(report),
-        verdict=" ".join(filter(None, (_verdict(report), _steady(report), _error(report)))),
+        verdict=" ".join(filter(None, (_verdict(report), _steady(report), error))),
         headings=list(_CALL_HEADINGS),
         rows=[(False, cells) for cells in _calls(report)],
         note=(
@@ -468,16 +455,21 @@ def _page(path: Path, report: LaunchReport) -> Page:
             f"the network's. {_NOTE}"
         ),
         status="" if report.ending == "finished" else "This run was stopped before its end.",
-        tables=[_ranks_table(report), _links_table(report)],
+        tables=[
+            _ranks_table(report),
+            TextTable(
+                "Links",
+                ["link", "bytes"],
+                [(name, [count]) for name, count in _links(report)],
+                f"To other regions: {format_bytes(report.wan_bytes)}.",
+            ),
+        ],
         network=network_matrix(report.topology),
         drawings=draw_network(report.topology),
         trace=trace_of(path),
         experiments=[Listing(_FILE, report.model_dump_json(indent=2))],
     )
-
-
-def _error(report: LaunchReport) -> str:
-    return f"It ended with: {visible(report.error, 500)}" if report.error else ""
+    return render_page(page)
 
 
 def _ranks_table(report: LaunchReport) -> TextTable:
@@ -502,8 +494,3 @@ def _ranks_table(report: LaunchReport) -> TextTable:
         ],
         "Seconds of virtual time from init_process_group on; start-up before it is not counted.",
     )
-
-
-def _links_table(report: LaunchReport) -> TextTable:
-    rows = [(name, [count]) for name, count in _links(report)]
-    return TextTable("Links", ["link", "bytes"], rows, f"To other regions: {format_bytes(report.wan_bytes)}.")

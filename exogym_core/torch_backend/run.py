@@ -25,23 +25,23 @@ from exogym_core.workers.journal import Journal
 from exogym_core.workers.processes.children import ChannelClosed, Pipe, Poller
 from exogym_core.workers.processes.process_runner import ProcessRunner, blocks_of
 from exogym_core.workers.processes.protocol import Failed
+from exogym_core.workers.processes.shared_memory import Arena
 from netsim import Protocol, Recorder, write_trace
 from netsim.errors import InputError, NetsimError, RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
     from pathlib import Path
     from types import TracebackType
 
     from exogym_core.torch_backend.report import LaunchReport
     from exogym_core.workers.processes.process_runner import WorkerProcesses
-    from exogym_core.workers.processes.shared_memory import Arena
     from netsim import Span, Topology
     from netsim.ranks import Request
 
 
-__all__ = ["JoinedRanks", "Launch", "LaunchedRun", "Script", "nothing_simulated"]
+__all__ = ["JoinedRanks", "Launch", "LaunchedRun", "Script", "launched_run", "nothing_simulated"]
 
 
 @dataclass(frozen=True)
@@ -232,21 +232,19 @@ class LaunchedRun(ProcessRunner):
     time is raised, however the processes hurry.
 
     Args:
-        world: hosts and network.
+        launch: network and options.
+        world: its hosts of the ranks.
         arena: shared memory of values.
-        until_seconds: of virtual time, at which it is cut.
-        traced: keep the data of traces.
 
     Attributes:
         ending: of the run.
         error: that ended it.
     """
 
-    def __init__(
-        self, world: World, arena: Arena, *, until_seconds: float = math.inf, traced: bool = False
-    ) -> None:
+    def __init__(self, launch: Launch, world: World, arena: Arena) -> None:
         self.ending: Ending = "finished"
         self.error: NetsimError | None = None
+        self._launch, traced = launch, launch.trace is not None or launch.chakra is not None
         self._sites = CallSites(world.num_ranks, keeps_history=traced)
         self._recorder = Recorder() if traced else None
         self._traces = ExecutionTraces(world.num_ranks, self._now) if traced else None
@@ -258,9 +256,9 @@ class LaunchedRun(ProcessRunner):
         blocks = blocks_of(world.num_ranks, world.num_ranks)
         combined = partial(combine, empty=arena.empty)
         super().__init__(world, blocks, arena, sinks, combined, meets_outside=True)
-        self._sites.book = self.simulation.schedules
-        self.simulation.kernel.until_seconds = until_seconds
-        self.simulation.kernel.follow(self._sites.take_progress)
+        self._sites.book = self.schedules
+        self.kernel.until_seconds = launch.until_seconds
+        self.kernel.follow(self._sites.take_progress)
 
     def _requested(self, rank: int, request: Request) -> None:
         self._sites.take_request(rank, request)
@@ -268,7 +266,7 @@ class LaunchedRun(ProcessRunner):
             self._traces.take(rank, request)
 
     def _now(self) -> float:
-        return float(self.simulation.kernel.clock.now)
+        return float(self.kernel.clock.now)
 
     def serve(self, processes: WorkerProcesses) -> None:
         """Serve the run to its end."""
@@ -279,7 +277,7 @@ class LaunchedRun(ProcessRunner):
             return
         if self.failure.error is not None:
             self.fail(self._with_ended_ranks(self.failure.error))
-        elif self.simulation.kernel.running:
+        elif self.kernel.running:
             self.ending = "until"
 
     def fail(self, error: NetsimError) -> None:
@@ -288,7 +286,7 @@ class LaunchedRun(ProcessRunner):
 
     def _with_ended_ranks(self, error: NetsimError) -> NetsimError:
         """Error that first names the ranks whose end closed the connections."""
-        ended = sorted(set(range(len(self.states))) - self.simulation.kernel.running)
+        ended = sorted(set(range(len(self.states))) - self.kernel.running)
         if not (isinstance(error, RankError) and error.is_consequence and ended):
             return error
         names = f"rank{'s' if len(ended) > 1 else ''} {', '.join(map(str, ended))}"
@@ -312,14 +310,14 @@ class LaunchedRun(ProcessRunner):
                 why = "no rank called init_process_group"
             self.fail(InputError(nothing_simulated(why)))
 
-    def report(self, about: dict[str, Any]) -> LaunchReport:
+    def report(self) -> LaunchReport:
         """Report of the run."""
         error = None if self.error is None else str(self.error).partition("\n")[0]
         decisions = list(self._host_decisions.values())
-        return report_of(self.simulation, self._sites, about, self.ending, error, decisions)
+        return report_of(self, self._sites, self._launch.about(), self.ending, error, decisions)
 
     def _goes_on_without(self, ranks: AbstractSet[int]) -> None:
-        key = (tuple(sorted(ranks)), tuple(sorted(self.simulation.exchange.calls_in_flight())))
+        key = (tuple(sorted(ranks)), tuple(sorted(self.exchange.calls_in_flight())))
         if key not in self._host_decisions:
             self._host_decisions[key] = HostDecision(
                 virtual_seconds=self._now(), times=0, without_ranks=list(key[0]), calls=list(key[1])
@@ -339,7 +337,7 @@ class LaunchedRun(ProcessRunner):
 
     def _let_run(self, rank: int | None) -> bool:
         failed = self._failed
-        nobody_else = not self._inboxes and self.simulation.exchange.running <= failed.keys()
+        nobody_else = not self._inboxes and self.exchange.running <= failed.keys()
         if failed and (rank in failed or nobody_else):
             first = failed.pop(rank) if rank in failed else failed.pop(next(iter(failed)))
             self.failure.add(first)
@@ -349,22 +347,16 @@ class LaunchedRun(ProcessRunner):
 
     # --- traces --------------------------------------------------------------------------------------------
 
-    def write_traces(self, trace: Path | None, chakra: Path | None, warn: Callable[[str], None]) -> None:
-        """Write the requested traces, up to the end of the run.
-
-        Args:
-            trace: a file for Perfetto.
-            chakra: a folder for execution traces.
-            warn: called with a line where a file cannot be written.
-        """
+    def write_traces(self, warn: Callable[[str], None]) -> None:
+        """Write the requested traces up to the run's end; `warn` takes a line on a file that cannot be written."""
         if self._recorder is None or self._traces is None:
             return
         try:
-            if trace is not None:
-                write_trace(self._recorder, trace, self.simulation.world.hosts, self._places())
-            if chakra is not None:
+            if self._launch.trace is not None:
+                write_trace(self._recorder, self._launch.trace, self.world.hosts, self._places())
+            if self._launch.chakra is not None:
                 self._traces.add_times([*self._recorder.spans, *self._recorder.unfinished_spans()])
-                self._traces.write(chakra)
+                self._traces.write(self._launch.chakra)
         except InputError as problem:
             warn(f"trace: {problem}")
 
@@ -380,6 +372,20 @@ class LaunchedRun(ProcessRunner):
             return places[span.rank][at - 1] if at and span.kind == "wait" else ""
 
         return place_of
+
+
+@contextlib.contextmanager
+def launched_run(
+    launch: Launch, world: World, warn: Callable[[str], None]
+) -> Iterator[tuple[LaunchedRun, int]]:
+    """A run to serve, and the descriptor of its shared memory; its traces are written on leaving."""
+    arena = Arena(num_regions=world.num_ranks + 1)
+    try:
+        run = LaunchedRun(launch, world, arena)
+        yield run, arena.fd
+    finally:
+        arena.close()
+    run.write_traces(warn)
 
 
 def nothing_simulated(why: str) -> str:

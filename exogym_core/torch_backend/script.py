@@ -262,15 +262,8 @@ def _always(answer: Any) -> Callable[..., Any]:
 _NOTHING_TO_DO = (
     *("init", "_lazy_init", "synchronize", "empty_cache", "ipc_collect", "reset_peak_memory_stats"),
     *("reset_max_memory_allocated", "reset_accumulated_memory_stats", "set_per_process_memory_fraction"),
-    *(
-        "manual_seed",
-        "manual_seed_all",
-        "seed",
-        "seed_all",
-        "set_rng_state",
-        "set_rng_state_all",
-        "set_stream",
-    ),
+    *("manual_seed", "manual_seed_all", "seed", "seed_all"),
+    *("set_rng_state", "set_rng_state_all", "set_stream"),
 )
 _NO_BYTES = (
     *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
@@ -280,7 +273,6 @@ _NO_BYTES = (
 
 def _patch_accelerator(num_devices: int) -> None:
     """Let `torch.accelerator` answer likewise."""
-    nothing = contextlib.nullcontext
     answers: dict[str, Callable[..., Any]] = {
         "is_available": _always(True),
         "device_count": lambda: num_devices,
@@ -289,7 +281,7 @@ def _patch_accelerator(num_devices: int) -> None:
         "current_device_idx": lambda: torch.cuda.current_device(),
         "set_device_index": lambda device: torch.cuda.set_device(device),
         "set_device_idx": lambda device: torch.cuda.set_device(device),
-        "device_index": lambda device: nothing(),
+        "device_index": lambda device: contextlib.nullcontext(),
         "current_stream": _always(_Stream()),
         **{name: _always(None) for name in ("synchronize", "empty_cache", "set_stream")},
     }
@@ -363,15 +355,11 @@ def run_script(script: Script) -> None:
 def run_rank(comm: SimulatedCommunicator, script: Script, launched: Launched) -> None:
     """Run a script as a child of torchrun would, as a rank of the simulation."""
     rank, size = comm.rank, comm.world_size
+    os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank))
+    os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(size))
     os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
         "GROUP_RANK": "0",
-        "ROLE_RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
         "GROUP_WORLD_SIZE": "1",
-        "ROLE_WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
         "TORCHELASTIC_RESTART_COUNT": "0",
@@ -383,8 +371,8 @@ def run_rank(comm: SimulatedCommunicator, script: Script, launched: Launched) ->
     pid = os.getpid()
 
     def meet(url: str, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:  # type: ignore[name-defined]
-        said = {name: int(values[0]) for name, values in parse_qs(urlparse(url).query).items()}
-        asked = said.get("rank", rank), said.get("world_size", size)
+        query = {name: int(values[0]) for name, values in parse_qs(urlparse(url).query).items()}
+        asked = query.get("rank", rank), query.get("world_size", size)
         if asked != (rank, size) or os.getpid() != pid:
             raise launched.refused_rank(*asked)
         yield dist.FileStore(launched.store, size), rank, size  # type: ignore[attr-defined]

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from exogym_core.torch_backend.report import show_summary, write_launch
-from exogym_core.torch_backend.run import JoinedRanks, Launch, LaunchedRun, Script
+from exogym_core.torch_backend.run import JoinedRanks, Launch, Script, launched_run
 from exogym_core.workers.processes.children import ChannelClosed
-from exogym_core.workers.processes.shared_memory import Arena
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,11 +54,10 @@ def _serve(fd: int, num_ranks: int, path: str) -> int:
     except InputError as error:  # reported by the ranks, whose variables they are
         joined.refuse(str(error))
         return 1
-    arena = Arena(num_regions=num_ranks + 1)
-    run = LaunchedRun(world, arena)
-    joined.welcome(arena.fd)
-    run.serve(joined)
-    _record(run.report(launch.about()))
+    with launched_run(launch, world, lambda line: None) as (run, arena_fd):
+        joined.welcome(arena_fd)
+        run.serve(joined)
+    _record(run.report())
     if run.error is not None:
         print(f"error: {run.error}", file=sys.stderr, flush=True)
         return 1

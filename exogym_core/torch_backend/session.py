@@ -122,6 +122,8 @@ class ComputeClock:
 class RankSession:
     """A rank's session: its calls charge the computing before them, and mark their places.
 
+    Context manager of a call to the simulation, which first charges the computing before it.
+
     The rank's clock starts when `init_process_group` makes its first group.
     """
 
@@ -144,10 +146,6 @@ class RankSession:
         self.comm.mark({"startup_seconds": startup})
         self._compute.go_on()
         return True
-
-    def call(self) -> RankSession:
-        """Context of a call to the simulation, which first charges the computing before it."""
-        return self
 
     def __enter__(self) -> SimulatedCommunicator:
         if os.getpid() != self._pid:
@@ -172,7 +170,7 @@ class RankSession:
     def advance(self, seconds: float) -> None:
         """Compute for a number of virtual seconds; before the clock has started they are part of the start-up."""
         if self.has_begun:
-            with self.call() as comm:
+            with self as comm:
                 comm.advance(seconds)
         else:
             self._startup_seconds += seconds
@@ -181,12 +179,12 @@ class RankSession:
         """The rank's virtual time."""
         if not self.has_begun:
             return 0.0
-        with self.call() as comm:
+        with self as comm:
             return comm.now()
 
     def end(self) -> None:
         """Charge the computing since the last call, at the end of the program."""
-        with self.call():
+        with self:
             pass
 
     def at(self, op: str) -> None:
@@ -201,7 +199,7 @@ class RankSession:
         self._optimizer = self._optimizer or id(optimizer)
         if self.has_begun and id(optimizer) == self._optimizer:
             self._steps += 1
-            with self.call() as comm:
+            with self as comm:
                 comm.mark({"step": self._steps})
 
     # --- values delivered before their virtual time --------------------------------------------------------

@@ -28,19 +28,10 @@ __all__ = [
 ]
 
 Deliver = Callable[[Sequence[Tensor]], None]
-"""Takes what has come for a member, which is there until it returns, to where c10d wants it."""
+"""Writes the tensors received by a member, valid until it returns, to where c10d wants them."""
 
-_OPS = {
-    "SUM": "sum",
-    "AVG": "avg",
-    "PRODUCT": "product",
-    "MIN": "min",
-    "MAX": "max",
-    "BAND": "band",
-    "BOR": "bor",
-    "BXOR": "bxor",
-    "PREMUL_SUM": "sum",
-}
+_OPS = {op.upper(): op for op in ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")}
+_OPS["PREMUL_SUM"] = "sum"
 
 
 def op_of(opts: Any) -> Any:

@@ -10,7 +10,7 @@ from exogym_core.workers.turns import Aborted, is_own
 from netsim.errors import BrokenCallError, DeadlockError, MismatchError, NetsimError, RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableSequence
+    from collections.abc import Callable, Iterator, MutableSequence
     from types import TracebackType
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
@@ -60,12 +60,14 @@ class FirstFailure:
 
 def _own_cause(error: BaseException) -> BaseException | None:
     """The exception of the user's own at or behind `error`, if there is one."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if not isinstance(cause, NetsimError | Aborted):
-            return cause
-        cause = cause.__context__
-    return None
+    return next((each for each in _chain(error) if not isinstance(each, NetsimError | Aborted)), None)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those behind it."""
+    while error is not None:
+        yield error
+        error = error.__context__
 
 
 def reported_error(rank: int, error: BaseException) -> NetsimError:
@@ -95,12 +97,8 @@ def _is_consequence(error: NetsimError) -> bool:
 
 def _is_closed(error: BaseException) -> bool:
     """True if an error was caused by a call that ended because another rank had gone, or was late."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, BrokenCallError):
-            return "Connection closed by peer" in str(cause)
-        cause = cause.__context__
-    return False
+    broken = next((each for each in _chain(error) if isinstance(each, BrokenCallError)), None)
+    return broken is not None and "Connection closed by peer" in str(broken)
 
 
 def own_frames(error: BaseException) -> list[str]:

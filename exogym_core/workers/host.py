@@ -92,7 +92,11 @@ class RunResult(Generic[T]):
 
     @classmethod
     def simulated(
-        cls, simulation: Simulation, results: list[T], traffic: list[Traffic], rows: list[StampedRow]
+        cls,
+        simulation: Simulation,
+        results: list[T],
+        traffic: Sequence[Traffic] = (),
+        rows: Sequence[StampedRow] = (),
     ) -> Self:
         """Result of a finished simulation."""
         kernel, network, history = simulation.kernel, simulation.network, simulation.link_history
@@ -103,8 +107,8 @@ class RunResult(Generic[T]):
             rank_virtual_seconds=kernel.end_seconds if network is not None else None,
             compute_seconds=kernel.compute_seconds,
             exposed_seconds=kernel.exposed_seconds,
-            rows=rows,
-            traffic=traffic,
+            rows=list(rows),
+            traffic=list(traffic),
             network_seconds=kernel.network_seconds,
             window_limit=str(limit) if limit is not None else None,
             collectives={op: sorted(names) for op, names in sorted(simulation.algorithms.items())},
@@ -155,7 +159,7 @@ class SimulatedHost(ABC):
     def run(self, body: Callable[[Any], T], sinks: Sinks) -> RunResult[T]:
         """Run `body(comm)` on every rank of the world."""
         run = self.simulate(body, sinks)
-        return RunResult.simulated(run.simulation, run.results, [state.traffic for state in run.states], [])
+        return RunResult.simulated(run, run.results, [state.traffic for state in run.states])
 
     @abstractmethod
     def simulate(self, body: Callable[[Any], Any], sinks: Sinks) -> Runner:

@@ -246,6 +246,25 @@ class Journal:
         ]
 
 
+#: Kind of a request in a line -> its class; a program alone asks others, and keeps no log.
+_KINDS: dict[str, type[Any]] = {
+    "advance": Advance,
+    "confirm": Confirm,
+    "fetch": Fetch,
+    "join": Join,
+    "mark": Mark,
+    "post": Post,
+    "publish": Publish,
+    "put": Put,
+    "receive": FirstSent,
+    "stand": Stand,
+    "take": Take,
+    "wait": Wait,
+    "withdraw": Withdraw,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
 def request_to_line(rank: int, request: Request) -> str:
     """A line of JSON: `[rank, kind, ...]`.
 
@@ -253,12 +272,24 @@ def request_to_line(rank: int, request: Request) -> str:
         InputError: a marked row holds something other than numbers, text, lists and mappings.
     """
     try:
-        return json.dumps([rank, *_plain(request)], separators=(",", ":"))
-    except (TypeError, ValueError) as error:
+        line = [rank, _NAMES[type(request)], *_fields(request)]
+        return json.dumps(line, separators=(",", ":"))
+    except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"rank {rank}, checkpoint: the row {request!r} cannot be kept ({error}); "
             "mark rows of numbers, text, lists and mappings"
         ) from None
+
+
+def _fields(request: Request) -> list[Any]:
+    match request:
+        case Post():
+            return [*request.key, request.member, request.call]  # without a time-out: only programs give one
+        case Wait():
+            return [*request.key]
+        case Take():
+            return [request.box, str(request.seconds), request.is_past]  # JSON has no infinity
+    return [*request]
 
 
 def request_from_record(record: list[Any]) -> Request:
@@ -267,70 +298,19 @@ def request_from_record(record: list[Any]) -> Request:
     Raises:
         ValueError, TypeError, KeyError: it is none.
     """
-    return _request(record)
-
-
-def _plain(request: Request) -> list[Any]:
-    match request:
-        case Advance():
-            return ["advance", request.seconds]
-        case Post():
-            return ["post", *request.key, request.member, request.call]  # and no time: only programs give one
-        case Wait():
-            return ["wait", *request.key]
-        case Join():
-            return ["join", *request]
-        case Confirm():
-            return ["confirm", *request]
-        case Publish():
-            return ["publish", *request]
-        case Fetch():
-            return ["fetch", *request]
-        case Put():
-            return ["put", *request]
-        case Take():
-            return ["take", request.box, str(request.seconds), request.is_past]
-        case FirstSent():
-            return ["receive", *request]
-        case Withdraw():
-            return ["withdraw", *request]
-        case Stand():
-            return ["stand", request.until]
-        case Mark():
-            return ["mark", request.row]
-        case _:  # such as Await, which only programs ask that keep no log
-            raise TypeError(f"{type(request).__name__} is no part of a log")
-
-
-def _request(record: list[Any]) -> Request:
-    match record:
-        case ["advance", seconds]:
-            return Advance(seconds)
-        case ["post", group, number, member, call]:
-            return Post(Key(_tuples(group), _tuples(number)), member, Call(*map(_tuples, call)))
-        case ["wait", group, number]:
-            return Wait(Key(_tuples(group), _tuples(number)))
-        case ["join", [group, number], *rest]:
-            return Join(Key(_tuples(group), _tuples(number)), *map(_tuples, rest))
-        case ["confirm", [group, number], *rest]:
-            return Confirm(Key(_tuples(group), _tuples(number)), *rest)
-        case ["publish", [group, number], num_bytes]:
-            return Publish(Key(_tuples(group), _tuples(number)), num_bytes)
-        case ["fetch", group, *rest]:
-            return Fetch(_tuples(group), *rest)
-        case ["put", box, number, call]:
-            return Put(_tuples(box), number, Call(*map(_tuples, call)))
-        case ["take", box, seconds, is_past]:
-            return Take(_tuples(box), float(seconds), is_past)
-        case ["receive", box, is_past]:
-            return FirstSent(_tuples(box), is_past)
-        case ["withdraw", [group, number], is_past]:
-            return Withdraw(Key(_tuples(group), _tuples(number)), is_past)
-        case ["stand", until]:
-            return Stand(until)
-        case ["mark", row]:
-            return Mark(row)
-    raise ValueError(f"no request: {record!r}")
+    name, *values = record
+    kind = _KINDS[name]
+    if kind is not Mark:  # rows stay as JSON has them
+        values = list(map(_tuples, values))
+    if kind in (Post, Wait):
+        values[:2] = [values[:2]]
+    if kind._fields[0] == "key":
+        values[0] = Key(*values[0])
+    if "call" in kind._fields:
+        values[-1] = Call(*values[-1])
+    if kind is Take:
+        values[1] = float(values[1])
+    return kind(*values)  # type: ignore[no-any-return]
 
 
 def _tuples(value: Any) -> Any:

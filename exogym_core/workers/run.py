@@ -6,7 +6,6 @@ registered before the run; docs/transports.md adds one.
 
 from __future__ import annotations
 
-import os
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from exogym_core.workers.host import RunResult, SimulatedHost, Sinks, rows_in_or
 from exogym_core.workers.journal import Journal
 from exogym_core.workers.processes.process_runner import ProcessHost
 from exogym_core.workers.runner import ThreadHost
-from exogym_core.workers.spec import WorkerSpec
+from exogym_core.workers.spec import WorkerSpec, num_cores
 from netsim import Protocol, Topology, tracing
 from netsim.errors import InputError, NetsimError, unknown_name
 
@@ -29,7 +28,15 @@ if TYPE_CHECKING:
     from netsim import Recorder
     from netsim.ranks import StampedRow
 
-__all__ = ["RankRun", "RunResult", "Transport", "register_transport", "run_ranks", "transport_named"]
+__all__ = [
+    "RankRun",
+    "RunResult",
+    "Transport",
+    "loaded_topology",
+    "register_transport",
+    "run_ranks",
+    "transport_named",
+]
 
 T = TypeVar("T")
 
@@ -165,7 +172,7 @@ def run_ranks(
         raise InputError(
             f"run_ranks: trace needs transport 'netsim': there is no virtual time over {transport!r}"
         )
-    where = (_loaded(topology), workers, placement, protocol, collectives)
+    where = (loaded_topology(topology), workers, placement, protocol, collectives)
     sinks = (on_row, on_deposit, keep_rows, journal if journal is not None else Journal())
     run = RankRun(body, num_ranks, *where, seed, *sinks, trace, timeout_seconds, compare_calls)
     try:
@@ -177,8 +184,7 @@ def run_ranks(
 def _over_netsim(asked: RankRun) -> RunResult[Any]:
     """Run ranks on the simulated network."""
     world = World.build(asked.num_ranks, asked.topology, asked.placement, asked.protocol, asked.collectives)
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    spec = WorkerSpec.parse(asked.workers).settle(asked.num_ranks, num_cores)
+    spec = WorkerSpec.parse(asked.workers).settle(asked.num_ranks, num_cores())
     rows: list[StampedRow] = []
     with tracing(asked.trace, world.hosts, warnings.warn) as recorder:
         run = _simulated_host(world, asked.seed, spec).run(asked.body, asked.sinks(rows, recorder))
@@ -203,7 +209,8 @@ def _over_gloo(asked: RankRun) -> RunResult[Any]:
     return replace(run, rows=rows_in_order(rows, asked.num_ranks))
 
 
-def _loaded(topology: Topology | str | Path | Mapping[str, Any] | None) -> Topology | None:
+def loaded_topology(topology: Topology | str | Path | Mapping[str, Any] | None) -> Topology | None:
+    """The topology of a name, a file or plain data."""
     if topology is None or isinstance(topology, Topology):
         return topology
     if isinstance(topology, str | Path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator.exchange import Combine, combine
@@ -16,7 +15,7 @@ from exogym_core.workers.host import SimulatedHost
 from exogym_core.workers.journal import message_name
 from exogym_core.workers.turns import SECONDS_BETWEEN_ROWS, Turns
 from netsim.errors import NetsimError
-from netsim.ranks import Key, Mark, Request
+from netsim.ranks import Key, Mark, Request, StampedRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Runner", "ThreadHost"]
 
 
-class Runner(ABC):
+class Runner(Simulation):
     """A run of a world's ranks.
 
     Args:
@@ -41,75 +40,54 @@ class Runner(ABC):
         combined: what collectives compute.
 
     Attributes:
-        simulation: at its end when the run has finished.
         failure: the error that ended the run, if any.
         results: what `body` returned, in rank order.
         states: every rank's counters.
     """
 
     def __init__(self, world: World, sinks: Sinks, combined: Combine = combine) -> None:
-        self.on_deposit, journal = sinks.on_deposit, sinks.journal
-        self.simulation = Simulation(
-            world,
-            self._let_run,
-            self._served,
-            self._answered,
-            sinks.on_row,
-            journal.past,
-            journal.on_request,
-            sinks.recorder,
-            combined,
-            self._recall,
-            self._taken,
-        )
-        self._in_flight = journal.in_flight
+        self.on_deposit, self._on_row, journal = sinks.on_deposit, sinks.on_row, sinks.journal
+        super().__init__(world, journal.past, sinks.recorder, combined)
+        self._on_request, self._in_flight = journal.on_request, journal.in_flight
         if self._in_flight is not None:
-            self._in_flight.look = self.simulation.exchange.message
+            self._in_flight.look = self.exchange.message
             for name, tensors in self._in_flight.kept.items():
-                self.simulation.exchange.keep_message(name, tensors)
+                self.exchange.keep_message(name, tensors)
         self.failure = FirstFailure()
         self.results: list[Any] = [None] * world.num_ranks
         self.states = [RankState() for _ in range(world.num_ranks)]
         self._reported_silences: set[tuple[int, int]] = set()
 
-    def _taken(self, rank: int, take: Take, messages: tuple[Letter, ...]) -> None:
+    def row(self, row: StampedRow) -> None:
+        """Report a row."""
+        super().row(row)
+        self._on_row(row)
+
+    def served(self, rank: int, request: Request) -> None:
+        """Log a request."""
+        self._on_request(rank, request)
+
+    def taken(self, rank: int, take: Take, messages: tuple[Letter, ...]) -> None:
+        """Follow the messages that a rank takes."""
         names = [message_name(take, message) for message in messages]
         if self._in_flight is not None:
             self._in_flight.taken(rank, names)
         if take.is_past:  # its state has them
             for name in names:
-                self.simulation.exchange.drop_message(name)
+                self.exchange.drop_message(name)
 
     def _silent(self, silence: Silence, block: range) -> None:
         """Warn of a rank that makes no call, once, if it is those of its process alone that can go on."""
         which = (silence.rank, silence.num_calls)
-        others_wait = self.simulation.exchange.running <= set(block) and len(self.states) > 1
+        others_wait = self.exchange.running <= set(block) and len(self.states) > 1
         if silence.is_unusual and others_wait and which not in self._reported_silences:
             self._reported_silences.add(which)
             silence.warn()
 
-    @abstractmethod
-    def _let_run(self, rank: int | None) -> bool:
-        """Run ranks until the kernel may have `rank`'s next request (None: any); False where none can run.
 
-        Raises what ends the run.
-        """
-
-    def _recall(self) -> bool:
-        """Wait for a call of a rank that is away; False where none is."""
-        return False
-
-    @abstractmethod
-    def _served(self, slot: Slot, members: Sequence[int]) -> None:
-        """Resume the members of `slot` that wait for its values, or its error."""
-
-    @abstractmethod
-    def _answered(self, rank: int, value: Answer) -> None:
-        """Resume `rank` with the kernel's answer."""
-
-
-# A rank that only computes may run ahead; now and then the kernel takes in what it has asked for.
-_BACKLOG = 10_000
+# A rank that only computes may run ahead; now and then the kernel takes in what it has asked for, while that is in a
+# processor's cache and young for Python's garbage collector.
+_BACKLOG = 300
 
 
 class _ThreadRunner(Runner):
@@ -125,18 +103,15 @@ class _ThreadRunner(Runner):
         self._next_rows = 0.0
 
     def run(self, body: Callable[[SimulatedCommunicator], Any]) -> None:
-        self.turns.run(lambda rank: self._rank(rank, body), self.simulation.kernel.run)
+        self.turns.run(lambda rank: self._rank(rank, body), self.kernel.run)
 
     def _rank(self, rank: int, body: Callable[[SimulatedCommunicator], Any]) -> None:
-        world = self.simulation.world
-        port = _ThreadPort(self, rank)
-        comm = SimulatedCommunicator(
-            port, range(world.num_ranks), rank, self.simulation.schedules, self.states[rank]
-        )
+        ranks, port = range(self.world.num_ranks), _ThreadPort(self, rank)
+        comm = SimulatedCommunicator(port, ranks, rank, self.schedules, self.states[rank])
         failed = run_rank(comm, body, self.results)
         if failed is not None:
             self.fail(reported_error(rank, failed))
-        self.fail(self.simulation.exchange.exit(rank))
+        self.fail(self.exchange.exit(rank))
 
     def fail(self, error: NetsimError | None) -> None:
         """Keep the first failure and have every rank unwound."""
@@ -164,13 +139,14 @@ class _ThreadRunner(Runner):
         self.turns.let_ranks_run()
         return True
 
-    def _served(self, slot: Slot, members: Sequence[int]) -> None:
+    def _serve(self, slot: Slot, members: Sequence[int]) -> None:
         self.turns.ready.extend(rank for rank, member in slot.waiters if member in slot.served)
         if slot.ends_run:
             self.fail(slot.error)
 
-    def _answered(self, rank: int, value: Answer) -> None:
-        self.simulation.exchange.unblock(rank)
+    def answer(self, rank: int, value: Answer) -> None:
+        """Resume `rank` with the kernel's answer."""
+        self.exchange.unblock(rank)
         self.answers[rank] = value
         self.turns.ready.append(rank)
 
@@ -183,8 +159,8 @@ class _ThreadPort:
     def __init__(self, run: _ThreadRunner, rank: int) -> None:
         self._run, self._rank, self._turns = run, rank, run.turns
         self.turns = run.turns
-        self._exchange = run.simulation.exchange
-        self._stream = run.simulation.kernel.streams[rank]
+        self._exchange = run.exchange
+        self._stream = run.kernel.streams[rank]
 
     def request(self, request: Request) -> None:
         self._turns.check()
@@ -212,9 +188,8 @@ class _ThreadPort:
             self._run.fail(self._exchange.block(self._rank, ticket, member))
             self._turns.give_way(self._rank)
         if ticket.error is not None:
-            raise type(ticket.error)(
-                *ticket.error.args
-            )  # one object a rank: each gets a traceback of its own
+            # One object a rank: each gets a traceback of its own.
+            raise type(ticket.error)(*ticket.error.args)
         assert ticket.outcome is not None
         return ticket.outcome.of(member)
 
@@ -240,7 +215,7 @@ class _ThreadPort:
         self._turns.check()
         self._turns.require_rank_thread(self._rank)
         self._stream.append(question)
-        self._run.simulation.wait_for_clock(self._rank)
+        self._exchange.block_for_clock(self._rank)
         self._turns.give_way(self._rank)
         return self._run.answers.pop(self._rank)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -12,7 +13,7 @@ from netsim.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["IN_ONE_PROCESS", "WorkerSpec"]
+__all__ = ["IN_ONE_PROCESS", "WorkerSpec", "num_cores"]
 
 IN_ONE_PROCESS = ("threads", "stacked")
 """Kinds whose ranks are threads of the process that starts the run."""
@@ -20,6 +21,11 @@ IN_ONE_PROCESS = ("threads", "stacked")
 # Below this, handing ranks to other processes costs more than the second core gives (measured on two cores:
 # an MLP step of 0.9 ms is slower in two processes, a GPT step of 120 ms nearly twice as fast).
 _TINY_STEP_FLOPS = 2e8
+
+
+def num_cores() -> int:
+    """Number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class WorkerSpec(Schema):

@@ -27,7 +27,7 @@ from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from types import FrameType, TracebackType
+    from types import FrameType
 
 __all__ = [
     "SECONDS_BETWEEN_ROWS",
@@ -36,6 +36,7 @@ __all__ = [
     "Silence",
     "Turns",
     "Watch",
+    "intra_op_threads",
     "is_own",
     "join",
     "place_in",
@@ -110,9 +111,7 @@ class Watch:
     def __enter__(self) -> None:
         self._thread.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
 
@@ -235,7 +234,7 @@ class Turns:
                 target=self._rank_thread, args=(rank, body), name=f"rank {rank}", daemon=True
             )
         threads = list(self._threads.values())
-        with self._watch, self._one_core(), _kept_intra_op_threads():
+        with self._watch, self._one_core(), intra_op_threads():
             try:
                 for thread in threads:
                     thread.start()
@@ -417,8 +416,11 @@ class Turns:
 
 
 @contextlib.contextmanager
-def _kept_intra_op_threads() -> Iterator[None]:
+def intra_op_threads(number: int | None = None) -> Iterator[None]:
+    """Let torch compute on so many threads in the block, and restore their number after it."""
     before = torch.get_num_threads()
+    if number is not None:
+        torch.set_num_threads(number)
     try:
         yield
     finally:

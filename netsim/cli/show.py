@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -201,10 +200,12 @@ def _summary(
     of_route: _OfRoute,
     form: Callable[[float], str],
 ) -> Table:
+    from statistics import median  # few topologies are that large, and its import takes 3 ms
+
     table = _table(title, "", "least", "median", "most")
     for name, values in zip(places, _values(network, places, others, of_route), strict=True):
         known = [value for value in values if value is not None]
-        figures = (min(known), statistics.median(known), max(known)) if known else ()
+        figures = (min(known), median(known), max(known)) if known else ()
         table.add_row(name, *map(form, figures))
     return table
 

@@ -5,7 +5,7 @@ Plans tolerate a thousandth, and a ring of hundreds under TCP is millions of eve
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from netsim.collectives.estimate import Estimator, are_many, is_crowd
@@ -30,7 +30,7 @@ class Gathering:
     Args:
         network: on whose clock.
         num_members: how many.
-        begun: called when all have come; returns its seconds.
+        begun: called when all have arrived; returns its seconds.
         on_done: called with every member when it finishes.
     """
 
@@ -42,21 +42,21 @@ class Gathering:
         on_done: Callable[[int], None],
     ) -> None:
         self._env, self._num_members, self._begun, self._on_done = network.env, num_members, begun, on_done
-        self._num_away = num_members
+        self._num_expected = num_members
 
     def arrive(self, member: int) -> None:
         """Count a member's arrival."""
-        self._num_away -= 1
-        if not self._num_away:
+        self._num_expected -= 1
+        if not self._num_expected:
             at = self._env.now + self._begun()
             for each in range(self._num_members):
-                call_at(self._env, at, partial(self._through, each))
+                call_at(self._env, at, partial(self._finish, each))
 
     def cancel(self) -> None:
         """End it: `on_done` is not called any more."""
         self._num_members = 0
 
-    def _through(self, member: int) -> None:
+    def _finish(self, member: int) -> None:
         if self._num_members:
             self._on_done(member)
 
@@ -64,8 +64,8 @@ class Gathering:
 class Abridged:
     """Starts collectives on a quiet network, of long ones under TCP their first steps alone.
 
-    The time of the others is computed from a trial, and added at the end. Crowds take what `_Crowd` computes,
-    from when their last member has come.
+    The time of the others is computed from a trial, and added at the end. Crowds take the seconds of their busiest
+    links, from the arrival of their last member.
 
     Args:
         topology: the network, without weather.
@@ -74,9 +74,9 @@ class Abridged:
 
     def __init__(self, topology: Topology, protocol: Protocol) -> None:
         self._estimator = Estimator(topology, protocol)
-        self._known: dict[tuple[int, tuple[int, ...]], tuple[Schedule, Schedule, float]] = {}
-        self._wholes: dict[tuple[int, tuple[int, ...]], tuple[Schedule, float | None]] = {}
-        self._crowds: dict[Hashable, tuple[float, FloatArray, Hashable]] = {}
+        self._slowest_pairs_seconds = cache(self._estimator.slowest_pairs_seconds)
+        self._first_steps = cache(self._estimator.first_steps)
+        self._crowds: dict[Hashable, tuple[float, FloatArray]] = {}
 
     def start(
         self,
@@ -99,27 +99,30 @@ class Abridged:
         Returns:
             The collective, whose members `arrive`, and which `cancel` ends.
         """
+        placed = tuple(hosts)
         if is_crowd(schedule):
-            through_at = partial(
-                self._begun, network, tuple(hosts), (id(schedule), schedule), lambda: schedule
-            )
-            return Gathering(network, len(hosts), through_at, on_done)
+            begun = partial(self._begin_crowd, network, placed, schedule, lambda: schedule)
+            return Gathering(network, len(placed), begun, on_done)
         if not self._estimator.is_long(schedule):
-            return start_collective(network, schedule, hosts, group=group, on_done=on_done)
-        seconds = self._by_slowest(schedule, tuple(hosts))
+            return start_collective(network, schedule, placed, group=group, on_done=on_done)
+        seconds = self._slowest_pairs_seconds(schedule, placed)
         if seconds is not None:
-            begun = partial(self._credited, network, schedule, tuple(hosts), seconds)
-            return Gathering(network, len(hosts), begun, on_done)
-        _, short, later = self._shortened(schedule, tuple(hosts))
+
+            def begin() -> float:
+                network.credit(placed, schedule.pair_bytes)
+                return seconds
+
+            return Gathering(network, len(placed), begin, on_done)
+        short, later = self._first_steps(schedule, placed)
         sent = {(src, dst): num_bytes for src, dst, num_bytes in short.pair_bytes}
         network.credit(
-            hosts, [(src, dst, whole - sent.get((src, dst), 0)) for src, dst, whole in schedule.pair_bytes]
+            placed, [(src, dst, whole - sent.get((src, dst), 0)) for src, dst, whole in schedule.pair_bytes]
         )
 
-        def through(member: int) -> None:
+        def finish_later(member: int) -> None:
             call_at(network.env, network.env.now + later, partial(on_done, member))
 
-        return start_collective(network, short, hosts, group=group, on_done=through)
+        return start_collective(network, short, placed, group=group, on_done=finish_later)
 
     def start_all_to_all(
         self,
@@ -148,7 +151,7 @@ class Abridged:
 
         def begun() -> float:
             sizes = tuple(rows[member] for member in range(len(hosts)))
-            return self._begun(network, tuple(hosts), sizes, lambda: whole(sizes))
+            return self._begin_crowd(network, tuple(hosts), sizes, lambda: whole(sizes))
 
         gathering = Gathering(network, len(hosts), begun, on_done)
 
@@ -158,33 +161,13 @@ class Abridged:
 
         return enter, gathering.cancel
 
-    def _begun(
+    def _begin_crowd(
         self, network: Network, hosts: tuple[int, ...], sizes: Hashable, made: Callable[[], Schedule]
     ) -> float:
         """Seconds of a crowd that begins now, identified by its `sizes`."""
         key = (hosts, sizes)
         if key not in self._crowds:
-            self._crowds[key] = (*self._estimator.crowd.times(made(), hosts), sizes)
-        seconds, link_bytes, _ = self._crowds[key]
+            self._crowds[key] = self._estimator.crowd.times(made(), hosts)
+        seconds, link_bytes = self._crowds[key]
         network.credit_links(link_bytes)
         return seconds
-
-    @staticmethod
-    def _credited(network: Network, schedule: Schedule, hosts: tuple[int, ...], seconds: float) -> float:
-        network.credit(hosts, schedule.pair_bytes)
-        return seconds
-
-    def _by_slowest(self, schedule: Schedule, hosts: tuple[int, ...]) -> float | None:
-        """Seconds of a very long ring by its slowest pairs; None for others."""
-        key = (id(schedule), hosts)
-        if key not in self._wholes:
-            self._wholes[key] = (schedule, self._estimator.slowest_pairs_seconds(schedule, hosts))
-        return self._wholes[key][1]
-
-    def _shortened(self, schedule: Schedule, hosts: tuple[int, ...]) -> tuple[Schedule, Schedule, float]:
-        """Schedule (kept for its identity), its first steps, and the seconds of the rest."""
-        key = (id(schedule), hosts)
-        if key not in self._known:
-            short, later = self._estimator.first_steps(schedule, hosts)
-            self._known[key] = (schedule, short, later)
-        return self._known[key]

@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from netsim.collectives.closed_form import QuietNetwork, undisturbed_seconds
+from netsim.collectives.closed_form import undisturbed_seconds
 from netsim.collectives.estimate import Estimator, is_crowd
 from netsim.collectives.schedules import algorithms
 from netsim.collectives.schedules.algorithms import (
     ALGORITHMS,
     OPERATIONS,
-    algorithm_names,
     default_algorithm,
 )
+from netsim.collectives.start import link_bytes
 from netsim.errors import InputError, unknown_name
 from netsim.topology.protocol import Protocol
 from netsim.topology.weather import Weather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from netsim.collectives.schedules.algorithms import Parts
     from netsim.collectives.schedules.schedule import Schedule
     from netsim.topology.topology import Topology
 
 __all__ = ["Choices", "parse_collectives", "schedule"]
-
-T = TypeVar("T")
 
 # A crowd of direct messages is left out: to simulate it would take longer than the run. So many are not even listed.
 _MOST_LISTED_MESSAGES = 500_000
@@ -102,7 +100,8 @@ class Choices:
         self._protocol = protocol
         self._fixed = dict(fixed or {})
         self._quiet = replace(topology, weather=Weather()) if topology is not None else None
-        self._fastest: _Memory[str] = _Memory()
+        self._searched = lru_cache(_MOST_REMEMBERED)(self._search)
+        self._alike: dict[Hashable, str] = {}
 
     def algorithm(self, op: str, hosts: Sequence[int], num_bytes: int, root: int = 0) -> str:
         """Name the algorithm of one collective.
@@ -117,89 +116,78 @@ class Choices:
             return self._fixed[op]
         if self._protocol.rendezvous:
             return default_algorithm(op, gloo=True)
-        names = _different(op)
-        if self._quiet is None or len(names) == 1 or len(set(hosts)) < 2:
-            return names[0]
-        trial = _Trial(op, tuple(hosts), _nearest_power(num_bytes), root, self._quiet, self._protocol)
-        return self._fastest.of(trial, lambda: _fastest(trial, names))
+        if self._quiet is None:
+            return default_algorithm(op)
+        return self._searched(op, tuple(hosts), _nearest_power(num_bytes), root)
+
+    def _search(self, op: str, hosts: tuple[int, ...], num_bytes: int, root: int) -> str:
+        assert self._quiet is not None
+        trial = _Trial(op, hosts, num_bytes, root, self._quiet, self._protocol)
+        likeness = trial.likeness()
+        if likeness not in self._alike:
+            self._alike[likeness] = trial.fastest()
+        return self._alike[likeness]
 
 
-class _Memory(Generic[T]):
-    """Cache of results by collective, shared by equivalent collectives; the least recently used are dropped."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[Hashable, T] = OrderedDict()
-
-    def of(self, trial: _Trial, find: Callable[[], T]) -> T:
-        """Cached result for this collective or one like it, else the result of `find`."""
-        if trial.name in self._known:
-            self._known.move_to_end(trial.name)
-            return self._known[trial.name]
-        alike = trial.likeness()
-        found = self._known[alike] if alike in self._known else find()
-        for key in (alike, trial.name):
-            self._known[key] = found
-            self._known.move_to_end(key)
-        while len(self._known) > _MOST_REMEMBERED:
-            self._known.popitem(last=False)
-        return found
-
-
-def _fastest(trial: _Trial, names: Sequence[str]) -> str:
-    """Algorithm whose last member finishes first; those that cannot win are not simulated."""
-    bounds = {name: trial.bound_seconds(name) for name in names}
-    best, best_seconds = names[0], math.inf
-    for name in sorted(names, key=lambda name: bounds[name]):
-        if bounds[name] > best_seconds * _SAME:
-            break
-        seconds = trial.seconds(name)
-        is_earlier = names.index(name) < names.index(best)
-        if seconds * _SAME < best_seconds or (is_earlier and seconds <= best_seconds * _SAME):
-            best, best_seconds = name, seconds
-    return best
-
-
+@dataclass(frozen=True, eq=False)
 class _Trial:
     """Estimate of one collective by several algorithms, on an idle network."""
 
-    def __init__(
-        self,
-        op: str,
-        hosts: tuple[int, ...],
-        num_bytes: int,
-        root: int,
-        topology: Topology,
-        protocol: Protocol,
-    ) -> None:
-        self.name = (op, hosts, num_bytes, root)
-        self._op, self._hosts, self._num_bytes, self._root = op, hosts, num_bytes, root
-        self._topology, self._protocol = topology, protocol
+    op: str
+    hosts: tuple[int, ...]
+    num_bytes: int
+    root: int
+    topology: Topology
+    protocol: Protocol
+
+    def fastest(self) -> str:
+        """Algorithm whose last member finishes first; those that cannot win are not simulated."""
+        names = _different(self.op)
+        if len(names) == 1 or len(set(self.hosts)) < 2:
+            return names[0]
+        bounds = {name: self.bound_seconds(name) for name in names}
+        best, best_seconds = names[0], math.inf
+        for name in sorted(names, key=lambda name: bounds[name]):
+            if bounds[name] > best_seconds * _SAME:
+                break
+            seconds = self.seconds(name)
+            is_earlier = names.index(name) < names.index(best)
+            if seconds * _SAME < best_seconds or (is_earlier and seconds <= best_seconds * _SAME):
+                best, best_seconds = name, seconds
+        return best
 
     def likeness(self) -> Hashable:
         """Key that is equal for collectives equivalent for all algorithms; of large groups, only for the same hosts."""
-        return (self._op, _likeness(self._hosts, self._topology), self._num_bytes, self._root)
+        if len(self.hosts) > _LARGEST_ALIKE:
+            return self.op, self.hosts, self.num_bytes, self.root
+        numbers: dict[int, int] = {}
+        routes = tuple(
+            tuple(numbers.setdefault(link, len(numbers)) for link in self.topology.route(src, dst))
+            for src, dst in itertools.product(self.hosts, repeat=2)
+        )
+        links = tuple(
+            (link.bits_per_second, link.latency_seconds, link.loss, link.measured_streams)
+            for link in map(self.topology.links.__getitem__, numbers)
+        )
+        regions = tuple(map(self._regions.index, self._regions))
+        return self.op, routes, links, regions, self.num_bytes, self.root
 
     @cached_property
     def _regions(self) -> list[str]:
-        return [self._topology.region_of(host) for host in self._hosts]
-
-    @cached_property
-    def _rate(self) -> np.ndarray:
-        """Payload bytes per second of each link."""
-        return self._protocol.payload_bytes_per_second(self._topology)
+        return [self.topology.region_of(host) for host in self.hosts]
 
     def _is_too_large(self, name: str) -> bool:
         """Return whether only to list its messages would take too long."""
-        members = {"direct": len(self._hosts), "two-level-direct": len(set(self._regions))}
+        members = {"direct": len(self.hosts), "two-level-direct": len(set(self._regions))}
         return members.get(name, 0) ** 2 > _MOST_LISTED_MESSAGES
 
     def _made(self, name: str, num_bytes: int) -> Schedule:
         return algorithms.schedule(
-            self._op,
-            len(self._hosts),
+            self.op,
+            len(self.hosts),
             num_bytes=num_bytes,
             algorithm=name,
-            root=self._root,
+            root=self.root,
             regions=self._regions,
         )
 
@@ -207,24 +195,18 @@ class _Trial:
         """Lower bound of seconds; infinite for more messages than are worth listing."""
         if self._is_too_large(name):
             return math.inf
-        made = self._made(name, self._num_bytes)
-        alone = undisturbed_seconds(made, self._hosts, QuietNetwork.of(self._topology, self._protocol))
-        return max(float(alone.max()) if alone is not None else 0.0, self._busiest_link_seconds(made))
-
-    def _busiest_link_seconds(self, made: Schedule) -> float:
-        """Seconds of the link with most to carry."""
-        load = np.zeros(len(self._rate))
-        for src, dst, num_bytes in made.pair_bytes:
-            for link in self._topology.route(self._hosts[src], self._hosts[dst]):
-                load[link] += num_bytes
-        return float((load / self._rate).max(initial=0.0))
+        made = self._made(name, self.num_bytes)
+        alone = undisturbed_seconds(made, self.hosts, self.topology, self.protocol)
+        load = np.array(link_bytes(made, self.hosts, self.topology))
+        busiest = (load / self.protocol.payload_bytes_per_second(self.topology)).max(initial=0.0)
+        return max(float(alone.max()) if alone is not None else 0.0, float(busiest))
 
     def seconds(self, name: str) -> float:
         """Estimated seconds until the last member finishes; infinite for a crowd of messages."""
-        if self._is_too_large(name) or is_crowd(self._made(name, self._num_bytes)):
+        if self._is_too_large(name) or is_crowd(self._made(name, self.num_bytes)):
             return math.inf
-        estimator = Estimator(self._topology, self._protocol)
-        return estimator.seconds(partial(self._made, name), self._num_bytes, self._hosts, _REPETITIONS)
+        estimator = Estimator(self.topology, self.protocol)
+        return estimator.seconds(partial(self._made, name), self.num_bytes, self.hosts, _REPETITIONS)
 
 
 def schedule(
@@ -265,14 +247,11 @@ def schedule(
     if topology is not None and hosts is not None:
         regions = [topology.region_of(host) for host in hosts]
     if algorithm == "auto":
-        names = _different(op)
-        algorithm = names[0]
-        if topology is not None and hosts is not None and len(set(hosts)) > 1:
+        algorithm = default_algorithm(op)
+        if topology is not None and hosts is not None:
             chosen = Protocol.resolve(protocol, topology.protocol)
             quiet = replace(topology, weather=Weather())
-            total = _total(num_bytes, parts)
-            trial = _Trial(op, tuple(hosts), total, root, quiet, chosen)
-            algorithm = _fastest(trial, names)
+            algorithm = _Trial(op, tuple(hosts), _total(num_bytes, parts), root, quiet, chosen).fastest()
     return algorithms.schedule(
         op,
         num_ranks,
@@ -288,7 +267,6 @@ def schedule(
 def _different(op: str) -> tuple[str, ...]:
     """The operation's algorithms, without those that are another one by another name."""
     seen: dict[object, str] = {}
-    algorithm_names(op)  # raises for an unknown operation
     for name, builder in ALGORITHMS[op].items():
         seen.setdefault(builder, name)
     return tuple(seen.values())
@@ -307,26 +285,3 @@ def _nearest_power(num_bytes: int) -> int:
     [0, 1, 4, 8, 1024, 33554432]
     """
     return 1 << ((num_bytes * num_bytes).bit_length() // 2) if num_bytes else 0
-
-
-def _likeness(hosts: tuple[int, ...], topology: Topology) -> Hashable:
-    """Key that is equal for groups equivalent for all algorithms; of large groups, the hosts themselves."""
-    if len(hosts) > _LARGEST_ALIKE:
-        return hosts
-    numbers: dict[int, int] = {}
-    routes = tuple(
-        tuple(numbers.setdefault(link, len(numbers)) for link in topology.route(src, dst))
-        for src in hosts
-        for dst in hosts
-    )
-    links = tuple(
-        (
-            topology.links[link].bits_per_second,
-            topology.links[link].latency_seconds,
-            topology.links[link].loss,
-            topology.links[link].measured_streams,
-        )
-        for link in numbers
-    )
-    regions = [topology.region_of(host) for host in hosts]
-    return routes, links, tuple(regions.index(region) for region in regions)

@@ -16,20 +16,20 @@ until now had these times.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from netsim.collectives.schedules.schedule import Phase, Ranks, Schedule
     from netsim.topology.protocol import Protocol
     from netsim.topology.topology import Topology
 
-__all__ = ["PairRoutes", "QuietNetwork", "contention_free_seconds", "undisturbed_seconds"]
+__all__ = ["PairRoutes", "contention_free_seconds", "padded", "undisturbed_seconds"]
 
 Seconds = npt.NDArray[np.float64]
 
@@ -42,103 +42,94 @@ _LONG = 10_000
 _COMPARED = 16  # times the window: steps from one comparison to the next
 
 
-@dataclass(frozen=True)
-class QuietNetwork:
-    """Links and routes of a network that carries nothing else.
-
-    Attributes:
-        route: link indices from one host to another.
-        latency_seconds: of each link.
-        bytes_per_second: payload that each link carries.
-        software_seconds: added to the latency of each message between hosts.
-    """
-
-    route: Callable[[int, int], Sequence[int]]
-    latency_seconds: Seconds
-    bytes_per_second: Seconds
-    software_seconds: float = 0.0
-
-    @classmethod
-    def of(cls, topology: Topology, protocol: Protocol) -> QuietNetwork:
-        """A topology as its file states it, without its weather."""
-        rate = protocol.payload_bytes_per_second(topology)
-        return cls(topology.route, topology.latency_seconds, rate, protocol.software_seconds)
+def padded(routes: Sequence[Sequence[int]]) -> Ranks:
+    """Link indices by route and place on it, -1 behind its end; shape (routes, most links)."""
+    longest = max(map(len, routes), default=0)
+    return np.array(list(zip_longest(*routes, fillvalue=-1)), np.int64).reshape(longest, len(routes)).T
 
 
 class PairRoutes:
-    """Latency and rate of every pair of members that exchanges messages, found when first asked for."""
+    """Latency and rate of every pair of members that exchanges messages, found when first asked for.
 
-    def __init__(self, network: QuietNetwork, hosts: Sequence[int]) -> None:
-        self._network = network
-        self._hosts = hosts
-        self._number: dict[tuple[int, int], int] = {}
+    Args:
+        hosts: the host of each member.
+        topology: the network, without weather.
+        protocol: how transfers use it.
+
+    Attributes:
+        capacity: payload bytes per second of each link.
+        links, rate: link indices of each pair, and payload bytes per second, by its number.
+    """
+
+    def __init__(self, hosts: Sequence[int], topology: Topology, protocol: Protocol) -> None:
+        self._hosts, self._topology = hosts, topology
+        self._software_seconds = protocol.software_seconds
+        self.capacity = protocol.payload_bytes_per_second(topology)
         self.links: list[tuple[int, ...]] = []
+        self.rate: list[float] = []
         self._latency: list[float] = []
-        self._rate: list[float] = []
+        self._number: dict[tuple[int, int], int] = {}
 
     def of(self, src: Ranks, dst: Ranks) -> tuple[Ranks, Seconds, Seconds]:
         """Number, latency in seconds and bytes per second of each pair."""
         number = np.fromiter(map(self._find, src.tolist(), dst.tolist()), np.int64, len(src))
-        return number, np.array(self._latency)[number], np.array(self._rate)[number]
+        return number, np.array(self._latency)[number], np.array(self.rate)[number]
 
     def _find(self, src: int, dst: int) -> int:
-        number = self._number.get((src, dst))
-        if number is None:
-            number = self._number[src, dst] = len(self.links)
-            network = self._network
-            links = tuple(network.route(self._hosts[src], self._hosts[dst]))
+        number = self._number.setdefault((src, dst), len(self.links))
+        if number == len(self.links):
+            links = self._topology.route(self._hosts[src], self._hosts[dst])
             self.links.append(links)
-            latency = sum(float(network.latency_seconds[link]) for link in links)
-            self._latency.append(latency + (network.software_seconds if links else 0.0))
-            self._rate.append(min((float(network.bytes_per_second[link]) for link in links), default=np.inf))
+            latency = sum(float(self._topology.latency_seconds[link]) for link in links)
+            self._latency.append(latency + (self._software_seconds if links else 0.0))
+            self.rate.append(min((float(self.capacity[link]) for link in links), default=np.inf))
         return number
 
-    def fit_at_once(self, capacity: Seconds) -> bool:
+    def fit_at_once(self) -> bool:
         """Return whether all pairs found so far could send at their full rate at the same time."""
         links = np.array([link for route in self.links for link in route], np.int64)
-        rates = np.repeat(self._rate, [len(route) for route in self.links])
-        load = np.bincount(links, weights=rates, minlength=len(capacity))
-        return bool((load <= capacity * (1 + _ROUNDING)).all())
+        rates = np.repeat(self.rate, [len(route) for route in self.links])
+        load = np.bincount(links, weights=rates, minlength=len(self.capacity))
+        return bool((load <= self.capacity * (1 + _ROUNDING)).all())
 
 
 def contention_free_seconds(
-    schedule: Schedule, hosts: Sequence[int], arrivals: Seconds, network: QuietNetwork
+    schedule: Schedule, hosts: Sequence[int], topology: Topology, protocol: Protocol
 ) -> Seconds | None:
     """Instant at which each member finishes, or None where messages would meet on a link.
+
+    All members enter at 0.
 
     Args:
         schedule: what is sent.
         hosts: the host of each member.
-        arrivals: when each member enters, in seconds; all are known before it is over, or at once.
-        network: a quiet network.
+        topology: the network, without weather.
+        protocol: how transfers use it.
     """
-    if not network.bytes_per_second.all():
-        return None  # a link is dead
-    routes = PairRoutes(network, hosts)
+    routes = PairRoutes(hosts, topology, protocol)
     pairs = [phase.fixed_pairs() for phase in schedule.phases]
     for regular in pairs:
         if regular is not None:
             routes.of(*regular)
-    fits = routes.fit_at_once(network.bytes_per_second)
-    if all(regular is not None for regular in pairs):
-        return _seconds(schedule, arrivals, routes, None) if fits else None
-    layout = _Layout(routes)
-    done = _seconds(schedule, arrivals, routes, layout) if fits else None
-    return done if done is not None and layout.fits(network.bytes_per_second) else None
+    if not routes.fit_at_once():
+        return None
+    layout = None if all(regular is not None for regular in pairs) else _Layout(routes)
+    done = _seconds(schedule, routes, layout)
+    return done if layout is None or (done is not None and layout.fits()) else None
 
 
-def undisturbed_seconds(schedule: Schedule, hosts: Sequence[int], network: QuietNetwork) -> Seconds | None:
+def undisturbed_seconds(
+    schedule: Schedule, hosts: Sequence[int], topology: Topology, protocol: Protocol
+) -> Seconds | None:
     """Earliest instant at which each member finishes, if messages did not slow each other down.
 
     All members enter at 0. None for the rare schedule that is too irregular to say.
     """
-    return _seconds(schedule, np.zeros(schedule.num_ranks), PairRoutes(network, hosts), None)
+    return _seconds(schedule, PairRoutes(hosts, topology, protocol), None)
 
 
-def _seconds(
-    schedule: Schedule, arrivals: Seconds, routes: PairRoutes, layout: _Layout | None
-) -> Seconds | None:
-    done = arrivals
+def _seconds(schedule: Schedule, routes: PairRoutes, layout: _Layout | None) -> Seconds | None:
+    done = np.zeros(schedule.num_ranks)
     for phase in schedule.phases:
         pairs = phase.fixed_pairs()
         everyone = pairs is not None and len(pairs[0]) == schedule.num_ranks and not phase.has_gaps
@@ -150,8 +141,6 @@ def _seconds(
             return None
         if layout is not None and layout.too_many:
             return None
-    if schedule.op == "sendrecv":
-        done = np.maximum(done, arrivals[1])  # a send completes with its receive
     return done
 
 
@@ -161,34 +150,25 @@ def _ring_seconds(
     """Every member sends one message a step, always to the same neighbour."""
     src, dst = pairs
     number, latency, rate = routes.of(src, dst)
-    sender_of = np.empty_like(src)  # position of the pair that ends at each member
-    sender_of[dst] = np.arange(len(src))
-    position_of = np.empty_like(src)
-    position_of[src] = np.arange(len(src))
-    into = sender_of[src]
-    start = start[src]  # by position from here on
-    done = [start] * phase.window
+    into = np.argsort(dst)[src]  # position of the pair that ends where each begins
+    done = [start[src]] * phase.window  # by position
     delivered = np.full(len(src), -np.inf)
     index, detector = 0, _PaceDetector(phase)
     while index < phase.num_steps:
         num_bytes = phase.num_bytes(index)
-        free = done[index % phase.window] + latency
-        if phase.window > 1:
-            free = np.maximum(free, delivered)
+        free = np.maximum(done[index % phase.window] + latency, delivered)
         delivered = free + num_bytes / rate
         if layout is not None:
             layout.add(number, free, delivered)
         both = np.maximum(delivered, delivered[into])
         # Steps are done in order: a later one is not done before an earlier one.
-        done[index % phase.window] = (
-            both if phase.window == 1 else np.maximum(both, done[index % phase.window - 1])
-        )
+        done[index % phase.window] = np.maximum(both, done[index % phase.window - 1])
         index += 1
         if layout is None and detector.is_due(index):
             num_steps, later = detector.ahead(index, [*done, delivered])
             index += num_steps
             done, delivered = [each + later for each in done], delivered + later
-    result: Seconds = np.maximum.reduce(done)[position_of]
+    result: Seconds = np.maximum.reduce(done)[np.argsort(src)]
     return result
 
 
@@ -259,22 +239,17 @@ class _Layout:
         if not self.too_many:
             self._rows.append((number, begins, ends))
 
-    def fits(self, capacity: Seconds) -> bool:
+    def fits(self) -> bool:
         """Return whether no link ever carries more than its capacity."""
         if not self._count:
             return True
         number, begins, ends = (np.concatenate(column) for column in zip(*self._rows, strict=True))
-        routes = self._routes.links
-        hops = np.array([len(route) for route in routes], np.int64)
-        rate = np.array([min((float(capacity[link]) for link in route), default=0.0) for route in routes])
-        first = np.concatenate(([0], np.cumsum(hops)))
-        flat = np.array([link for route in routes for link in route], np.int64)
-        each = np.repeat(np.arange(len(number)), hops[number])
-        place = np.arange(len(each)) - np.repeat(np.cumsum(hops[number]) - hops[number], hops[number])
-        link = flat[first[number[each]] + place]
+        links = padded(self._routes.links)[number]
+        each, _ = np.nonzero(links >= 0)
+        link = links[links >= 0]
         slack = _ROUNDING * 1e-3 * max(float(ends.max()), 1e-12)
         instant = np.concatenate((begins[each] + slack, ends[each]))
-        share = rate[number[each]] / capacity[link]
+        share = np.array(self._routes.rate)[number[each]] / self._routes.capacity[link]
         change = np.concatenate((share, -share))
         brief = ends[each] - begins[each] <= slack  # nothing to drain
         change[np.concatenate((brief, brief))] = 0.0

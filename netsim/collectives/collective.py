@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -102,7 +103,21 @@ def collective(
     if num_bytes is None and op != "barrier":
         raise InputError(f'collective: {op} needs a size; give num_bytes, such as num_bytes="25 MB"')
     size = 0 if op == "barrier" else parse_bytes(num_bytes)
-    made = _plan(net, parsed, op, hosts, size, algorithm, root)
+    size *= len(hosts) if op == "all_to_all" else 1
+    if algorithm == "auto" and parsed.rendezvous:
+        algorithm = default_algorithm(op, gloo=True)
+    made = schedule(
+        op,
+        len(hosts),
+        num_bytes=size,
+        algorithm=algorithm,
+        root=root,
+        # Elements matter to gloo, which rounds its segments to them; all others cut to the byte.
+        element_bytes=4 if algorithm == "gloo" and size % 4 == 0 else 1,
+        hosts=hosts,
+        topology=net,
+        protocol=parsed,
+    )
     timing = time_collective(
         net, parsed, made, hosts, repeat=repeat, pause_seconds=pause_seconds, recorder=recorder
     )
@@ -114,7 +129,7 @@ def collective(
         bound_seconds=lower_bound_seconds(made, hosts, net),
         repeat_seconds=timing.seconds,
         window_limit=window_limit(
-            net, parsed, [(hosts[src], hosts[dst], size) for src, dst, size in made.pair_bytes]
+            net, parsed, [(hosts[src], hosts[dst], sent) for src, dst, sent in made.pair_bytes]
         ),
         dollars=net.egress_dollars(timing.link_bytes),
         schedule=made,
@@ -131,33 +146,6 @@ def _hosts(topology: Topology, ranks: Sequence[str | int] | None, op: str) -> tu
     if op == "sendrecv" and len(hosts) != 2:
         raise InputError(f"sendrecv: {len(hosts)} ranks given; name two, sender and receiver")
     return hosts
-
-
-def _plan(
-    topology: Topology,
-    protocol: Protocol,
-    op: str,
-    hosts: tuple[int, ...],
-    size: int,
-    algorithm: str,
-    root: int,
-) -> Schedule:
-    if op == "all_to_all":
-        size *= len(hosts)
-    if algorithm == "auto" and protocol.rendezvous:
-        algorithm = default_algorithm(op, gloo=True)
-    return schedule(
-        op,
-        len(hosts),
-        num_bytes=size,
-        algorithm=algorithm,
-        root=root,
-        # Elements matter to gloo, which rounds its segments to them; all others cut to the byte.
-        element_bytes=4 if algorithm == "gloo" and size % 4 == 0 else 1,
-        hosts=hosts,
-        topology=topology,
-        protocol=protocol,
-    )
 
 
 # Latencies are looked up pair by pair; of more members than this, so many stand for all.
@@ -269,15 +257,11 @@ def _partitions(hosts: Sequence[int], topology: Topology) -> Iterator[list[_Side
 
 def _sides(groups: dict[str, set[int]], party: dict[str, str], topology: Topology) -> list[_Side]:
     """Each group of members, with the total rates of the links out of and into its machines."""
-    leaving = dict.fromkeys(groups, 0.0)
-    entering = dict.fromkeys(groups, 0.0)
+    leaving, entering = defaultdict[str | None, float](float), defaultdict[str | None, float](float)
     for link in topology.links:
         source, target = party.get(link.source), party.get(link.target)
-        if source == target:
-            continue
-        if source in leaving:
+        if source != target:
             leaving[source] += link.bits_per_second / 8
-        if target in entering:
             entering[target] += link.bits_per_second / 8
     return [_Side(frozenset(groups[name]), leaving[name], entering[name]) for name in groups]
 

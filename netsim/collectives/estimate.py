@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from netsim.collectives.closed_form import PairRoutes, QuietNetwork, contention_free_seconds
+from netsim.collectives.closed_form import PairRoutes, contention_free_seconds, padded
 from netsim.collectives.schedules.schedule import ListedPhase, Phase, Step
 from netsim.collectives.start import time_collective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from netsim.collectives.schedules.schedule import Bytes, Ranks, Schedule
     from netsim.topology.protocol import Protocol
@@ -93,8 +93,7 @@ class Estimator:
         if schedule.num_messages <= _MOST_WHOLE:
             return self._simulated(schedule, hosts, repeat)
         if self._protocol.is_plain:
-            quiet = QuietNetwork.of(self._topology, self._protocol)
-            ends = contention_free_seconds(schedule, hosts, np.zeros(schedule.num_ranks), quiet)
+            ends = contention_free_seconds(schedule, hosts, self._topology, self._protocol)
             if ends is not None:
                 return float(ends.max())
         seconds = self.slowest_pairs_seconds(schedule, hosts)
@@ -120,18 +119,14 @@ class Estimator:
         is_long = self._protocol.has_windows and schedule.num_messages > _MOST_STEPWISE
         if not is_long or any(each is None for each in pairs):
             return None
-        topology, protocol = self._topology, self._protocol
-        rate = protocol.payload_bytes_per_second(topology)
-        pair_routes = PairRoutes(QuietNetwork.of(topology, protocol), hosts)
+        routes = PairRoutes(hosts, self._topology, self._protocol)
         src, dst = next(each for each in pairs if each is not None)
-        number, there, most = pair_routes.of(src, dst)
-        if not pair_routes.fit_at_once(rate) or any(
-            (each[1] != dst).any() for each in pairs if each is not None
-        ):
+        number, there, most = routes.of(src, dst)
+        if not routes.fit_at_once() or any((each[1] != dst).any() for each in pairs if each is not None):
             return None
-        _, back, _ = pair_routes.of(dst, src)
-        routes = [pair_routes.links[each] for each in number]
-        window = _transfer_windows(protocol, topology, routes, there + back)
+        _, back, _ = routes.of(dst, src)
+        links = padded([routes.links[each] for each in number])
+        window = _transfer_windows(self._protocol, self._topology, links, there + back)
         most = np.minimum(most, window / np.maximum(there + back, 1e-9))
         largest = max(schedule.phases, key=lambda phase: phase.num_steps).num_bytes(0).max(initial=0)
         slowest = np.argsort(-(there + largest / most), kind="stable")[:_SLOWEST_PAIRS]
@@ -220,8 +215,9 @@ class _Crowd:
     def __init__(self, topology: Topology, protocol: Protocol) -> None:
         self._topology, self._protocol = topology, protocol
         self._rate = protocol.payload_bytes_per_second(topology)
-        back = {(link.target, link.source): link.index for link in topology.links}
-        self._back = np.array([back.get((link.source, link.target), -1) for link in topology.links], np.int64)
+        index = {(link.source, link.target): link.index for link in topology.links}
+        # The link of the other direction; -1, which is the end of padded arrays, where there is none.
+        self._back = np.array([index.get((link.target, link.source), -1) for link in topology.links], int)
 
     def times(self, schedule: Schedule, hosts: Sequence[int]) -> tuple[float, FloatArray]:
         """Seconds from all members' common start to the end; and payload across each link, shape (links,)."""
@@ -236,9 +232,8 @@ class _Crowd:
         return seconds, total
 
     def _step_seconds(self, step: Step, routes: _Routes, load: FloatArray) -> float:
-        protocol, has_back = self._protocol, self._back >= 0
-        acks = np.zeros_like(load)
-        acks[self._back[has_back]] = load[has_back] * protocol.ack_share * protocol.payload_share
+        protocol = self._protocol
+        acks = np.append(load, 0.0)[self._back] * protocol.ack_share * protocol.payload_share
         # A link is busy from the arrival of its first byte until it has carried all.
         first = np.full(len(load) + 1, np.inf)
         for place in routes.links.T:
@@ -256,49 +251,36 @@ class _Crowd:
         return load[:-1]
 
     def _routes(self, step: Step, hosts: Ranks) -> _Routes:
-        """Routes of messages. Hosts with one link each share the route between their routers, which is found once."""
         topology = self._topology
-        doors = _doors(topology, set(hosts.tolist()))
-        sources, targets = hosts[step.src], hosts[step.dst]
-        if doors is None:
-            return self._looked_up(sources, targets)
-        out, into, router = doors
-        pairs, place = np.unique(router[sources] * len(router) + router[targets], return_inverse=True)
-        inner: list[tuple[int, ...]] = []
-        for first in np.unique(place, return_index=True)[1]:
-            src, dst = int(sources[first]), int(targets[first])
-            inner.append(topology.route(src, dst)[1:-1] if src != dst else ())
-        longest = max(map(len, inner), default=0)
-        middle = np.full((len(pairs), longest), -1, np.int64)
-        for row, between in zip(middle, inner, strict=True):
-            row[: len(between)] = between
-        links = np.column_stack([out[sources], middle[place], into[targets]])
-        links[sources == targets] = -1
-        return self._timed(links)
-
-    def _looked_up(self, sources: Ranks, targets: Ranks) -> _Routes:
-        routes = [
-            self._topology.route(*pair) for pair in zip(sources.tolist(), targets.tolist(), strict=True)
-        ]
-        links = np.full((len(routes), max(map(len, routes), default=0)), -1, np.int64)
-        for row, route in zip(links, routes, strict=True):
-            row[: len(route)] = route
-        return self._timed(links)
-
-    def _timed(self, links: Ranks) -> _Routes:
-        there = np.append(self._topology.latency_seconds, 0.0)
-        back = np.append(np.where(self._back >= 0, there[self._back], 0.0), 0.0)
+        links = self._links(hosts[step.src], hosts[step.dst], _doors(topology, set(hosts.tolist())))
+        there = np.append(topology.latency_seconds, 0.0)
+        back = np.append(there[self._back], 0.0)
         latency = there[links].sum(axis=1)
         round_trip = latency + back[links].sum(axis=1)
         return _Routes(
-            links, latency, round_trip, _transfer_windows(self._protocol, self._topology, links, round_trip)
+            links, latency, round_trip, _transfer_windows(self._protocol, topology, links, round_trip)
         )
+
+    def _links(self, sources: Ranks, targets: Ranks, doors: tuple[Ranks, Ranks, Ranks] | None) -> Ranks:
+        """Links of messages. Hosts with one link each share the route between their routers, which is found once."""
+        ends = zip(sources.tolist(), targets.tolist(), strict=True)
+        if doors is None:
+            return padded([self._topology.route(*pair) for pair in ends])
+        out, into, router = doors
+        _, first, place = np.unique(
+            router[sources] * len(router) + router[targets], return_index=True, return_inverse=True
+        )
+        pairs = zip(sources[first].tolist(), targets[first].tolist(), strict=True)
+        inner = padded([self._topology.route(*pair)[1:-1] for pair in pairs])
+        links = np.column_stack([out[sources], inner[place], into[targets]])
+        links[sources == targets] = -1
+        return links
 
 
 def _transfer_windows(
-    protocol: Protocol, topology: Topology, routes: Sequence[Iterable[int]] | Ranks, round_trips: FloatArray
+    protocol: Protocol, topology: Topology, routes: Ranks, round_trips: FloatArray
 ) -> FloatArray:
-    """Most payload in flight of a transfer on each route, whose links may be followed by -1."""
+    """Most payload in flight of a transfer on each route (`padded`)."""
     if not topology.measured_streams.any():
         return np.full(len(routes), protocol.transfer_window((), 0.0))
     return np.array(

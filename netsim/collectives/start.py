@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from netsim.collectives.closed_form import QuietNetwork, contention_free_seconds
-from netsim.collectives.schedules.direct import all_to_all_direct
+from netsim.collectives.closed_form import contention_free_seconds
+from netsim.collectives.schedules.algorithms import schedule
 from netsim.network.clock import Clock
 from netsim.network.collective import Collective, GlooCollective, StepMessages, StepSequence
 from netsim.network.network import Network
@@ -19,12 +19,12 @@ from netsim.weather.faults import Faults
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from netsim.collectives.schedules.schedule import Schedule, Step
+    from netsim.collectives.schedules.schedule import Schedule
     from netsim.network.trace import Recorder
     from netsim.topology.protocol import Protocol
     from netsim.topology.topology import Topology
 
-__all__ = ["Collective", "Timing", "start_all_to_all", "start_collective", "time_collective"]
+__all__ = ["Collective", "Timing", "link_bytes", "start_all_to_all", "start_collective", "time_collective"]
 
 # The messages of a schedule with more of them are made step by step each time, and not kept.
 _MOST_KEPT_MESSAGES = 100_000
@@ -94,24 +94,20 @@ def _start(
     return kind(engine, sequence, list(hosts), engine.group(group), on_done)
 
 
-def _sequence(schedule: Schedule) -> StepSequence:
-    is_kept = schedule.num_messages <= _MOST_KEPT_MESSAGES
+def _sequence(made: Schedule) -> StepSequence:
+    is_kept = made.num_messages <= _MOST_KEPT_MESSAGES
 
     def make(index: int) -> StepMessages:
-        return _messages(schedule.num_ranks, schedule.step(index))
+        step = made.step(index)
+        sizes = step.num_bytes.astype(np.float64).tolist()
+        return StepMessages(made.num_ranks, step.src.tolist(), step.dst.tolist(), sizes)
 
-    return StepSequence(schedule.num_ranks, schedule.gates, make, is_kept, schedule.op == "sendrecv")
-
-
-def _messages(num_ranks: int, step: Step) -> StepMessages:
-    sizes = step.num_bytes.astype(np.float64).tolist()
-    return StepMessages(num_ranks, step.src.tolist(), step.dst.tolist(), sizes)
+    return StepSequence(made.num_ranks, made.gates, make, is_kept, made.op == "sendrecv")
 
 
 def _pairs(num: int) -> tuple[list[int], list[int]]:
     """Sender and receiver of each message of an all_to_all, in each sender's order of posting."""
-    (phase,) = all_to_all_direct(num, np.arange(num * num + 1, dtype=np.int64))
-    step = phase.step(0)
+    step = schedule("all_to_all", num).step(0)
     return step.src.tolist(), step.dst.tolist()
 
 
@@ -158,85 +154,56 @@ def time_collective(
         DeadlockError: the collective can never end.
     """
     if protocol.is_plain and not topology.weather and recorder is None:
-        ends = contention_free_seconds(
-            made, hosts, np.zeros(made.num_ranks), QuietNetwork.of(topology, protocol)
-        )
-        if ends is not None:
-            link_bytes = _link_bytes(made, hosts, topology)
-            nothing = [0.0] * len(link_bytes)
-            return Timing([float(ends.max())] * repeat, ends.tolist(), link_bytes, nothing)
-    return _simulated(topology, protocol, made, hosts, repeat, pause_seconds, recorder)
-
-
-def _link_bytes(made: Schedule, hosts: Sequence[int], topology: Topology) -> list[float]:
-    """Payload across each link."""
-    totals = [0.0] * len(topology.links)
-    for src, dst, num_bytes in made.pair_bytes:
-        for link in topology.route(hosts[src], hosts[dst]):
-            totals[link] += num_bytes
-    return totals
-
-
-def _simulated(
-    topology: Topology,
-    protocol: Protocol,
-    made: Schedule,
-    hosts: Sequence[int],
-    repeat: int,
-    pause_seconds: float,
-    recorder: Recorder | None,
-) -> Timing:
-    """Time it on a live network."""
+        quiet = contention_free_seconds(made, hosts, topology, protocol)
+        if quiet is not None:
+            none = [0.0] * len(topology.links)
+            return Timing(
+                [float(quiet.max())] * repeat, quiet.tolist(), link_bytes(made, hosts, topology), none
+            )
     clock = Clock()
     network = Network(clock, topology, protocol)
     if recorder is not None:
         recorder.watch(network)
     faults = Faults(network)
-    seconds: list[float] = []
-    ends: list[float] = []
+    start, seconds, ends = 0.0, list[float](), dict[int, float]()
+
+    def note(member: int) -> None:
+        ends[member] = clock.now
+
+    def spans() -> list[Span]:
+        """Span of each member since the start, until it finished or until now."""
+        return [
+            Span(member, "communication", made.op, start, ends.get(member, clock.now), made.num_bytes)
+            for member in range(made.num_ranks)
+        ]
+
     before = others_before = network.link_bytes
     for repetition in range(repeat):
         if repetition and pause_seconds:
             clock.run(until=clock.now + pause_seconds)
         start, before, others_before = clock.now, network.link_bytes, network.background_link_bytes
-        ends = [np.inf] * made.num_ranks
-        waiting = _Waiting(ends, clock)
+        ends.clear()
         if recorder is not None:
-            recorder.unfinished_spans = partial(waiting.spans, made, start)
-        one = start_collective(network, made, hosts, on_done=waiting.note)
+            recorder.unfinished_spans = spans
+        one = start_collective(network, made, hosts, on_done=note)
         for member in range(made.num_ranks):
             one.arrive(member)
-        faults.run_until(waiting.is_empty)
+        faults.run_until(lambda: len(ends) == made.num_ranks)
         if recorder is not None:
-            recorder.spans += waiting.spans(made, start)
+            recorder.spans += spans()
             recorder.unfinished_spans = list
-        ends = [end - start for end in ends]
-        seconds.append(max(ends))
+        seconds.append(max(ends.values()) - start)
     background = network.background_link_bytes - others_before
     own = network.link_bytes - before - background
     own[own < 0.5] = 0.0  # rounding of sums: nothing of ours has crossed that link
-    return Timing(seconds, ends, own.tolist(), background.tolist())
+    rank_seconds = [ends[member] - start for member in range(made.num_ranks)]
+    return Timing(seconds, rank_seconds, own.tolist(), background.tolist())
 
 
-class _Waiting:
-    """Records the instant at which each member finishes."""
-
-    def __init__(self, ends: list[float], clock: Clock) -> None:
-        self._ends = ends
-        self._clock = clock
-        self._num_left = len(ends)
-
-    def note(self, member: int) -> None:
-        self._ends[member] = self._clock.now
-        self._num_left -= 1
-
-    def spans(self, made: Schedule, start: float) -> list[Span]:
-        """Span of each member since the start, until it finished or until now."""
-        ends = (end if end < np.inf else self._clock.now for end in self._ends)
-        return [
-            Span(member, "communication", made.op, start, end, made.num_bytes)
-            for member, end in enumerate(ends)
-        ]
-
-    def is_empty(self) -> bool:
-        return not self._num_left
+def link_bytes(made: Schedule, hosts: Sequence[int], topology: Topology) -> list[float]:
+    """Payload of a collective across each link."""
+    totals = [0.0] * len(topology.links)
+    for src, dst, num_bytes in made.pair_bytes:
+        for link in topology.route(hosts[src], hosts[dst]):
+            totals[link] += num_bytes
+    return totals

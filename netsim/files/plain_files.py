@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import stat
 import sys
 from contextlib import contextmanager
@@ -124,7 +123,7 @@ def _descriptor(path: Path) -> int | None:
 
 @contextmanager
 def _replaced(path: Path) -> Iterator[BinaryIO]:
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
         with open(partial, "xb") as file:
             if path.exists():

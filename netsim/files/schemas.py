@@ -158,6 +158,8 @@ _BOUNDS = {
     "greater_than_equal": ("at least", "ge"),
     "less_than": ("less than", "lt"),
     "less_than_equal": ("at most", "le"),
+    "too_short": ("at least", "min_length"),
+    "too_long": ("at most", "max_length"),
 }
 
 
@@ -166,11 +168,8 @@ def _expectation(kind: str, context: Mapping[str, Any], given: object, message: 
         return _EXPECTED[kind]
     if kind in _BOUNDS:
         words, key = _BOUNDS[kind]
-        return f"expected {words} {context[key]}"
-    if kind in ("too_short", "too_long"):
-        bound = ("at least", "min_length") if kind == "too_short" else ("at most", "max_length")
-        noun = "characters" if isinstance(given, str) else "entries"
-        return f"expected {bound[0]} {context[bound[1]]} {noun}"
+        noun = "" if not key.endswith("length") else " characters" if isinstance(given, str) else " entries"
+        return f"expected {words} {context[key]}{noun}"
     if kind == "literal_error":
         return f"expected {context['expected'].lower()}"
     return message[:1].lower() + message[1:]

@@ -115,8 +115,7 @@ class TopologyBuilder:
         large for a topology file.
         """
         text = self._text([])
-        topology = self._loaded(text)
-        routes = self._direct_routes(topology) if self.are_ends_measured else self._explicit_routes(topology)
+        routes = self._routes(self._loaded(text))
         if routes:
             text = self._text(routes)
             self._loaded(text)
@@ -136,27 +135,21 @@ class TopologyBuilder:
     def _loaded(self, text: str) -> Topology:
         return Topology.from_mapping(cast("dict[str, Any]", parse_document(text).data), where=self.name)
 
-    def _explicit_routes(self, topology: Topology) -> list[str]:
-        """Routes of the source file that differ from those of least latency."""
+    def _routes(self, topology: Topology) -> list[str]:
+        """Routes of the source file, or between measured ends, that differ from those of least latency."""
+        wanted = self.through
+        if self.are_ends_measured:
+            ends = {(link.one, link.other) for link in self.links}
+            pairs = sorted({*ends, *((other, one) for one, other in ends)})
+            wanted = {pair: list(pair) if self.regions else [] for pair in pairs}
         routes = []
-        for (source, target), via in self.through.items():
-            links = topology.route(topology.host_index(source), topology.host_index(target))
-            if [topology.links[link].target for link in links][:-1] != via:
+        for (source, target), via in wanted.items():
+            first, last = (
+                topology.host_index(f"{end}.0" if self.regions else end) for end in (source, target)
+            )
+            if [topology.links[link].target for link in topology.route(first, last)][:-1] != via:
                 through = ", ".join(map(_quoted, via))
                 routes.append(f"  - {{from: {_quoted(source)}, to: {_quoted(target)}, through: [{through}]}}")
-        return routes
-
-    def _direct_routes(self, topology: Topology) -> list[str]:
-        """Routes of pairs that would go through a third place."""
-        routes = []
-        places = list(self.regions) or self.hosts
-        linked = {(link.one, link.other) for link in self.links}
-        first = {place: topology.host_index(f"{place}.0" if self.regions else place) for place in places}
-        for one, other in sorted({*linked, *((other, one) for one, other in linked)}):
-            hops = 3 if self.regions else 1
-            if len(topology.route(first[one], first[other])) != hops:
-                through = f"[{_quoted(one)}, {_quoted(other)}]" if self.regions else "[]"
-                routes.append(f"  - {{from: {_quoted(one)}, to: {_quoted(other)}, through: {through}}}")
         return routes
 
     def _lines(self, routes: Iterable[str], is_short: bool = False) -> Iterable[str]:

@@ -234,29 +234,27 @@ def remarks_on_lines(
     >>> line.partition(":")[0]
     "home's rates to all others are alike (39 to 40 Mbit/s)"
     """
-    up, down = _alike(rates, 0), _alike(rates, 1)
-    sending = {
-        one: each for one, each in up.items() if len(down) == len(lines) or not each.others <= down.keys()
-    }
-    receiving = {
-        one: each for one, each in down.items() if len(up) == len(lines) or not each.others <= up.keys()
-    }
+    sides = _alike(rates, 0), _alike(rates, 1)
+    telling = [
+        {
+            place: each
+            for place, each in side.items()
+            if len(other) == len(lines) or not each.others <= other.keys()
+        }
+        for side, other in (sides, sides[::-1])
+    ]
     remarks = []
-    for place, (hosts, own_up, own_down) in lines.items():
-        sends, gets = sending.get(place), receiving.get(place)
-        sends = sends if sends is not None and own_up * hosts > sends.most * _ALIKE else None
-        gets = gets if gets is not None and own_down * hosts > gets.most * _ALIKE else None
-        said = []
-        if sends is not None:
-            own_up = sends.most
-            said.append(f"{place}'s rates to all others are alike ({_span(sends, payload)})")
-        if gets is not None:
-            own_down = gets.most
-            said.append(f"all others' rates to {place} are alike ({_span(gets, payload)})")
-        if said:
+    for place, (hosts, *own) in lines.items():
+        reasons = []
+        for end, reason in enumerate((f"{place}'s rates to all others", f"all others' rates to {place}")):
+            alike = telling[end].get(place)
+            if alike is not None and own[end] * hosts > alike.most * _ALIKE:
+                own[end] = alike.most
+                reasons.append(f"{reason} are alike ({_span(alike, payload)})")
+        if reasons:
             remarks.append(
-                f"{', and '.join(said)}: probably its own line, which it would have here to each of them at once;"
-                f" measure two at once, or give {_options(place, hosts, own_up, own_down)} (bytes on the wire)"
+                f"{', and '.join(reasons)}: probably its own line, which it would have here to each of them at once;"
+                f" measure two at once, or give {_options(place, hosts, *own)} (bytes on the wire)"
             )
     if len(remarks) > _MOST_REMARKS:
         text = f"likewise of {len(remarks) - _MOST_REMARKS:,} more places"

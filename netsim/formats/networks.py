@@ -25,6 +25,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 from xml.etree import ElementTree
@@ -130,21 +131,16 @@ def write_simgrid(topology: Topology) -> str:
         f'  <zone id={quoteattr(topology.name)} routing="Full">',
     ]
     lines += [f'    <host id={quoteattr(host.name)} speed="1Gf"/>' for host in topology.hosts]
-    names = [link.name for link in topology.links]
-    for name, link in zip(names, topology.links, strict=True):
+    for link in topology.links:
         lines.append(
-            f'    <link id={quoteattr(name)} bandwidth="{link.bits_per_second / 8!r}Bps"'
+            f'    <link id={quoteattr(link.name)} bandwidth="{link.bits_per_second / 8!r}Bps"'
             f' latency="{link.latency_seconds!r}s"/>'
         )
-    for src in topology.hosts:
-        for dst in topology.hosts:
-            if src.index != dst.index:
-                steps = "".join(
-                    f"<link_ctn id={quoteattr(names[link])}/>"
-                    for link in topology.route(src.index, dst.index)
-                )
-                ends = f"src={quoteattr(src.name)} dst={quoteattr(dst.name)}"
-                lines.append(f'    <route {ends} symmetrical="NO">{steps}</route>')
+    for src, dst in itertools.permutations(topology.hosts, 2):
+        route = (topology.links[link].name for link in topology.route(src.index, dst.index))
+        steps = "".join(f"<link_ctn id={quoteattr(name)}/>" for name in route)
+        ends = f"src={quoteattr(src.name)} dst={quoteattr(dst.name)}"
+        lines.append(f'    <route {ends} symmetrical="NO">{steps}</route>')
     return "\n".join([*lines, "  </zone>", "</platform>", ""])
 
 
@@ -172,13 +168,12 @@ def read_simgrid(path: str | Path, text: str) -> TopologyBuilder:
             )
     if next(root.iter("zoneRoute"), next(root.iter("ASroute"), None)) is not None:
         raise InputError(f"{path}: zones with routes between them: only one zone is read")
-    links = _simgrid_links(path, root)
+    figures = _simgrid_links(path, root)
     routes = _simgrid_routes(path, root)
     if not hosts or not routes or clusters:
         raise InputError(f"{path}: expected a zone with full routing (hosts, links, routes), or one cluster")
     if len(set(hosts)) < len(hosts):
         raise InputError(f"{path}: two hosts have one id: give each its own")
-    figures = links
     for src, dst, steps in routes:
         for end in {src, dst} - set(hosts):
             raise InputError(f"{path}: a route begins or ends at host {end!r}, which is not there")
@@ -441,17 +436,15 @@ def write_astrasim(topology: Topology) -> str:
     num = len(topology.hosts)
     figures = {(link.bits_per_second, link.latency_seconds) for link in topology.links}
     ends = {(link.source, link.target) for link in topology.links}
-    names = [host.name for host in topology.hosts]
-    block = ""
-    if len(figures) == 1 and num > 1:
-        neighbours = {name: {target for source, target in ends if source == name} for name in names}
-        if len(topology.routers) == 1 and all(near == set(topology.routers) for near in neighbours.values()):
-            block = "Switch"
-        elif not topology.routers and all(len(near) == num - 1 for near in neighbours.values()):
-            block = "FullyConnected"
-        elif not topology.routers and all(len(near) == 2 for near in neighbours.values()):
-            block = "Ring"
-    if not block:
+    neighbours = [{target for source, target in ends if source == host.name} for host in topology.hosts]
+    degrees = {len(near) for near in neighbours}
+    shapes = {
+        "Switch": len(topology.routers) == 1 and all(near == set(topology.routers) for near in neighbours),
+        "FullyConnected": not topology.routers and degrees == {num - 1},
+        "Ring": not topology.routers and degrees == {2},
+    }
+    block = next((shape for shape, fits in shapes.items() if fits and len(figures) == 1 and num > 1), None)
+    if block is None:
         raise InputError(
             f"{topology.name}: ASTRA-sim's network files know a switch, a full mesh or a ring of equal links only: "
             "export as simgrid, or give each region a topology of its own"
@@ -518,11 +511,11 @@ def read_graph(path: str | Path, text: str, assumed: Assumed) -> TopologyBuilder
     if len(pieces) > 1 or len(pieces[0]) < graph.number_of_nodes():
         sources.append(f"Of its pieces the largest, of {format_count(len(pieces[0]), 'node')}.")
     taken: dict[str, str] = {}
+    texts = {node: facts.get("label", node) for node, facts in graph.nodes(data=True)}
+    uses = Counter(texts.values())
     label = {
-        node: safe_name(f"{graph.nodes[node].get('label', node)}", taken)
-        if _is_single(graph, node)
-        else safe_name(f"{graph.nodes[node].get('label', node)}-{node}", taken)
-        for node in graph.nodes
+        node: safe_name(f"{text}" if uses[text] == 1 else f"{text}-{node}", taken)
+        for node, text in texts.items()
         if node in pieces[0]
     }
     builder = TopologyBuilder(name, sources, hosts=list(label.values()))
@@ -545,12 +538,6 @@ def _parsed_gml(text: str) -> Any:
     return nx.parse_gml(
         re.sub(r"graph\s*\[", "graph [ multigraph 1 ", text, count=1).splitlines(), label="id"
     )
-
-
-def _is_single(graph: Any, node: Any) -> bool:
-    """Return whether no other node has its label."""
-    own = graph.nodes[node].get("label", node)
-    return [facts.get("label", other) for other, facts in graph.nodes(data=True)].count(own) == 1
 
 
 def _graph_link(
@@ -578,9 +565,9 @@ def _graph_link(
     }
     if labels:
         notes.append(f"rate by its label {' and '.join(sorted(labels))}")
-    points = [_coordinates(nodes[node]) for node in (source, target)]
-    if points[0] is not None and points[1] is not None:
-        latency = great_circle_metres(points[0], points[1]) / _FIBRE_METRES_PER_SECOND
+    here, there = _coordinates(nodes[source]), _coordinates(nodes[target])
+    if here is not None and there is not None:
+        latency = great_circle_metres(here, there) / _FIBRE_METRES_PER_SECOND
         notes.append("latency estimated from coordinates")
     elif assumed.latency_seconds is not None:
         latency = assumed.latency_seconds

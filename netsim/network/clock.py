@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 import simpy
-from simpy.core import StopSimulation
+from simpy.core import EmptySchedule, StopSimulation
 from simpy.events import NORMAL, URGENT, EventPriority
 
 from netsim.errors import InputError
@@ -91,24 +91,11 @@ class Clock(simpy.Environment):
 
         The event has a step of its own: the caller can test, before it, whether anything can still happen.
         """
-        queue, engines = self._queue, self._engines
-        until, is_included = (queue[0][0], queue[0][1] > _NETWORK) if queue else (math.inf, False)
-        if len(engines) == 1:
-            due = engines[0].next_due()
-        else:
-            due = min([engine.next_due() for engine in engines], default=math.inf)
-        if due < until or (due == until and is_included):
-            if len(engines) == 1:
-                engines[0].advance(until, is_included)
-            else:
-                self._advance_all(until, is_included)
-            for engine in engines:
-                engine.now = self._now
+        queue = self._queue
+        # The network has lived up to now, and has its turn in this instant when SimPy's own events have had theirs.
+        goes_on = queue and queue[0][0] == self._now and queue[0][1] <= _NETWORK
+        if not goes_on and self._network_lives():
             return
-        if not queue:
-            super().step()  # raises: nothing is left
-        for engine in engines:
-            engine.now = until
         # SimPy's own step, without its overhead for every event.
         self._now, _, _, event = heappop(queue)
         callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
@@ -121,6 +108,22 @@ class Clock(simpy.Environment):
             raise
         if not event._ok and not hasattr(event, "_defused"):
             raise type(event._value)(*event._value.args) from event._value
+
+    def _network_lives(self) -> bool:
+        """Let the networks live until the next event of SimPy; False if that is the next to happen."""
+        queue, engines = self._queue, self._engines
+        until, is_included = (queue[0][0], queue[0][1] > _NETWORK) if queue else (math.inf, False)
+        due = min([engine.next_due() for engine in engines], default=math.inf)
+        lives = due < until or (due == until and is_included)
+        if not lives and not queue:
+            raise EmptySchedule
+        if lives and len(engines) == 1:
+            engines[0].advance(until, is_included)
+        elif lives:
+            self._advance_all(until, is_included)
+        for engine in engines:
+            engine.now = self._now if lives else until
+        return lives
 
     def _advance_all(self, until: float, is_included: bool) -> None:
         """Let several networks live until `until`, or until one has called code above it."""

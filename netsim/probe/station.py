@@ -63,7 +63,8 @@ class Station:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             self._listener = socket.create_server(self._place, family=family, backlog=128)
         except OSError as error:
-            raise InputError(f"listen at {host}:{port}: {_why(error)}") from None
+            reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+            raise InputError(f"listen at {host}:{port}: {reason}") from None
         threading.Thread(target=self._accept, name="probe", daemon=True).start()
         return self
 
@@ -211,14 +212,13 @@ class Station:
         raise PeerError(f"asked for {asked['do']!r}, which it does not know")
 
 
-def _why(error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return "the port is taken: end what listens there, or give another (NAME=ADDRESS:PORT, the same on all hosts)"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return "this machine has no such address: say where to listen with --listen ADDRESS:PORT"
-    if error.errno == errno.EACCES:
-        return "ports below 1024 are root's: choose one above"
-    return f"{error.strerror or error}"
+_REASONS = {
+    errno.EADDRINUSE: (
+        "the port is taken: end what listens there, or give another (NAME=ADDRESS:PORT, the same on all hosts)"
+    ),
+    errno.EADDRNOTAVAIL: "this machine has no such address: say where to listen with --listen ADDRESS:PORT",
+    errno.EACCES: "ports below 1024 are root's: choose one above",
+}
 
 
 class GlooTiming:
@@ -263,7 +263,7 @@ class GlooTiming:
         try:
             # Not by `communicate`, which would close its input: that ends it.
             self._process.wait(seconds)
-            said, complaint = self._process.stdout.read(1 << 16), self._process.stderr.read(1 << 16)
+            output, errors = self._process.stdout.read(1 << 16), self._process.stderr.read(1 << 16)
         except subprocess.TimeoutExpired:
             raise PeerError(
                 f"gloo: no result within {seconds:.0f} s: are all ports open between the hosts?"
@@ -271,9 +271,9 @@ class GlooTiming:
         finally:
             self.close()
         if self._process.returncode:
-            last = complaint.decode(errors="replace").strip().rpartition("\n")[2]
+            last = errors.decode(errors="replace").strip().rpartition("\n")[2]
             raise PeerError(f"gloo: {last[:300] or f'ended with {self._process.returncode}'}")
-        found = json.loads(said)
+        found = json.loads(output)
         assert isinstance(found, dict)
         return found
 

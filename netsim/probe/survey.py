@@ -50,19 +50,17 @@ class Asked:
 
     def num_steps(self, num_hosts: int) -> int:
         """Number of measurements of the whole survey."""
-        pairs = num_hosts * (num_hosts - 1)
-        return (
-            pairs // 2
-            + 2 * pairs
-            + (2 * num_hosts if num_hosts > 2 else 0)
-            + (pairs // 2 if self.gloo else 0)
-        )
+        num_pairs = num_hosts * (num_hosts - 1) // 2
+        return self._num_sent(num_hosts) + num_pairs * (2 if self.gloo else 1)
 
     def likely_seconds(self, num_hosts: int) -> float:
         """Expected duration of the whole survey."""
-        pairs = num_hosts * (num_hosts - 1)
-        sent = 2 * pairs + (2 * num_hosts if num_hosts > 2 else 0)
-        return sent * (self.seconds + 0.7) + pairs * 0.5 + (pairs // 2 * 15.0 if self.gloo else 0.0)
+        num_pairs = num_hosts * (num_hosts - 1) // 2
+        return self._num_sent(num_hosts) * (self.seconds + 0.7) + num_pairs * (16.0 if self.gloo else 1.0)
+
+    def _num_sent(self, num_hosts: int) -> int:
+        """Number of measurements of throughput."""
+        return 2 * num_hosts * (num_hosts - 1) + (2 * num_hosts if num_hosts > 2 else 0)
 
 
 @dataclass
@@ -268,7 +266,7 @@ class _Lead:
     def _send(
         self, pairs: Sequence[tuple[str, str]], streams: int
     ) -> list[tuple[float, float, dict[str, Any]]]:
-        """All pairs at once; of each (goodput, spread, what the sender saw)."""
+        """All pairs at once; of each (goodput, spread, figures of the sender)."""
         share = self._asked.most_bytes // len(pairs)
         rtt = max(self.found.rtt_seconds[pair] for pair in pairs)
         seconds = max(self._asked.seconds, _LEAST_TRIPS * rtt)
@@ -282,7 +280,7 @@ class _Lead:
             self.channels[sender].send(
                 do="send", targets=targets, seconds=seconds, bytes=share * len(targets)
             )
-        said = {sender: self._reply(sender, seconds + 60.0) for sender in senders}
+        replies = {sender: self._reply(sender, seconds + 60.0) for sender in senders}
         rates = []
         for pair in pairs:
             arrived = self._ask(
@@ -292,7 +290,7 @@ class _Lead:
                 raise PeerError(
                     f"{pair[0]} to {pair[1]}: nothing arrived within {seconds:g} s: give more with --seconds"
                 )
-            rates.append((arrived["rate"], arrived["spread"], said[pair[0]]))
+            rates.append((arrived["rate"], arrived["spread"], replies[pair[0]]))
         time.sleep(0.1 + 2 * rtt)  # until queues have drained
         return rates
 
@@ -355,18 +353,14 @@ def _sources(found: Found) -> list[str]:
 
 
 def _region(found: Found, host: str) -> str:
-    sends = _line(
-        found, host, found.sends.get(host), [way for pair, way in found.ways.items() if pair[0] == host]
-    )
-    receives = _line(
-        found, host, found.receives.get(host), [way for pair, way in found.ways.items() if pair[1] == host]
-    )
+    sends = _line(found.sends.get(host), [way for (one, _), way in found.ways.items() if one == host])
+    receives = _line(found.receives.get(host), [way for (_, to), way in found.ways.items() if to == host])
     text = f"sends {sends[1]}; receives {receives[1]}"
     entry = region_entry(1, _rounded(sends[0]), _rounded(receives[0]), "0 ms", found.asked.streams)
     return f"{entry}  # {text}"
 
 
-def _line(found: Found, host: str, limit: Limit | None, ways: Sequence[RouteResult]) -> tuple[float, str]:
+def _line(limit: Limit | None, ways: Sequence[RouteResult]) -> tuple[float, str]:
     """Goodput of a host's own link, and its evidence."""
     if limit is None:
         return max(way.best for way in ways), "at least this, its one way"

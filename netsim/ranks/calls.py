@@ -39,6 +39,7 @@ class _InFlight:
 
     call: Call
     num_bytes: int  # of all members that have posted, where each knows its own part
+    num_ranks: int  # a message to oneself has two members and one rank
     enter: Enter
     cancel: Cancel
     done_at: dict[int, float] = field(default_factory=dict)  # rank -> grid instant
@@ -99,7 +100,15 @@ def start_at_once(call: Call, group: Hashable, on_done: Callable[[int], None]) -
             waiting.remove(each)
             on_done(each)
 
-    return enter, lambda: None
+    return enter, _nothing
+
+
+def _nothing() -> None:
+    """There is nothing to cancel."""
+
+
+def _ignore(member: int, call: Call) -> None:
+    """Nobody enters a call that has yet to start or is over."""
 
 
 def _box_of(key: Key) -> Hashable:
@@ -136,6 +145,8 @@ class Calls:
         on_span: called with each span of communication as it ends; None: spans are not made.
         on_broken: called with a group whose calls have ended undone.
         on_withdrawn: called with a message whose only post was withdrawn.
+        network_seconds: by rank; `wait` adds its seconds that were the network's: all but those until the last member
+            had posted, where the call did not end for this rank before.
 
     Attributes:
         on_progress: called as calls come under way and end; None: not followed.
@@ -147,10 +158,11 @@ class Calls:
         start: StartCall,
         collectives_in_flight: int,
         on_span: Callable[[Span], None] | None,
-        on_broken: Callable[[Hashable], None] = lambda group: None,
-        on_withdrawn: Callable[[Key], None] = lambda key: None,
+        on_broken: Callable[[Hashable], None],
+        on_withdrawn: Callable[[Key], None],
+        network_seconds: list[float],
     ) -> None:
-        self._on_withdrawn = on_withdrawn
+        self._on_withdrawn, self._network_seconds = on_withdrawn, network_seconds
         self._clock, self._start_call, self._on_span = clock, start, on_span
         self._width = collectives_in_flight
         self._in_flight: dict[Key, _InFlight] = {}
@@ -238,8 +250,9 @@ class Calls:
         return True
 
     def _start(self, key: Key, call: Call) -> _InFlight:
-        start = self._start_call if len(set(call.ranks)) > 1 else start_at_once
-        flight = _InFlight(call, call.num_bytes, enter=lambda member, call: None, cancel=lambda: None)
+        num_ranks = len(set(call.ranks))
+        start = self._start_call if num_ranks > 1 else start_at_once
+        flight = _InFlight(call, call.num_bytes, num_ranks, _ignore, _nothing)
         flight.enter, flight.cancel = start(call, key.group, lambda member: self._done(key, flight, member))
         self._in_flight[key] = flight
         return flight
@@ -362,8 +375,10 @@ class Calls:
         if sleeper is not None:
             self._clock.wake(sleeper, done_at)
         # The grid has no instant between now and `done_at`: a wait from here on ends at once.
-        if len(flight.done_at) == len(set(flight.call.ranks)):
+        if len(flight.done_at) == flight.num_ranks:
             self._in_flight.pop(key, None)
+            # These refer to the flight, too: a cycle that would be left to the garbage collector.
+            flight.enter, flight.cancel = _ignore, _nothing
         if flight.call.op == "sendrecv":
             return
         lane = self._lanes[key.group, rank]
@@ -377,16 +392,11 @@ class Calls:
             following, post = lane[self._width - 1]
             following.enter(post.member, post.call)
 
-    def wait(self, rank: int, key: Key, seconds: float = math.inf) -> Generator[simpy.Event, None, float]:
-        """Wait until the call is over for this rank, or its group broken; after `seconds` it breaks.
-
-        Returns:
-            The seconds of it that were the network's: all but those until the last member had posted, where the
-            call did not end for this rank before.
-        """
+    def wait(self, rank: int, key: Key, seconds: float = math.inf) -> Generator[simpy.Event, None, None]:
+        """Wait until the call is over for this rank, or its group broken; after `seconds` it breaks."""
         flight, begin = self._in_flight.get(key), self._clock.now
         if flight is None:
-            return 0.0
+            return
         if rank not in flight.done_at:
             if seconds < math.inf:
                 self._give(seconds, key, flight, rank)
@@ -397,9 +407,9 @@ class Calls:
         elif flight.done_at[rank] > self._clock.now:
             yield self._clock.at(flight.done_at[rank])
         has_come = len(flight.members) == len(flight.call.ranks)
-        if key in self._undone and not has_come:
-            return 0.0
-        return float(self._clock.now - max(begin, flight.last_posted_at if has_come else begin))
+        if has_come or key not in self._undone:
+            since = max(begin, flight.last_posted_at) if has_come else begin
+            self._network_seconds[rank] += self._clock.now - since
 
     def network_seconds(self, rank: int, begin: float, instant: float) -> float:
         """Seconds since the last member's post, of a wait from `begin` that is not over at `instant`."""

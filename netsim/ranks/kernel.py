@@ -282,7 +282,13 @@ class Kernel:
         self._down = downtime.hosts if downtime is not None else frozenset()
         self._uptime = _Uptime(self.clock, downtime, hosts, self._lost, self._spans)
         self._calls = Calls(
-            self.clock, start, collectives_in_flight, sink.on_span, sink.broken, sink.withdrawn
+            self.clock,
+            start,
+            collectives_in_flight,
+            sink.on_span,
+            sink.broken,
+            sink.withdrawn,
+            self.network_seconds,
         )
         self._on_progress: OnProgress | None = None
         self._mailboxes = Mailboxes(self.clock, start, start_at_once)
@@ -462,14 +468,7 @@ class Kernel:
 
     def _wait_for_call(self, rank: int, wait: Wait) -> Generator[simpy.Event, None, None]:
         name = self._calls.op(wait.key) if self._spans is not None else ""
-        yield from self._wait(rank, name, self._network_wait(rank, wait.key), wait.key)
-
-    def _network_wait(
-        self, rank: int, key: Key, seconds: float = math.inf
-    ) -> Generator[simpy.Event, None, None]:
-        """Wait for a call, and count the network's part of it."""
-        network = yield from self._calls.wait(rank, key, seconds)
-        self.network_seconds[rank] += network
+        yield from self._wait(rank, name, self._calls.wait(rank, wait.key), wait.key)
 
     def _stand(self, rank: int, stand: Stand) -> Generator[simpy.Event, None, None]:
         yield from self._wait(rank, "others", _until(self.clock.at(stand.until)))
@@ -500,7 +499,7 @@ class Kernel:
         yield self.clock.at(self.clock.now)
 
     def _await(self, rank: int, question: Await) -> Generator[simpy.Event, None, CallEnding]:
-        yield from self._network_wait(rank, question.key, question.seconds)
+        yield from self._calls.wait(rank, question.key, question.seconds)
         return self._calls.ending(rank, question.key)
 
     def _wait(

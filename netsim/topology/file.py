@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import difflib
 import itertools
-from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from netsim.topology.topology import Topology
-    from netsim.topology.weather import Weather
 
 __all__ = [
     "MAX_EVENTS",
@@ -43,7 +41,6 @@ __all__ = [
     "MAX_ROUTES",
     "HostEntry",
     "LinkEntry",
-    "Parts",
     "RegionEntry",
     "RouteEntry",
     "TopologyFile",
@@ -51,7 +48,7 @@ __all__ = [
     "plain_form",
     "quality",
     "rates",
-    "read_parts",
+    "read_topology",
 ]
 
 MAX_HOSTS = 20_000
@@ -67,6 +64,8 @@ class MeasuredEntry(Schema):
 class _Pipe(Schema):
     """Keys common to links and regions' network cards: rates each way, latency, loss, queue."""
 
+    _rate_key: ClassVar[str]  # of a rate that holds both ways
+
     up: Rate | None = None
     down: Rate | None = None
     latency: Duration | None = None
@@ -75,64 +74,45 @@ class _Pipe(Schema):
     queue: Packets | None = None
     measured: MeasuredEntry | None = None
 
-    @property
-    def measured_streams(self) -> int | None:
-        """Streams whose goodput the rates are; None where they are nominal."""
-        return None if self.measured is None else self.measured.streams
-
-    @property
-    def quality(self) -> tuple[float, float, int | None]:
-        """One-way latency in seconds, 0 where none is given; loss; packets that the queue holds."""
-        seconds = self.rtt / 2 if self.rtt is not None else self.latency or 0.0
-        return seconds, self.loss, self.queue
-
-    def _rates(self, both_ways: float | None) -> tuple[float, float]:
-        return (self.up or 0.0, self.down or 0.0) if both_ways is None else (both_ways, both_ways)
-
-    def _check(self, both_ways: float | None, key: str) -> None:
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        both_ways, key = getattr(self, self._rate_key), self._rate_key
         if self.latency is not None and self.rtt is not None:
             raise InputError("give either latency (one way) or rtt (twice that), not both")
         if both_ways is not None and (self.up is not None or self.down is not None):
             raise InputError(f"give either {key} (each way) or up and down, not both")
         if both_ways is None and (self.up is None or self.down is None):
             raise InputError(f"give {key} (each way), or both up and down, such as '100 Mbit/s'")
+        return self
+
+    def link(self, index: int, source: str, target: str, *, is_up: bool) -> Link:
+        """One direction; `up` leads from the first name in `between`, or from a region's host to its router."""
+        rate = getattr(self, self._rate_key) or (self.up if is_up else self.down) or 0.0
+        seconds = self.rtt / 2 if self.rtt is not None else self.latency or 0.0
+        streams = None if self.measured is None else self.measured.streams
+        egress = getattr(self, "egress", 0.0)
+        return Link(index, source, target, rate, seconds, self.loss, self.queue, egress, streams)
 
 
 class LinkEntry(_Pipe):
     """A connection of two hosts or routers; `up` is from the first name in `between` to the second."""
 
+    _rate_key = "bandwidth"
+
     between: Ends
     bandwidth: Rate | None = None
     egress: Price = 0.0
-
-    @model_validator(mode="after")
-    def _complete(self) -> LinkEntry:
-        self._check(self.bandwidth, "bandwidth")
-        return self
-
-    @property
-    def rates(self) -> tuple[float, float]:
-        """Bits per second from the first name in `between` to the second, and back."""
-        return self._rates(self.bandwidth)
 
 
 class RegionEntry(_Pipe):
     """Hosts REGION.0, REGION.1, ... behind a router REGION; `nic` (or `up`, `down`) is each host's own link."""
 
+    _rate_key = "nic"
+
     hosts: Annotated[int, Field(ge=1, le=MAX_HOSTS)]
     nic: Rate | None = None
     device: Name | None = None
     devices: Annotated[int, Field(ge=1)] | None = None
-
-    @model_validator(mode="after")
-    def _complete(self) -> RegionEntry:
-        self._check(self.nic, "nic")
-        return self
-
-    @property
-    def rates(self) -> tuple[float, float]:
-        """Bits per second from each host to the region's router, and back."""
-        return self._rates(self.nic)
 
 
 class HostEntry(Schema):
@@ -213,52 +193,28 @@ _MANY_NAMES = 40  # more are not listed in an error, only the likeliest
 _MANY_PROBLEMS = 20
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Parts of a topology in canonical order: natural name order of hosts, routers, regions and links."""
+def read_topology(document: Document, name: str, folder: Path) -> dict[str, Any]:
+    """Check a document, and return the fields of its `Topology`, in canonical order.
 
-    file: TopologyFile
-    hosts: tuple[Host, ...]
-    routers: tuple[str, ...]
-    regions: tuple[str, ...]
-    links: tuple[Link, ...]
-    routes: Mapping[tuple[int, int], tuple[int, ...]]  # explicit ones: host indices -> link indices
-    weather: Weather
+    Args:
+        document: a topology file.
+        name: of the topology, where the file gives none.
+        folder: files that the document names are looked for there.
 
-
-@dataclass(frozen=True)
-class _ReadPipe:
-    """Two links, one each way, as one entry of the file has them."""
-
-    source: str
-    target: str
-    up: float
-    down: float
-    quality: tuple[float, float, int | None]  # latency in seconds, loss, packets that the queue holds
-    dollars_per_byte: float = 0.0
-    measured_streams: int | None = None
-
-
-@dataclass
-class _Nodes:
-    """Named hosts and routers, and where in the file each was named."""
-
-    # -> region, device, devices
-    hosts: dict[str, tuple[str | None, str | None, int | None]] = field(default_factory=dict)
-    routers: dict[str, None] = field(default_factory=dict)
-    paths: dict[str, KeyPath] = field(default_factory=dict)
-
-
-def read_parts(document: Document, folder: Path) -> Parts:
-    """Check a document and put its parts in order; files it names are looked for in `folder`.
-
-    Raises InputError with every mistake by line and key.
+    Raises:
+        InputError: lists every mistake by line and key.
     """
-    return _Builder(document).parts(folder)
+    return _Builder(document).fields(name, folder)
 
 
 class _Builder:
-    """Checks and builds the parts of a topology, each check relying on those before."""
+    """Checks and builds the parts of a topology, each check relying on those before.
+
+    Attributes:
+        paths: host or router -> where the file names it.
+        hosts: name -> region, device, devices.
+        rank: host or router -> position in natural name order.
+    """
 
     def __init__(self, document: Document) -> None:
         if document.data is None:
@@ -266,36 +222,39 @@ class _Builder:
         self.document = document
         self.file = validate_document(TopologyFile, document)
         self.problems: list[ConfigError] = []
+        self.paths: dict[str, KeyPath] = {}
+        self.hosts: dict[str, tuple[str | None, str | None, int | None]] = {}
 
-    def parts(self, folder: Path) -> Parts:
-        nodes = self._nodes()
-        pipes = self._pipes(nodes)
+    def fields(self, name: str, folder: Path) -> dict[str, Any]:
+        self._name_nodes()
+        pipes = self._pipes()
         self._raise_problems()
-        names = sorted(nodes.paths, key=natural_key)
-        rank = {name: position for position, name in enumerate(names)}
-        links = _links(pipes, rank)
-        hosts = tuple(
-            Host(name, index, *nodes.hosts[name])
-            for index, name in enumerate(name for name in names if name in nodes.hosts)
+        names = sorted(self.paths, key=natural_key)
+        self.rank = {node: position for position, node in enumerate(names)}
+        links = self._links(pipes)
+        machines = (node for node in names if node in self.hosts)
+        hosts = tuple(Host(host, index, *self.hosts[host]) for index, host in enumerate(machines))
+        self.graph = ShortestRoutes(
+            len(names),
+            [(self.rank[link.source], self.rank[link.target], link.latency_seconds) for link in links],
         )
-        graph = ShortestRoutes(
-            len(names), [(rank[link.source], rank[link.target], link.latency_seconds) for link in links]
-        )
-        self._check_reachable(graph, hosts, nodes, rank)
-        routes = self._routes(graph, hosts, nodes, rank)
+        self._check_reachable(hosts)
+        routes = self._routes(hosts)
         self._check_protocol()
         weather = read_weather(self.file, Places(hosts, links, folder), self._problem)
         self._raise_problems()
         regions = {host.region for host in hosts if host.region is not None}
-        return Parts(
-            self.file,
-            hosts,
-            tuple(name for name in names if name in nodes.routers),
-            tuple(sorted(regions, key=natural_key)),
-            links,
-            routes,
-            weather,
-        )
+        return {
+            "name": self.file.name or name,
+            "source": self.file.source,
+            "hosts": hosts,
+            "routers": tuple(node for node in names if node not in self.hosts),
+            "links": links,
+            "regions": tuple(sorted(regions, key=natural_key)),
+            "protocol": self.file.protocol,
+            "explicit_routes": routes,
+            "weather": weather,
+        }
 
     def _problem(self, path: KeyPath, message: str | InputError) -> None:
         self.problems.append(ConfigError(path, str(message), isinstance(message, TypeError)))
@@ -304,32 +263,27 @@ class _Builder:
         if self.problems:
             raise self.document.errors(self.problems)
 
-    def _nodes(self) -> _Nodes:
-        nodes = _Nodes()
+    def _name_nodes(self) -> None:
         for name, entry in self.file.hosts.items():
-            if self._is_new(nodes, name, ("hosts", name)):
-                nodes.hosts[name] = (entry.region, entry.device, entry.devices)
+            if self._is_new(name, ("hosts", name)):
+                self.hosts[name] = (entry.region, entry.device, entry.devices)
         for position, name in enumerate(self.file.routers):
-            if self._is_new(nodes, name, ("routers", position)):
-                nodes.routers[name] = None
+            self._is_new(name, ("routers", position))
         for region, area in self.file.regions.items():
             path = ("regions", region)
-            if len(nodes.hosts) + area.hosts > MAX_HOSTS:
+            if len(self.hosts) + area.hosts > MAX_HOSTS:
                 raise self.document.error((*path, "hosts"), f"expected at most {MAX_HOSTS:,} hosts in all")
-            if self._is_new(nodes, region, path):
-                nodes.routers[region] = None
+            self._is_new(region, path)
             for number in range(area.hosts):
-                name = f"{region}.{number}"
-                if self._is_new(nodes, name, path):
-                    nodes.hosts[name] = (region, area.device, area.devices)
-        if not nodes.hosts:
+                if self._is_new(f"{region}.{number}", path):
+                    self.hosts[f"{region}.{number}"] = (region, area.device, area.devices)
+        if not self.hosts:
             raise self.document.error((), "has no hosts: add 'hosts' or 'regions'")
-        if len(nodes.hosts) > MAX_HOSTS:
+        if len(self.hosts) > MAX_HOSTS:
             raise self.document.error(("hosts",), f"expected at most {MAX_HOSTS:,} hosts in all")
-        return nodes
 
-    def _is_new(self, nodes: _Nodes, name: str, path: KeyPath) -> bool:
-        first = nodes.paths.setdefault(name, path)
+    def _is_new(self, name: str, path: KeyPath) -> bool:
+        first = self.paths.setdefault(name, path)
         if first is path:
             return True
         line = self.document.line_of(first)
@@ -337,54 +291,60 @@ class _Builder:
         self._problem(path, f"duplicate name '{name}' (first {place}): rename one")
         return False
 
-    def _pipes(self, nodes: _Nodes) -> list[_ReadPipe]:
-        pipes: list[_ReadPipe] = []
-        seen: dict[tuple[str, str], KeyPath] = {}
-        for region, area in self.file.regions.items():
-            for number in range(area.hosts):
-                card = (*area.rates, area.quality, 0.0, area.measured_streams)
-                pipes.append(_ReadPipe(f"{region}.{number}", region, *card))
-                seen[f"{region}.{number}", region] = ("regions", region)
-        for key, entries, known, what in (
-            ("links", self.file.links, nodes.paths.keys(), "host or router"),
-            ("wan", self.file.wan, self.file.regions.keys(), "region"),
+    def _pipes(self) -> list[tuple[str, str, _Pipe]]:
+        """Connections: their ends, and the entry with their figures."""
+        pipes: list[tuple[str, str, _Pipe]] = [
+            (f"{region}.{number}", region, area)
+            for region, area in self.file.regions.items()
+            for number in range(area.hosts)
+        ]
+        seen: dict[tuple[str, str], KeyPath] = {(one, other): ("regions", other) for one, other, _ in pipes}
+        for key, entries, what, known in (
+            ("links", self.file.links, "host or router", self.paths.keys()),
+            ("wan", self.file.wan, "region", self.file.regions.keys()),
         ):
             for position, entry in enumerate(entries):
-                pipe = self._pipe(entry, (key, position), known, what, seen, nodes)
-                if pipe is not None:
-                    pipes.append(pipe)
+                one, other = entry.between
+                if self._is_connection(one, other, (key, position, "between"), what, known, seen):
+                    seen[one, other] = (key, position)
+                    pipes.append((one, other, entry))
         return pipes
 
-    def _pipe(
+    def _is_connection(
         self,
-        entry: LinkEntry,
+        one: str,
+        other: str,
         path: KeyPath,
-        known: Collection[str],
         what: str,
-        seen: dict[tuple[str, str], KeyPath],
-        nodes: _Nodes,
-    ) -> _ReadPipe | None:
-        one, other = entry.between
-        ends_path = (*path, "between")
-        aside = [end for end in (one, other) if what == "region" and end not in known and end in nodes.paths]
-        for end in aside:
-            kind = "host" if end in nodes.hosts else "router"
-            self._problem(ends_path, f"{end} is a {kind}: put this link under links:")
-        if aside:
-            return None
-        if not self._are_known(what, {ends_path: (one, other)}, known):
-            return None
-        if one == other:
-            self._problem(ends_path, f"links '{one}' to itself: name two different ends")
-            return None
+        known: Collection[str],
+        seen: Mapping[tuple[str, str], KeyPath],
+    ) -> bool:
+        """Check that two ends exist, differ and have no link yet; add a problem where they do not."""
+        misplaced = [end for end in (one, other) if end not in known and end in self.paths]
+        for end in misplaced:
+            kind = "host" if end in self.hosts else "router"
+            self._problem(path, f"{end} is a {kind}: put this link under links:")
+        if misplaced or not self._are_known(what, {path: (one, other)}, known):
+            return False
         first = seen.get((one, other)) or seen.get((other, one))
-        if first is not None:
+        if one == other:
+            self._problem(path, f"links '{one}' to itself: name two different ends")
+        elif first is not None:
             line = self.document.line_of(first)
             place = "already" if line is None else f"on line {line}"
-            self._problem(ends_path, f"'{one}' and '{other}' are linked {place}: make it one link")
-            return None
-        seen[one, other] = path
-        return _ReadPipe(one, other, *entry.rates, entry.quality, entry.egress, entry.measured_streams)
+            self._problem(path, f"'{one}' and '{other}' are linked {place}: make it one link")
+        return one != other and first is None
+
+    def _links(self, pipes: Iterable[tuple[str, str, _Pipe]]) -> tuple[Link, ...]:
+        """Both directions of each connection, by natural order of their ends."""
+        directions = []
+        for one, other, pipe in pipes:
+            directions += [(one, other, pipe, True), (other, one, pipe, False)]
+        directions.sort(key=lambda each: (self.rank[each[0]], self.rank[each[1]]))
+        return tuple(
+            pipe.link(index, source, target, is_up=is_up)
+            for index, (source, target, pipe, is_up) in enumerate(directions)
+        )
 
     def _are_known(self, what: str, given: Mapping[KeyPath, Sequence[str]], known: Collection[str]) -> bool:
         """Check that all names (with their key paths) exist; add a problem for each that does not."""
@@ -396,17 +356,15 @@ class _Builder:
                 self._problem(path, f"unknown {what} '{name}'")
         return not unknown
 
-    def _check_reachable(
-        self, graph: ShortestRoutes, hosts: tuple[Host, ...], nodes: _Nodes, rank: Mapping[str, int]
-    ) -> None:
+    def _check_reachable(self, hosts: tuple[Host, ...]) -> None:
         first = hosts[0].name
-        reached = graph.reachable(rank[first])
-        seen: set[KeyPath] = set()  # one line for all hosts of a region
+        reached = self.graph.reachable(self.rank[first])
+        cut_off: dict[KeyPath, str] = {}  # one line for all hosts of a region
         for host in hosts:
-            path = nodes.paths[host.name]
-            if not reached[rank[host.name]] and path not in seen:
-                seen.add(path)
-                self._problem(path, f"host '{host.name}' cannot reach '{first}': add a link between them")
+            if not reached[self.rank[host.name]]:
+                cut_off.setdefault(self.paths[host.name], host.name)
+        for path, name in cut_off.items():
+            self._problem(path, f"host '{name}' cannot reach '{first}': add a link between them")
 
     def _check_protocol(self) -> None:
         try:
@@ -414,73 +372,54 @@ class _Builder:
         except InputError as error:
             self._problem(("protocol",), type(error)(str(error).removeprefix("protocol: ")))
 
-    def _routes(
-        self, graph: ShortestRoutes, hosts: tuple[Host, ...], nodes: _Nodes, rank: Mapping[str, int]
-    ) -> dict[tuple[int, int], tuple[int, ...]]:
+    def _routes(self, hosts: tuple[Host, ...]) -> dict[tuple[int, int], tuple[int, ...]]:
         """Every explicit route, host to host. One that names a host goes before one that names its region."""
-        groups: dict[str, list[Host]] = {}
+        groups: defaultdict[str, list[Host]] = defaultdict(list)
         for host in hosts:
-            groups.setdefault(host.name, []).append(host)
+            groups[host.name].append(host)
             if host.region in self.file.regions:
-                groups.setdefault(host.region, []).append(host)
+                groups[host.region].append(host)
         found: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}  # -> hosts named, links
         for position, entry in enumerate(self.file.routes):
             path = ("routes", position)
-            ends: dict[KeyPath, Sequence[str]] = {
-                (*path, "from"): (entry.source,),
-                (*path, "to"): (entry.target,),
+            ends: dict[KeyPath, list[str]] = {
+                (*path, "from"): [entry.source],
+                (*path, "to"): [entry.target],
             }
-            stops: dict[KeyPath, Sequence[str]] = {(*path, "through"): entry.through}
-            if not self._are_known("host or region", ends, groups):
+            stops: dict[KeyPath, list[str]] = {(*path, "through"): entry.through}
+            if not self._are_known("host or region", ends, groups.keys()):
                 continue
-            if not self._are_known("host or router", stops, nodes.paths.keys()):
+            if not self._are_known("host or router", stops, self.paths.keys()):
                 continue
             sources, targets = groups[entry.source], groups[entry.target]
             if len(found) + len(sources) * len(targets) > MAX_ROUTES:
                 raise self.document.error(
                     path, f"expected at most {MAX_ROUTES:,} routes between hosts in all"
                 )
-            rival = self._add_routes(graph, entry, sources, targets, rank, found, path)
-            if rival is not None:
-                message = f"a second route from '{rival[0]}' to '{rival[1]}': remove one"
-                self._problem(path, message)
+            for source, target in itertools.product(sources, targets):
+                num_named = (entry.source == source.name) + (entry.target == target.name)
+                num_before, _ = found.get((source.index, target.index), (-1, ()))
+                if num_before == num_named:
+                    self._problem(path, f"a second route from '{source.name}' to '{target.name}': remove one")
+                    break
+                if num_before < num_named:
+                    links = self._walk([source.name, *entry.through, target.name], path)
+                    if links is None:
+                        break
+                    found[source.index, target.index] = num_named, links
         return {ends: found[ends][1] for ends in sorted(found)}
 
-    def _add_routes(
-        self,
-        graph: ShortestRoutes,
-        entry: RouteEntry,
-        sources: Sequence[Host],
-        targets: Sequence[Host],
-        rank: Mapping[str, int],
-        found: dict[tuple[int, int], tuple[int, tuple[int, ...]]],
-        path: KeyPath,
-    ) -> tuple[str, str] | None:
-        """Add one entry's routes to `found`; returns the ends of one that is there already."""
-        weight = (entry.source == sources[0].name) + (entry.target == targets[0].name)
-        for source, target in itertools.product(sources, targets):
-            known = found.get((source.index, target.index))
-            if known is not None and known[0] == weight:
-                return source.name, target.name
-            if known is not None and known[0] > weight:
-                continue
-            links = self._walk(graph, [source.name, *entry.through, target.name], rank, path)
-            if links is None:
-                return None
-            found[source.index, target.index] = (weight, links)
-        return None
-
-    def _walk(
-        self, graph: ShortestRoutes, stops: Sequence[str], rank: Mapping[str, int], path: KeyPath
-    ) -> tuple[int, ...] | None:
-        if len(set(stops)) < len(stops):
+    def _walk(self, stops: Sequence[str], path: KeyPath) -> tuple[int, ...] | None:
+        """Links from stop to stop; None after a problem."""
+        repeated = [stop for position, stop in enumerate(stops) if stop in stops[:position]]
+        if repeated:
             self._problem(
-                path, f"visits '{_repeated(stops)}' twice: name the way between two ends, each stop once"
+                path, f"visits '{repeated[0]}' twice: name the way between two ends, each stop once"
             )
             return None
         links = []
         for here, there in itertools.pairwise(stops):
-            link = graph.link(rank[here], rank[there])
+            link = self.graph.link(self.rank[here], self.rank[there])
             if link is None:
                 self._problem(
                     path, f"no link between '{here}' and '{there}': add one, or name the stops between"
@@ -488,21 +427,6 @@ class _Builder:
                 return None
             links.append(link)
         return tuple(links)
-
-
-def _repeated(names: Sequence[str]) -> str:
-    return next(name for position, name in enumerate(names) if name in names[:position])
-
-
-def _links(pipes: Iterable[_ReadPipe], rank: Mapping[str, int]) -> tuple[Link, ...]:
-    ways: list[tuple[int, int, Any]] = []
-    for pipe in pipes:
-        one, other = rank[pipe.source], rank[pipe.target]
-        both_ways = (*pipe.quality, pipe.dollars_per_byte, pipe.measured_streams)
-        ways.append((one, other, (pipe.source, pipe.target, pipe.up, *both_ways)))
-        ways.append((other, one, (pipe.target, pipe.source, pipe.down, *both_ways)))
-    ways.sort()  # no two have the same ends
-    return tuple(Link(index, *values) for index, (_, _, values) in enumerate(ways))
 
 
 def likely_names(name: str, known: Collection[str]) -> Collection[str]:
@@ -539,56 +463,46 @@ def quality(
 
 def plain_form(topology: Topology) -> dict[str, Any]:
     """The topology as a mapping that `Topology.from_mapping` reads back to an equal one; empty keys left out."""
-    regions = _uniform_regions(topology)
+    index = {(link.source, link.target): link for link in topology.links}
+    regions = _uniform_regions(topology, index)
     inside = {host.name for host in topology.hosts if host.region in regions}
     form: dict[str, Any] = {
         "name": topology.name,
         "source": topology.source,
-        "hosts": {host.name: _host(host) for host in topology.hosts if host.name not in inside},
+        "hosts": {
+            host.name: _given(region=host.region, device=host.device, devices=host.devices)
+            for host in topology.hosts
+            if host.name not in inside
+        },
         "routers": [name for name in topology.routers if name not in regions],
         "links": [
-            _pipe(link, topology.links[back])
-            for link, back in _pairs(topology.links)
-            if link.source not in inside and link.target not in inside
+            {
+                "between": [link.source, link.target],
+                **_figures("bandwidth", link, index[link.target, link.source]),
+                **_given(egress=written(Price, link.dollars_per_byte or None)),
+            }
+            for link in topology.links
+            if link.index < index[link.target, link.source].index
+            and inside.isdisjoint((link.source, link.target))
         ],
         "regions": regions,
-        "routes": [_route(topology, ends, links) for ends, links in topology.explicit_routes.items()],
+        "routes": [
+            {
+                "from": topology.hosts[source].name,
+                "to": topology.hosts[target].name,
+                **_given(through=[topology.links[link].target for link in links[:-1]] or None),
+            }
+            for (source, target), links in topology.explicit_routes.items()
+        ],
         "protocol": copy.deepcopy(topology.protocol),
         **write_weather(topology.weather, Places(topology.hosts, topology.links)),
     }
     return {key: value for key, value in form.items() if value}
 
 
-def _host(host: Host) -> dict[str, Any]:
-    return _given(region=host.region, device=host.device, devices=host.devices)
-
-
-def _pairs(links: Sequence[Link]) -> list[tuple[Link, int]]:
-    """Each connection once: its first link in canonical order, and the index of the reverse one."""
-    index = {(link.source, link.target): link.index for link in links}
-    ways = [(link, index[link.target, link.source]) for link in links]
-    return [(link, back) for link, back in ways if link.index < back]
-
-
-def _pipe(link: Link, back: Link) -> dict[str, Any]:
-    return {
-        "between": [link.source, link.target],
-        **rates("bandwidth", link.bits_per_second, back.bits_per_second),
-        **_quality(link),
-        **_given(egress=written(Price, link.dollars_per_byte or None)),
-    }
-
-
-def _quality(link: Link) -> dict[str, Any]:
-    return quality(link.latency_seconds, link.loss, link.queue_packets, link.measured_streams)
-
-
-def _uniform_regions(topology: Topology) -> dict[str, Any]:
+def _uniform_regions(topology: Topology, index: Mapping[tuple[str, str], Link]) -> dict[str, Any]:
     """Regions that the key `regions` can express: hosts REGION.0 ... all alike, behind a router REGION."""
-    outgoing: dict[str, list[Link]] = {}
-    for link in topology.links:
-        outgoing.setdefault(link.source, []).append(link)
-    index = {(link.source, link.target): link for link in topology.links}
+    num_links = Counter(link.source for link in topology.links)
     members: dict[str, list[Host]] = {}
     for host in topology.hosts:
         if host.region is not None and host.region in topology.routers:
@@ -597,21 +511,21 @@ def _uniform_regions(topology: Topology) -> dict[str, Any]:
     for region, hosts in members.items():
         entries = []
         for number, host in enumerate(hosts):
-            links = outgoing[host.name]
-            if host.name == f"{region}.{number}" and [link.target for link in links] == [region]:
-                back = index[region, host.name]
-                card = rates("nic", links[0].bits_per_second, back.bits_per_second)
+            link = index.get((host.name, region))
+            if host.name == f"{region}.{number}" and link is not None and num_links[host.name] == 1:
+                card = _figures("nic", link, index[region, host.name])
                 machine = _given(device=host.device, devices=host.devices)
-                entries.append({"hosts": len(hosts), **card, **_quality(links[0]), **machine})
+                entries.append({"hosts": len(hosts), **card, **machine})
         if len(entries) == len(hosts) and all(entry == entries[0] for entry in entries):
             regions[region] = entries[0]
     return regions
 
 
-def _route(topology: Topology, ends: tuple[int, int], links: Sequence[int]) -> dict[str, Any]:
-    source, target = (topology.hosts[end].name for end in ends)
-    through = [topology.links[link].target for link in links[:-1]]
-    return {"from": source, "to": target, **({"through": through} if through else {})}
+def _figures(key: str, link: Link, back: Link) -> dict[str, Any]:
+    return {
+        **rates(key, link.bits_per_second, back.bits_per_second),
+        **quality(link.latency_seconds, link.loss, link.queue_packets, link.measured_streams),
+    }
 
 
 def _given(**entries: Any) -> dict[str, Any]:

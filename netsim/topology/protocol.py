@@ -333,7 +333,7 @@ def window_limit(
     if not protocol.has_windows:
         return None
     payload = protocol.payload_bytes_per_second(topology)
-    worst: tuple[float, WindowLimit] | None = None
+    limits = []
     for src, dst, num_bytes in messages:
         route = topology.route(src, dst)
         if not route:
@@ -344,12 +344,8 @@ def window_limit(
         untouched = max(window, protocol.segment_bytes * protocol.streams / loss if loss else 0.0)
         if num_bytes <= untouched or not round_trip or window * 8 / round_trip >= link * _ALL:
             continue
-        share = window * 8 / round_trip / link
-        if worst is not None and worst[0] <= share:
-            continue
         needed = link / 8 * round_trip
-        worst = (
-            share,
+        limits.append(
             WindowLimit(
                 topology.hosts[src].name,
                 topology.hosts[dst].name,
@@ -359,9 +355,9 @@ def window_limit(
                 math.ceil(needed * protocol.streams / window),
                 math.ceil(needed / protocol.streams),
                 loss,
-            ),
+            )
         )
-    return worst[1] if worst is not None else None
+    return min(limits, key=lambda limit: limit.share, default=None)
 
 
 def _mean_window(protocol: Protocol, links: list[Link], round_trip_seconds: float) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from netsim.errors import InputError, unknown_name, visible
 from netsim.files.documents import Document, load_document
 from netsim.topology import shipped_topologies
-from netsim.topology.file import likely_names, plain_form, read_parts
+from netsim.topology.file import likely_names, plain_form, read_topology
 from netsim.topology.graph import Host, Link, ShortestRoutes, natural_key
 from netsim.topology.weather import Weather
 
@@ -110,18 +110,7 @@ class Topology:
 
     @classmethod
     def _from_document(cls, document: Document, name: str, folder: Path) -> Topology:
-        parts = read_parts(document, folder)
-        return cls(
-            name=parts.file.name or name,
-            source=parts.file.source,
-            hosts=parts.hosts,
-            routers=parts.routers,
-            links=parts.links,
-            regions=parts.regions,
-            protocol=parts.file.protocol,
-            explicit_routes=parts.routes,
-            weather=parts.weather,
-        )
+        return cls(**read_topology(document, name, folder))
 
     def host_index(self, name: str) -> int:
         """Index of a host by its name; raises UnknownNameError."""

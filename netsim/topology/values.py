@@ -43,7 +43,6 @@ __all__ = [
 ]
 
 _LEAST_RATE, _MOST_RATE = 1e-3, 1e21  # bits per second; beyond these, durations lose all digits
-_LONGEST_SECONDS = 1e6
 _NAME = re.compile(r"\w[\w.:@+-]{0,99}")
 
 
@@ -56,6 +55,8 @@ class _Writer:
 
 def written(of: Any, value: Any) -> Any:
     """Write `value` of the type `of` as in a file; numbers without a unit and None stay."""
+    if isinstance(value, tuple):
+        return [written(get_args(get_args(of)[0])[0], each) for each in value]
     writers = [each for each in get_args(of) if isinstance(each, _Writer)]
     return writers[0].write(value) if writers and value is not None else value
 
@@ -78,39 +79,30 @@ def _read_text(value: object) -> object:
     return value
 
 
-def _read_any_rate(value: object) -> float:
-    rate = parse_bits_per_second(value)
-    if rate > _MOST_RATE or 0 < rate < _LEAST_RATE:
-        raise InputError(f"expected a rate from 0.001 bit/s to 1e21 bit/s, got {shown(value)}")
-    return rate
+def _limited(
+    parse: Callable[[object], float], fits: Callable[[float], bool], expected: str, advice: str = ""
+) -> Callable[[object], float]:
+    """Reader of quantities within limits."""
+
+    def read(value: object) -> float:
+        number = parse(value)
+        if not fits(number):
+            raise InputError(f"expected {expected}, got {shown(value)}{advice}")
+        return number
+
+    return read
 
 
-def _read_rate(value: object) -> float:
-    rate = _read_any_rate(value)
-    if rate == 0:
-        raise InputError(f"expected a rate above zero, got {shown(value)}: leave out the link instead")
-    return rate
-
-
-def _read_duration(value: object) -> float:
-    seconds = parse_seconds(value)
-    if seconds > _LONGEST_SECONDS:
-        raise InputError(f"expected a time of at most 1e6 s, got {shown(value)}")
-    return seconds
-
-
-def _read_interval(value: object) -> float:
-    seconds = _read_duration(value)
-    if seconds < 1e-6:
-        raise InputError(f"expected a time of at least 1 us, got {shown(value)}")
-    return seconds
-
-
-def _read_loss(value: object) -> float:
-    loss = parse_fraction(value)
-    if loss >= 1:
-        raise InputError(f"expected a loss below 100 %, got {shown(value)}: leave out the link instead")
-    return loss
+_NO_LINK = ": leave out the link instead"
+_read_any_rate = _limited(
+    parse_bits_per_second,
+    lambda rate: rate == 0 or _LEAST_RATE <= rate <= _MOST_RATE,
+    "a rate from 0.001 bit/s to 1e21 bit/s",
+)
+_read_rate = _limited(_read_any_rate, lambda rate: rate > 0, "a rate above zero", _NO_LINK)
+_read_duration = _limited(parse_seconds, lambda seconds: seconds <= 1e6, "a time of at most 1e6 s")
+_read_interval = _limited(_read_duration, lambda seconds: seconds >= 1e-6, "a time of at least 1 us")
+_read_loss = _limited(parse_fraction, lambda loss: loss < 1, "a loss below 100 %", _NO_LINK)
 
 
 def _read_packets(value: object) -> int:

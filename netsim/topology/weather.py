@@ -93,14 +93,6 @@ class Places:
 # --- keys of entries, as metadata of the fields of records ---------------------------------------------------
 
 
-class _RefusedError(Exception):
-    """A mistake at a key of an entry."""
-
-    def __init__(self, key: str, error: InputError) -> None:
-        super().__init__(key, error)
-        self.key, self.error = key, error
-
-
 class _Key:
     """A key of an entry, with the value of one field."""
 
@@ -114,8 +106,13 @@ class _Key:
         return {self.name: (self._type | None if default is None else self._type, default)}
 
     def read(self, entry: Any, field_name: str, places: Places) -> dict[str, Any]:
-        """Values of the record's fields from an entry of a file; raises _RefusedError."""
-        return {field_name: getattr(entry, self.name)}
+        """Values of the record's fields from an entry of a file; raises InputError."""
+        value = getattr(entry, self.name)
+        return {field_name: tuple(value) if isinstance(value, list) else value}
+
+    def wrong_key(self, entry: Any) -> tuple[str, ...]:
+        """Key of the entry at which `read` fails; () for the entry as a whole."""
+        return (self.name,)
 
     def write(self, record: Any, field_name: str, places: Places) -> dict[str, Any]:
         """Values of the entry's keys; those that are None are left out of the file."""
@@ -129,10 +126,7 @@ class _Host(_Key):
         super().__init__(name, Name)
 
     def read(self, entry: Any, field_name: str, places: Places) -> dict[str, Any]:
-        try:
-            return {field_name: places.host(getattr(entry, self.name))}
-        except InputError as error:
-            raise _RefusedError(self.name, error) from None
+        return {field_name: places.host(getattr(entry, self.name))}
 
     def write(self, record: Any, field_name: str, places: Places) -> dict[str, Any]:
         return {self.name: places.hosts[getattr(record, field_name)].name}
@@ -145,10 +139,7 @@ class _Links(_Key):
         return {"link": (Ends, ...), "direction": (Direction, "both")}
 
     def read(self, entry: Any, field_name: str, places: Places) -> dict[str, Any]:
-        try:
-            there, back = places.link_pair(*entry.link)
-        except InputError as error:
-            raise _RefusedError("link", error) from None
+        there, back = places.link_pair(*entry.link)
         links = {"both": tuple(sorted((there, back))), "up": (there,), "down": (back,)}
         return {field_name: links[entry.direction]}
 
@@ -173,27 +164,15 @@ class _Flags(_Key):
     def read(self, entry: Any, field_name: str, places: Places) -> dict[str, Any]:
         is_off, is_up = getattr(entry, self._off), entry.up
         if is_off and is_up:
-            raise _RefusedError("", InputError(f"give exactly one of {self._off} and up"))
+            raise InputError(f"give exactly one of {self._off} and up")
         return {field_name: is_up is not None if is_off or is_up else None}
+
+    def wrong_key(self, entry: Any) -> tuple[str, ...]:
+        return ()
 
     def write(self, record: Any, field_name: str, places: Places) -> dict[str, Any]:
         is_up = getattr(record, field_name)
         return {} if is_up is None else {"up" if is_up else self._off: True}
-
-
-class _Levels(_Key):
-    """A list of shares."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, Annotated[list[Share], pydantic.Field(min_length=2, max_length=100)])
-
-    def read(self, entry: Any, field_name: str, places: Places) -> dict[str, Any]:
-        levels = getattr(entry, self.name)
-        return {field_name: None if levels is None else tuple(levels)}
-
-    def write(self, record: Any, field_name: str, places: Places) -> dict[str, Any]:
-        levels = getattr(record, field_name)
-        return {self.name: levels and [written(Share, level) for level in levels]}
 
 
 class _Rows(_Key):
@@ -208,23 +187,23 @@ class _Rows(_Key):
         return dict.fromkeys(self._COLUMNS, (Series, None))
 
     def read(self, entry: Any, field_name: str, places: Places) -> dict[str, Any]:
-        given = [key for key in self._COLUMNS if getattr(entry, key) is not None]
-        if len(given) != 1:
-            text = "give either bandwidth or latency: a CSV file, or a list of [time, value]"
-            raise _RefusedError("", InputError(text))
+        given = self.wrong_key(entry)
+        if not given:
+            raise InputError("give either bandwidth or latency: a CSV file, or a list of [time, value]")
         content = getattr(entry, given[0])
         quantity, column, parse, _ = self._COLUMNS[given[0]]
-        try:
-            if isinstance(content, str):
-                assert places.folder is not None
-                rows = _read_csv(places.folder, content, column)
-            else:
-                rows = [(parse_seconds(time), parse(value)) for time, value in content]
-            _check_rows(rows)
-        except InputError as error:
-            raise _RefusedError(given[0], error) from None
+        if isinstance(content, str):
+            assert places.folder is not None
+            rows = _read_csv(places.folder, content, column)
+        else:
+            rows = [(parse_seconds(time), parse(value)) for time, value in content]
+        _check_rows(rows)
         times, values = zip(*rows, strict=True)
         return {"quantity": quantity, "times_seconds": times, "values": values}
+
+    def wrong_key(self, entry: Any) -> tuple[str, ...]:
+        given = tuple(key for key in self._COLUMNS if getattr(entry, key) is not None)
+        return given if len(given) == 1 else ()
 
     def write(self, record: Any, field_name: str, places: Places) -> dict[str, Any]:
         key, type_ = next(
@@ -232,6 +211,9 @@ class _Rows(_Key):
         )
         rows = zip(record.times_seconds, record.values, strict=True)
         return {key: [[written(Duration, time), written(type_, value)] for time, value in rows]}
+
+
+_Levels = Annotated[list[Share], pydantic.Field(min_length=2, max_length=100)]
 
 
 def _metadata(key: _Key) -> dict[str, _Key]:
@@ -387,7 +369,7 @@ class Drift(_Record):
     sigma: float | None = field(
         default=None, metadata=_key("sigma", Annotated[float, pydantic.Field(gt=0, le=5)])
     )
-    levels: tuple[float, ...] | None = field(default=None, metadata=_metadata(_Levels("levels")))
+    levels: tuple[float, ...] | None = field(default=None, metadata=_key("levels", _Levels))
     seed: int = field(default=0, metadata=_key("seed", Annotated[int, pydantic.Field(ge=0)]))
 
     def _problem(self, word: Callable[[str], str], hosts: Sequence[Host]) -> str:
@@ -585,8 +567,8 @@ def _read_entry(
     for each, key in kind.keyed:
         try:
             values |= key.read(entry, each.name, places)
-        except _RefusedError as refusal:
-            report((*path, refusal.key) if refusal.key else path, refusal.error)
+        except InputError as error:
+            report((*path, *key.wrong_key(entry)), error)
             is_refused = True
     if is_refused:
         return None

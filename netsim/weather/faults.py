@@ -23,10 +23,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, fields, replace
+from functools import cache, partial
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -42,35 +42,50 @@ if TYPE_CHECKING:
     import simpy
 
     from netsim.network.network import Outage, Waiting
+    from netsim.topology.graph import Link
     from netsim.topology.topology import Topology
-    from netsim.topology.weather import Background
 
 __all__ = [
     "BackgroundTraffic",
     "Conditions",
+    "ConnectionPool",
     "Entry",
     "Faults",
     "Quantity",
     "WeatherHistory",
     "drift_factors",
+    "is_background",
     "simulate_weather",
 ]
 
-Quantity = Literal["bits_per_second", "latency_seconds", "loss"]
+Quantity = Literal["bits_per_second", "latency_seconds", "loss", "factor"]
 
 
 class _Condition:
-    """Condition of a link: the values of the topology, and those that override them."""
+    """Condition of a link: the values of the topology, and the causes that override them.
 
-    __slots__ = ("dead_since", "downs", "factor", "forced", "in_force", "is_up", "stated", "traced")
+    A cause is named by any hashable. The last value forced stands, and goes when its own cause ends.
 
-    def __init__(self, stated: dict[Quantity, float]) -> None:
-        self.stated = stated
-        self.traced: dict[Quantity, float] = {}
+    Attributes:
+        in_force: the resulting values; an event's overrides a trace's, which overrides the topology's.
+        traced: values of traces, and the factor by which drift multiplies the rate.
+        forced: cause and value of events.
+        downs: causes that keep the link down.
+        dead_since: instant from which on a link that carries nothing has done so.
+    """
+
+    __slots__ = ("dead_since", "downs", "forced", "in_force", "is_up", "stated", "traced")
+
+    def __init__(self, link: Link) -> None:
+        self.stated: dict[Quantity, float] = {
+            "bits_per_second": link.bits_per_second,
+            "latency_seconds": link.latency_seconds,
+            "loss": link.loss,
+        }
+        self.in_force = dict(self.stated)
+        self.traced: dict[Quantity, float] = {"factor": 1.0}
         self.forced: dict[Quantity, tuple[Hashable, float]] = {}
-        self.factor = 1.0
-        self.downs: dict[Hashable, None] = {}
-        self.in_force = dict(stated)
+        self.downs: set[Hashable] = set()
         self.is_up = True
         self.dead_since = 0.0
 
@@ -79,100 +94,52 @@ class _Condition:
         return not (self.is_up and self.in_force["bits_per_second"])
 
     def value(self, quantity: Quantity) -> float:
-        """An event's value overrides a trace's, which overrides the topology's; drift multiplies rates."""
-        forced = self.forced.get(quantity)
-        value = forced[1] if forced is not None else self.traced.get(quantity, self.stated[quantity])
-        return value * self.factor if quantity == "bits_per_second" else value
+        traced = self.traced.get(quantity, self.stated[quantity])
+        _, value = self.forced.get(quantity, (None, traced))
+        return value * self.traced["factor"] if quantity == "bits_per_second" else value
+
+    def release(self, quantity: Quantity, cause: Hashable) -> None:
+        """End an event that set a quantity; if another has set it since, that value stays."""
+        if quantity in self.forced and self.forced[quantity][0] == cause:
+            del self.forced[quantity]
 
 
 class Conditions:
-    """Links of a network, each with the causes that act on it; sets the resulting values on the network.
-
-    A cause is named by any hashable. The last value forced stands, and goes when its own cause ends.
-    """
+    """Links of a network, each with the causes that act on it; sets the resulting values on the network."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._links = [
-            _Condition(
-                {
-                    "bits_per_second": link.bits_per_second,
-                    "latency_seconds": link.latency_seconds,
-                    "loss": link.loss,
-                }
-            )
-            for link in network.topology.links
-        ]
+        self._links: dict[int, _Condition] = {}
 
-    def put_down(self, links: Iterable[int], cause: Hashable) -> None:
-        """Take links down until this cause is lifted."""
+    def of(self, link: int) -> _Condition:
+        """Condition of a link."""
+        if link not in self._links:
+            self._links[link] = _Condition(self._network.topology.links[link])
+        return self._links[link]
+
+    def change(self, links: Iterable[int], act: Callable[[_Condition], object]) -> None:
+        """Change the causes that act on links, and set the resulting values on the network."""
+        network = self._network
         for link in links:
-            self._links[link].downs[cause] = None
-            self._apply(link)
-
-    def lift(self, links: Iterable[int], cause: Hashable) -> None:
-        """End a cause that keeps links down."""
-        for link in links:
-            self._links[link].downs.pop(cause, None)
-            self._apply(link)
-
-    def force(self, links: Iterable[int], quantity: Quantity, value: float, cause: Hashable) -> None:
-        """Set a quantity by an event."""
-        for link in links:
-            self._links[link].forced[quantity] = (cause, value)
-            self._apply(link)
-
-    def release(self, links: Iterable[int], quantity: Quantity, cause: Hashable) -> None:
-        """End an event that set a quantity; if another has set it since, that value stays."""
-        for link in links:
-            forced = self._links[link].forced
-            if quantity in forced and forced[quantity][0] == cause:
-                del forced[quantity]
-                self._apply(link)
-
-    def trace(self, links: Iterable[int], quantity: Quantity, value: float) -> None:
-        """Set a quantity by a trace."""
-        for link in links:
-            self._links[link].traced[quantity] = value
-            self._apply(link)
-
-    def drift(self, link: int, factor: float) -> None:
-        """Multiply a link's rate."""
-        self._links[link].factor = factor
-        self._apply(link)
-
-    def causes(self, link: int) -> list[Hashable]:
-        """Causes that keep a link down."""
-        return list(self._links[link].downs)
-
-    def dead_since(self, link: int) -> float:
-        """The instant from which on a link that carries nothing has done so."""
-        return self._links[link].dead_since
-
-    def is_adrift(self, link: int) -> bool:
-        """Return whether a link carries nothing only because drift is zero, which passes."""
-        condition = self._links[link]
-        return condition.is_up and not condition.factor
-
-    def _apply(self, link: int) -> None:
-        condition, network = self._links[link], self._network
-        was_dead, is_up = condition.is_dead, not condition.downs
-        if is_up != condition.is_up:
-            condition.is_up = is_up
-            network.set_link_up(link, is_up)
-        for quantity, before in condition.in_force.items():
-            value = condition.value(quantity)
-            if value == before:
-                continue
-            condition.in_force[quantity] = value
-            if quantity == "bits_per_second":
-                network.set_capacity(link, value)
-            elif quantity == "latency_seconds":
-                network.set_latency(link, value)
-            else:
-                network.set_loss(link, value)
-        if condition.is_dead and not was_dead:
-            condition.dead_since = network.env.now
+            condition = self.of(link)
+            was_dead = condition.is_dead
+            act(condition)
+            if condition.is_up == bool(condition.downs):
+                condition.is_up = not condition.downs
+                network.set_link_up(link, condition.is_up)
+            for quantity, before in condition.in_force.items():
+                value = condition.value(quantity)
+                if value == before:
+                    continue
+                condition.in_force[quantity] = value
+                if quantity == "bits_per_second":
+                    network.set_capacity(link, value)
+                elif quantity == "latency_seconds":
+                    network.set_latency(link, value)
+                else:
+                    network.set_loss(link, value)
+            if condition.is_dead and not was_dead:
+                condition.dead_since = network.env.now
 
 
 # A steady sender's transfer is as long as this at its own rate, and is followed by another.
@@ -180,6 +147,28 @@ _STEADY_SECONDS = 1e6
 # Most transfers of one entry at once. Offered more than a link carries they would grow without bound, and every
 # share would shrink to nothing: then no run ends.
 _MOST_AT_ONCE = 100
+
+
+class ConnectionPool:
+    """Connections by number: an idle one is taken before a new one is opened.
+
+    Attributes:
+        num_taken: those in use.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[int] = []
+        self.num_taken = 0
+
+    def take(self) -> int:
+        """Take the idle connection of the least number, or a new one."""
+        self.num_taken += 1
+        return heappop(self._idle) if self._idle else self.num_taken - 1
+
+    def free(self, connection: int) -> None:
+        """Return a connection."""
+        self.num_taken -= 1
+        heappush(self._idle, connection)
 
 
 class BackgroundTraffic:
@@ -196,8 +185,7 @@ class BackgroundTraffic:
         self._background = background
         self._entry = entry
         self._steady: int | None = None
-        self._idle: list[int] = []  # connections
-        self._num_connections = 0
+        self._pool = ConnectionPool()
 
     def send(self) -> None:
         """Start the steady transfer, or send one of the periodic ones unless a link on its route is dead."""
@@ -205,16 +193,11 @@ class BackgroundTraffic:
         if background.num_bytes is None:
             self._send_steadily()
             return
-        num_in_flight = self._num_connections - len(self._idle)
         is_dead = self._network.is_dead_end(background.source, background.target)
-        if is_dead or num_in_flight == _MOST_AT_ONCE:
+        if is_dead or self._pool.num_taken == _MOST_AT_ONCE:
             return
-        if self._idle:
-            connection = heappop(self._idle)
-        else:
-            connection = self._num_connections
-            self._num_connections += 1
-        free = partial(heappush, self._idle, connection)
+        connection = self._pool.take()
+        free = partial(self._pool.free, connection)
         self._network.send(
             background.source,
             background.target,
@@ -315,16 +298,16 @@ class Faults:
         self._conditions = Conditions(network)
         self._steps: list[tuple[float, int, _Step, Iterator[_Step]]] = []
         self._num_entries = 0
-        self._links_of_host: dict[int, tuple[int, ...]] = {}
+        self._links_at = cache(self._find_links_at)
         self._crashes: defaultdict[int, set[_Crash]] = defaultdict(set)  # by host
         self._turn_at = math.inf
         self.on_stuck: Callable[[str], None] = _give_up
-        self.on_change: Callable[[], None] = _nothing
+        self.on_change: Callable[[], None] = lambda: None
         network.on_give_up = self._give_up_transfer
         given = network.topology.weather if weather is None else weather
-        entries: list[Entry] = [*given.link_events, *given.host_events, *given.traces]
-        for entry in [*entries, *given.background, *given.drift]:
-            self._plan(entry)
+        for each in fields(given):
+            for entry in getattr(given, each.name):
+                self._plan(entry)
         self._act()
 
     def add(self, entry: Entry) -> None:
@@ -365,14 +348,14 @@ class Faults:
     def blame(self) -> str:
         """Describe the links and hosts that keep transfers from ever moving again; "" where there are none."""
         network = self._network
-        waiting = network.transfers_waiting(_is_background)
+        waiting = network.transfers_waiting(is_background)
         dead = {link for each in waiting for link in each.links} or network.dead_links
         return self._dead_places(dead)
 
     def _dead_places(self, dead: Collection[int]) -> str:
         """Describe the hosts and links that keep transfers or ranks waiting, and since when."""
         network, conditions = self._network, self._conditions
-        causes = {cause for link in dead for cause in conditions.causes(link)}
+        causes = {cause for link in dead for cause in conditions.of(link).downs}
         crashed = {cause.host for cause in causes if isinstance(cause, _Crash)}
         crashed.update(+network.downtime.awaited)
         values, at_crashed = defaultdict[str, list[str]](list), set[int]()
@@ -382,7 +365,7 @@ class Faults:
             fate = f"crashed at {self._fate(since, at_host)}"
             values[fate].append(f"host {network.topology.hosts[host].name}")
         for link in sorted(set(dead) - at_crashed):
-            ends, since = network.topology.links[link], conditions.dead_since(link)
+            ends, since = network.topology.links[link], conditions.of(link).dead_since
             values[f"went dead at {self._fate(since, (link,))}"].append(f"link {ends.name}")
         return ", ".join(f"{_listed(names)} {fate}" for fate, names in values.items())
 
@@ -394,7 +377,7 @@ class Faults:
 
     def _give_up_transfer(self, waiting: Waiting) -> None:
         """Give up a connection: background traffic is lost, for other transfers the run ends."""
-        if _is_background(waiting.connection):
+        if is_background(waiting.connection):
             self._network.end_transfer(waiting.number)
         else:
             self.on_stuck(self._dead_places(waiting.links))
@@ -402,23 +385,12 @@ class Faults:
     # -- the clock -------------------------------------------------------------------------------------------
 
     def _plan(self, entry: Entry) -> None:
+        parts: list[Entry] = [entry]
         if isinstance(entry, Drift):
-            for link in entry.links:
-                self._push(self._take_number(), self._drift(entry, link))
-            return
-        number = self._take_number()
-        if isinstance(entry, LinkEvent):
-            self._push(number, self._link_event(entry, number))
-        elif isinstance(entry, HostEvent):
-            self._push(number, self._host_event(entry, number))
-        elif isinstance(entry, Trace):
-            self._push(number, self._trace(entry))
-        else:
-            self._push(number, self._background(entry, number))
-
-    def _take_number(self) -> int:
-        self._num_entries += 1
-        return self._num_entries
+            parts = [replace(entry, links=(link,)) for link in entry.links]
+        for part in parts:
+            self._num_entries += 1
+            self._push(self._num_entries, _STEPS[type(entry)](self, part, self._num_entries))
 
     def _push(self, number: int, steps: Iterator[_Step]) -> None:
         step = next(steps, None)
@@ -462,74 +434,64 @@ class Faults:
             return False
         if self._moves():
             return False
-        return stand_still or bool(network.transfers_waiting(_is_background))
+        return stand_still or bool(network.transfers_waiting(is_background))
 
     def _moves(self) -> bool:
         """Return whether a transfer moves, or the clock has events other than weather and background traffic."""
-        return self._network.can_go_on(_is_background) or self._network.env.has_others(_is_weather)
+        return self._network.can_go_on(is_background) or self._network.env.has_others(_is_weather)
 
     def may_come_back(self, dead: Collection[int]) -> bool:
         """Return whether one of these links may carry something again, by an event or a row to come, or by drift."""
-        if any(self._conditions.is_adrift(link) for link in dead):
+        conditions = map(self._conditions.of, dead)
+        if any(condition.is_up and not condition.traced["factor"] for condition in conditions):
             return True
         return any(not step.revives.isdisjoint(dead) for _, _, step, _ in self._steps)
 
     # -- steps of entries -------------------------------------------------------------------------------------
 
     def _link_event(self, event: LinkEvent, number: int) -> Iterator[_Step]:
-        conditions, links = self._conditions, event.links
-        concerned = frozenset(links)
-        if event.is_up is not None:
-            if event.is_up:
-                yield _Step(event.at_seconds, lambda: self._bring_up(links), concerned)
-                return
-            over = concerned if event.for_seconds is not None else frozenset()
-            yield _Step(event.at_seconds, lambda: conditions.put_down(links, number), over)
-            if event.for_seconds is not None:
-                end = event.at_seconds + event.for_seconds
-                yield _Step(end, lambda: conditions.lift(links, number), concerned)
-            return
+        change, links = self._conditions.change, event.links
+        if event.is_up:
+            return iter([_Step(event.at_seconds, lambda: change(links, _bring_up), frozenset(links))])
+        if event.is_up is False:
+            return _lasting(
+                event,
+                lambda: change(links, lambda link: link.downs.add(number)),
+                lambda: change(links, lambda link: link.downs.discard(number)),
+                links,
+            )
         values: dict[Quantity, float | None] = {
             "bits_per_second": event.bits_per_second,
             "latency_seconds": event.latency_seconds,
             "loss": event.loss,
         }
         quantity, value = next((name, value) for name, value in values.items() if value is not None)
-        yield _Step(event.at_seconds, lambda: conditions.force(links, quantity, value, number), concerned)
-        if event.for_seconds is not None:
-            end = event.at_seconds + event.for_seconds
-            yield _Step(end, lambda: conditions.release(links, quantity, number), concerned)
-
-    def _bring_up(self, links: tuple[int, ...]) -> None:
-        """End events that keep links down; crashed hosts stay down."""
-        for link in links:
-            for cause in self._conditions.causes(link):
-                if not isinstance(cause, _Crash):
-                    self._conditions.lift((link,), cause)
+        return _lasting(
+            event,
+            lambda: change(links, lambda link: link.forced.update({quantity: (number, value)})),
+            lambda: change(links, lambda link: link.release(quantity, number)),
+            links,
+            may_revive=True,
+        )
 
     def _host_event(self, event: HostEvent, number: int) -> Iterator[_Step]:
         links = self._links_at(event.host)
         if event.is_up:
-            yield _Step(event.at_seconds, lambda: self._bring_back(event.host), frozenset(links))
-            return
+            return iter([_Step(event.at_seconds, lambda: self._bring_back(event.host), frozenset(links))])
         crash = _Crash(event.host, number)
-        over = frozenset(links if event.for_seconds is not None else ())
-        yield _Step(event.at_seconds, lambda: self._crash(crash), over)
-        if event.for_seconds is not None:
-            end = event.at_seconds + event.for_seconds
-            yield _Step(end, lambda: self._end_crash(crash), frozenset(links))
+        return _lasting(event, lambda: self._crash(crash), lambda: self._end_crash(crash), links)
 
     def _crash(self, crash: _Crash) -> None:
         self._network.take_arrivals()
         self._crashes[crash.host].add(crash)
-        self._conditions.put_down(self._links_at(crash.host), crash)
+        self._conditions.change(self._links_at(crash.host), lambda link: link.downs.add(crash))
         self._network.drop_transfers(crash.host)
         self._network.downtime.begin(crash.host)
 
     def _end_crash(self, crash: _Crash) -> None:
         causes = self._crashes[crash.host]
         causes.discard(crash)
-        self._conditions.lift(self._links_at(crash.host), crash)
+        self._conditions.change(self._links_at(crash.host), lambda link: link.downs.discard(crash))
         if not causes:
             self._network.downtime.end(crash.host)
 
@@ -537,24 +499,21 @@ class Faults:
         for crash in list(self._crashes[host]):
             self._end_crash(crash)
 
-    def _links_at(self, host: int) -> tuple[int, ...]:
-        """The links that begin or end at a host."""
-        if host not in self._links_of_host:
-            topology = self._network.topology
-            name = topology.hosts[host].name
-            self._links_of_host[host] = tuple(
-                link.index for link in topology.links if name in (link.source, link.target)
-            )
-        return self._links_of_host[host]
+    def _find_links_at(self, host: int) -> tuple[int, ...]:
+        """Links that begin or end at a host."""
+        topology = self._network.topology
+        name = topology.hosts[host].name
+        return tuple(link.index for link in topology.links if name in (link.source, link.target))
 
-    def _trace(self, trace: Trace) -> Iterator[_Step]:
-        conditions, concerned = self._conditions, frozenset(trace.links)
+    def _trace(self, trace: Trace, number: int) -> Iterator[_Step]:
         for instant, value in zip(trace.times_seconds, trace.values, strict=True):
-            yield _Step(
-                instant,
-                lambda value=value: conditions.trace(trace.links, trace.quantity, value),  # type: ignore[misc]
-                concerned,
-            )
+            yield self._traced(instant, trace.links, trace.quantity, value)
+
+    def _traced(self, instant: float, links: tuple[int, ...], quantity: Quantity, value: float) -> _Step:
+        def act() -> None:
+            self._conditions.change(links, lambda link: link.traced.update({quantity: value}))
+
+        return _Step(instant, act, frozenset(links) if quantity != "factor" else frozenset())
 
     def _background(self, entry: Background, number: int) -> Iterator[_Step]:
         traffic = BackgroundTraffic(self._network, entry, number)
@@ -569,19 +528,44 @@ class Faults:
             yield _Step(instant, traffic.send)
             count += 1
 
-    def _drift(self, drift: Drift, link: int) -> Iterator[_Step]:
-        ends = self._network.topology.links[link]
-        for instant, factor in drift_factors(drift, ends.name):
-            yield _Step(instant, lambda factor=factor: self._conditions.drift(link, factor))  # type: ignore[misc]
+    def _drift(self, drift: Drift, number: int) -> Iterator[_Step]:
+        (link,) = drift.links
+        for instant, factor in drift_factors(drift, self._network.topology.links[link].name):
+            yield self._traced(instant, drift.links, "factor", factor)
+
+
+_STEPS: dict[type, Callable[[Faults, Any, int], Iterator[_Step]]] = {
+    LinkEvent: Faults._link_event,
+    HostEvent: Faults._host_event,
+    Trace: Faults._trace,
+    Background: Faults._background,
+    Drift: Faults._drift,
+}
+
+
+def _lasting(
+    event: LinkEvent | HostEvent,
+    begin: Callable[[], None],
+    end: Callable[[], None],
+    links: tuple[int, ...],
+    *,
+    may_revive: bool = False,
+) -> Iterator[_Step]:
+    """Begin of an event, and its end where it has a duration; the end, or also the begin, may revive its links."""
+    has_end = event.for_seconds is not None
+    yield _Step(event.at_seconds, begin, frozenset(links if has_end or may_revive else ()))
+    if event.for_seconds is not None:
+        yield _Step(event.at_seconds + event.for_seconds, end, frozenset(links))
+
+
+def _bring_up(link: _Condition) -> None:
+    """End events that keep a link down; at crashed hosts it stays down."""
+    link.downs = {cause for cause in link.downs if isinstance(cause, _Crash)}
 
 
 def _listed(names: list[str]) -> str:
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
-def _nothing() -> None:
-    """Ignore a changed link."""
 
 
 def _give_up(reason: str) -> None:
@@ -590,7 +574,8 @@ def _give_up(reason: str) -> None:
     raise DeadlockError(f"{reason}, and transfers wait for it: let an event bring it back")
 
 
-def _is_background(connection: Hashable) -> bool:
+def is_background(connection: Hashable) -> bool:
+    """Return whether a connection is one of background traffic."""
     return isinstance(connection, BackgroundConnection)
 
 

@@ -301,7 +301,7 @@ def decoupled(
     due = [(p + 1) * H // len(cut) for p in range(len(cut))]
     sizes = [sum(phi[index].numel() for index in members) for members in cut]
     next_round = [0] * len(cut)
-    heard: dict[tuple[int, int], dict[int, tuple[Tensors, float]]] = {}
+    received: dict[tuple[int, int], dict[int, tuple[Tensors, float]]] = {}
     workers = [Worker(world, rank, model, batches, make_optim) for rank in range(num_workers)]
     known = [values(model) for _ in workers]  # each learner's phi
     inboxes: list[list[tuple[int, Tensors]]] = [[] for _ in workers]
@@ -333,7 +333,7 @@ def decoupled(
     def arrived(rank: int, p: int, round_number: int, moved: Tensors, weight: float) -> None:
         if round_number < next_round[p]:
             return
-        letters = heard.setdefault((p, round_number), {})
+        letters = received.setdefault((p, round_number), {})
         letters[rank] = (moved, weight)
         if len(letters) == num_workers:
             merge(p, round_number)
@@ -341,7 +341,7 @@ def decoupled(
             world.plan(grace, lambda: merge(p, round_number))
 
     def merge(p: int, round_number: int) -> None:
-        letters = heard.pop((p, round_number), None)
+        letters = received.pop((p, round_number), None)
         if letters is None:
             return
         total = sum(weight for _, weight in letters.values())
@@ -355,8 +355,8 @@ def decoupled(
             velocity[index] = beta * velocity[index] + d
             phi[index] = phi[index] - lr * (d + beta * velocity[index])
         next_round[p] = round_number + 1
-        for key in [key for key in heard if key[0] == p and key[1] <= round_number]:
-            del heard[key]
+        for key in [key for key in received if key[0] == p and key[1] <= round_number]:
+            del received[key]
         fragment = [phi[index].clone() for index in cut[p]]
         for rank in range(num_workers):
             world.send(num_workers, rank, sizes[p] + 1, lambda rank=rank: inboxes[rank].append((p, fragment)))
@@ -364,7 +364,7 @@ def decoupled(
     for worker in workers:
         worker.begin_step(lambda worker=worker: stepped(worker))
     world.run()
-    for key in sorted(heard):
+    for key in sorted(received):
         merge(*key)
     return [worker.model for worker in workers], phi
 

@@ -67,13 +67,13 @@ def of_halos(n: int, regions: int, K: int, buffer: int, H: int) -> tuple[Strateg
 
 def of_decoupled(n: int, P: int, quorum: int, grace: float, H: int) -> tuple[Strategy, Any]:  # noqa: N803
     quorum = min(quorum, n)
-    told: dict[str, Any] = {"H": H, "quorum": quorum, "grace": grace}
-    strategy = DecoupledDiLoCoStrategy(adamw, num_fragments=P, mix=0.3, **told)
+    shared: dict[str, Any] = {"H": H, "quorum": quorum, "grace": grace}
+    strategy = DecoupledDiLoCoStrategy(adamw, num_fragments=P, mix=0.3, **shared)
 
     def run(world: events.World, model: nn.Module, batches: reference.Batches) -> Any:
         cut = greedily([p.numel() for p in model.parameters()], min(P, H))
         rest: dict[str, Any] = {"lr": 0.7, "beta": 0.9, "mix": 0.3, "samples": SAMPLES}
-        return events.decoupled(world, model, batches, adamw, cut=cut, **told, **rest)
+        return events.decoupled(world, model, batches, adamw, cut=cut, **shared, **rest)
 
     return strategy, run
 
@@ -102,20 +102,20 @@ def greedily(sizes: list[int], count: int) -> list[list[int]]:
 
 CASES = {
     "AsyncDiLoCo": st.builds(
-        lambda n, **told: (n, of_async(n, **told)),
+        lambda n, **options: (n, of_async(n, **options)),
         n=st.integers(1, 4),
         buffer=st.sampled_from([None, 1, 3]),
         share=st.sampled_from([0.0, 0.2]),
         H=st.integers(1, 4),
     ),
     "HeLoCo": st.builds(
-        lambda n, **told: (n, of_heloco(n, **told)),
+        lambda n, **options: (n, of_heloco(n, **options)),
         n=st.integers(1, 4),
         confidence=st.sampled_from([0.5, 3.0]),
         H=st.integers(1, 4),
     ),
     "HALoS": st.builds(
-        lambda n, **told: (n, of_halos(n, **{**told, "regions": min(told["regions"], n)})),
+        lambda n, **options: (n, of_halos(n, **{**options, "regions": min(options["regions"], n)})),
         n=st.integers(1, 5),
         regions=st.integers(1, 3),
         K=st.integers(1, 4),
@@ -123,10 +123,10 @@ CASES = {
         H=st.integers(1, 3),
     ),
     "ADPSGD": st.builds(
-        lambda n, **told: (n, of_ad_psgd(n, **told)), n=st.integers(1, 5), interval=st.integers(1, 3)
+        lambda n, **options: (n, of_ad_psgd(n, **options)), n=st.integers(1, 5), interval=st.integers(1, 3)
     ),
     "DecoupledDiLoCo": st.builds(
-        lambda n, **told: (n, of_decoupled(n, **told)),
+        lambda n, **options: (n, of_decoupled(n, **options)),
         n=st.integers(1, 4),
         P=st.integers(1, 5),
         quorum=st.integers(1, 4),

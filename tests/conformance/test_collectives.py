@@ -163,14 +163,14 @@ _BAD_ARGUMENTS = {
 }
 
 
-def _told(comm: Communicator) -> list[str]:
-    told = []
+def _messages(comm: Communicator) -> list[str]:
+    messages = []
     for bad in _BAD_ARGUMENTS.values():
         try:
             bad(comm)
         except InputError as error:
-            told.append(str(error))
-    return told
+            messages.append(str(error))
+    return messages
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -179,9 +179,9 @@ def test_what_is_wrong_by_itself_is_refused_alike(transport: str) -> None:
 
     The line names the rank and the place of the call in the caller's code, never a line of this package.
     """
-    for rank, told in enumerate(run(transport, _told, 2).results):
-        assert len(told) == len(_BAD_ARGUMENTS)
-        for wanted, line in zip(_BAD_ARGUMENTS, told, strict=True):
+    for rank, messages in enumerate(run(transport, _messages, 2).results):
+        assert len(messages) == len(_BAD_ARGUMENTS)
+        for wanted, line in zip(_BAD_ARGUMENTS, messages, strict=True):
             assert line.startswith(f"rank {rank}, ")
             assert wanted in line
             assert re.search(r" \(at test_collectives\.py:\d+\)$", line)

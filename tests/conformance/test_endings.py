@@ -69,13 +69,13 @@ _DEATHS = {
 
 
 @pytest.mark.parametrize("transport", PROCESSES)
-@pytest.mark.parametrize("told", _DEATHS)
-def test_a_dead_process_is_named_with_its_signal_or_exit_code(told: str, transport: str) -> None:
+@pytest.mark.parametrize("message", _DEATHS)
+def test_a_dead_process_is_named_with_its_signal_or_exit_code(message: str, transport: str) -> None:
     before = _left_behind()
-    text, rank = _failure_of(transport, _dies(_DEATHS[told]), 2)
+    text, rank = _failure_of(transport, _dies(_DEATHS[message]), 2)
     first = text.splitlines()[0]
     assert "rank 1" in first
-    assert told in first
+    assert message in first
     assert rank == 1
     assert _left_behind() == before
 

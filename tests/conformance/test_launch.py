@@ -113,9 +113,9 @@ def test_a_process_without_the_secret_is_refused() -> None:
     store = os.memfd_create("rendezvous")
     path = f"/proc/{os.getpid()}/fd/{store}"
     with Children(partial(_stranger, path), 2) as children:
-        told = [channel.recv() for channel in children.channels]
+        errors = [channel.recv() for channel in children.channels]
     os.close(store)
-    for rank, line in enumerate(told):
+    for rank, line in enumerate(errors):
         assert line.startswith(
             f"rank {rank}: what the rendezvous holds was not written by a rank of this run"
         )
@@ -148,10 +148,10 @@ def test_a_connection_without_the_secret_is_detected() -> None:
     store = os.memfd_create("rendezvous")
     path = f"/proc/{os.getpid()}/fd/{store}"
     with Children(partial(_connected_stranger, path), 2) as children:
-        told = [channel.recv() for channel in children.channels]
+        errors = [channel.recv() for channel in children.channels]
     os.close(store)
-    assert told[0].startswith("rank 0: what has connected as rank 1 is not of this run")
-    assert told[1].startswith("rank 1: what has connected as rank 0 is not of this run")
+    assert errors[0].startswith("rank 0: what has connected as rank 1 is not of this run")
+    assert errors[1].startswith("rank 1: what has connected as rank 0 is not of this run")
 
 
 class _Command:
@@ -188,8 +188,8 @@ def test_a_stranger_neither_joins_ranks_started_by_torchrun_nor_runs_code_in_the
         port = free.getsockname()[1]
     target = partial(_attack, port, str(tmp_path / "made"), str(tmp_path))
     with Children(target, 2) as children:
-        told = children.channels[0].recv()
-    assert "not written by a rank of this run" in told
+        message = children.channels[0].recv()
+    assert "not written by a rank of this run" in message
     assert not (tmp_path / "made").exists()
 
 

@@ -228,7 +228,7 @@ def test_every_letter_arrives_once_in_its_senders_order(
 
 
 def test_mistakes_are_one_line() -> None:
-    def told(body: object, error: type[Exception]) -> str:
+    def message(body: object, error: type[Exception]) -> str:
         with pytest.raises(error) as caught:
             run_ranks(body, 2, topology=TOPOLOGY)  # type: ignore[arg-type]
         return str(caught.value).partition("\n")[0]
@@ -253,7 +253,7 @@ def test_mistakes_are_one_line() -> None:
         else:
             comm.send(torch.zeros(2), 0)
 
-    assert "take: wait=-1; give seconds from 0 up, or math.inf" in told(negative, InputError)
-    assert "cancel: all_reduce(float32[1], op=sum)" in told(collective, InputError)
-    assert "rank 0 in firstsent" in told(nobody, DeadlockError)
-    assert "rank 1 called send(float32[2])" in told(shapes, MismatchError)
+    assert "take: wait=-1; give seconds from 0 up, or math.inf" in message(negative, InputError)
+    assert "cancel: all_reduce(float32[1], op=sum)" in message(collective, InputError)
+    assert "rank 0 in firstsent" in message(nobody, DeadlockError)
+    assert "rank 1 called send(float32[2])" in message(shapes, MismatchError)

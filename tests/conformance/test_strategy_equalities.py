@@ -65,7 +65,7 @@ def test_cocodc_of_one_fragment_without_delay_is_diloco(problem: dict[str, int],
     share=st.integers(1, 6),
     P=st.integers(1, 4),
     tau=st.integers(0, 3),
-    told=st.sampled_from([(0.5, "relative"), (2.0, "fixed"), (0.0, "fixed")]),
+    correction=st.sampled_from([(0.5, "relative"), (2.0, "fixed"), (0.0, "fixed")]),
 )
 def test_cocodc_chooses_and_corrects_as_written(
     problem: dict[str, int],
@@ -73,10 +73,10 @@ def test_cocodc_chooses_and_corrects_as_written(
     share: int,
     P: int,  # noqa: N803
     tau: int,
-    told: tuple[float, str],
+    correction: tuple[float, str],
 ) -> None:
     """Fragments that leave by how fast they change, against parameter by parameter; and the bytes of those chosen."""
-    strength, scale = told
+    strength, scale = correction
     P, tau, transmissions = min(P, H), min(tau, H - 1), min(share, H)  # noqa: N806
     model, batches = reference.make_problem(**problem)
     cut = fragments_of([name for name, _ in model.named_parameters()], P, None, "strided", "", H)

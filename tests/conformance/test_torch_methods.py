@@ -28,9 +28,9 @@ METHODS = [
 def test_methods_of_pytorchs_own_pass() -> None:
     script = str(Path(__file__).with_name("torch_methods.py"))
     done = subprocess.run([sys.executable, script, "netsim", *METHODS], capture_output=True, text=True)
-    told = [line for line in done.stdout.splitlines() if line.startswith("test_")]
-    assert [line.split(":")[0] for line in told] == METHODS, done.stderr[-2000:]
-    assert [line for line in told if ": passed" not in line] == []
+    lines = [line for line in done.stdout.splitlines() if line.startswith("test_")]
+    assert [line.split(":")[0] for line in lines] == METHODS, done.stderr[-2000:]
+    assert [line for line in lines if ": passed" not in line] == []
 
 
 def test_torchs_own_multi_threaded_test_case_runs_on_netsim() -> None:

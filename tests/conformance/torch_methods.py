@@ -75,7 +75,7 @@ def run(case: Any, name: str) -> tuple[str, str]:
         for _, child in pairs:
             child.close()
         end = time.monotonic() + SECONDS
-        said = _wait(ranks, end)
+        output = _wait(ranks, end)
         codes = [rank.exitcode for rank in ranks]
         for rank in ranks:
             if rank.exitcode is None:
@@ -83,14 +83,14 @@ def run(case: Any, name: str) -> tuple[str, str]:
                 rank.join()
         texts = [_text(parent) for parent, _ in pairs]
         with contextlib.suppress(OSError):
-            said += "".join(Path(folder, f"out{rank}").read_text()[-1500:] for rank in range(WORLD_SIZE))
+            output += "".join(Path(folder, f"out{rank}").read_text()[-1500:] for rank in range(WORLD_SIZE))
     if any(code is None for code in codes):
-        return "timeout", "\n".join(texts) + said
+        return "timeout", "\n".join(texts) + output
     if all(code == 0 for code in codes):
         return "passed", ""
     if all(code in _SKIPS for code in codes):
-        return "skipped", said
-    return "failed", f"exit codes {codes}\n" + "\n".join(texts) + said
+        return "skipped", output
+    return "failed", f"exit codes {codes}\n" + "\n".join(texts) + output
 
 
 def _text(pipe: Any) -> str:
@@ -129,14 +129,16 @@ def main() -> None:
     first, step = map(int, options.part.split("/"))
     for name in (options.methods or method_names(case))[first::step]:
         began = time.monotonic()
-        how, said = run(case, name)
+        how, output = run(case, name)
         lines = [
-            line for line in said.splitlines() if re.match(r"^\w*(Error|Exception)\b|^\w+(\.\w+)*Error", line)
+            line
+            for line in output.splitlines()
+            if re.match(r"^\w*(Error|Exception)\b|^\w+(\.\w+)*Error", line)
         ]
         short = lines[-1][:200] if lines and how != "skipped" else ""
         print(f"{name}: {how} ({time.monotonic() - began:.1f} s) {short}", flush=True)
         if options.verbose and how not in ("passed",):
-            print(said, flush=True)
+            print(output, flush=True)
 
 
 if __name__ == "__main__":

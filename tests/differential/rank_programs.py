@@ -107,7 +107,7 @@ class Actor:
 
     def __init__(self, comm: Communicator, sleep: Callable[[], None]) -> None:
         self.comm, self.sleep = comm, sleep
-        self.told: list[Any] = []
+        self.results: list[Any] = []
         self.handles: dict[int, Any] = {}
         self.event = 0
 
@@ -117,9 +117,9 @@ class Actor:
             self.event = action.event
             seen = getattr(self, action.kind)(*action.arguments)
             if seen is not None:
-                self.told.append((action.event, action.kind, seen))
+                self.results.append((action.event, action.kind, seen))
             self.comm.mark({"event": action.event})
-        return self.told
+        return self.results
 
     def tensor(self, size: int) -> torch.Tensor:
         return torch.arange(size, dtype=torch.float64) + 1000.0 * self.comm.rank + self.event
@@ -513,8 +513,8 @@ def _smaller(program: Program) -> Iterator[Program]:
     width = max(len(events) // 2, 1)
     while True:
         for first in range(0, len(events), width):
-            gone = set(events[first : first + width])
-            yield replace(program, ranks=tuple(_without(actions, gone) for actions in program.ranks))
+            removed = set(events[first : first + width])
+            yield replace(program, ranks=tuple(_without(actions, removed) for actions in program.ranks))
         if width == 1:
             break
         width //= 2

@@ -240,10 +240,10 @@ class Reference:
         ranks = [rank for rank, instant in self.wake.items() if instant <= self.wires.now]
         for rank in sorted(ranks):
             del self.wake[rank]
-            self.go_on(rank)
+            self.resume(rank)
         return bool(there or ranks)
 
-    def go_on(self, rank: int) -> None:
+    def resume(self, rank: int) -> None:
         now, stream = self.wires.now, self.streams[rank]
         while stream:
             request = stream.popleft()

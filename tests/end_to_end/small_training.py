@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from forks import Fork
 from torch import nn
 
 from exogym_core.tasks import build_model
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from exogym_core.communicator import Communicator
@@ -48,27 +49,24 @@ def joined(rank: int, world_size: int, rendezvous: str) -> None:
     torch.distributed.init_process_group("gloo", f"file://{rendezvous}", rank=rank, world_size=world_size)
 
 
-def results_of(program: str, world_size: int, folder: Path) -> Any:
-    """What rank 0 of a program saves that trains with PyTorch's own: called with rendezvous, result file and rank."""
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
-    command = [sys.executable, program, str(folder / "rendezvous"), str(folder / "result.pt")]
-    started = [
-        subprocess.Popen([*command, str(rank)], env=environment, stderr=subprocess.PIPE)
-        for rank in range(world_size)
-    ]
+def results_of(main: Callable[[str, str, int], None], world_size: int, folder: Path) -> Any:
+    """Values saved by rank 0 of a program with PyTorch's own, called with rendezvous, file of results and rank."""
+    files = [str(folder / name) for name in ("rendezvous", "result.pt")]
+    environment = {"GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
+    ranks = [Fork(main, *files, rank, environment=environment) for rank in range(world_size)]
     try:
-        errors = [process.communicate(timeout=120)[1].decode() for process in started]
-        assert [process.returncode for process in started] == [0] * world_size, errors[0]
+        ends = [rank.end() for rank in ranks]
+        assert [end.returncode for end in ends] == [0] * world_size, ends[0].stderr
     finally:
-        for process in started:
-            process.kill()
-    return torch.load(folder / "result.pt", weights_only=True)
+        for rank in ranks:
+            rank.process.kill()
+    return torch.load(files[1], weights_only=True)
 
 
 def train_ddp(
     model: nn.parallel.DistributedDataParallel, rank: int, steps: int, sgd: dict[str, float], result: str
-) -> None:
-    """Train with torch's own DDP; rank 0 saves the model's state as `result`."""
+) -> NoReturn:
+    """Train with torch's own DDP and leave; rank 0 saves the model's state as `result`."""
     optimizer = torch.optim.SGD(model.parameters(), **sgd)
     for step in range(steps):
         optimizer.zero_grad()
@@ -76,4 +74,13 @@ def train_ddp(
         optimizer.step()
     if rank == 0:
         torch.save(model.module.state_dict(), result)
-    torch.distributed.destroy_process_group()
+    leave()
+
+
+def leave() -> NoReturn:
+    """End this rank after all are done, with nothing destroyed.
+
+    The destructor of torch's gloo group joins its threads with the interpreter's lock held, which they may wait for.
+    """
+    torch.distributed.barrier()
+    os._exit(0)

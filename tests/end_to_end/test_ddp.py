@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +20,7 @@ WORLD_SIZE, STEPS = 2, 5
 OPTIMIZER = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
 
 
-def train_with_ddp(rank: int, rendezvous: str, result: str) -> None:
+def train_with_ddp(rendezvous: str, result: str, rank: int) -> None:
     joined(rank, WORLD_SIZE, rendezvous)
     train_ddp(nn.parallel.DistributedDataParallel(make_model()), rank, STEPS, OPTIMIZER, result)
 
@@ -33,12 +32,8 @@ def train_with_all_reduce(comm: Communicator) -> dict[str, torch.Tensor]:
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
 def test_all_reduce_equals_distributed_data_parallel(tmp_path: Path) -> None:
-    expected = results_of(__file__, WORLD_SIZE, tmp_path)
+    expected = results_of(train_with_ddp, WORLD_SIZE, tmp_path)
     for state in run_ranks(train_with_all_reduce, WORLD_SIZE).results:
         assert state.keys() == expected.keys()
         for name, value in state.items():
             torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-7)
-
-
-if __name__ == "__main__":
-    train_with_ddp(int(sys.argv[3]), sys.argv[1], sys.argv[2])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from forks import Fork, torchrun
 
 from exogym_core.cli.experiment import Experiment
 from exogym_core.cli.main import main as netgym
@@ -213,13 +214,10 @@ def test_opendilocos_runs_start_under_torchrun(tmp_path: Path) -> None:
 
 def test_opendilocos_runs_under_torchrun_leave_a_folder_that_goes_on(tmp_path: Path) -> None:
     """--set, --out, --seeds and --resume mean what they mean to netgym."""
-    train = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    train.append(str(EXAMPLES / "opendiloco" / "train.py"))
+    script = str(EXAMPLES / "opendiloco" / "train.py")
     begin = [str(RUNS[1]), "--scale", "tiny", "--device", "cpu", "--out", "run", "--set", "steps=4"]
-    for more in ([*begin, "--seeds", "2"], ["--resume", "run"]):
-        done = subprocess.run(
-            [sys.executable, *train, *more], capture_output=True, text=True, cwd=tmp_path, timeout=300
-        )
+    for arguments in ([*begin, "--seeds", "2"], ["--resume", "run"]):
+        done = Fork(torchrun, 2, script, *arguments, folder=tmp_path).end()
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1] == "run"
     (entry,) = json.loads((tmp_path / "run" / "summary.json").read_text())

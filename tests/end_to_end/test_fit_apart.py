@@ -149,7 +149,7 @@ def test_all_sites_keep_the_same_run_though_one_was_killed_and_came_again(tmp_pa
     rows = (folders[1] / files[0]).read_text().splitlines()
     assert len(rows) == 1 + 600
     (summary,) = json.loads((folders[1] / "summary.json").read_text())
-    assert [gone["rank"] for gone in summary["dropped_peers"]].count(1) >= 1
+    assert [peer["rank"] for peer in summary["dropped_peers"]].count(1) >= 1
     assert summary["wall_seconds"] > 0
     last = [path.name for path in (folders[1] / "checkpoints" / "DiLoCo").iterdir()]
     assert last == ["step-00000600"]
@@ -268,7 +268,7 @@ def test_a_site_of_two_processes_that_was_killed_resumes_from_its_own_disk(tmp_p
         assert texts[0] == texts[1]
     assert len((tmp_path / "out1" / "metrics" / "DiLoCo.csv").read_text().splitlines()) == 1 + 300
     (summary,) = json.loads((tmp_path / "out1" / "summary.json").read_text())
-    assert {2, 3} <= {gone["rank"] for gone in summary["dropped_peers"]}
+    assert {2, 3} <= {peer["rank"] for peer in summary["dropped_peers"]}
     last = tmp_path / "out1" / "checkpoints" / "DiLoCo" / "step-00000300"
     assert [path.name for path in last.glob("rank-*.json")] == ["rank-0002.json"]
     parts = [

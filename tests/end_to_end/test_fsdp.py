@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
-from small_training import batch_of, joined, make_model, results_of, train_with
+from small_training import batch_of, joined, leave, make_model, results_of, train_with
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import AllReduceStrategy
@@ -47,9 +45,8 @@ def train_with_shards(comm: Communicator, name: str) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
     """What FSDP ends with in processes of their own, by the name of the sharding."""
-    states: dict[str, dict[str, torch.Tensor]] = results_of(
-        __file__, WORLD_SIZE, tmp_path_factory.mktemp("fsdp")
-    )
+
+    states: dict[str, dict[str, torch.Tensor]] = results_of(main, WORLD_SIZE, tmp_path_factory.mktemp("fsdp"))
     return states
 
 
@@ -69,8 +66,4 @@ def main(rendezvous: str, result: str, rank: int) -> None:
     states = {name: train_with_fsdp(name) for name in NAMES}
     if rank == 0:
         torch.save(states, result)
-    torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    leave()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from small_training import batch_of, joined, make_model, results_of
+from small_training import batch_of, joined, leave, make_model, results_of
 from torch import nn
 
 from exogym_core import DiLoCoOptimizer
@@ -109,13 +108,13 @@ def main(rendezvous: str, result: str, rank: int) -> None:
         ]
     if rank == 0:
         torch.save(found, result)
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 def refused(rank: int, comm: Communicator, **options: Any) -> str:
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as error:
         optimizer_of(cut_model(rank), comm, **options)
-    return str(told.value)
+    return str(error.value)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +125,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("fully_shard")
     with socket.create_server(("127.0.0.1", 0)) as free:
         (folder / "rendezvous port").write_text(str(free.getsockname()[1]))
-    return dict(results_of(__file__, WORLD_SIZE, folder))
+    return dict(results_of(main, WORLD_SIZE, folder))
 
 
 def test_a_model_cut_by_fully_shard_trains_as_one_that_is_whole(found: dict[str, Any]) -> None:
@@ -159,7 +158,3 @@ def test_what_does_not_go_with_it_is_refused_in_a_line(found: dict[str, Any]) ->
         "DiLoCoOptimizer: fully_shard has cut the parameters among 2 ranks, and ranks_per_worker is 1; make them equal",
         "DiLoCoOptimizer: fully_shard has cut the parameters already; leave out sharding='FULL_SHARD'",
     ]
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

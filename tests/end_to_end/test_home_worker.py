@@ -50,9 +50,9 @@ def test_metrics_tell_with_how_many_each_step_was_done(folder: Path) -> None:
 
 def test_the_report_tells_it_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert netgym(["report", str(folder)]) == 0
-    told = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     assert re.search(
-        r"time-outs went on without rank 3 from step 140 \(3\d\.\d+ s\) to step \d+ \(85\.\d+ s\)\.", told
+        r"time-outs went on without rank 3 from step 140 \(3\d\.\d+ s\) to step \d+ \(85\.\d+ s\)\.", output
     )
     assert "went on without rank 3" in (folder / "report.html").read_text()
 

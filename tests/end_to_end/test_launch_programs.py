@@ -12,12 +12,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import chakra_schema
 import jsonschema
 import pytest
 import torch
+from forks import Fork, torchrun
 
 import exogym_core
 from exogym_core.cli.inspect_commands import schema_of
@@ -35,9 +37,13 @@ Launch = Callable[..., tuple[int, str, str]]
 
 
 def launch(*arguments: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "exogym_core", "launch", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, input="typed")
+    done = Fork(main, ["launch", *arguments], stdin="typed").end()
     return done.returncode, done.stdout, done.stderr
+
+
+def on_gloo(num_ranks: int, script: str) -> CompletedProcess[str]:
+    """A program under torchrun, on the real backend."""
+    return Fork(torchrun, num_ranks, script, "gloo").end()
 
 
 @pytest.fixture
@@ -55,8 +61,7 @@ def launch_here(capfd: pytest.CaptureFixture[str]) -> Launch:
 def test_training_programs_have_gloos_losses_and_a_clock(name: str) -> None:
     """The same script under torchrun with gloo prints the same losses; here it also takes a WAN's time."""
     script = str(PROGRAMS / name)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--standalone"]
-    real = subprocess.run([*torchrun, script, "gloo"], capture_output=True, text=True)
+    real = on_gloo(3, script)
     # Its losses count, not its exit code: torch's gloo now and then aborts a process that has come to its end.
     assert len(LOSSES.findall(real.stdout)) == (4 if name == "ddp.py" else 3), real.stderr
     options = ["-n", "3", "--topology", "wan-4-regions", "--compute", "marks", "--json"]
@@ -86,8 +91,8 @@ def _check_where_the_time_went(report: dict[str, Any]) -> None:
         assert sum(rank[f"{part}_seconds"] for part in parts) == pytest.approx(rank["virtual_seconds"])
         assert rank["steps"] == 4
     for part in ("waiting_seconds", "network_seconds"):
-        told = sum(call[part] for call in report["calls"])
-        assert told == pytest.approx(sum(rank[part] for rank in report["ranks"]) / 3)
+        seconds = sum(call[part] for call in report["calls"])
+        assert seconds == pytest.approx(sum(rank[part] for rank in report["ranks"]) / 3)
     assert report["steady_state"]["steps"] == 3
     assert 0 < report["steady_state"]["seconds"] < report["virtual_seconds"] / 4
 
@@ -95,14 +100,13 @@ def _check_where_the_time_went(report: dict[str, Any]) -> None:
 def test_what_lies_above_c10d_gives_what_it_gives_on_gloo() -> None:
     """Hooks, sharded optimizers, meshes, tensor parallel, pipelines, checkpoints: gloo's results but for rounding."""
     script = str(PROGRAMS / "features.py")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--standalone"]
-    real = subprocess.run([*torchrun, script, "gloo"], capture_output=True, text=True)
+    real = on_gloo(4, script)
     code, out, err = launch("-n", "4", "--compute", "marks", script, "netsim")
     assert code == 0, err
-    told = [dict(FEATURES.findall(text)) for text in (real.stdout, out)]
-    assert len(told[0]) == 17, real.stderr
-    expected = {name: pytest.approx(float(value), rel=1e-4) for name, value in told[0].items()}
-    assert {name: float(value) for name, value in told[1].items()} == expected
+    results = [dict(FEATURES.findall(text)) for text in (real.stdout, out)]
+    assert len(results[0]) == 17, real.stderr
+    expected = {name: pytest.approx(float(value), rel=1e-4) for name, value in results[0].items()}
+    assert {name: float(value) for name, value in results[1].items()} == expected
 
 
 def test_every_call_gives_what_it_is_defined_to() -> None:
@@ -199,20 +203,20 @@ def test_a_module_runs_as_torchrun_would_run_it(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[:2] == ["['--lr', '0.1'] __main__ 1 1 2", "nccl 2.0"]
     files = sorted(file.name for file in (tmp_path / "run").glob("[!.]*"))
     assert files == ["launch.json", "report.html", "trace.json.gz"]
-    told = json.loads((tmp_path / "run" / "launch.json").read_text())
-    assert (told["script"], told["arguments"], told["is_module"]) == ("trainmod", ["--lr", "0.1"], True)
-    assert told["slowest_rank"] == 1
-    (call,) = told["calls"]
+    report = json.loads((tmp_path / "run" / "launch.json").read_text())
+    assert (report["script"], report["arguments"], report["is_module"]) == ("trainmod", ["--lr", "0.1"], True)
+    assert report["slowest_rank"] == 1
+    (call,) = report["calls"]
     assert (call["place"], call["op"], call["calls"]) == ("trainmod.py:3", "all_reduce", 1)
     assert call["bytes_per_call"] == 4000
     waited = call["waiting_seconds"] + call["network_seconds"]
-    assert told["virtual_seconds"] == pytest.approx(waited + 0.5, abs=1e-8)
-    assert told["compute_utilisation"] == pytest.approx(0.25 / told["virtual_seconds"])
-    assert sum(rank["bytes_sent"] for rank in told["ranks"]) == told["wan_bytes"] == 8000
-    assert set(told["link_bytes"].values()) == {4000.0}
+    assert report["virtual_seconds"] == pytest.approx(waited + 0.5, abs=1e-8)
+    assert report["compute_utilisation"] == pytest.approx(0.25 / report["virtual_seconds"])
+    assert sum(rank["bytes_sent"] for rank in report["ranks"]) == report["wan_bytes"] == 8000
+    assert set(report["link_bytes"].values()) == {4000.0}
     events = json.loads(gzip.decompress((tmp_path / "run" / "trace.json.gz").read_bytes()))["traceEvents"]
     assert {each["args"]["at"] for each in events if each.get("cat") == "wait"} == {"trainmod.py:3"}
-    jsonschema.validate(told, schema_of("launch"))
+    jsonschema.validate(report, schema_of("launch"))
     (tmp_path / "run" / "report.html").unlink()
     assert main(["report", str(tmp_path / "run")]) == 0
     assert "trainmod.py:3" in (tmp_path / "run" / "report.html").read_text()
@@ -282,9 +286,9 @@ def test_a_program_that_survives_a_crash_goes_on_without_the_crashed_host(tmp_pa
     )
     options = ["-n", "3", "--topology", str(topology), "--compute", "marks", "--protocol", "ideal"]
     out = tmp_path / "run"
-    code, told, err = launch(*options, "--out", str(out), "--chakra", str(PROGRAMS / "survivors.py"))
+    code, output, err = launch(*options, "--out", str(out), "--chakra", str(PROGRAMS / "survivors.py"))
     assert code == 0, err
-    steps = sorted(line for line in told.splitlines() if " step " in line)
+    steps = sorted(line for line in output.splitlines() if " step " in line)
     late = "Timed out waiting 3000ms"
     assert steps == [
         f"rank {rank} step {step}: {ending}"
@@ -306,7 +310,7 @@ def failing(tmp_path: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (
             "dist.all_reduce(torch.ones(2 + dist.get_rank()))",
@@ -335,11 +339,11 @@ def failing(tmp_path: Path, text: str) -> str:
     ids=["mismatch", "deadlock", "exception", "swapped", "dead"],
 )
 def test_errors_are_reported_with_the_scripts_line(
-    launch_here: Launch, text: str, told: str, tmp_path: Path
+    launch_here: Launch, text: str, message: str, tmp_path: Path
 ) -> None:
     code, _, err = launch_here("-n", "2", "--compute", "marks", failing(tmp_path, text))
     assert code in (1, 2)
-    assert told in err.splitlines()[0]
+    assert message in err.splitlines()[0]
 
 
 def test_a_forked_process_that_communicates_gets_one_line(launch_here: Launch, tmp_path: Path) -> None:
@@ -409,7 +413,7 @@ def test_a_run_is_cut_at_a_virtual_time(launch_here: Launch, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("import torch", "no rank called init_process_group"),
         (
@@ -435,13 +439,13 @@ def test_a_run_is_cut_at_a_virtual_time(launch_here: Launch, line: str) -> None:
     ids=["no-call", "other-backend", "rpc", "own-group"],
 )
 def test_a_run_in_which_nothing_was_simulated_fails(
-    launch_here: Launch, text: str, told: str, tmp_path: Path
+    launch_here: Launch, text: str, message: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "program.py"
     script.write_text(text + "\n")
     code, out, err = launch_here("-n", "2", str(script))
     assert (code, out) == (2, "")
-    assert told in err.splitlines()[-1]
+    assert message in err.splitlines()[-1]
 
 
 def test_the_first_cause_is_reported_once_and_the_answer_until_then_kept(
@@ -457,8 +461,8 @@ def test_the_first_cause_is_reported_once_and_the_answer_until_then_kept(
         "dist.monitored_barrier(timeout=datetime.timedelta(seconds=5))\n"
     )
     out = tmp_path / "run"
-    code, told, err = launch_here("-n", "3", "--compute", "marks", "--out", str(out), str(script))
-    assert (code, told.splitlines()[-1]) == (1, str(out))
+    code, output, err = launch_here("-n", "3", "--compute", "marks", "--out", str(out), str(script))
+    assert (code, output.splitlines()[-1]) == (1, str(out))
     first = "rank 0 failed at missing.py:5: RuntimeError: Rank 2 failed to pass monitoredBarrier in 5000 ms"
     assert err.splitlines()[0] == f"error: {first}"
     assert "check rank 0 logs" not in err

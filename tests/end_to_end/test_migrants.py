@@ -287,9 +287,9 @@ def test_a_model_of_dicts_trains_in_a_wrapper_of_two_lines() -> None:
 
 def test_a_model_of_dicts_without_a_wrapper_is_reported_how_to_wrap_it() -> None:
     """torch's own words say nothing of batches."""
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as error:
         fit(DictModel(), Rows(), dataloader_kwargs={"collate_fn": collate})
-    line = str(told.value).splitlines()[0]
+    line = str(error.value).splitlines()[0]
     assert line.startswith("fit: a first batch fails: TypeError: ")
     assert line.endswith(
         "this one takes input_ids, labels, attention_mask: wrap it in a module whose forward(batch) returns "

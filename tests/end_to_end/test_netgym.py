@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from experiments import experiment, results_of
+from forks import Fork
 from safetensors.torch import load_file
 
 from exogym_core.cli.main import main
@@ -287,37 +288,25 @@ def test_help_does_not_wait_for_torch() -> None:
 
 
 @pytest.fixture
-def long_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def long_run(tmp_path: Path) -> Iterator[Fork]:
     """A run in a process of its own that would take for ever, once it has trained a few steps."""
     (tmp_path / "small.yaml").write_text(SMALL.replace("steps: 6", "steps: 1000000"))
-    command = [sys.executable, "-m", "exogym_core", "compare", "small.yaml", "--out", "out"]
-    process = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stderr is not None
-    for line in process.stderr:  # blocks until there is one: nothing is waited for by the clock
-        if line.startswith("AllReduce: step "):
-            break
-    yield process
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    run = Fork(main, ["compare", "small.yaml", "--out", "out"], folder=tmp_path)
+    run.wait_for(lambda: "AllReduce: step " in run.err)
+    yield run
+    run.kill()
 
 
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 def test_a_signal_ends_the_run_in_order(
-    long_run: subprocess.Popen[str], netgym: Netgym, tmp_path: Path, number: signal.Signals, code: int
+    long_run: Fork, netgym: Netgym, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     long_run.send_signal(number)
-    _, err = long_run.communicate(timeout=60)
-    assert long_run.returncode == code, err
+    ended = long_run.end()
+    err = ended.stderr
+    assert ended.returncode == code, err
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith("interrupted: what was done is in out, marked incomplete")
     entry, *others = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -327,7 +316,7 @@ def test_a_signal_ends_the_run_in_order(
     assert entry["steps"] > 0
     rows = (tmp_path / "out" / "metrics" / "AllReduce.csv").read_text().splitlines()
     assert len(rows) == entry["steps"] + 1
-    told, out, _ = netgym("report", "out")
-    assert told == 0
+    status, out, _ = netgym("report", "out")
+    assert status == 0
     assert "AllReduce (incomplete)" in out
     assert "stopped before its end" in (tmp_path / "out" / "report.html").read_text()

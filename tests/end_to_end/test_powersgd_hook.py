@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,7 +22,7 @@ OPTIMIZER = {"lr": 0.1, "momentum": 0.9}
 SEED = 0
 
 
-def train_with_the_hook(rank: int, rendezvous: str, result: str) -> None:
+def train_with_the_hook(rendezvous: str, result: str, rank: int) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
     torch.set_default_dtype(torch.float64)
@@ -66,7 +65,7 @@ def train_with_ours(comm: Communicator) -> dict[str, torch.Tensor]:
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
 def test_powersgd_equals_torchs_hook(tmp_path: Path) -> None:
     """In fp64: in fp32 rounding, which differs between processors, grows to 4e-5 where singular values are close."""
-    theirs = results_of(__file__, WORLD_SIZE, tmp_path)
+    theirs = results_of(train_with_the_hook, WORLD_SIZE, tmp_path)
     torch.set_default_dtype(torch.float64)
     try:
         run = run_ranks(train_with_ours, WORLD_SIZE)
@@ -76,7 +75,3 @@ def test_powersgd_equals_torchs_hook(tmp_path: Path) -> None:
         for name, value in ours.items():
             assert value.dtype == torch.float64
             torch.testing.assert_close(value, theirs[name], rtol=1e-9, atol=1e-10)
-
-
-if __name__ == "__main__":
-    train_with_the_hook(int(sys.argv[3]), sys.argv[1], sys.argv[2])

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from experiments import experiment
+from forks import Fork, run_script, torchrun
 from leaks import leaks
 
+from exogym_core.cli.main import main
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+    from subprocess import CompletedProcess
 
 SCRIPT = """
 import json, os, sys, time
@@ -60,28 +63,24 @@ if os.environ.get("RANK", "0") == "0":
 """
 
 
-LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-
-
-def trained(folder: Path, *launcher: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def trained(
+    folder: Path, body: Callable[..., Any], *arguments: Any, **environment: str
+) -> CompletedProcess[str]:
+    """A call in a folder with the script; it ends well."""
     (folder / "script.py").write_text(SCRIPT)
-    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    return subprocess.run(
-        [sys.executable, *launcher, "script.py"],
-        cwd=folder,
-        env=clean | {"OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": str(folder)} | environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=True,
-    )
+    environment |= {"XDG_CONFIG_HOME": str(folder)}
+    done = Fork(body, *arguments, folder=folder, environment=environment).end()
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Output of the simulated run, which is not killed."""
-    told: dict[str, Any] = json.loads(trained(tmp_path_factory.mktemp("simulated")).stdout.splitlines()[-1])
-    return told
+    result: dict[str, Any] = json.loads(
+        trained(tmp_path_factory.mktemp("simulated"), run_script, "script.py").stdout.splitlines()[-1]
+    )
+    return result
 
 
 @pytest.mark.parametrize("disk", ["one that all see", "its own"])
@@ -90,7 +89,7 @@ def test_a_killed_rank_is_named_and_the_restarted_run_loses_nothing(
 ) -> None:
     """Also where rank 1 keeps its parts of checkpoints on a disk that rank 0 does not see."""
     own = {"NETGYM_CHECKPOINTS": str(tmp_path / "scratch")} if disk == "its own" else {}
-    real = trained(tmp_path, *LAUNCHER, **own)
+    real = trained(tmp_path, partial(torchrun, max_restarts=1), 2, "script.py", **own)
     # Told by rank 0's exception, or, if torchrun was faster to end it, by its last words.
     (line,) = {
         line.partition("rank 1 on host ")[2] for line in real.stderr.splitlines() if "was lost after" in line
@@ -132,18 +131,10 @@ def test_an_experiment_under_torchrun_leaves_the_folder_that_a_simulated_one_doe
     """And nothing in it, in temporary files or in what is printed tells the secret that its ranks share."""
     (tmp_path / "real.yaml").write_text(EXPERIMENT)
     (tmp_path / "temporary").mkdir()
-    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    clean |= {"NETGYM_SECRET": CANARY, "TMPDIR": str(tmp_path / "temporary")}
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [sys.executable, *launcher, "-m", "exogym_core", "compare", "real.yaml", "--out", "out"],
-        cwd=tmp_path,
-        env=clean | {"OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=True,
-    )
+    done = trained(
+        tmp_path, torchrun, 2, "-m", "exogym_core", "compare", "real.yaml", "--out", "out",
+        NETGYM_SECRET=CANARY, TMPDIR=str(tmp_path / "temporary"),
+    )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "out"
     assert leaks(tmp_path, CANARY, stdout=done.stdout, stderr=done.stderr) == []
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -160,8 +151,6 @@ def test_an_experiment_under_torchrun_leaves_the_folder_that_a_simulated_one_doe
 
 
 def test_the_number_of_workers_must_be_torchruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from exogym_core.cli.main import main
-
     (tmp_path / "real.yaml").write_text(EXPERIMENT)
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "3"}.items():
         monkeypatch.setenv(name, value)

@@ -72,14 +72,14 @@ def test_sites_continue_without_a_killed_one_and_with_a_late_one(tmp_path: Path)
         late = start("site.py", NETGYM_RENDEZVOUS=found[1], NETGYM_SITE="2")
         victim.send_signal(signal.SIGKILL)
         rest, _ = first.communicate(timeout=120)
-        told, _ = late.communicate(timeout=120)
-        assert (first.returncode, late.returncode) == (0, 0), rest + told
+        output, _ = late.communicate(timeout=120)
+        assert (first.returncode, late.returncode) == (0, 0), rest + output
         rounds = {line.partition(" ")[0]: line for line in [*lines, *rest.splitlines()]}
         assert " [0, 1] " in lines[-1]
         assert any(" [0] " in line for line in rounds.values())
-        *_, last = told.splitlines()
+        *_, last = output.splitlines()
         assert " [0, 2] " in last
-        assert all(rounds[line.partition(" ")[0]] == line for line in told.splitlines())
+        assert all(rounds[line.partition(" ")[0]] == line for line in output.splitlines())
         at.send_signal(signal.SIGINT)
         log, _ = at.communicate(timeout=60)
     assert at.returncode == 130

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 
 import pytest
+from forks import Fork, run_script
 
 SCRIPT = """
 import json, sys, warnings
@@ -37,38 +35,32 @@ print(json.dumps({
 """
 
 
-def run(start, arguments, **environment):
-    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(start), json.dumps(arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=clean | {"OMP_NUM_THREADS": "1"} | environment,
-    )
-
-
-def outcome(process):
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    return json.loads(out.splitlines()[-1])
-
-
-def test_processes_of_torchrun_train_together_as_simulated_ranks_do():
+def test_processes_of_torchrun_train_together_as_simulated_ranks_do(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    real, alone = json.dumps({"transport": "gloo"}), json.dumps({"num_nodes": 2})
     started = [
-        run(rank, {"transport": "gloo"}, RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in range(2)
+        Fork(
+            run_script,
+            str(script),
+            str(rank),
+            real,
+            environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
     ]
-    started.append(run(0, {"num_nodes": 2}))
+    started.append(Fork(run_script, str(script), "0", alone))
     try:
-        first, second, simulated = map(outcome, started)
+        ends = [process.end() for process in started]
     finally:
         for process in started:
             process.kill()
-            process.communicate()
+    assert [end.returncode for end in ends] == [0, 0, 0], [end.stderr for end in ends]
+    first, second, simulated = (json.loads(end.stdout.splitlines()[-1]) for end in ends)
     for name in ("losses", "validation", "weights"):
         assert first[name] == pytest.approx(simulated[name], rel=1e-4)
     assert first["bytes_sent"] == simulated["bytes_sent"]

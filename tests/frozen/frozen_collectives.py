@@ -89,11 +89,11 @@ def answer(name: str) -> dict[str, Any]:
         mapping = with_weather(mapping, draw.choice(_WEATHERS), draw, 400)
     drive = Drive(mapping, protocol, scenario, draw)
     plan = drive.plan(op, algorithm)
-    told = drive.run(plan)
+    result = drive.run(plan)
     weather = [mapping.get(key) for key in ("events", "traces", "drift", "background")]
     return {
         "given": digest([where, weather, plan.given, mapping if where in ("tree", "star") else 0]),
-        **told,
+        **result,
     }
 
 
@@ -155,18 +155,18 @@ class Drive:
     def run(self, plan: _Plan) -> dict[str, Any]:
         """Let the scenario take its course."""
         getattr(self, f"_{self._scenario}")(plan)
-        told: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         try:
             if self._topology.weather:
                 Faults(self.network).run_until(lambda: not self._num_left)
             else:
                 self._clock.run()
         except netsim.DeadlockError as error:
-            told["error"] = str(error)
+            result["error"] = str(error)
         crossed = [round(float(num_bytes), 3) for num_bytes in self.network.link_bytes]
         if not self._topology.weather:  # the traffic of others is somewhere on its way
-            told["looks"] = {str(link): num_bytes for link, num_bytes in enumerate(crossed) if num_bytes}
-        return {"ends": self._ends, **told}
+            result["looks"] = {str(link): num_bytes for link, num_bytes in enumerate(crossed) if num_bytes}
+        return {"ends": self._ends, **result}
 
     # -- scenarios -----------------------------------------------------------------------------------------------
 
@@ -322,7 +322,7 @@ def _call(op: str, protocol: str, number: str) -> dict[str, Any]:
     draw = Random(f"call {op} {protocol} {number}")
     where: Any = draw.choice(["wan-4-regions", "home-broadband", "cluster", "intellect-1", "wide"])
     num_bytes, repeat = draw.choice([1003, 100_000, 25_000_000]), draw.choice([1, 2])
-    told = netsim.collective(
+    result = netsim.collective(
         star(24) if where == "wide" else where,
         op,
         num_bytes=num_bytes,
@@ -331,7 +331,7 @@ def _call(op: str, protocol: str, number: str) -> dict[str, Any]:
     )
     return {
         "given": digest([op, protocol, where, num_bytes, repeat]),
-        "algorithm": told.algorithm,
-        "times": [told.seconds, told.rank_seconds, told.bound_seconds, told.repeat_seconds],
-        "looks": {link: float(crossed) for link, crossed in told.link_bytes.items()},
+        "algorithm": result.algorithm,
+        "times": [result.seconds, result.rank_seconds, result.bound_seconds, result.repeat_seconds],
+        "looks": {link: float(crossed) for link, crossed in result.link_bytes.items()},
     }

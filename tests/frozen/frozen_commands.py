@@ -147,8 +147,8 @@ def answer(name: str) -> dict[str, Any]:
             text=True,
             check=False,
         )
-    told = {"given": digest([name, _FILES]), "status": done.returncode, "stderr": done.stderr.splitlines()}
+    result = {"given": digest([name, _FILES]), "status": done.returncode, "stderr": done.stderr.splitlines()}
     try:
-        return {**told, "json": json.loads(done.stdout)}
+        return {**result, "json": json.loads(done.stdout)}
     except json.JSONDecodeError:
-        return {**told, "text": done.stdout.splitlines()}
+        return {**result, "text": done.stdout.splitlines()}

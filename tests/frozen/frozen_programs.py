@@ -59,15 +59,15 @@ def answer(name: str) -> dict[str, Any]:
     algorithm = draw.choice(["auto", "ring"])
 
     def body(comm: Communicator) -> list[float]:
-        told: list[float] = []
+        values: list[float] = []
         letters: Counter[str] = Counter()
         groups = {members: comm.group(members) for _, members, *_ in program if comm.rank in members}
         for number, (what, members, num_elements, delays) in enumerate(program):
             comm.advance(delays[comm.rank] / 1e6)
             if comm.rank in members:
-                _perform(groups[members], what, num_elements, told, letters)
+                _perform(groups[members], what, num_elements, values, letters)
             comm.mark({"number": number})
-        return told
+        return values
 
     try:
         run = run_ranks(
@@ -112,7 +112,7 @@ def _step(draw: Random) -> tuple[str, tuple[int, ...], int, list[int]]:
 
 
 def _perform(
-    comm: Communicator, what: str, num_elements: int, told: list[float], letters: Counter[str]
+    comm: Communicator, what: str, num_elements: int, values: list[float], letters: Counter[str]
 ) -> None:
     tensor, last = torch.ones(num_elements), comm.world_size - 1
     if what == "all_reduce":
@@ -149,4 +149,4 @@ def _perform(
                 letters["taken"] += len(comm.take(wait=math.inf))
         else:
             comm.put(tensor, last)
-    told.append(comm.now() if what in ("clock", "letters") else 0.0)
+    values.append(comm.now() if what in ("clock", "letters") else 0.0)

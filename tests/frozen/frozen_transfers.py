@@ -75,10 +75,10 @@ def answer(name: str) -> dict[str, Any]:
     if where not in ("tree", "star"):
         given[1] = [where, *(mapping.get(key) for key in ("events", "traces", "drift", "background"))]
     if weather.startswith("flows-"):
-        told = _flows(mapping, PROTOCOLS[protocol], actions)
+        result = _flows(mapping, PROTOCOLS[protocol], actions)
     else:
-        told = Drive(mapping, PROTOCOLS[protocol], actions, weather).run()
-    return {"given": digest(given), **told}
+        result = Drive(mapping, PROTOCOLS[protocol], actions, weather).run()
+    return {"given": digest(given), **result}
 
 
 def _cuts(topology: netsim.Topology) -> list[dict[str, Any]]:
@@ -188,7 +188,7 @@ class Drive:
 
     def run(self) -> dict[str, Any]:
         self._clock.process(self._act())
-        told: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         try:
             if self._weather in ("none", "direct"):
                 self._clock.run()
@@ -198,14 +198,14 @@ class Drive:
                     faults.on_stuck = self._stuck
                 faults.run_until(lambda: not self._left)
         except netsim.DeadlockError as error:
-            told["error"] = [self._clock.now, str(error)]
+            result["error"] = [self._clock.now, str(error)]
         self._look()
         return {
             "times": self._times(),
             "ties": self._ties(),
             "aborted": self._aborted,
             "looks": self._looks,
-            **told,
+            **result,
         }
 
     def _times(self) -> dict[str, float]:

@@ -257,14 +257,14 @@ def answer(name: str) -> dict[str, Any]:
         "collective": _collective,
         "network": _network,
     }
-    told = {"given": digest([kind, what, _star(weather), protocol])}
+    result = {"given": digest([kind, what, _star(weather), protocol])}
     try:
         ended = run[kind](what, _star(weather), protocol)
     except (ValueError, RuntimeError, ZeroDivisionError) as error:
         line = re.sub(r"(frozen_verdicts\.py):\d+", r"\1:LINE", str(error))
         line = re.sub(r'".*/(frozen_verdicts\.py)", line \d+', r'"\1", line LINE', line)
-        return {**told, "error": type(error).__name__, "text": line.splitlines()}
-    return {**told, "ends": ended}
+        return {**result, "error": type(error).__name__, "text": line.splitlines()}
+    return {**result, "ends": ended}
 
 
 def _ranks(what: str, mapping: dict[str, Any], protocol: str) -> list[float] | None:
@@ -291,8 +291,8 @@ def _faults(what: str, mapping: dict[str, Any], protocol: str) -> list[float]:
 
 
 def _collective(what: str, mapping: dict[str, Any], protocol: str) -> list[float]:
-    told = netsim.collective(mapping, what, num_bytes=2_000_000, algorithm="gloo", protocol=protocol)
-    return told.rank_seconds
+    result = netsim.collective(mapping, what, num_bytes=2_000_000, algorithm="gloo", protocol=protocol)
+    return result.rank_seconds
 
 
 def _network(what: str, mapping: dict[str, Any], protocol: str) -> list[float]:

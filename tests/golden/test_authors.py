@@ -235,8 +235,8 @@ def test_halos_servers_end_where_their_authors_code_does() -> None:
         topology={"hosts": hosts, "routers": ["hub"], "links": links, "protocol": "ideal"},
         placement=hosts,
     )
-    told = NUMBERS["HALoS"]
-    for got, numbers in zip(run.results[4:], [*told["local"], told["global"]], strict=True):
+    numbers_of = NUMBERS["HALoS"]
+    for got, numbers in zip(run.results[4:], [*numbers_of["local"], numbers_of["global"]], strict=True):
         assert got is not None
         torch.testing.assert_close(got, fp64(numbers), rtol=1e-9, atol=1e-11)
 

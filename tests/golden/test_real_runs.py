@@ -63,8 +63,8 @@ def test_the_page_tells_what_was_recorded(name: str) -> None:
     entry = RECORDED[name]
     real = sorted(entry["real_seconds"])
     median = statistics.median(real)
-    told = f"{median:.2f} ({', '.join(f'{each:.2f}' for each in real)}) | {entry['simulated_seconds']:.2f} |"
-    assert told in page
+    row = f"{median:.2f} ({', '.join(f'{each:.2f}' for each in real)}) | {entry['simulated_seconds']:.2f} |"
+    assert row in page
     digits = 2 if median > 100 else 3
     for kind in ("real_rounds", "simulated_rounds"):
         assert " ".join(f"{each:.{digits}f}" for each in entry[kind]) in page

@@ -156,7 +156,7 @@ def test_the_hash_seed_does_not_matter() -> None:
         "done = run_ranks(lambda c: [c.all_gather_object({'a', 'b', c.rank}) and c.now(), float(torch.rand(()))], "
         "3, 'wan-4-regions', protocol='linux-tcp'); print(done.results, done.traffic)"
     )
-    told = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONHASHSEED": seed},
@@ -166,7 +166,7 @@ def test_the_hash_seed_does_not_matter() -> None:
         ).stdout
         for seed in ("1", "2")
     }
-    assert len(told) == 1
+    assert len(outputs) == 1
 
 
 def test_two_simulations_in_one_process_do_not_see_each_other() -> None:

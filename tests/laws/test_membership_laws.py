@@ -98,49 +98,54 @@ class Site:
             elif message.get("push") == "test":
                 for other in map(int, message["peers"]):
                     is_reached = frozenset((self.number, other)) not in self.world.broken
-                    told = {"group": message["group"], "peer": other, "is_reached": is_reached}
-                    self.world.members.tested(self.number, 0, told, self.world.now)
+                    answer = {"group": message["group"], "peer": other, "is_reached": is_reached}
+                    self.world.members.tested(self.number, 0, answer, self.world.now)
             elif message.get("push") == "dissolved" and message["group"] == self.waits_in.get("group"):
                 self.say_how_it_went(self.waits_in, False)
         if self.waits_in and self.world.now > self.waits_until:
             self.say_how_it_went(self.waits_in, False)
 
-    def take(self, told: dict[str, Any]) -> None:
+    def take(self, answer: dict[str, Any]) -> None:
         members, now = self.world.members, self.world.now
-        if "refused" in told:
+        if "refused" in answer:
             self.is_over = True  # the others have finished without it
-        elif "present" in told:
-            self.members = [site for site, _ in told["present"]]
-            self.work(told) if self.number in self.members else self.fetch()
-        elif "left" in told:
-            self.members = list(told["left"])
+        elif "present" in answer:
+            self.members = [site for site, _ in answer["present"]]
+            self.work(answer) if self.number in self.members else self.fetch()
+        elif "left" in answer:
+            self.members = list(answer["left"])
             if self.number not in self.members:
                 self.fetch()
-            elif "attempt" in told:
-                self.work(told)
+            elif "attempt" in answer:
+                self.work(answer)
             else:
                 self.world.results.setdefault(self.round, set()).add(tuple(self.members))
-                self.go_on(self.round + 1)
-        elif "number" in told and told["number"] is None:
+                self.begin_round(self.round + 1)
+        elif "number" in answer and answer["number"] is None:
             self.join()
-        elif "number" in told:
-            members.fetched(self.number, told["number"], now)
-            self.round, self.awaited = told["number"], None
+        elif "number" in answer:
+            members.fetched(self.number, answer["number"], now)
+            self.round, self.awaited = answer["number"], None
             self.join() if self.round < ROUNDS else self.end()
         else:
             self.is_over = True
 
-    def work(self, told: dict[str, Any]) -> None:
+    def work(self, answer: dict[str, Any]) -> None:
         pairs = {frozenset(pair) for pair in itertools.combinations(self.members, 2)}
         if pairs & self.world.broken:
-            self.waits_in, self.waits_until = told, self.world.now + 2.0
+            self.waits_in, self.waits_until = answer, self.world.now + 2.0
         else:
-            self.say_how_it_went(told, not self.breaks)
+            self.say_how_it_went(answer, not self.breaks)
             self.breaks = False
 
-    def say_how_it_went(self, told: dict[str, Any], is_through: bool) -> None:
+    def say_how_it_went(self, answer: dict[str, Any], is_through: bool) -> None:
         self.waits_in = {}
-        about = {"attempt": told["attempt"], "group": told["group"], "seconds": 2.0, "members": self.members}
+        about = {
+            "attempt": answer["attempt"],
+            "group": answer["group"],
+            "seconds": 2.0,
+            "members": self.members,
+        }
         about |= {"number": self.round, "is_through": is_through}
         self.world.members.rounds.confirm(self.number, self.ask(), about, self.world.now)
 
@@ -148,7 +153,7 @@ class Site:
         asked = {"at_least": max(self.round + 1, 0), "without": []}
         self.world.members.fetch(self.number, self.ask(), asked, self.world.now)
 
-    def go_on(self, number: int) -> None:
+    def begin_round(self, number: int) -> None:
         self.round, self.awaited = number, list(self.members)
         self.world.members.publish(self.number, number, self.world.now)
         self.join() if number < ROUNDS else self.end()
@@ -168,9 +173,9 @@ def test_all_sites_that_finish_a_round_report_the_same_members(
     """
     world = World(num_sites, seed, trouble)
     world.run()
-    for number, told in world.results.items():
+    for number, results in world.results.items():
         lives = sum(site.life for site in world.sites.values())
-        assert len(told) == 1 or lives, (number, told)
+        assert len(results) == 1 or lives, (number, results)
     if not trouble:
         assert world.results == {number: {tuple(range(num_sites))} for number in range(START, ROUNDS)}
 
@@ -186,25 +191,25 @@ def test_broken_pairs_end_no_site(num_sites: int, seed: int, trouble: float, cab
     """Whichever pairs break, and however often, no site waits for ever, and a round has one membership."""
     world = World(num_sites, seed, trouble, cables)
     world.run()
-    for number, told in world.results.items():
+    for number, results in world.results.items():
         lives = sum(site.life for site in world.sites.values())
-        assert len(told) == 1 or lives, (number, told)
+        assert len(results) == 1 or lives, (number, results)
 
 
 def test_sites_that_were_all_stopped_wait_for_each_other_when_they_come_again() -> None:
     """The first to come may have an old state: it must not begin before those with newer ones are there."""
-    told: list[tuple[int, dict[str, Any]]] = []
-    members = Membership(2, "r", lambda site, message: told.append((site, dict(message))))
+    sent: list[tuple[int, dict[str, Any]]] = []
+    members = Membership(2, "r", lambda site, message: sent.append((site, dict(message))))
     asked = {"number": START, "seconds": 100.0, "averaging_seconds": 9.0, "weight": 1.0, "awaited": [0, 1]}
     for life in range(2):
         now = 50.0 * life
         for site in (0, 1):
             members.arrive(site, f"{site}.{life}", {}, now + site)
-            told.clear()
+            sent.clear()
             members.rounds.join(site, 1, asked, now + site)
             members.update(now + site + 5 * (1 - site))  # some seconds after the first has come
-            assert bool(told) == (site == 1), (life, site, told)
-        attempt = {"number": START, "attempt": 0, "group": told[-1][1]["group"], "members": [0, 1]}
+            assert bool(sent) == (site == 1), (life, site, sent)
+        attempt = {"number": START, "attempt": 0, "group": sent[-1][1]["group"], "members": [0, 1]}
         for site in (0, 1):
             members.rounds.confirm(site, 2, {**attempt, "seconds": 9.0, "is_through": True}, now + 10)
             members.publish(site, 0, now + 10)

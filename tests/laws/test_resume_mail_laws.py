@@ -61,18 +61,18 @@ _RUNS = [
 @pytest.mark.parametrize(("name", "options"), _RUNS)
 def test_a_stop_changes_no_bit_however_far_apart_ranks_are(name: str, options: str, tmp_path: Path) -> None:
     """Also where evaluations go by the clock, and where hosts fail; stopped in processes, resumed in threads."""
-    told = {**UNEQUAL, **_CASES[options]}
+    options_given = {**UNEQUAL, **_CASES[options]}
     stopped = fit(
         make(name),
         4 if options == "by the clock" else 12,
         checkpoint_interval=2,
         save_dir=tmp_path,
         workers=PROCESSES,
-        **told,
+        **options_given,
     )
     assert stopped.checkpoint_folder is not None
     checkpoint = find_checkpoint(stopped.checkpoint_folder)
-    resumed = fit(make(name), resume_from=stopped.checkpoint_folder, checkpoint_interval=3, **told)
+    resumed = fit(make(name), resume_from=stopped.checkpoint_folder, checkpoint_interval=3, **options_given)
     assert outcome(resumed) == whole(name, options)
     assert resumed.resumed_step == (checkpoint.step if checkpoint is not None else 0)
     assert options != "far" or resumed.resumed_step > 0
@@ -81,8 +81,8 @@ def test_a_stop_changes_no_bit_however_far_apart_ranks_are(name: str, options: s
 @pytest.mark.parametrize("name", HAVE_MAIL)
 def test_letters_that_cross_the_cut_lie_in_the_checkpoint(name: str, tmp_path: Path) -> None:
     """Without them the run is another, or stands still: the law would see it."""
-    told = {**UNEQUAL, **WAN, "max_steps": 12}
-    result = fit(make(name), checkpoint_interval=5, save_dir=tmp_path, **told)
+    options = {**UNEQUAL, **WAN, "max_steps": 12}
+    result = fit(make(name), checkpoint_interval=5, save_dir=tmp_path, **options)
     assert result.checkpoint_folder is not None
     checkpoint = find_checkpoint(result.checkpoint_folder)
     assert checkpoint is not None

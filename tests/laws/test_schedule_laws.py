@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from schedule_on_arrays import run_on_arrays
 
 from netsim import ALGORITHMS, Schedule, schedule
-from netsim.collectives.schedules.arrays import run_on_arrays
 from netsim.collectives.schedules.schedule import ListedPhase
 
 ROWS = [(op, algorithm) for op, algorithms in ALGORITHMS.items() for algorithm in algorithms]
@@ -133,17 +133,17 @@ def test_no_member_finishes_before_its_dependencies(op: str, algorithm: str, dat
     has_gaps = any(phase.has_gaps for phase in made.phases)
     if op not in BINDING or made.num_ranks == 1 or not made.phases or has_gaps:
         return
-    heard = [{rank} for rank in range(made.num_ranks)]
+    contributors = [{rank} for rank in range(made.num_ranks)]
     step, arriving = 0, []
     for message in made.messages():
         if message.step != step:
-            for dst, known in arriving:
-                heard[dst] |= known
+            for dst, reached in arriving:
+                contributors[dst] |= reached
             step, arriving = message.step, []
-        arriving.append((message.dst, set(heard[message.src])))
-    for dst, known in arriving:
-        heard[dst] |= known
-    assert all(len(known) == made.num_ranks for known in heard)
+        arriving.append((message.dst, set(contributors[message.src])))
+    for dst, reached in arriving:
+        contributors[dst] |= reached
+    assert all(len(reached) == made.num_ranks for reached in contributors)
 
 
 @given(st.integers(1, 40), st.integers(0, 10**9))

@@ -72,7 +72,7 @@ def live(ranks: list[Rank], draw: random.Random) -> tuple[set[int], dict[int, Pe
 
     Returns who has ever been told that it can never go on, and what each has said last.
     """
-    said: dict[int, Pending] = {}
+    pending: dict[int, Pending] = {}
     condemned: set[int] = set()
     while True:
         order = draw.sample(ranks, len(ranks))
@@ -80,21 +80,21 @@ def live(ranks: list[Rank], draw: random.Random) -> tuple[set[int], dict[int, Pe
         for each in order:
             if each.want is not None:
                 if draw.random() < 0.4:
-                    said[each.rank] = Pending.of_text(each.posted.pending(each.want).to_text().encode())
+                    pending[each.rank] = Pending.of_text(each.posted.pending(each.want).to_text().encode())
                 if draw.random() < 0.7 and each.goes_on(ranks):
                     assert each.rank not in condemned, "was told that it never could"
                     moved = True
             elif each.at < len(each.program):
                 each.post()
                 moved = True
-            condemned |= told(said)
+            condemned |= reported(pending)
         if not moved and not any(each.want is not None and each.goes_on(ranks) for each in ranks):
-            return condemned, said
+            return condemned, pending
 
 
-def told(said: dict[int, Pending]) -> set[int]:
+def reported(pending: dict[int, Pending]) -> set[int]:
     """The ranks of which a verdict says that they can never go on."""
-    error = deadlock_among(said, {})
+    error = deadlock_among(pending, {})
     if error is None:
         return set()
     return {int(line.split(":")[0].split()[1]) for line in str(error).splitlines()[1:] if "waits for" in line}
@@ -104,7 +104,7 @@ def told(said: dict[int, Pending]) -> set[int]:
 @settings(max_examples=200)
 def test_a_verdict_is_never_wrong_and_never_missing(programs: list[list[Any]], seed: int) -> None:
     ranks = [Rank(rank, program) for rank, program in enumerate(programs)]
-    condemned, said = live(ranks, random.Random(seed))
+    condemned, pending = live(ranks, random.Random(seed))
     stuck = {each.rank for each in ranks if each.want is not None}
     assert condemned <= stuck
     ended = [each for each in ranks if each.want is None]
@@ -115,9 +115,9 @@ def test_a_verdict_is_never_wrong_and_never_missing(programs: list[list[Any]], s
             want = Want(
                 "ended", tuple((rank, "the end", number) for rank in range(NUM_RANKS) if rank != each.rank)
             )
-        said[each.rank] = each.posted.pending(want)
-    assert told(said) >= stuck
-    assert bool(told(said)) == (len(ended) < NUM_RANKS)
+        pending[each.rank] = each.posted.pending(want)
+    assert reported(pending) >= stuck
+    assert bool(reported(pending)) == (len(ended) < NUM_RANKS)
 
 
 def test_what_a_rank_does_not_tell_of_is_no_ground_for_a_verdict() -> None:

@@ -88,9 +88,9 @@ class Bed:
         ip("link", "set", "bridge", "up")
         self.holders: dict[int, int] = {}
         for site in range(-1, SITES):
-            ready, told = os.pipe()
-            self.holders[site] = pid = forked(lambda told=told: self._hold(told))  # type: ignore[misc]
-            os.close(told)
+            ready, written = os.pipe()
+            self.holders[site] = pid = forked(lambda written=written: self._hold(written))  # type: ignore[misc]
+            os.close(written)
             assert os.read(ready, 1), "no network namespace"
             name = f"v{site + 1}"
             ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
@@ -100,9 +100,9 @@ class Bed:
             ip("link", "set", "eth0", "up", inside=pid)
 
     @staticmethod
-    def _hold(told: int) -> None:
+    def _hold(written: int) -> None:
         assert not LIBC.unshare(CLONE_NEWNET)
-        os.write(told, b"y")
+        os.write(written, b"y")
         signal.pause()
 
     def enter(self, site: int) -> None:
@@ -326,8 +326,8 @@ class Schedule:
             time.sleep(1.0)
             print((self.folder / f"site{site}.log").read_text(), flush=True)
         assert not pending, f"sites {sorted(pending)} do not come to their end: rounds {rounds} of {last}"
-        told = [json.loads((self.folder / f"site{site}.json").read_text()) for site in range(SITES)]
-        assert all(each == {"rounds": last, "model": told[0]["model"]} for each in told), told
+        results = [json.loads((self.folder / f"site{site}.json").read_text()) for site in range(SITES)]
+        assert all(each == {"rounds": last, "model": results[0]["model"]} for each in results), results
         met = [
             line for line in self.log.read_text().splitlines() if ": sites " in line and "do not" not in line
         ]
@@ -355,12 +355,12 @@ def run(first: int, num_schedules: int, num_events: int, out: Path | None) -> in
         done.update(schedule.done)
         print(f"schedule {seed}: {dict(schedule.done)}, {time.monotonic() - began:.0f} s", flush=True)
     bed.close()
-    told = {"soak": "broken pairs", "schedules": num_schedules, "events": dict(done), "failed": failed}
+    report = {"soak": "broken pairs", "schedules": num_schedules, "events": dict(done), "failed": failed}
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         with (out / "broken_pairs.jsonl").open("a") as file:
-            file.write(json.dumps(told) + "\n")
-    print(json.dumps(told))
+            file.write(json.dumps(report) + "\n")
+    print(json.dumps(report))
     return len(failed)
 
 

@@ -137,15 +137,15 @@ class Kills:
         errors, resumed = self._folder / "errors", 0
         shutil.rmtree(out, ignore_errors=True)
         arguments = fresh = ["compare", str(self._folder / f"{kind}.yaml"), "--out", str(out)]
-        told = kind
+        ending = kind
         for _ in range(self._draw.choice((1, 1, 2, 3))):  # the run that goes on is killed too
             pid = started(arguments, errors)
             time.sleep(self._draw.random() * self._seconds[kind] * (1.1 if not resumed else 0.7))
-            told += f", {self._kill(pid, number)}"
+            ending += f", {self._kill(pid, number)}"
             self._check_end(pid, ended(pid), errors)
             if not (out / "experiment.yaml").exists():
                 assert not list(out.glob("checkpoints/*/*")), (
-                    f"{told}: checkpoints are left without their experiment"
+                    f"{ending}: checkpoints are left without their experiment"
                 )
                 shutil.rmtree(out, ignore_errors=True)  # nothing had been trained
                 resumed, arguments = 0, fresh
@@ -158,9 +158,9 @@ class Kills:
         )
         if cut_short or not (out / "report.html").exists():
             code = ended(started(arguments, errors))
-            assert code == 0, f"{told}: {arguments[1]} ended with {code}: {errors.read_text()[-800:]}"
-        assert results_of(out) == self._whole[kind], f"{told}: other results"
-        return told
+            assert code == 0, f"{ending}: {arguments[1]} ended with {code}: {errors.read_text()[-800:]}"
+        assert results_of(out) == self._whole[kind], f"{ending}: other results"
+        return ending
 
     def _kill(self, pid: int, number: signal.Signals) -> str:
         self.num_killed += 1

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from exogym_core.communicator.base import Handle, Traffic
-from exogym_core.communicator.gloo.deadlock_detector import Want
+from exogym_core.communicator.base import Handle
+from exogym_core.communicator.collectives import CallState
+from exogym_core.communicator.gloo.deadlock_detector import Want, fulfil
 from exogym_core.communicator.gloo.messages import GlooMailboxes, PeerMessages
 from exogym_core.communicator.gloo.wire import ENDED, Wire, call_record, disagreement
 
@@ -41,7 +42,7 @@ _IN_FLIGHT = 2  # as torch's gloo has two threads a group, and `netsim`'s protoc
 
 
 @dataclass
-class GlooRank:
+class GlooRank(CallState):
     """State shared by all communicators of one rank.
 
     Attributes:
@@ -63,9 +64,6 @@ class GlooRank:
     rendezvous: Rendezvous
     on_mark: Callable[[Mapping[str, Any]], None]
     on_deposit: Callable[[Mapping[str, Any], Sequence[Tensor]], None] = lambda note, tensors: None
-    traffic: Traffic = field(default_factory=Traffic)
-    off_clock: bool = False
-    compares_places: bool = True
     start_seconds: float = field(default_factory=time.monotonic)
     groups: list[GroupCalls] = field(default_factory=list)
     reused: dict[tuple[int, ...], GroupCalls] = field(default_factory=dict)
@@ -277,6 +275,12 @@ class _CallQueue:
         """End the threads when they have done what was submitted."""
         self._calls.put(None)
 
+    def _turn_of(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        finally:
+            self.issued()
+
     def _work(self) -> None:
         while True:
             self._turn.acquire()
@@ -287,13 +291,5 @@ class _CallQueue:
                 self.issued()
                 return
             call, future = item
-            try:
-                result = call()
-            except BaseException as error:
-                self.issued()
-                future.set_exception(error)
-            else:
-                self.issued()
-                future.set_result(result)
-                del result
+            fulfil(future, partial(self._turn_of, call))
             del item, call, future  # or the last call's tensors would live until the next one

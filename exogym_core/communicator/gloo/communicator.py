@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from exogym_core.communicator.collectives import Collectives, write_first
-from exogym_core.communicator.exchange import Signature, caller
+from exogym_core.communicator.exchange import caller
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
 from exogym_core.communicator.gloo.deadlock_detector import DeadlockDetector
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
@@ -24,9 +23,9 @@ from exogym_core.communicator.gloo.wire import exchange_shapes, flattened
 from netsim.errors import MismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from exogym_core.communicator.base import Handle, Traffic
+    from exogym_core.communicator.base import Handle
     from exogym_core.communicator.collectives import CollectiveCall, Delivery
     from exogym_core.communicator.gloo.wire import Wire
 
@@ -113,6 +112,7 @@ class GlooCommunicator(Collectives):
     """
 
     transport = "gloo"
+    _state: GlooRank
 
     def __init__(self, state: GlooRank, calls: GroupCalls, member: int) -> None:
         self.rank, self.world_size = member, len(calls.ranks)
@@ -164,16 +164,10 @@ class GlooCommunicator(Collectives):
         finally:
             self.close()
 
-    @property
-    def traffic(self) -> Traffic:  # type: ignore[override]
-        """Traffic of this rank so far, in all its groups."""
-        return self._state.traffic
-
     # --- messages ------------------------------------------------------------------------------------------
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Handle[None]:
-        self._check_rank("send", "dst", dst)
-        self._check_tensors("send", [tensor])
+        self._check_peer("send", "dst", dst, tensor)
         signature = self._signature("sendrecv", [tensor], side="send")
         self._count("send" if dst != self.rank else "recv", [tensor])
         return self._calls.messages.send(
@@ -181,8 +175,7 @@ class GlooCommunicator(Collectives):
         )
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Handle[Tensor]:
-        self._check_rank("recv", "src", src)
-        self._check_tensors("recv", [tensor])
+        self._check_peer("recv", "src", src, tensor)
         signature = self._signature("sendrecv", [tensor], side="recv")
         flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
         return self._calls.messages.receive(
@@ -198,8 +191,7 @@ class GlooCommunicator(Collectives):
         return found
 
     def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
-        self._check_rank("put", "dst", dst)
-        self._check_tensors("put", [tensor])
+        self._check_peer("put", "dst", dst, tensor)
         self._count("send" if dst != self.rank else "recv", [tensor])
         flat = flattened(tensor, self._calls.control.device, own=True)
         self._calls.mailboxes.put(flat.reshape(tensor.shape), dst, box)
@@ -278,20 +270,6 @@ class GlooCommunicator(Collectives):
     def _own_tensors(self, got: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         return [tensor.to(device) for tensor in got]
 
-    def _signature(
-        self, name: str, like: Sequence[Tensor], reduce_op: str = "", root: int = 0, side: str = ""
-    ) -> Signature:
-        state = self._state
-        return Signature.of(
-            name,
-            like,
-            reduce_op=reduce_op,
-            root=root,
-            side=side,
-            on_clock=not state.off_clock,
-            compares_places=state.compares_places,
-        )
-
     def _count(self, name: str, tensors: Sequence[Tensor], root: int = 0) -> None:
         if self._state.off_clock:
             return
@@ -328,9 +306,6 @@ class GlooCommunicator(Collectives):
         finally:
             rendezvous.timeout_seconds = usual
 
-    def compare_places(self, compare: bool) -> None:
-        self._state.compares_places = compare
-
     def mark(self, row: Mapping[str, Any]) -> None:
         self._state.on_mark({**row, "wall_seconds": self.now()})
 
@@ -349,14 +324,6 @@ class GlooCommunicator(Collectives):
     def now(self) -> float:
         return time.monotonic() - self._state.start_seconds
 
-    @contextmanager
-    def off_clock(self) -> Iterator[None]:
-        before, self._state.off_clock = self._state.off_clock, True
-        try:
-            yield
-        finally:
-            self._state.off_clock = before
-
     def state_dict(self) -> dict[str, Any]:
         state = self._state
         if state.in_flight:
@@ -369,8 +336,7 @@ class GlooCommunicator(Collectives):
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         self._state.start_seconds = time.monotonic() - saved.get("seconds", 0.0)
-        for name, value in saved["traffic"].items():
-            setattr(self._state.traffic, name, value)
+        self._state.load_traffic(saved["traffic"])
 
     def finish(self) -> None:
         self._state.finish()

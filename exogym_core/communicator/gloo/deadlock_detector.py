@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.gloo.rendezvous import Rendezvous, SignedStore
 
-__all__ = ["DeadlockDetector", "Pending", "Posted", "Want", "deadlock_among", "in_thread"]
+__all__ = ["DeadlockDetector", "Pending", "Posted", "Want", "deadlock_among", "fulfil", "in_thread"]
 
 # --- waits and posts -----------------------------------------------------------------------------------------
 
@@ -261,9 +261,8 @@ class DeadlockDetector:
         error = deadlock_among(pending, others)
         if error is not None:
             if not self._store.check(["deadlock"]):
-                self._store.set(
-                    "deadlock", "seen"
-                )  # so that the others check at once, before connections end
+                # The others check at once, before connections end.
+                self._store.set("deadlock", "seen")
                 self._ended.wait(2 * _TICK_SECONDS)
             with contextlib.suppress(InvalidStateError):
                 wait.result.set_exception(error)
@@ -342,22 +341,22 @@ class _Helper:
     def _work(self) -> None:
         while (item := self._calls.get()) is not None:
             call, future, last = item
-            try:
-                result = call()
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-                del result
+            fulfil(future, call)
             del item, call, future  # or the last call's tensors would live until the next one
             if last:
                 return
 
 
+def fulfil(future: Future[T], call: Callable[[], T]) -> None:
+    """Set a future to the result of `call`, or to its exception."""
+    try:
+        result = call()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
 def _hand_over(result: Future[Any], done: Future[Any]) -> None:
     with contextlib.suppress(InvalidStateError):  # its wait has ended
-        error = done.exception()
-        if error is not None:
-            result.set_exception(error)
-        else:
-            result.set_result(done.result())
+        fulfil(result, done.result)

@@ -374,9 +374,8 @@ class Rendezvous:
         """End gloo's connections, so that what waits in them comes back; nothing works afterwards."""
         for file in self._files:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(file)) as connection:
-                if not connection.getsockopt(
-                    socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-                ):  # gloo's listener would throw
+                # Gloo's listener would throw.
+                if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def _gloo(self, store: Store, place: int, size: int) -> Any:

@@ -69,22 +69,16 @@ class Wire:
 
     def all_reduce(self, flat: Tensor, op: str) -> Tensor:
         """Reduce `flat` in place on every member; `avg` divides the sum. Halves are added up in fp32."""
-        wide = flat.to(_WIDER.get(flat.dtype, flat.dtype))
-        if self.group is not None and flat.numel():
-            options = dist.AllreduceOptions()
-            options.reduceOp = _OPS[op]
-            self._finish(self.group.allreduce([wide], options))
-        if op == "avg":
-            wide.div_(self.size)
-        return flat.copy_(wide)
+        return self._reduced("allreduce", flat, op)
 
     def reduce(self, flat: Tensor, dst: int, op: str) -> Tensor:
         """Reduce into `flat` of member `dst`; the others' are overwritten with something."""
+        return self._reduced("reduce", flat, op, rootRank=self._place[dst])
+
+    def _reduced(self, name: str, flat: Tensor, op: str, **options: Any) -> Tensor:
         wide = flat.to(_WIDER.get(flat.dtype, flat.dtype))
         if self.group is not None and flat.numel():
-            options = dist.ReduceOptions()
-            options.reduceOp, options.rootRank = _OPS[op], self._place[dst]
-            self._finish(self.group.reduce([wide], options))
+            self._call(name, [wide], reduceOp=_OPS[op], **options)
         if op == "avg":
             wide.div_(self.size)
         return flat.copy_(wide)
@@ -92,9 +86,7 @@ class Wire:
     def broadcast(self, flat: Tensor, src: int) -> Tensor:
         """Overwrite `flat` with member `src`'s."""
         if self.group is not None and flat.numel():
-            options = dist.BroadcastOptions()
-            options.rootRank = self._place[src]
-            self._finish(self.group.broadcast([_bytes(flat)], options))
+            self._call("broadcast", [_bytes(flat)], rootRank=self._place[src])
         return flat
 
     def all_gather(self, flat: Tensor) -> list[Tensor]:
@@ -112,10 +104,8 @@ class Wire:
         if self.group is None:
             got[0].copy_(flat)
         elif flat.numel():
-            options = dist.GatherOptions()
-            options.rootRank = self._place[dst]
             into = [self._in_torch_order(got)] if got else []
-            self._finish(self.group.gather(into, [_bytes(flat)], options))
+            self._call("gather", into, [_bytes(flat)], rootRank=self._place[dst])
         return got
 
     def scatter(self, flat: Tensor, parts: Sequence[Tensor], src: int) -> Tensor:
@@ -123,10 +113,8 @@ class Wire:
         if self.group is None:
             flat.copy_(parts[0])
         elif flat.numel():
-            options = dist.ScatterOptions()
-            options.rootRank = self._place[src]
             given = [self._in_torch_order(parts)] if parts else []
-            self._finish(self.group.scatter([_bytes(flat)], given, options))
+            self._call("scatter", [_bytes(flat)], given, rootRank=self._place[src])
         return flat
 
     def all_to_all(self, parts: Sequence[Tensor], num_bytes: Sequence[int]) -> list[Tensor]:
@@ -173,6 +161,13 @@ class Wire:
         if self.group is not None:
             self.group.shutdown()
             self.group = None
+
+    def _call(self, name: str, *tensors: Any, **given: Any) -> None:
+        """Make a call of the process group with these options, and wait for its end."""
+        options = getattr(dist, f"{name.capitalize()}Options")()
+        for option, value in given.items():
+            setattr(options, option, value)
+        self._finish(getattr(self.group, name)(*tensors, options))
 
     def _finish(self, work: dist.Work) -> None:
         self.issued()

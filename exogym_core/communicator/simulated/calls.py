@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import weakref
-from abc import abstractmethod
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from exogym_core.communicator.base import Handle, Traffic
-from exogym_core.communicator.collectives import Collectives
+from exogym_core.communicator.base import Handle
+from exogym_core.communicator.collectives import CallState, Collectives
 from exogym_core.communicator.exchange import Signature, own_value
 from netsim.errors import BrokenCallError, InputError
 from netsim.ranks import Advance, Ask, Await, Call, CallEnding, Key, Post, Wait, Withdraw
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from exogym_core.communicator.base import Communicator
     from exogym_core.communicator.collectives import CollectiveCall, Delivery
     from netsim.ranks import Answer, Question, Request
 
@@ -114,22 +112,17 @@ class InFlight(NamedTuple):
 
 
 @dataclass
-class RankState:
+class RankState(CallState):
     """State shared by all communicators of one rank: its clock-side counters."""
 
-    traffic: Traffic = field(default_factory=Traffic)
     pending_seconds: float = 0.0  # advanced, not yet requested
-    off_clock: bool = False
-    compares_places: bool = True
     num_calls: dict[Hashable, Counter[Hashable]] = field(default_factory=dict)  # by group
     num_groups: Counter[tuple[int, ...]] = field(default_factory=Counter)
     repeating: bool = False  # what is requested now is in the kernel's past already
     noted: list[int] | None = None  # numbers of calls made inside `noting_calls`
     again: list[int] | None = None  # numbers that calls made inside `calls_again` have
     has_asked: bool = False  # the kernel, for the time or what depends on it
-    withdrawn: dict[Key, tuple[Any, Signature]] = field(
-        default_factory=dict
-    )  # receives taken back, with tickets
+    withdrawn: dict[Key, tuple[Any, Signature]] = field(default_factory=dict)  # receives, with tickets
     in_flight: dict[tuple[Key, int], InFlight] = field(default_factory=dict)  # posted, not waited for
     look_at: int = 8  # so many in flight: see which of them no call can wait for any more
     unwaited: Signature | None = None  # a call without a wait
@@ -228,6 +221,8 @@ class PostingRank(Collectives):
             its calls end undone, with BrokenCallError in the ranks that wait for one.
     """
 
+    _state: RankState
+
     def __init__(
         self,
         port: Port,
@@ -250,20 +245,6 @@ class PostingRank(Collectives):
         """State shared by all communicators of this rank."""
         return self._state
 
-    @property
-    def traffic(self) -> Traffic:  # type: ignore[override]
-        """Traffic of this rank so far, in all its groups."""
-        return self._state.traffic
-
-    @abstractmethod
-    def _with(
-        self, ranks: tuple[int, ...], rank: int, group_id: Hashable, number: int | None = None
-    ) -> Communicator:
-        """The communicator of other ranks of the run, this one at position `rank` among them.
-
-        With a number, which never comes again, nothing is remembered of its calls.
-        """
-
     def _withdrawn(self, key: Key, ticket: Any, signature: Signature) -> None:
         """Give this receive's number, and its values if they have come, to the next receive of the lane."""
         self._state.in_flight.pop((key, 1), None)
@@ -281,15 +262,7 @@ class PostingRank(Collectives):
     ) -> T | Handle[T]:
         """Post a call; with `waits`, its handle is waited for next."""
         name, tensors, like, reduce_op, root = call.name, call.tensors, call.signed, call.reduce_op, call.root
-        state = self._state
-        signature = Signature.of(
-            name,
-            like,
-            reduce_op=reduce_op,
-            root=root,
-            on_clock=not state.off_clock,
-            compares_places=state.compares_places,
-        )
+        signature = self._signature(name, like, reduce_op, root)
         request = Call(
             name, self._ranks, self._charged_bytes(name, like), root, like[0].element_size() if like else 1
         )
@@ -338,11 +311,23 @@ class PostingRank(Collectives):
             self._count(call, member, tensors)
             self._request(Post(key, member, call, self.call_seconds))
         handle = SimulatedHandle(self, key, ticket, member, deliver, on_clock, signature)
-        if self._state.noted is None:
+        if self._state.noted is None and not waits:
             self._state.in_flight[key, member] = InFlight(signature, ticket, weakref.ref(handle))
             if len(self._state.in_flight) >= self._state.look_at:
                 self._let_go()
         return handle
+
+    def _post_alone(self, kind: str, key: Key, tensors: Sequence[Tensor] = ()) -> Any:
+        """Post a call of this rank alone, which has the exchange store tensors or return them; returns its ticket."""
+        given = [tensor.detach() for tensor in tensors]
+        return self._port.post(key, (self._ranks[self.rank],), 0, self._signature(kind, given), given)
+
+    def _handed_over(self, kind: str, key: Key) -> list[Tensor]:
+        """Copies of the tensors that the exchange returns."""
+        ticket = self._post_alone(kind, key)
+        tensors = [tensor.clone() for tensor in self._port.take(ticket, 0)]
+        self._port.taken(ticket)
+        return tensors
 
     def _take(self, ticket: Any, member: int) -> tuple[Tensor, ...]:
         return ticket.tensors if isinstance(ticket, Own) else self._port.take(ticket, member)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from exogym_core.communicator.collectives import nothing, write_first
-from exogym_core.communicator.exchange import Signature
 from exogym_core.communicator.simulated.calls import PostingRank
 from netsim.errors import InputError
 from netsim.ranks import (
@@ -46,44 +45,83 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulated.calls import Parking
     from netsim.ranks import Arrival, Letter
 
-__all__ = ["MailRanks", "PresentRanks", "SimulatedCommunicator"]
+__all__ = ["SimulatedCommunicator"]
 
 
-class MailRanks(PostingRank):
-    """Mailboxes and receives from any rank."""
+T = TypeVar("T")
+
+
+_CALLS_A_ROUND = 1 << 20  # of a group with a number; JSON and floats hold 2**33 such rounds exactly
+
+
+class SimulatedCommunicator(PostingRank):
+    """Communicator of a rank on the simulated network; its arguments are those of `PostingRank`."""
+
+    transport = "netsim"
+    can_leave_behind = True
+
+    def _own_tensors(self, got: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+        # What comes is shared by all members.
+        return [tensor.to(device, copy=True, memory_format=torch.contiguous_format) for tensor in got]
+
+    @property
+    def carrier_of_codes(self) -> str:
+        """Algorithm that the run's `collectives` fix, where it can carry codes."""
+        return self._book.carrier_of_codes
+
+    # --- messages ------------------------------------------------------------------------------------------
+
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Handle[None]:
+        self._check_peer("send", "dst", dst, tensor)
+        given = tensor.detach() if self._port.copies else tensor.detach().clone()
+        return self._message("send", [given], tensor, self.rank, dst, tag, nothing)
+
+    def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Handle[Tensor]:
+        self._check_peer("recv", "src", src, tensor)
+        return self._message("recv", [], tensor, src, self.rank, tag, write_first(tensor))
+
+    def _message(
+        self,
+        side: str,
+        tensors: Sequence[Tensor],
+        like: Tensor,
+        src: int,
+        dst: int,
+        tag: int,
+        deliver: Delivery[T],
+    ) -> Handle[T]:
+        ranks = (self._ranks[src], self._ranks[dst])
+        signature = self._signature("sendrecv", [like], side=side)
+        call = Call("sendrecv", ranks, like.nbytes, element_bytes=like.element_size())
+        lane = Lane(self._group_id, src, dst, tag)
+        number = self._next_number(lane, side)
+        member = 0 if side == "send" else 1
+        return self._post(Key(lane, number), call, member, signature, tensors, deliver)
 
     def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
-        self._check_rank("put", "dst", dst)
-        self._check_tensors("put", [tensor])
-        self._check_mail("put")
+        self._check_peer("put", "dst", dst, tensor)
+        self._check_on_clock("put")
         ranks = (self._ranks[self.rank], self._ranks[dst])
         name = self._box(dst, box)
         number = self._next_number(name, "put")
-        signature = Signature.of("put", [tensor])
-        given = [tensor.detach()]
-        self._port.post(Key(("put", name, ranks[0]), number), ranks[:1], 0, signature, given)
+        self._post_alone("put", Key(("put", name, ranks[0]), number), [tensor])
         call = Call("sendrecv", ranks, tensor.nbytes, element_bytes=tensor.element_size())
-        self._count(call, 0, given)
+        self._count(call, 0, [tensor])
         self._request(Put(name, number, call))
 
     def take(self, box: str = "", wait: float = 0.0) -> list[tuple[int, Tensor]]:
-        self._check_mail("take")
+        self._check_on_clock("take")
         self._check_wait(wait)
         name = self._box(self.rank, box)
         letters = cast("tuple[Letter, ...]", self._ask(Take(name, float(wait))))
-        of_run = self._ranks[self.rank]
         taken = []
         for source, number in letters:
-            signature = Signature.of("taken", [])
-            key = Key(("taken", name, source), number)
-            ticket = self._port.post(key, (of_run,), 0, signature, [])
-            (tensor,) = self._port.take(ticket, 0)
-            taken.append((self._ranks.index(source), tensor.clone()))
-            self._port.taken(ticket)
+            (tensor,) = self._handed_over("taken", Key(("taken", name, source), number))
+            taken.append((self._ranks.index(source), tensor))
         return taken
 
     def _receive_any(self, tensor: Tensor, tag: int) -> int:
-        self._check_mail("recv")
+        self._check_on_clock("recv")
         first = cast("Key", self._ask(FirstSent((self._group_id, self.rank, tag))))
         source = cast("Lane", first.group).source
         self.irecv(tensor, source, tag).wait()
@@ -92,16 +130,7 @@ class MailRanks(PostingRank):
     def _box(self, dst: int, box: str) -> Hashable:
         return (self._group_id, dst, box)
 
-    def _check_mail(self, call: str) -> None:
-        if self._state.off_clock or self._state.repeating:
-            raise InputError(f"rank {self.rank}, {call}: it needs the clock; call it on the clock")
-
-
-T = TypeVar("T")
-
-
-class PresentRanks(PostingRank):
-    """Calls among the members that are present."""
+    # --- among the members that are present ---------------------------------------------------------------
 
     def among_present(
         self,
@@ -147,10 +176,8 @@ class PresentRanks(PostingRank):
 
     def publish(self, number: int, tensors: Sequence[Tensor]) -> None:
         self._check_on_clock("publish")
-        of_run = self._ranks[self.rank]
-        signature = Signature.of("publish", tensors)
-        given = [tensor.detach() for tensor in tensors]
-        self._port.post(Key(("publish", self._states, of_run), number), (of_run,), 0, signature, given)
+        key = Key(("publish", self._states, self._ranks[self.rank]), number)
+        self._post_alone("publish", key, tensors)
         self._request(Publish(Key(self._states, number), sum(tensor.nbytes for tensor in tensors)))
 
     def fetch(self, at_least: int) -> tuple[int, list[Tensor]] | None:
@@ -161,66 +188,13 @@ class PresentRanks(PostingRank):
         assert isinstance(fetched, Fetched)
         of_run = self._ranks[self.rank]
         lane = ("fetch", self._states, of_run, self._next_number(("fetch", self._group_id)))
-        signature = Signature.of("fetch", [])
-        ticket = self._port.post(Key(lane, fetched.number), (of_run,), 0, signature, [])
-        tensors = [tensor.clone() for tensor in self._port.take(ticket, 0)]
-        self._port.taken(ticket)
+        tensors = self._handed_over("fetch", Key(lane, fetched.number))
         self._count(Call("sendrecv", (fetched.source, of_run), fetched.num_bytes), 0, tensors)
         return fetched.number, tensors
 
     def _check_on_clock(self, call: str) -> None:
         if self._state.off_clock or self._state.repeating:
             raise InputError(f"rank {self.rank}, {call}: it needs the clock; call it on the clock")
-
-
-_CALLS_A_ROUND = 1 << 20  # of a group with a number; JSON and floats hold 2**33 such rounds exactly
-
-
-class SimulatedCommunicator(PresentRanks, MailRanks):
-    """Communicator of a rank on the simulated network; its arguments are those of `PostingRank`."""
-
-    transport = "netsim"
-    can_leave_behind = True
-
-    def _own_tensors(self, got: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-        # What comes is shared by all members.
-        return [tensor.to(device, copy=True, memory_format=torch.contiguous_format) for tensor in got]
-
-    @property
-    def carrier_of_codes(self) -> str:
-        """Algorithm that the run's `collectives` fix, where it can carry codes."""
-        return self._book.carrier_of_codes
-
-    # --- messages ------------------------------------------------------------------------------------------
-
-    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Handle[None]:
-        self._check_rank("send", "dst", dst)
-        self._check_tensors("send", [tensor])
-        given = tensor.detach() if self._port.copies else tensor.detach().clone()
-        return self._message("send", [given], tensor, self.rank, dst, tag, nothing)
-
-    def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Handle[Tensor]:
-        self._check_rank("recv", "src", src)
-        self._check_tensors("recv", [tensor])
-        return self._message("recv", [], tensor, src, self.rank, tag, write_first(tensor))
-
-    def _message(
-        self,
-        side: str,
-        tensors: Sequence[Tensor],
-        like: Tensor,
-        src: int,
-        dst: int,
-        tag: int,
-        deliver: Delivery[T],
-    ) -> Handle[T]:
-        ranks = (self._ranks[src], self._ranks[dst])
-        signature = Signature.of("sendrecv", [like], side=side, on_clock=not self._state.off_clock)
-        call = Call("sendrecv", ranks, like.nbytes, element_bytes=like.element_size())
-        lane = Lane(self._group_id, src, dst, tag)
-        number = self._next_number(lane, side)
-        member = 0 if side == "send" else 1
-        return self._post(Key(lane, number), call, member, signature, tensors, deliver)
 
     # --- groups and the clock ------------------------------------------------------------------------------
 
@@ -247,9 +221,6 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
         weakref.finalize(made, self._state.num_calls.pop, made._group_id, None).atexit = False
         return made
 
-    def compare_places(self, compare: bool) -> None:
-        self._state.compares_places = compare
-
     @property
     def turns(self) -> Parking | None:
         """Turns of the ranks of this process; None where the rank has it to itself."""
@@ -273,14 +244,6 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
         seconds = self._ask(Ask(None))
         assert isinstance(seconds, float)
         return seconds
-
-    @contextmanager
-    def off_clock(self) -> Iterator[None]:
-        before, self._state.off_clock = self._state.off_clock, True
-        try:
-            yield
-        finally:
-            self._state.off_clock = before
 
     # --- checkpoints ---------------------------------------------------------------------------------------
 
@@ -315,8 +278,7 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
                 yield list(numbers)
             finally:
                 state.again, state.pending_seconds = None, seconds
-                for name, value in traffic.items():
-                    setattr(state.traffic, name, value)
+                state.load_traffic(traffic)
 
     def flush(self) -> None:
         self._port.flush()
@@ -337,8 +299,7 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         state = self._state
-        for name, value in saved["traffic"].items():
-            setattr(state.traffic, name, value)
+        state.load_traffic(saved["traffic"])
         state.pending_seconds = saved["pending_seconds"]
         state.num_calls.clear()  # the same object: groups that go take their counts with them
         state.num_calls |= {group: Counter(counts) for group, counts in saved["num_calls"].items()}
@@ -347,7 +308,5 @@ class SimulatedCommunicator(PresentRanks, MailRanks):
     def finish(self) -> None:
         """End the rank; its communicators must not be used again."""
         for key in self._state.withdrawn:  # no rank receives these any more
-            signature = Signature.of("forget", [])
-            of_run = self._ranks[self.rank]
-            self._port.post(Key(("forget", *key), 0), (of_run,), 0, signature, [])
+            self._post_alone("forget", Key(("forget", *key), 0))
         self._request(Exit())

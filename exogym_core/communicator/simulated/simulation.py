@@ -1,6 +1,6 @@
 """The simulation that all ranks of a run share: the exchange for values, the kernel for times, the network.
 
-A runner (threads of this process, other processes) owns one of these.
+Runners, whose ranks are threads of this process or live in others, derive from it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from netsim import Collective, Recorder, Topology, Waiting
-    from netsim.ranks import Answer, Call, Cancel, Enter, Key, Letter, Request, StampedRow, Take
+    from netsim.ranks import Call, Cancel, Enter, Key, Request, StampedRow
 
 __all__ = ["LinkHistory", "Schedules", "Simulation", "World", "algorithms_of", "computes_crowd"]
 
@@ -209,19 +209,14 @@ class Schedules:
 class Simulation(RankSource, RankSink):
     """The exchange and the kernel of one run, joined: source and sink of the kernel's ranks.
 
+    Subclasses run the ranks.
+
     Args:
         world: where it takes place.
-        let_run: lets ranks get on, at least one by one call, or raises what ends the run; False where none can.
-            Told whose next request the kernel needs, if it needs one.
-        on_served: called with a call and its members whose values have become known.
-        on_answer: called with (rank, value) when the kernel has answered a question; unblocks the rank in the exchange.
-        on_row: called with every row that a rank has marked, in order of virtual time.
-        past: what each rank has requested in an earlier part of this run, replayed before all else; empty for
-            a run from the start.
-        on_request: called with every request as it is served, the past included.
+        past: requests of each rank in an earlier part of this run, replayed before all else; empty for a run from
+            the start.
         recorder: trace of the network; None: no trace.
-        recall: blocks until a rank that is away makes a call again; False where none is.
-        on_taken: called with each rank that takes messages, its request, and the messages.
+        combined: what collectives compute.
         schedules: of calls, cached in another run of this world; None: searched again.
         abridged: long collectives and crowds of messages are computed by formulas, see `netsim.collectives.Abridged`.
 
@@ -235,16 +230,9 @@ class Simulation(RankSource, RankSink):
     def __init__(
         self,
         world: World,
-        let_run: Callable[[int | None], bool],
-        on_served: Callable[[Slot, Sequence[int]], None],
-        on_answer: Callable[[int, Answer], None],
-        on_row: Callable[[StampedRow], None],
         past: Sequence[Sequence[Request]] = (),
-        on_request: Callable[[int, Request], None] = lambda rank, request: None,
         recorder: Recorder | None = None,
         combined: Combine = combine,
-        recall: Callable[[], bool] = lambda: False,
-        on_taken: Callable[[int, Take, tuple[Letter, ...]], None] = lambda rank, take, letters: None,
         schedules: Schedules | None = None,
         abridged: bool = False,
     ) -> None:
@@ -260,14 +248,12 @@ class Simulation(RankSource, RankSink):
         self.window_limit: WindowLimit | None = None
         self._has_windows = world.protocol.has_windows
         self._windows_noted: set[tuple[Schedule, tuple[int, ...]]] = set()
-        self.exchange = Exchange(world.num_ranks, on_served, combined)
+        self.exchange = Exchange(world.num_ranks, self._serve, combined)
         clock = Clock()
         self.network = Network(clock, world.topology, world.protocol) if world.topology is not None else None
         if recorder is not None and self.network is not None:
             recorder.watch(self.network)
         self.link_history = LinkHistory(self.network) if self.network is not None else None
-        self._let_run, self._on_answer, self._on_row = let_run, on_answer, on_row
-        self._on_request, self._recall, self._on_taken = on_request, recall, on_taken
         self.on_span = recorder.spans.append if recorder is not None else None
         self.kernel = self._kernel(clock, recorder)
         for stream, requests in zip(self.kernel.streams, past, strict=bool(past)):
@@ -303,23 +289,19 @@ class Simulation(RankSource, RankSink):
         if not self.kernel.connection_lost(waiting.connection):
             otherwise(waiting)
 
-    def wait_for_clock(self, rank: int) -> None:
-        """`rank`, which has a question in its stream, is blocked until `on_answer`."""
-        self.exchange.block_for_clock(rank)
+    # -- for subclasses --------------------------------------------------------------------------------------
+
+    def _let_run(self, rank: int | None) -> bool:
+        """Run ranks, one at least, until the kernel may have `rank`'s next request (None: any); False where none can.
+
+        Raises what ends the run.
+        """
+        return False
+
+    def _serve(self, slot: Slot, members: Sequence[int]) -> None:
+        """Resume the members of `slot` that wait for its values, or its error."""
 
     # -- the kernel's port to ranks --------------------------------------------------------------------------
-
-    def answer(self, rank: int, value: Answer) -> None:
-        """Unblock the rank with its answer."""
-        self._on_answer(rank, value)
-
-    def served(self, rank: int, request: Request) -> None:
-        """Log a request that was answered."""
-        self._on_request(rank, request)
-
-    def taken(self, rank: int, take: Take, messages: tuple[Letter, ...]) -> None:
-        """Hand over the messages that a rank takes."""
-        self._on_taken(rank, take, messages)
 
     def withdrawn(self, key: Key) -> None:
         """Forget the value of a message."""
@@ -337,16 +319,11 @@ class Simulation(RankSource, RankSink):
         """True if the rank waits for nothing off the clock."""
         return rank in self.exchange.running and rank not in self.away
 
-    def recall(self) -> bool:
-        """Block until a rank that is away makes a call again."""
-        return self._recall()
-
     def row(self, row: StampedRow) -> None:
-        """Report a row; sample the links' traffic with rank 0's."""
+        """Sample the links' traffic with rank 0's rows."""
         # One rank's rows are occasions enough: a look takes longer than a step, where collectives are known by heart.
         if self.link_history is not None and row.rank == 0:
             self.link_history.record()
-        self._on_row(row)
 
     def refill(self, rank: int) -> None:
         """Run ranks until the kernel has this one's next request.

@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.names import visible
-from exogym_core.results.report.network import low_spans
+from exogym_core.results.report.network import low_spans, mean_rates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class Point(NamedTuple):
 
     Attributes:
         step: of training.
-        seconds: virtual, when the measured model came to exist; None without a clock.
+        seconds: virtual, when the measured model was made; None without a clock.
         num_bytes: payload that a worker had sent by then; None where it was not counted.
         value: a mean over runs.
         least, most: of the runs.
@@ -84,22 +84,14 @@ def rates(run: SeedResult, column: str) -> list[tuple[float, float]]:
 
     The bytes of a step are spread evenly from the end of the step before to its own.
     """
-    known = [
-        (row["virtual_seconds"], row[column])
-        for row in run.train
-        if column in row and "virtual_seconds" in row
-    ]
-    if not known or known[-1][0] <= 0:
+    known = [row for row in run.train if column in row and "virtual_seconds" in row]
+    if not known or known[-1]["virtual_seconds"] <= 0:
         return []
-    length = known[-1][0] / _SPANS
-    spans = [0.0] * _SPANS
-    for (begin, before), (end, after) in pairwise([(0.0, 0.0), *known]):
-        first, last = int(begin / length), min(int(end / length), _SPANS - 1)
-        for span in range(min(first, last), last + 1):
-            inside = min(end, (span + 1) * length) - max(begin, span * length)
-            share = inside / (end - begin) if end > begin else 1 / (last - min(first, last) + 1)
-            spans[span] += (after - before) * max(share, 0.0)
-    return [((span + 1) * length, 8 * sent / length) for span, sent in enumerate(spans)]
+    instants, counts = [0.0], [0.0]
+    for row in known:
+        instants.append(row["virtual_seconds"])
+        counts.append(row[column])
+    return [(end, 8 * rate) for end, rate in mean_rates(instants, counts, _SPANS)]
 
 
 def thinned(points: Sequence[Point], most: int) -> Sequence[Point]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from exogym_core.names import visible
 from exogym_core.results.report.curves import COLOURS, curve, rates
 from exogym_core.results.report.network import WeatherStrips, draw_weather, low_spans
@@ -38,7 +40,7 @@ __all__ = [
 ]
 
 _MARKERS = "osD^vPX*"
-_PARTS = {"computing": "#0072B2", "network": "#E69F00", "waiting": "#BBBBBB"}
+_PARTS = (("computing", "#0072B2"), ("network", "#E69F00"), ("waiting", "#BBBBBB"))
 _WIDE_RANGE = 12.0  # beyond this ratio between the strategies' ends, the axis is logarithmic
 _MOST_TICKS = 8
 _MOST_ABSENCES = 200
@@ -115,10 +117,7 @@ def _draw_losses(axes: Axes, results: Results, place: str, divisor: float, label
             axes.fill_between(places, least, most, color=style["color"], alpha=0.18, linewidth=0)
     if not ends:
         return False
-    axes.set_xlabel(label)
-    if max(ends) > _WIDE_RANGE * min(ends):
-        _make_logarithmic(axes, label, min(ends) / 4, max(ends))
-    axes.set_xlim(left=0)
+    _set_places(axes, label, ends)
     if results.target_loss is not None and results.target_loss > 0:  # the axis is logarithmic
         axes.axhline(results.target_loss, color="#555555", linestyle="--", linewidth=1.0)
         axes.annotate(
@@ -153,14 +152,20 @@ def _draw_legend(axes: Axes) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
-def _make_logarithmic(axes: Axes, label: str, linear: float, end: float) -> None:
-    """Make the axis linear up to a little before the first strategy's end, then logarithmic, as its label says."""
-    linear = float(f"{linear:.1g}")
-    axes.set_xscale("symlog", linthresh=linear, linscale=0.5)
-    ticks = log_ticks(linear, end)
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.set_xticks([], minor=True)
-    axes.set_xlabel(f"{label}\n(logarithmic from {linear:g} on)")
+def _set_places(axes: Axes, label: str, ends: Sequence[float]) -> None:
+    """Set up the axis of places, at whose `ends` strategies end.
+
+    Where these lie far apart, it is linear up to a little before the first, then logarithmic, as its label says.
+    """
+    axes.set_xlabel(label)
+    if max(ends) > _WIDE_RANGE * min(ends):
+        linear = float(f"{min(ends) / 4:.1g}")
+        axes.set_xscale("symlog", linthresh=linear, linscale=0.5)
+        ticks = log_ticks(linear, max(ends))
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_xticks([], minor=True)
+        axes.set_xlabel(f"{label}\n(logarithmic from {linear:g} on)")
+    axes.set_xlim(left=0)
 
 
 def log_ticks(linear: float, end: float) -> list[float]:
@@ -201,7 +206,6 @@ def _use_of_the_network(axes: Axes, shown: Shown) -> bool:
         ((scale, unit) for scale, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")) if largest >= scale),
         (1.0, "bit/s"),
     )  # fmt: skip
-    ends = [points[-1][0] for _, _, points in drawn]
     for position, result, points in drawn:
         axes.step(
             [0.0, *(end for end, _ in points)],
@@ -209,11 +213,7 @@ def _use_of_the_network(axes: Axes, shown: Shown) -> bool:
             label=visible(result.name, 30),
             color=COLOURS[position % len(COLOURS)],
         )
-    label = f"{shown.results.clock}, s"
-    axes.set_xlabel(label)
-    if max(ends) > _WIDE_RANGE * min(ends):
-        _make_logarithmic(axes, label, min(ends) / 4, max(ends))
-    axes.set_xlim(left=0)
+    _set_places(axes, f"{shown.results.clock}, s", [points[-1][0] for _, _, points in drawn])
     axes.set_ylim(bottom=0)
     axes.set_title("Use of the network")
     axes.set_ylabel(f"sent by all workers, {unit}")
@@ -228,26 +228,24 @@ def _where_the_time_went(axes: Axes, shown: Shown) -> bool:
     if not known:
         return False
     names = [visible(result.name, 30) for result, _ in known]
-    longest = max(sum(parts) for _, parts in known)
-    lefts = [0.0] * len(known)
-    used = {name for name, values in zip(_PARTS, zip(*(parts for _, parts in known), strict=True), strict=True)
-            if any(values)}  # fmt: skip
-    for part, (name, colour) in enumerate(_PARTS.items()):
-        widths = [parts[part] for _, parts in known]
-        if name in used:
-            axes.barh(names, widths, left=lefts, color=colour, label=name)
-        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
-    for row, (_, parts) in enumerate(known):
+    seconds = np.array([parts for _, parts in known])
+    used = seconds.any(axis=0)
+    lefts = np.cumsum(seconds, axis=1) - seconds
+    for part in np.flatnonzero(used):
+        name, colour = _PARTS[part]
+        axes.barh(names, seconds[:, part], left=lefts[:, part], color=colour, label=name)
+    totals = seconds.sum(axis=1)
+    for row, total in enumerate(totals):
         axes.annotate(
-            _shares([part for name, part in zip(_PARTS, parts, strict=True) if name in used]),
-            (sum(parts), row),
+            " / ".join(f"{share:.0%}" for share in seconds[row, used] / (total or 1.0)),
+            (total, row),
             xytext=(4, 0),
             textcoords="offset points",
             va="center",
             fontsize="small",
             bbox={"boxstyle": "square,pad=0.1", "color": "white"},
         )
-    axes.set_xlim(0, longest * 1.28)
+    axes.set_xlim(0, totals.max() * 1.28)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set_title("Where the time went", pad=24)
@@ -266,22 +264,13 @@ def _parts(result: StrategyResult) -> tuple[float, float, float] | None:
     return None if share is None else (seconds * share, seconds * (1 - share), 0.0)
 
 
-def _shares(parts: Sequence[float]) -> str:
-    whole = sum(parts) or 1.0
-    return " / ".join(f"{part / whole:.0%}" for part in parts)
-
-
-def _what_the_network_did(axes: Axes, shown: Shown) -> bool:
-    return draw_weather(axes, shown.weather)
-
-
 DRAWINGS: Mapping[str, Callable[[Axes, Shown], bool]] = {
     "loss_against_time": _loss_against_time,
     "loss_against_steps": _loss_against_steps,
     "loss_against_bytes": _loss_against_bytes,
     "where_the_time_went": _where_the_time_went,
     "use_of_the_network": _use_of_the_network,
-    "what_the_network_did": _what_the_network_did,
+    "what_the_network_did": lambda axes, shown: draw_weather(axes, shown.weather),
 }
 """Functions that draw on axes, by name; they return False where there is nothing to draw."""
 
@@ -344,14 +333,12 @@ class Picture:
 
 def draw_pictures(shown: Shown, names: Iterable[str]) -> dict[str, Picture]:
     """Pictures by name; those about time only where there is virtual time."""
-    pictures: dict[str, Picture] = {}
     with _style(_STYLE):
-        for name in names:
-            wide = _drawn(DRAWINGS[name], shown, *_SIZES["wide"])
-            narrow = _drawn(DRAWINGS[name], shown, *_SIZES["narrow"]) if wide is not None else None
-            if wide is not None and narrow is not None:
-                pictures[name] = Picture(wide, narrow)
-    return pictures
+        drawn = {
+            name: [_drawn(DRAWINGS[name], shown, *_SIZES[width]) for width in ("wide", "narrow")]
+            for name in names
+        }
+    return {name: Picture(*files) for name, files in drawn.items() if all(files)}
 
 
 def draw_figures(shown: Shown, names: Iterable[str], form: str) -> dict[str, bytes]:
@@ -366,7 +353,7 @@ def draw_figures(shown: Shown, names: Iterable[str], form: str) -> dict[str, byt
         drawn = {
             name: _drawn(DRAWINGS[name], shown, *_PAPER_SIZE, form=form, is_titled=False) for name in names
         }
-    return {name: figure for name, figure in drawn.items() if figure is not None}
+    return {name: figure for name, figure in drawn.items() if figure}
 
 
 def draw_loss(shown: Shown) -> Figure:
@@ -406,10 +393,11 @@ def _drawn(
     *,
     form: str = "png",
     is_titled: bool = True,
-) -> bytes | None:
+) -> bytes:
+    """A drawing's file; empty where there is nothing to draw."""
     figure = _figure(draw, shown, inches, dpi)
     if figure is None:
-        return None
+        return b""
     if not is_titled:
         figure.axes[0].set_title("", loc="left")
     return _file(figure, form)

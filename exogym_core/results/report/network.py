@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ __all__ = [
     "draw_weather",
     "link_use",
     "low_spans",
+    "mean_rates",
     "network_matrix",
     "strip_columns",
     "weather_of",
@@ -178,40 +180,44 @@ def link_use(
     Returns:
         A run each: `name`, `span_seconds`, and `links`: name -> share of its stated capacity in each span.
     """
-    network = _network(topology)
-    sketch = _sketch(network)
-    if network is None or sketch is None:
+    sketch = _sketch(_network(topology))
+    if sketch is None:
         return []
-    drawn = {f"{link.source}->{link.target}" for wire in sketch.wires for link in (wire.there, wire.back)}
-    capacity = {
-        name: link.bits_per_second
-        for link in network.links
-        if (name := f"{link.source}->{link.target}") in drawn
-    }
+    links_drawn = [link for wire in sketch.wires for link in (wire.there, wire.back)]
+    links_drawn.sort(key=attrgetter("index"))
+    capacity = {f"{link.source}->{link.target}": link.bits_per_second for link in links_drawn}
     used = []
     for name, rows in histories:
+        instants = [row["virtual_seconds"] for row in rows]
+        if len(rows) < 2 or instants[-1] <= 0:
+            continue
         links = {
-            link: _shares(rows, link, rate) for link, rate in capacity.items() if _is_measured(rows, link)
+            link: [
+                round(8 * rate / bits_per_second, 3)
+                for _, rate in mean_rates(instants, [row[link] for row in rows], _SPANS)
+            ]
+            for link, bits_per_second in capacity.items()
+            if all(link in row for row in rows)
         }
         # A file edited by hand may have seconds so small that shares are beyond a float.
         if links and all(math.isfinite(share) for shares in links.values() for share in shares):
-            span = rows[-1]["virtual_seconds"] / _SPANS
-            used.append({"name": visible(name, 60), "span_seconds": span, "links": links})
+            used.append({"name": visible(name, 60), "span_seconds": instants[-1] / _SPANS, "links": links})
     return used
 
 
-def _is_measured(rows: Sequence[Mapping[str, float]], link: str) -> bool:
-    return len(rows) > 1 and rows[-1]["virtual_seconds"] > 0 and all(link in row for row in rows)
+def mean_rates(
+    instants: Sequence[float], counts: Sequence[float], num_spans: int
+) -> list[tuple[float, float]]:
+    """Mean rates of a counter as (end of a span, units a second in it), in equal spans up to the last instant.
 
-
-def _shares(rows: Sequence[Mapping[str, float]], link: str, bits_per_second: float) -> list[float]:
-    """Mean share of the capacity in each of equal spans; between two rows bytes flow evenly."""
-    instants = [row["virtual_seconds"] for row in rows]
-    edges = np.linspace(0.0, instants[-1], _SPANS + 1)
-    crossed = np.interp(edges, instants, [row[link] for row in rows])
+    Between two instants it grows evenly.
+    """
+    edges = np.linspace(0.0, instants[-1], num_spans + 1)
+    reached = np.interp(edges, instants, counts)
+    reached[0] = counts[0]
     with np.errstate(all="ignore"):
-        shares = np.diff(crossed) * 8 / (instants[-1] / _SPANS) / bits_per_second
-    return [round(share, 3) for share in shares.tolist()]
+        rates = np.diff(reached) / (instants[-1] / num_spans)
+    return list(zip(edges[1:].tolist(), rates.tolist(), strict=True))
 
 
 _MOST_STRIPS = 16
@@ -319,17 +325,10 @@ def _strips(network: Topology, history: WeatherHistory) -> list[Strip]:
 
 def strip_columns(points: Sequence[tuple[float, float]], until: float) -> list[float]:
     """The least that held within each of `_COLUMNS` equal spans of time."""
-    columns = [1.0] * _COLUMNS
+    columns = np.full(_COLUMNS, np.inf)
     ends = [instant for instant, _ in points[1:]] + [until]
-    least: dict[int, float] = {}
     for (begin, share), end in zip(points, ends, strict=True):
         first = min(int(begin / until * _COLUMNS), _COLUMNS - 1)
-        last = min(int(end / until * _COLUMNS), _COLUMNS - 1)
-        for column in range(first, last + 1):
-            # The span that ends at a column's very beginning is not in it.
-            if column == last and column > first and end <= column * until / _COLUMNS:
-                continue
-            least[column] = min(least.get(column, share), share)
-    for column, share in least.items():
-        columns[column] = share
-    return columns
+        last = max(math.ceil(end / until * _COLUMNS), first + 1)
+        columns[first:last] = np.minimum(columns[first:last], share)
+    return np.where(np.isinf(columns), 1.0, columns).tolist()  # type: ignore[no-any-return]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.names import visible
 from exogym_core.results.reading import WALL_CLOCK, Results, value_text
 from exogym_core.results.report.curves import interactive_curves
-from exogym_core.results.report.figures import OF_ONE_RUN, Shown, draw_pictures
+from exogym_core.results.report.figures import FORMATS, OF_ONE_RUN, Shown, draw_figures, draw_pictures
 from exogym_core.results.report.network import draw_network, link_use, network_matrix, weather_of
-from exogym_core.results.report.table import count_text, table_cells, table_headings
+from exogym_core.results.report.table import ResultTable, comparison_table, count_text, latex_text
 from exogym_core.results.report.verdict import verdict
 from netsim import Topology
 from netsim.errors import InputError
@@ -36,15 +37,15 @@ __all__ = [
     "Figure",
     "Listing",
     "Page",
+    "Report",
+    "RunReport",
     "TextTable",
     "environment_of",
     "head_facts",
     "methods",
-    "page_of",
     "render_page",
     "run_facts",
     "shared_hosts",
-    "shown_of",
     "trace_of",
     "write_report",
 ]
@@ -101,12 +102,13 @@ class Page:
     Attributes:
         title: of the page.
         facts: names and values that all rows of the table share.
-        verdict: the sentence.
+        verdict: the sentence; empty where there is none.
         headings, rows: the table; a row is a flag for winners and its cells.
         note: how the table is to be read.
         status: that a run goes on, or was stopped before its end; empty where it has ended.
         figures: static pictures.
         curves: data of the interactive ones (`exogym_core.results.report.curves`); None: there are none.
+        notes: sentences on rows, below the figures.
         tables: further ones.
         network: its matrix (`network_matrix`), and drawings of it.
         use: use of links, a run each (`link_use`).
@@ -125,6 +127,7 @@ class Page:
     status: str = ""
     figures: Sequence[Figure] = ()
     curves: Mapping[str, Any] | None = None
+    notes: Sequence[str] = ()
     tables: Sequence[TextTable] = ()
     network: Mapping[str, Any] | None = None
     drawings: Sequence[Drawing] = ()
@@ -379,6 +382,12 @@ _CAPTIONS = {
         "events and drift. It is the same for all strategies. The traffic of others is not shown."
     ),
 }
+_BANDS = "Lines are means over {count} seeds, bands go from the lowest to the highest seed."
+_OVER_SEEDS = {
+    "where_the_time_went": "Means over {count} seeds.",
+    "use_of_the_network": "The run is that of seed {first}.",
+    "what_the_network_did": "Drift is that of seed {network}.",
+}
 _INTERACTIVE = ("loss_against_time", "loss_against_bytes", "use_of_the_network")
 _NOTE = (
     "Losses and accuracy are those of the judged model: the one that could be shipped at that instant. Savings are "
@@ -393,62 +402,141 @@ _TRACE = "trace.json.gz"
 _MOST_EMBEDDED_BYTES = 1_500_000  # a larger trace stays a file next to the page
 
 
-def write_report(folder: RunFolder, align: str = "time") -> Path:
-    """Draw the plots and write the page into a run folder, from what the folder holds; returns the page.
+class Report(ABC):
+    """Verdict, table and figures of a run, or of several.
+
+    Attributes:
+        verdict, winner: the sentences, and the name of what wins, if anything does.
+        table: of the results.
+        caption: of the table in a paper.
+        pictures: names of the figures.
+    """
+
+    verdict: str
+    winner: str | None
+    table: ResultTable
+    caption: str
+    pictures: Sequence[str]
+    _png = "png"
+
+    @abstractmethod
+    def few(self) -> Shown:
+        """Input of figures: as many curves as one can show."""
+
+    def _texts(self) -> dict[str, str]:
+        """LaTeX files by name."""
+        return {"table.tex": self.table.latex(self.caption)}
+
+    def write_figures(self, folder: RunFolder, formats: Sequence[str]) -> list[Path]:
+        """Write figures for papers (`pdf`, `svg`, `png`) and tables (`latex`) into `plots/` of a folder."""
+        files: dict[str, str | bytes] = {
+            f"{name}.{self._png if form == 'png' else form}": figure
+            for form in formats
+            if form in FORMATS
+            for name, figure in draw_figures(self.few(), self.pictures, form).items()
+        }
+        if "latex" in formats:
+            files |= self._texts()
+        return [folder.write_text(f"plots/{name}", content) for name, content in files.items()]
+
+
+class RunReport(Report):
+    """Report of a run.
 
     Args:
-        folder: of a run.
-        align: alignment of curves when the page opens: `time`, `steps` or `bytes`.
+        folder: of the run.
+
+    Attributes:
+        results: of the run.
+
+    Raises:
+        InputError: a file of the run is missing or damaged.
+    """
+
+    pictures = OF_ONE_RUN
+    _png = "paper.png"  # the page has figures of the same names
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder, self.results = folder, Results.load(folder)
+        self.verdict, self.winner = verdict(self.results)
+        self.table = comparison_table(self.results, self.winner)
+        seeds = f": mean \N{PLUS-MINUS SIGN} standard deviation over {len(self.results.seeds)} seeds"
+        self.title = visible(self.results.settings.get("name", "run"), 80)
+        self.caption = self.title + (seeds if len(self.results.seeds) > 1 else "")
+
+    @property
+    def basis(self) -> dict[str, str]:
+        """Facts that every time depends on."""
+        facts = dict(head_facts(self.results))
+        return {name: facts[name] for name in ("network", "protocol", "collectives") if name in facts}
+
+    def few(self) -> Shown:
+        """All strategies, and the weather of their network."""
+        return Shown(self.results, weather_of(self.results))
+
+    def _texts(self) -> dict[str, str]:
+        return super()._texts() | {"methods.tex": latex_text(methods(self.results)) + "\n"}
+
+    def write(self, align: str = "time") -> Path:
+        """Write the plots and the page, whose curves are aligned by `time`, `steps` or `bytes` when it opens.
+
+        Raises:
+            RecordError: a file cannot be written.
+        """
+        shown = self.few()
+        pictures = draw_pictures(shown, self.pictures)
+        for name, picture in pictures.items():
+            self._folder.write_text(f"plots/{name}.png", picture.wide)
+        return self._folder.write_text("report.html", render_page(self._page(shown, pictures, align)))
+
+    def _page(self, shown: Shown, pictures: Mapping[str, Picture], align: str) -> Page:
+        results = self.results
+        is_real, runs = results.clock == WALL_CLOCK, run_facts(results)
+        # Real ranks have a network of their own, whatever the experiment names for simulation.
+        topology = None if is_real else results.settings.get("topology")
+        return Page(
+            title=self.title,
+            methods=methods(results),
+            facts=head_facts(results),
+            verdict=self.verdict,
+            headings=self.table.headings,
+            rows=self.table.rows,
+            note=(_NOTE_OF_REAL if is_real else _NOTE) + (_SEEDS_NOTE if len(results.seeds) > 1 else ""),
+            status=_status(results),
+            figures=[
+                Figure(_caption(name, results), picture, name in _INTERACTIVE)
+                for name, picture in pictures.items()
+            ],
+            curves=interactive_curves(results, shown.weather, align),
+            tables=[_how_each_was_run(runs, results.clock)] if runs else [],
+            network=network_matrix(topology),
+            drawings=draw_network(topology),
+            use=link_use(self._histories(), topology),
+            trace=trace_of(self._folder.path),
+            experiments=[
+                Listing("experiment.yaml", results.experiment_yaml),
+                *environment_of(self._folder),
+            ],
+            experiments_note="This file runs again as it is: netgym compare experiment.yaml",
+        )
+
+    def _histories(self) -> list[tuple[str, list[dict[str, float]]]]:
+        """Bytes that had crossed each link, of each strategy's first seed."""
+        seeds = self.results.seeds
+        seed = seeds[0] if len(seeds) > 1 else None
+        return [
+            (result.name, self._folder.read_links(result.name, seed)) for result in self.results.strategies
+        ]
+
+
+def write_report(folder: RunFolder) -> Path:
+    """Write the plots and the page of a run's folder; returns the page.
 
     Raises:
         InputError: a file of the run is missing or damaged.
         RecordError: a file cannot be written.
     """
-    shown = shown_of(Results.load(folder))
-    pictures = draw_pictures(shown, OF_ONE_RUN)
-    for name, picture in pictures.items():
-        folder.write_text(f"plots/{name}.png", picture.wide)
-    return folder.write_text("report.html", render_page(page_of(folder, shown, pictures, align)))
-
-
-def shown_of(results: Results) -> Shown:
-    """Results, and the weather of their network."""
-    return Shown(results, weather_of(results))
-
-
-def page_of(folder: RunFolder, shown: Shown, pictures: Mapping[str, Picture], align: str = "time") -> Page:
-    """Content of a run's page."""
-    results = shown.results
-    decision = verdict(results)
-    # Real ranks have a network of their own, whatever the experiment names for simulation.
-    topology = results.settings.get("topology") if results.clock != WALL_CLOCK else None
-    runs = run_facts(results)
-    return Page(
-        title=visible(results.settings.get("name", "run"), 80),
-        methods=methods(results),
-        facts=head_facts(results),
-        verdict=decision.text,
-        headings=table_headings(results),
-        rows=[
-            (result.name == decision.winner, cells)
-            for result, cells in zip(results.strategies, table_cells(results), strict=True)
-        ],
-        note=(_NOTE_OF_REAL if results.clock == WALL_CLOCK else _NOTE)
-        + (_SEEDS_NOTE if len(results.seeds) > 1 else ""),
-        status=_status(results),
-        figures=[
-            Figure(_caption(name, results), picture, name in _INTERACTIVE)
-            for name, picture in pictures.items()
-        ],
-        curves=interactive_curves(results, shown.weather, align),
-        tables=[_how_each_was_run(runs, results.clock)] if runs else [],
-        network=network_matrix(topology),
-        drawings=draw_network(topology),
-        use=link_use(_histories(folder, results), topology),
-        trace=trace_of(folder.path),
-        experiments=[Listing("experiment.yaml", results.experiment_yaml), *environment_of(folder)],
-        experiments_note="This file runs again as it is: netgym compare experiment.yaml",
-    )
+    return RunReport(folder).write()
 
 
 def _how_each_was_run(runs: Sequence[tuple[str, list[str]]], clock: str) -> TextTable:
@@ -474,12 +562,6 @@ def _status(results: Results) -> str:
     return "Incomplete: this run was stopped before its end." if results.incomplete else ""
 
 
-def _histories(folder: RunFolder, results: Results) -> list[tuple[str, list[dict[str, float]]]]:
-    """Bytes that had crossed each link, of each strategy's first seed."""
-    seed = results.seeds[0] if len(results.seeds) > 1 else None
-    return [(result.name, folder.read_links(result.name, seed)) for result in results.strategies]
-
-
 def trace_of(folder: Path) -> tuple[str, str | None] | None:
     """Name of a folder's trace and, where it is small enough for the page to open it in Perfetto, the same base64."""
     path = folder / _TRACE
@@ -491,14 +573,8 @@ def trace_of(folder: Path) -> tuple[str, str | None] | None:
 def _caption(name: str, results: Results) -> str:
     text = _CAPTIONS[name].replace("virtual time", results.clock)
     text = text.replace("Virtual time", results.clock.capitalize())
-    if len(results.seeds) == 1:
+    seeds, network = results.seeds, results.settings.get("network_seed")
+    if len(seeds) == 1:
         return text
-    if name in ("what_the_network_did", "use_of_the_network"):
-        seed = results.settings.get("network_seed")
-        if name == "use_of_the_network":
-            return f"{text} The run is that of seed {results.seeds[0]}."
-        return f"{text} Drift is that of seed {results.seeds[0] if seed is None else seed}."
-    if name == "where_the_time_went":
-        return f"{text} Means over {len(results.seeds)} seeds."
-    band = f"Lines are means over {len(results.seeds)} seeds, bands go from the lowest to the highest seed."
-    return f"{text} {band}"
+    which = {"first": seeds[0], "network": seeds[0] if network is None else network, "count": len(seeds)}
+    return f"{text} {_OVER_SEEDS.get(name, _BANDS).format(**which)}"

@@ -9,18 +9,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
-from exogym_core.results.reading import Results, StrategyResult, find_runs, value_text
+from exogym_core.results.reading import POINTS, Results, StrategyResult, find_runs, value_text
 from exogym_core.results.report.curves import interactive_curves
 from exogym_core.results.report.figures import OF_SEVERAL, Shown, draw_pictures
 from exogym_core.results.report.network import draw_network, network_matrix, weather_of
-from exogym_core.results.report.page import Figure, Listing, Page, TextTable, environment_of, render_page
+from exogym_core.results.report.page import (
+    Figure,
+    Listing,
+    Page,
+    Report,
+    TextTable,
+    environment_of,
+    render_page,
+)
+from exogym_core.results.report.table import ResultTable
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import bootstrap_interval, paired_interval
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from exogym_core.results.reading import FoundRun, SeedResult
 
@@ -32,7 +41,6 @@ __all__ = [
     "default_keys",
     "group_runs",
     "members_of",
-    "study_report",
     "study_verdict",
 ]
 
@@ -40,18 +48,8 @@ _MISSING = "-"
 _SEEDS = ("seed", "seeds")  # keys in which replicates differ
 # Keys that compared strategies must share: with others, times and losses answer another question.
 _CONDITIONS = (
-    *(
-        "task",
-        "model",
-        "topology",
-        "placement",
-        "protocol",
-        "collectives",
-        "workers.count",
-        "compute",
-        "steps",
-    ),
-    *("batch_size", "until", "failures", "network_seed", "target_loss", "evaluate"),
+    *("task", "model", "topology", "placement", "protocol", "collectives", "workers.count", "compute"),
+    *("steps", "batch_size", "until", "failures", "network_seed", "target_loss", "evaluate"),
 )
 
 
@@ -131,19 +129,11 @@ class Group:
 
     def losses(self) -> dict[int, float]:
         """Final losses by seed."""
-        return self._figures("final_loss")
+        return {run.seed: run.final_loss for run in self.runs if run.final_loss is not None}
 
     def times(self) -> dict[int, float]:
         """Virtual seconds to the target by seed, of the runs that held it."""
-        return self._figures("virtual_seconds_to_target")
-
-    def _figures(self, name: str) -> dict[int, float]:
-        return {
-            run.seed: value
-            for run in self.runs
-            if (value := getattr(run, name)) is not None
-            if name == "final_loss" or run.target == "held"
-        }
+        return {run.seed: run.held_seconds for run in self.runs if run.held_seconds is not None}
 
     def as_result(self) -> StrategyResult:
         """All runs as those of one strategy, for a picture."""
@@ -152,31 +142,30 @@ class Group:
 
     def cells(self) -> list[str]:
         """Its row in the table, after its values."""
-        losses, times = list(self.losses().values()), list(self.times().values())
-        count = len(self.runs)
-        wan = [run.wan_bytes for run in self.runs if run.wan_bytes is not None]
-        sent = [run.bytes_sent_per_worker for run in self.runs if run.bytes_sent_per_worker is not None]
+        times, count = self.times(), len(self.runs)
         has_target = any(run.target is not None for run in self.runs)
         return [
-            _interval_text(times, format_seconds) if len(times) == count else _MISSING,
+            _interval_text(times.values(), format_seconds) if len(times) == count else _MISSING,
             f"{len(times)} of {count}" if has_target else _MISSING,
-            _interval_text(losses, "{:.4g}".format),
+            _interval_text(self.losses().values(), "{:.4g}".format),
             f"{count}" + (f" ({self.failed} failed)" if self.failed else ""),
-            format_bytes(sum(sent) / len(sent)) if sent else _MISSING,
-            format_bytes(sum(wan) / len(wan)) if wan else _MISSING,
+            *(self._mean_bytes(name) for name in ("bytes_sent_per_worker", "wan_bytes")),
         ]
+
+    def _mean_bytes(self, name: str) -> str:
+        counts = [count for run in self.runs if (count := getattr(run, name)) is not None]
+        return format_bytes(sum(counts) / len(counts)) if counts else _MISSING
 
 
 HEADINGS = ("to target", "held", "final loss", "runs", "sent by a worker", "between regions")
 """Headings of `Group.cells`."""
 
 
-def _interval_text(values: Sequence[float], write: Callable[[float], str]) -> str:
+def _interval_text(values: Collection[float], write: Callable[[float], str]) -> str:
     """Mean and bootstrap interval."""
     if not values:
         return _MISSING
-    interval = bootstrap_interval(values)
-    mean = write(math.fsum(values) / len(values))
+    interval, mean = bootstrap_interval(values), write(_mean(values))
     return mean if interval is None else f"{mean} [{write(interval[0])}, {write(interval[1])}]"
 
 
@@ -297,16 +286,16 @@ def _decided(groups: Sequence[Group]) -> tuple[str, Group | None]:
     ended = [group for group in groups if group.runs and not group.failed]
     holders = [group for group in ended if len(group.times()) == len(group.runs)]
     figures = {group.values: group.times() if holders else group.losses() for group in ended}
+    means = {values: _mean(by_seed.values()) for values, by_seed in figures.items() if by_seed}
     ordered = sorted(
-        holders or [group for group in ended if group.losses()], key=lambda g: _mean(figures[g.values])
+        holders or [group for group in ended if group.losses()], key=lambda group: means[group.values]
     )
     what = "to the target" if holders else "final loss"
     if not ordered:
         return "No group has come to its end.", None
     first, missed = ordered[0], _missed(ended, holders)
-    best = _mean(figures[first.values])
     write = format_seconds if holders else "{:.4g}".format
-    shown = write(best)
+    shown = write(means[first.values])
     if len(ordered) == 1:
         if missed:
             return f"{first.name} comes first ({shown} {what}), alone.{missed}", first
@@ -323,10 +312,7 @@ def _decided(groups: Sequence[Group]) -> tuple[str, Group | None]:
     pairs = f"95 % interval over {format_count(len(seeds), 'seed')} in common"
     if interval[0] > 0:
         return f"{lead}; {difference} ({pairs}).{missed}", first
-    return (
-        f"{lead}, but the order is uncertain: {difference} ({pairs}).{missed}",
-        None,
-    )
+    return f"{lead}, but the order is uncertain: {difference} ({pairs}).{missed}", None
 
 
 def _missed(ended: Sequence[Group], holders: Sequence[Group]) -> str:
@@ -348,8 +334,8 @@ def _signed(value: float, write: Callable[[float], str]) -> str:
     return f"-{write(-value)}" if value < 0 else write(value)
 
 
-def _mean(values: Mapping[Any, float]) -> float:
-    return math.fsum(values.values()) / len(values)
+def _mean(values: Collection[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 MOST_CURVES = 8
@@ -366,69 +352,75 @@ _CAPTIONS = {
 }
 
 
-class StudyReport:
-    """Content of a page of several runs.
+class StudyReport(Report):
+    """Report of several runs, in groups.
+
+    Args:
+        paths: of runs, sweeps, or folders of them.
+        by: keys of the groups; without any, all that differ. The strategy is always one.
+        where: `key=value` texts that runs must fit.
 
     Attributes:
         title: names of the runs.
         keys: of the groups.
         groups: best first, as far as they can be ordered.
-        verdict: the sentence.
         winners: the groups that seeds support, one for each network and setting that has one.
         failures: (name, reason).
-        listings: experiments and environments.
+
+    Raises:
+        InputError: there is no run, a file is damaged, or no run has a key.
     """
 
+    pictures = OF_SEVERAL
+
     def __init__(
-        self, title: str, members: Sequence[Member], keys: Sequence[str], groups: list[Group]
+        self, paths: Sequence[str | Path], by: Sequence[str] = (), where: Sequence[str] = ()
     ) -> None:
-        self.title, self.keys, self.members = title, keys, members
+        members = members_of(find_runs(paths))
+        if not members:
+            names = ", ".join(map(visible, paths))
+            raise InputError(f"{names}: no strategy has ended yet: netgym status shows the progress")
+        self.keys = list(dict.fromkeys([*by, "strategy"])) if by else default_keys(members)
+        groups = group_runs(members, self.keys, where)
+        self.members = [member for group in groups for member in group.members]
+        self.title = ", ".join(Path(path).resolve().name for path in paths)
+        self.caption = visible(self.title, 200)
         self.verdict, self.winners = study_verdict(groups)
+        self.winner = self.winners[0].name if len(self.winners) == 1 else None
         self.groups = sorted(groups, key=_order)
-        self.failures = [
-            (f"{member.run.run} {member.run.point} {member.result.name}", member.result.error or "incomplete")
-            for member in members
-            if not member.result.ended
-        ]
-        self.listings: list[Listing] = []
-
-    def headings(self) -> list[str]:
-        """Headings of the table."""
-        return [*self.keys, *HEADINGS]
-
-    def rows(self) -> list[tuple[bool, list[str]]]:
-        """A flag for winners and the cells of each group."""
-        return [
-            (self._wins(group), [visible(cell, 80) for cell in [*group.values, *group.cells()]])
+        rows = [
+            (group in self.winners, [visible(cell, 80) for cell in [*group.values, *group.cells()]])
             for group in self.groups
         ]
+        self.table = ResultTable([*self.keys, *HEADINGS], rows)
+        self.failures = [
+            (f"{member.run.run} {member.run.point} {member.result.name}", member.result.error or "incomplete")
+            for member in self.members
+            if not member.result.ended
+        ]
+        self.failures += [failure for path in map(Path, paths) for failure in _never_begun(path)]
 
-    def _wins(self, group: Group) -> bool:
-        return any(group is winner for winner in self.winners)
-
-    def shown(self) -> Shown:
-        """Groups as strategies, and the weather if it is the same for all."""
-        first = self.members[0]
-        alike = ("topology", "network_seed", "seed", "seeds")
-        results = Results(first.settings, "", [group.as_result() for group in self.groups])
-        has_one_weather = all(
-            member.settings.get(key) == first.settings.get(key) for member in self.members for key in alike
-        )
-        return Shown(results, weather_of(results)) if has_one_weather else Shown(results)
+    def shown(self, most: int | None = None) -> Shown:
+        """Groups as strategies, the first `most` of them, and the weather if it is the same for all."""
+        settings = self.members[0].settings
+        results = Results(settings, "", [group.as_result() for group in self.groups[:most]])
+        keys = ("topology", "network_seed", "seed", "seeds")
+        return Shown(results, weather_of(results)) if all(map(self._is_shared, keys)) else Shown(results)
 
     def few(self) -> Shown:
-        """The first groups, as many as a picture can show."""
-        shown = self.shown()
-        first = shown.results.strategies[:MOST_CURVES]
-        return Shown(Results(shown.results.settings, "", first), shown.weather)
+        """The first groups, and the weather if it is the same for all."""
+        return self.shown(MOST_CURVES)
+
+    def _is_shared(self, key: str) -> bool:
+        """True if all runs have the same setting."""
+        return len({_json(member.settings.get(key)) for member in self.members}) == 1
 
     def html(self, align: str = "time") -> str:
         """The page; curves are aligned by time, steps or bytes when it opens."""
         shown = self.shown()
         more = "" if len(self.groups) <= MOST_CURVES else f" Shown are the first {MOST_CURVES} groups."
-        settings = shown.results.settings
-        topology = settings.get("topology")
-        has_one_network = all(member.settings.get("topology") == topology for member in self.members)
+        topology = shown.results.settings.get("topology") if self._is_shared("topology") else None
+        keys = visible(", ".join(self.keys), 200)
         failures = [(visible(which, 80), [visible(why, 500)]) for which, why in self.failures]
         return render_page(
             Page(
@@ -436,75 +428,54 @@ class StudyReport:
                 facts=[
                     ("runs", len({(member.run.run, member.run.point) for member in self.members})),
                     ("trainings", sum(len(member.result.runs) for member in self.members)),
-                    ("grouped by", visible(", ".join(self.keys), 200)),
+                    ("grouped by", keys),
                 ],
                 verdict=self.verdict,
-                # One cell names a group: what it came to stands next to it, on a telephone too.
-                headings=[visible(", ".join(self.keys), 200), *HEADINGS],
+                # One cell names a group: its figures are next to it, on a telephone too.
+                headings=[keys, *HEADINGS],
                 rows=[
-                    (self._wins(group), [visible(cell, 120) for cell in [group.name, *group.cells()]])
+                    (group in self.winners, [visible(cell, 120) for cell in [group.name, *group.cells()]])
                     for group in self.groups
                 ],
                 note=_NOTE,
                 figures=[
                     Figure(_CAPTIONS[name] + more, picture, is_curve=True)
-                    for name, picture in draw_pictures(self.few(), OF_SEVERAL).items()
+                    for name, picture in draw_pictures(self.few(), self.pictures).items()
                 ],
                 curves=interactive_curves(shown.results, shown.weather, align),
                 tables=[TextTable("What failed", ["which", "why"], failures)] if failures else [],
-                network=network_matrix(topology) if has_one_network else None,
-                drawings=draw_network(topology) if has_one_network else [],
-                experiments=self.listings,
+                network=network_matrix(topology),
+                drawings=draw_network(topology),
+                experiments=self._listings(),
             )
         )
+
+    def _listings(self) -> list[Listing]:
+        """Experiment of each run, and the environment of the first: points of a sweep share theirs."""
+        found = {member.run.run: member.run for member in self.members}
+        listings = []
+        for name, run in list(found.items())[:_MOST_LISTED]:
+            path = run.folder.path.parents[1] if run.point else run.folder.path
+            text = (path / "experiment.yaml").read_text(encoding="utf-8")
+            listings.append(Listing(visible(f"{name}: experiment.yaml", 100), text))
+        first = self.members[0].run
+        environment = environment_of(first.folder)
+        return listings + [
+            Listing(visible(f"{first.run}: {each.name}", 100), each.text) for each in environment
+        ]
 
 
 def _order(group: Group) -> tuple[int, float]:
     """Sort key: groups that held the target by its time, then others by loss, then those without runs."""
     times, losses = group.times(), group.losses()
     if times and len(times) == len(group.runs):
-        return 0, sum(times.values()) / len(times)
-    return (1, sum(losses.values()) / len(losses)) if losses else (2, 0.0)
+        return 0, _mean(times.values())
+    return (1, _mean(losses.values())) if losses else (2, 0.0)
 
 
-def study_report(
-    paths: Sequence[str | Path], by: Sequence[str] = (), where: Sequence[str] = ()
-) -> StudyReport:
-    """Read runs, and put them into groups.
-
-    Args:
-        paths: of runs, sweeps, or folders of them.
-        by: keys of the groups; without any, all that differ. The strategy is always one.
-        where: `key=value` texts that runs must fit.
-
-    Raises:
-        InputError: there is no run, a file is damaged, or no run has a key.
-    """
-    members = members_of(find_runs(paths))
-    keys = list(dict.fromkeys([*by, "strategy"])) if by else default_keys(members)
-    groups = group_runs(members, keys, where)
-    kept = [member for group in groups for member in group.members]
-    report = StudyReport(", ".join(Path(path).resolve().name for path in paths), kept, keys, groups)
-    for path in map(Path, paths):
-        if not (path / "points").is_dir():
-            continue
-        for entry in RunFolder(path).read_summary():  # points that could not even be begun
-            if entry.get("failed") and not entry.get("strategies"):
-                point = ", ".join(
-                    f"{key}={value_text(value)}" for key, value in entry.get("point", {}).items()
-                )
-                report.failures.append(
-                    (f"{path.resolve().name} {entry['name']} {point}", str(entry.get("error")))
-                )
-    texts = {
-        member.run.run: path
-        for member in kept
-        for path in [member.run.folder.path.parents[1] if member.run.point else member.run.folder.path]
-    }
-    for name, path in list(texts.items())[:_MOST_LISTED]:
-        text = (path / "experiment.yaml").read_text(encoding="utf-8")
-        report.listings.append(Listing(visible(f"{name}: experiment.yaml", 100), text))
-    # Points of a sweep share their environment.
-    found = environment_of(kept[0].run.folder)
-    report.listings += [Listing(visible(f"{kept[0].run.run}: {each.name}", 100), each.text) for each in found]
-    return report
+def _never_begun(path: Path) -> Iterator[tuple[str, str]]:
+    """Name and error of each point of a sweep that could not even be begun."""
+    for entry in RunFolder(path).read_summary() if (path / POINTS).is_dir() else ():
+        if entry.get("failed") and not entry.get("strategies"):
+            point = ", ".join(f"{key}={value_text(value)}" for key, value in entry.get("point", {}).items())
+            yield f"{path.resolve().name} {entry['name']} {point}", str(entry.get("error"))

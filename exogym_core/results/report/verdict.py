@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.names import visible
 from exogym_core.results.progress import format_loss
@@ -26,8 +25,7 @@ _MOST_ABSENCES = 3  # listed one by one
 _CLOSE = 1.05  # leads below this count as equal: models of networks are less accurate
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The sentences, and the winner's name where there is one."""
 
     text: str
@@ -257,9 +255,6 @@ def _first_touch(contest: _Contest, strategy: StrategyResult) -> str:
     if len(contest.seeds) > 1 or target is None:
         return ""
     for run in contest.runs(strategy):
-        for row in run.validation:
-            if "judged_virtual_seconds" in row and row.get("judged_loss", math.inf) <= target:
-                return f" after {format_seconds(row['judged_virtual_seconds'])}"
         places = run.at_steps("virtual_seconds")
         for step, loss in run.losses:
             if loss <= target and step in places:

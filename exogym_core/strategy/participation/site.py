@@ -480,9 +480,8 @@ def outer_to_keep(outer: OuterStep, parameters: Sequence[Tensor]) -> dict[str, A
     state = outer.state_dict()
     if not cut_by_torch(parameters):
         return state
-    in_order = [
-        parameters[index] for bucket in outer.plan for index in bucket
-    ]  # as its optimizer counts them
+    # As the outer optimizer counts them.
+    in_order = [parameters[index] for bucket in outer.plan for index in bucket]
     residuals = [
         kept
         for flat, bucket, like in zip(

@@ -132,6 +132,7 @@ class GradientExchange(Module):
 
     def gathered(self, codec: Codec, flat: Tensor) -> Iterator[Tensor]:
         """All ranks' `flat` in rank order, each encoded once and sent to all."""
+        codec = codec.on(flat.device)
         return decoded(codec, run(gathering(self.comm, codec.encode(flat))), flat)
 
     def zeros_like_gradients(self) -> list[Tensor]:

@@ -48,9 +48,7 @@ def buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """Copy the values of `tensors`, which share dtype and device, into a new flat tensor."""
-    if tensors[
-        0
-    ].is_meta:  # shapes without values: a model's tensors are thousands, and only their size counts
+    if tensors[0].is_meta:  # a model's tensors are thousands, and without values only their size counts
         return tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 

@@ -12,10 +12,7 @@ from netsim.errors import InputError, unknown_names
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-__all__ = ["PATTERNS", "embeddings_of", "fragments_of", "layers_of", "merged", "packed"]
-
-
-PATTERNS = ("strided", "sequential")
+__all__ = ["embeddings_of", "fragments_of", "layers_of", "merged", "packed"]
 
 
 def layers_of(names: Sequence[str]) -> list[list[int]]:

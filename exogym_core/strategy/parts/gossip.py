@@ -142,14 +142,9 @@ def _static_exponential(size: int, number: int, seed: int) -> Edges:
 
 def _random(size: int, number: int, seed: int) -> Edges:
     order = torch.randperm(size, generator=shared_generator(seed, "matching", number)).tolist()
-    partner = {
-        a: b for first, second in zip(order[::2], order[1::2], strict=False) for a, b in _both(first, second)
-    }
+    pairs = list(zip(order[::2], order[1::2], strict=False))
+    partner = {a: b for pair in pairs for a, b in (pair, pair[::-1])}
     return [[partner[rank]] if rank in partner else [] for rank in range(size)]
-
-
-def _both(first: int, second: int) -> list[tuple[int, int]]:
-    return [(first, second), (second, first)]
 
 
 #: Name of a graph -> the receivers of each rank: (ranks, number of the exchange, shared seed) -> lists by rank.

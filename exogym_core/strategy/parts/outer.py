@@ -130,9 +130,17 @@ class OuterStep(Stateful):
         return [of[index].detach() for index in range(len(of))]
 
     @torch.no_grad()
-    def begin(self, site: Site | None) -> Round:
-        """Send this site's pseudo-gradients on their way to the mean over sites. None: a rank alone."""
-        return self._round(self.pseudo_gradients(), site, [()] * len(self.flats))
+    def begin(self, site: Site | None, *, blocking: bool = False) -> Round:
+        """Send this site's pseudo-gradients on their way to the mean over sites.
+
+        Args:
+            site: this rank's; None: a rank alone.
+            blocking: the round is waited for at once, so that nothing is kept of what was sent.
+        """
+        gradients, first = self.pseudo_gradients(), [()] * len(self.flats)
+        if blocking:
+            return Round((), self._flights(gradients, site, first))
+        return self._round(gradients, site, first)
 
     @torch.no_grad()
     def resumed(self, site: Site | None, saved: Mapping[str, Any]) -> Round:
@@ -144,12 +152,17 @@ class OuterStep(Stateful):
 
     def _round(self, sent: Sequence[Tensor], site: Site | None, calls: Sequence[Any]) -> Round:
         owed = [residual.clone() for residual in self.residuals if residual is not None]
+        return Round(sent, self._flights([flat.clone() for flat in sent], site, calls), owed)
+
+    def _flights(
+        self, gradients: Sequence[Tensor], site: Site | None, calls: Sequence[Any]
+    ) -> list[Flight[Tensor]]:
+        """Flights of `gradients`, changed in place, to their mean."""
         comm = None if site is None else site.between
-        flights = [
-            Flight(_mean(site, self.averaging, flat.clone(), residual), comm, numbers)
-            for flat, residual, numbers in zip(sent, self.residuals, calls, strict=True)
+        return [
+            Flight(_mean(site, self.averaging, flat, residual), comm, numbers)
+            for flat, residual, numbers in zip(gradients, self.residuals, calls, strict=True)
         ]
-        return Round(sent, flights, owed)
 
     @torch.no_grad()
     def averaged(self, site: Site, peers: Communicator, residuals: Sequence[Tensor | None]) -> list[Tensor]:
@@ -191,7 +204,8 @@ class OuterStep(Stateful):
     @torch.no_grad()
     def pseudo_gradients(self) -> list[Tensor]:
         """Displacement of this rank from the global parameters, negated, flat."""
-        return [flat - flatten(bucket) for flat, bucket in zip(self.flats, self.buckets, strict=True)]
+        replica = [flatten(bucket) for bucket in self.buckets]
+        return [torch.sub(flat, own, out=own) for flat, own in zip(self.flats, replica, strict=True)]
 
 
 def _mean(site: Site | None, averaging: Averaging, flat: Tensor, residual: Tensor | None) -> Steps[Tensor]:

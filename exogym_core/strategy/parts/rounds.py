@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from exogym_core.strategy.chain import Module, RoundModule
-from exogym_core.strategy.options import number, option, positive_int, whole_number
+from exogym_core.strategy.options import name_in, number, option, positive_int, whole_number
 from exogym_core.strategy.parts.average import Averaging, decoded, gathering
 from exogym_core.strategy.parts.flight import Flight
-from exogym_core.strategy.parts.fragments import PATTERNS, fragments_of
+from exogym_core.strategy.parts.fragments import fragments_of
 from exogym_core.strategy.parts.outer import OuterOptions, OuterStep, Round
 from exogym_core.strategy.parts.state import State
-from netsim.errors import InputError, unknown_name
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -167,7 +167,7 @@ class CodedRounds(OuterRounds):
         return Round(sent, [Flight(self._mean(d, error, self.codec(bucket))) for d, error, bucket in work])
 
     def _mean(self, displacement: Tensor, error: Tensor, codec: Codec) -> Steps[Tensor]:
-        codec = self.strategy.charged(codec)
+        codec = self.strategy.charged(codec).on(error.device)
         error.mul_(self.beta).add_(displacement, alpha=self.gain)
         messages = yield from gathering(self.comm, codec.encode(error))
         total, count = torch.zeros_like(error), torch.zeros_like(error)
@@ -195,14 +195,12 @@ class FragmentOptions(OuterOptions):
     outer_lr: float | None = option(0.4, number)
     num_fragments: int | None = option(None, positive_int)
     fragments: Sequence[str | Sequence[str]] | None = option(None)
-    pattern: str = option("strided")
+    pattern: str = option("strided", name_in("strided", "sequential"))
     tau: int = option(1, whole_number)
 
     def check(self, where: str) -> None:
         """Refuse a fragment that would leave before it is back."""
         super().check(where)
-        if self.pattern not in PATTERNS:
-            raise unknown_name(f"pattern of {where}", str(self.pattern), PATTERNS)
         if self.tau >= self.H and self.tau > 0:
             raise InputError(
                 f"{where}: tau={self.tau} must be below H={self.H}: a fragment must be back to leave"

@@ -55,11 +55,6 @@ def joined(blocks: Tensor, shape: torch.Size, block: tuple[int, int]) -> Tensor:
     return blocks.reshape(rows // height, -1, height, width).transpose(1, 2).reshape(shape)
 
 
-def _sized(codec: Codec, values: Tensor) -> Tensor:
-    """The message of values that are none, as where a plan is made: only its size counts."""
-    return torch.empty(codec.encoded_bytes(len(values)), dtype=torch.uint8, device=values.device)
-
-
 class EachTensorCodec(Codec):
     """Another codec, tensor by tensor.
 
@@ -73,14 +68,10 @@ class EachTensorCodec(Codec):
 
     def encode(self, values: Tensor) -> Tensor:
         """The tensors' messages, one behind the other."""
-        if values.is_meta:
-            return _sized(self, values)
         return torch.cat([self.codec.encode(piece) for piece in torch.split(values, self.sizes)])
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
         """The tensors, one behind the other."""
-        if message.is_meta:
-            return torch.empty(num_values, device="meta")
         messages = torch.split(message, [self.codec.encoded_bytes(size) for size in self.sizes])
         parts = zip(messages, self.sizes, strict=True)
         return torch.cat([self.codec.decode(part, size) for part, size in parts])
@@ -124,8 +115,6 @@ class LargestCodec(Codec):
 
     def encode(self, values: Tensor) -> Tensor:
         """Places, then values, of each tensor, block by block."""
-        if values.is_meta:
-            return _sized(self, values)
         parts = [torch.empty(0, dtype=torch.uint8, device=values.device)]
         pieces = torch.split(values, self._sizes) if self._plan else ()
         for piece, (shape, block, _, count) in zip(pieces, self._plan, strict=True):
@@ -138,8 +127,6 @@ class LargestCodec(Codec):
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
         """The tensors, zero where nothing was sent."""
-        if message.is_meta:
-            return torch.empty(num_values, device="meta")
         pieces = [torch.empty(0, device=message.device)]
         for shape, block, num_blocks, count in self._plan:
             num_kept = num_blocks * count

@@ -36,7 +36,6 @@ from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from types import TracebackType
 
 __all__ = [
     "ChannelClosed",
@@ -47,15 +46,14 @@ __all__ = [
     "RankEnd",
     "can_fork",
     "fork",
+    "trim_memory",
 ]
 
 # --- pipes ---------------------------------------------------------------------------------------------------
 
 
-_HEADER, _LENGTH = (
-    struct.Struct("<QI"),
-    struct.Struct("<Q"),
-)  # of a frame and the number of its parts; of a part
+_HEADER = struct.Struct("<QI")  # length of a frame, number of its parts
+_LENGTH = struct.Struct("<Q")  # of a part
 _MAX_FDS = 250  # Linux refuses more in one message
 _BYTES_AT_ONCE = INLINE_BYTES
 
@@ -316,18 +314,15 @@ class Children:
                 self._start(index)
             if self.method == "spawn":  # after all have started: importing takes them seconds, side by side
                 for channel in self.channels:
-                    with contextlib.suppress(
-                        ChannelClosed
-                    ):  # a child that has died is found by its exit code
+                    # A child that has died is found by its exit code.
+                    with contextlib.suppress(ChannelClosed):
                         channel.send(payload)
         except BaseException:
             self._end(grace_seconds=0.0)
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._end(grace_seconds=_GRACE_SECONDS if kind is None else 0.0)
 
     def add(self, name: str) -> int:
@@ -531,6 +526,13 @@ def _has_unforkable_threads() -> bool:
 
 def _libc() -> ctypes.CDLL | None:
     return ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def trim_memory() -> None:
+    """Return freed memory to the system, where the C library can (glibc)."""
+    trim = getattr(_libc(), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _settle(parent: int, name: str, mask: set[signal.Signals | int], libc: ctypes.CDLL | None) -> None:

@@ -14,6 +14,7 @@ import importlib
 import os
 import pickle
 import signal
+import threading
 import traceback
 import warnings
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from netsim.errors import NetsimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
-    from types import FrameType, TracebackType
+    from types import FrameType
 
 __all__ = ["Job", "JobEnd", "run_jobs"]
 
@@ -114,10 +115,8 @@ class _Pool:
         self._children.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._children.__exit__(kind, error, trace)
+    def __exit__(self, *exception: object) -> None:
+        self._children.__exit__(*exception)
 
     def start(self, job: Job) -> None:
         """Fork a process for `job`."""
@@ -134,7 +133,8 @@ class _Pool:
             if job.is_dropped:
                 self._children.send_signal(index, signal.SIGKILL)
             try:
-                message = self._children.channels[index].recv()
+                with _interruptions_deferred():
+                    message = self._children.channels[index].recv()
             except ChannelClosed:
                 how = self._children.reap(index, timeout_seconds=10.0) or "closed its channel"
                 hint = " (too little memory? try fewer --jobs)" if "SIGKILL" in how else ""
@@ -173,6 +173,31 @@ class _Pool:
         reporter.send(JobEnd(end.result, end.error and _portable(end.error)))
 
 
+@contextlib.contextmanager
+def _interruptions_deferred() -> Iterator[None]:
+    """Let signals interrupt after the block: a message that is cut would be taken for the head of the next one.
+
+    Blocking them does not help: another thread may get a signal, and Python raises in the main thread all the same.
+    """
+    if threading.current_thread() is not threading.main_thread():  # interruptions are not raised here
+        yield
+        return
+    deferred: list[int] = []
+
+    def interrupt() -> None:
+        for number in deferred:
+            signal.raise_signal(number)
+
+    with contextlib.ExitStack() as restoring:
+        restoring.callback(interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            handler = signal.getsignal(number)
+            if callable(handler):
+                restoring.callback(signal.signal, number, handler)
+                signal.signal(number, lambda number, frame: deferred.append(number))
+        yield
+
+
 def _take(job: Job, method: str, arguments: tuple[Any, ...]) -> None:
     if method == "warn":
         warnings.warn(f"{job.name}: {arguments[0]}", UserWarning, stacklevel=2)
@@ -198,12 +223,8 @@ class _Reporter:
         return call
 
     def send(self, message: object) -> None:
-        # An interruption in the middle of a frame would leave a part of it.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        try:
+        with _interruptions_deferred():
             self._channel.send(message)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _portable(error: Exception) -> Exception:

@@ -9,7 +9,6 @@ import math
 import time
 import warnings
 from collections import Counter, deque
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -169,14 +168,8 @@ class ProcessRunner(Runner):
         *,
         meets_outside: bool = False,
     ) -> None:
+        super().__init__(world, sinks, combined)
         self._steps: dict[int, int] = {}  # the last of each rank that was marked
-
-        def stepped(row: StampedRow) -> None:
-            if "step" in row.row:
-                self._steps[row.rank] = row.row["step"]
-            sinks.on_row(row)
-
-        super().__init__(world, replace(sinks, on_row=stepped), combined)
         self._blocks, self._store, self._leases = blocks, store, Leases(store)
         self._process_of = {rank: index for index, block in enumerate(blocks) for rank in block}
         self._given: dict[Key, list[Block]] = {}  # what the values of calls that wait for members lie in
@@ -186,9 +179,7 @@ class ProcessRunner(Runner):
         self._meets_outside = meets_outside
         self._gives_times = False  # a rank has given a call a time
         self._awaited: dict[int, Key] = {}  # by rank, the call whose end it asks for
-        self._num_early: Counter[int] = (
-            Counter()
-        )  # by rank, questions that were answered before the clock had
+        self._num_early: Counter[int] = Counter()  # by rank, questions answered before the clock had
         self._undone: set[Key] = set()  # calls of broken groups, whose members hear of it at its virtual time
         self.children: WorkerProcesses | None = None
 
@@ -196,7 +187,7 @@ class ProcessRunner(Runner):
         """Bring the run to its end; `failure` says whether that was its own."""
         self.children = children
         try:
-            self.simulation.kernel.run()
+            self.kernel.run()
         except NetsimError as error:
             self.failure.add(error)
         if self.failure.error is not None:
@@ -226,7 +217,7 @@ class ProcessRunner(Runner):
         # Raised here and not below: what ranks had requested before a failure is served first.
         self.failure.raise_if_any()
         if not self._inboxes:
-            if not self.simulation.exchange.running:
+            if not self.exchange.running:
                 return False
             for index in self._ready(rank):
                 try:
@@ -236,7 +227,7 @@ class ProcessRunner(Runner):
         if not self._inboxes:
             return False
         index, batch = self._inboxes.popleft()
-        self.simulation.away -= self._unfinished[index]
+        self.away -= self._unfinished[index]
         for record in batch:
             self._take_in(index, record)
         return True
@@ -244,7 +235,7 @@ class ProcessRunner(Runner):
     def _ready(self, rank: int | None) -> list[int]:
         """The processes that have sent something, waiting for the first; none where the clock goes on without ranks."""
         assert self.children is not None
-        away, running = self.simulation.away, self.simulation.exchange.running
+        away, running = self.away, self.exchange.running
         if rank is None and running <= away:
             return self.children.ready(self._live, self._seconds_before_alarm())
         while self._meets_outside and rank not in away:
@@ -265,23 +256,30 @@ class ProcessRunner(Runner):
         return ready_in_time(self.children, self._live, self._can_go_on, self._names)
 
     def _goes_on_without(self, ranks: AbstractSet[int]) -> None:
-        if not self.simulation.away:
+        if not self.away:
             warnings.warn(
                 f"rank {min(ranks)} makes no call and sleeps, while others whose calls have time-outs wait for the "
                 "clock: it goes on without that rank, so times of this run may depend on the machine",
                 UserWarning,
                 stacklevel=2,
             )
-        self.simulation.away |= ranks
+        self.away |= ranks
 
-    def _recall(self) -> bool:
-        return bool(self.simulation.away) and self._let_run(min(self.simulation.away))
+    def row(self, row: StampedRow) -> None:
+        """Report a row, and note its step."""
+        if "step" in row.row:
+            self._steps[row.rank] = row.row["step"]
+        super().row(row)
+
+    def recall(self) -> bool:
+        """Wait for a call of a rank that is away; False where none is."""
+        return bool(self.away) and self._let_run(min(self.away))
 
     # --- ranks that meet outside of our calls ----------------------------------------------------------------
 
     def _is_there(self, rank: int, key: Key) -> bool:
         """True if the values of a call that the rank has posted are known."""
-        slot = self.simulation.exchange.open_call(key)
+        slot = self.exchange.open_call(key)
         if slot is None:
             return key not in self._undone
         member = slot.ranks.index(rank)
@@ -296,12 +294,12 @@ class ProcessRunner(Runner):
         """
         self._num_early[rank] += 1
         del self._awaited[rank]
-        self.simulation.exchange.unblock(rank)
+        self.exchange.unblock(rank)
         self._send(self._process_of[rank], Answered(rank, CallEnding.DONE))
 
     def _seconds_before_alarm(self) -> float:
         """Seconds of host time to wait for ranks that are away as others' time will be up next; 0 where it will not."""
-        kernel = self.simulation.kernel
+        kernel = self.kernel
         alarm = kernel.seconds_to_alarm
         is_next = alarm < math.inf and kernel.clock.peek() >= kernel.clock.now + alarm
         return min(alarm, _MOST_SECONDS_IDLE) if is_next else 0.0
@@ -312,20 +310,20 @@ class ProcessRunner(Runner):
         As long as it takes, unless ranks wait for the clock that give calls a time; up to that time where its end
         would be next.
         """
-        if not (self._gives_times and self.simulation.exchange.is_clock_awaited):
+        if not (self._gives_times and self.exchange.is_clock_awaited):
             return math.inf
         return self._seconds_before_alarm() or _SECONDS_IDLE
 
     def _can_go_on(self, index: int) -> bool:
-        return not self.simulation.exchange.running.isdisjoint(self._unfinished[index])
+        return not self.exchange.running.isdisjoint(self._unfinished[index])
 
     def _take_in(self, index: int, record: NamedTuple) -> None:
-        exchange, store = self.simulation.exchange, self._store
+        exchange, store = self.exchange, self._store
         error = None
         match record:
             case Requests():
                 self._gives_times = self._gives_times or any(map(gives_time, record.requests))
-                self.simulation.kernel.streams[record.rank].extend(record.requests)
+                self.kernel.streams[record.rank].extend(record.requests)
                 last = record.requests[-1]
                 if isinstance(last, Await):
                     self._awaited[record.rank] = last.key
@@ -346,7 +344,7 @@ class ProcessRunner(Runner):
                 if waited_for is not None and record.member not in waited_for.served:
                     error = exchange.block(record.rank, waited_for, record.member)
             case Asking():
-                self.simulation.wait_for_clock(record.rank)
+                exchange.block_for_clock(record.rank)
             case Ended():
                 self.results[record.rank] = loads(record.result, lambda ref: store.get(ref).clone())
                 self.states[record.rank] = record.state
@@ -362,7 +360,7 @@ class ProcessRunner(Runner):
         if error is not None:
             self.failure.add(error)
 
-    def _served(self, slot: Slot, members: Sequence[int]) -> None:
+    def _serve(self, slot: Slot, members: Sequence[int]) -> None:
         """Send every child the values of its members, once each."""
         if slot.ends_run and slot.error is not None:
             self.failure.add(slot.error)
@@ -390,11 +388,12 @@ class ProcessRunner(Runner):
             freed = self._leases.due_to(index)
             self._send(index, message._replace(freed=freed) if freed else message)
 
-    def _answered(self, rank: int, value: Answer) -> None:
+    def answer(self, rank: int, value: Answer) -> None:
+        """Resume `rank` with the kernel's answer, unless it was resumed early."""
         if self._num_early[rank]:
             self._num_early[rank] -= 1
             if value != CallEnding.DONE:
-                at = f"{self.simulation.kernel.clock.now:.10g} s"
+                at = f"{self.kernel.clock.now:.10g} s"
                 self.failure.add(
                     BrokenCallError(
                         f"rank {rank}: a call has ended undone at {at}, and the rank had gone on with its values since "
@@ -403,7 +402,7 @@ class ProcessRunner(Runner):
                 )
             return
         self._awaited.pop(rank, None)
-        self.simulation.exchange.unblock(rank)
+        self.exchange.unblock(rank)
         self._send(self._process_of[rank], Answered(rank, value))
 
     def _send(self, index: int, message: NamedTuple) -> None:
@@ -421,7 +420,7 @@ class ProcessRunner(Runner):
     def _died(self, index: int) -> RankError:
         assert self.children is not None
         ended = self.children.describe_exit(index, timeout_seconds=1.0) or "closed its channel"
-        calls = self.simulation.exchange.calls_in_flight()
+        calls = self.exchange.calls_in_flight()
         flight = f"; in flight: {calls[0]}" if calls else ""
         step = max((self._steps.get(rank, 0) for rank in self._unfinished[index]), default=0)
         after = f" after step {step}" if step else ""

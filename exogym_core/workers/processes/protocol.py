@@ -499,6 +499,5 @@ def _pickled(obj: object, put: Callable[[Tensor], Any] | None = None) -> bytes:
         _References(file, put).dump(obj)
         return file.getvalue()
     except (pickle.PicklingError, AttributeError, TypeError):
-        return dumps_for_child(
-            obj, put
-        )  # by value: classes and functions that no module of the other end has
+        # By value: classes and functions that no module of the other end has.
+        return dumps_for_child(obj, put)

@@ -18,7 +18,7 @@ from exogym_core.communicator.base import CODE_CARRIERS
 from exogym_core.communicator.simulated.calls import RankState
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.workers.failures import reported_error, run_rank
-from exogym_core.workers.processes.children import ChannelClosed
+from exogym_core.workers.processes.children import ChannelClosed, trim_memory
 from exogym_core.workers.processes.protocol import (
     Abort,
     Answered,
@@ -158,9 +158,8 @@ class RankGroup:
         self.ranks, self.channel, self.arena, self.turns = ranks, channel, arena, turns
         self.book, self.num_ranks = book, num_ranks
         self.tickets: dict[tuple[Key, int], _Ticket] = {}
-        self._coming: dict[
-            Key, int
-        ] = {}  # ranks here that have a call before them which others here have posted
+        # By call that some ranks here have posted: the number of those here that have not.
+        self._coming: dict[Key, int] = {}
         self.answers: dict[int, Answer] = {}
         self._outgoing: list[NamedTuple] = []
         self._requests: dict[int, list[Request]] = {}
@@ -245,6 +244,7 @@ class RankGroup:
             failed = run_rank(self.communicator(rank, state), body, results)
         finally:
             self._num_running -= 1
+        trim_memory()  # replicas' optimizers are freed, while the simulation takes in the results
         self.queue(
             Failed(rank, reported_error(rank, failed))
             if failed is not None
@@ -252,9 +252,8 @@ class RankGroup:
         )
 
     def _ended(self, rank: int, result: Any, state: RankState) -> Ended | Failed:
-        put = (
-            self.arena.put if isinstance(self.arena, Arena) else None
-        )  # Ray's references are no part of a pickle
+        # Ray's references are no part of a pickle.
+        put = self.arena.put if isinstance(self.arena, Arena) else None
         try:
             # What it counted, and not its calls in flight, whose handles are this process's own.
             return Ended(rank, dumps_for_child(result, put), RankState(traffic=state.traffic))

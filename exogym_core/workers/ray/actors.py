@@ -33,11 +33,9 @@ from exogym_core.workers.ray.cluster import RayCluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from types import TracebackType
 
     from torch import Tensor
 
-    from exogym_core.communicator.simulated.simulation import World
     from exogym_core.workers.host import OnDeposit, Sinks
     from exogym_core.workers.processes.rank_group import Body
     from exogym_core.workers.processes.shared_memory import Block
@@ -186,9 +184,7 @@ class RayHost(SimulatedHost):
             cluster.require(needs, "an actor of ranks")
             cluster.require_all(needs, num, f"workers on ray in {num} processes")
             blocks = blocks_of(world.num_ranks, num)
-            start = partial(
-                _ActorGroup, world, seed=self.seed, intra_op_threads=spec.intra_op_threads, num_actors=num
-            )
+            start = partial(RankGroup.by_turns, world, seed=self.seed, threads=spec.intra_op_threads)
             store = _Referring(ObjectStore(cluster.ray, num))
             on_deposit = sinks.on_deposit and partial(_deposited, cluster, sinks.on_deposit)
             with _Actors(cluster, blocks, start, needs, dumps_for_child(body)) as actors:
@@ -222,7 +218,7 @@ class _Actors:
     Args:
         cluster: where they live.
         blocks: the ranks of each.
-        start: (ranks, index) -> what an actor is.
+        start: makes a rank group of `ranks` and `nth_core`, a channel and a store.
         needs: of each, in Ray's words.
         body: what ranks run, pickled.
     """
@@ -231,7 +227,7 @@ class _Actors:
         self,
         cluster: RayCluster,
         blocks: Sequence[range],
-        start: Callable[..., _ActorGroup],
+        start: Callable[..., RankGroup],
         needs: Mapping[str, float],
         body: bytes,
     ) -> None:
@@ -241,7 +237,12 @@ class _Actors:
             **needs, max_restarts=0, concurrency_groups=groups, scheduling_strategy="SPREAD"
         )(_Actor)
         self._actors = [
-            remote.remote(cloudpickle.dumps(partial(start, block, index)), sys.path, os.getcwd())
+            remote.remote(
+                cloudpickle.dumps(partial(start, ranks=block, nth_core=index)),
+                len(blocks),
+                sys.path,
+                os.getcwd(),
+            )
             for index, block in enumerate(blocks)
         ]
         self._body = body
@@ -266,9 +267,7 @@ class _Actors:
             line.listen()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for actor in self._actors:
             self._ray.kill(actor)
 
@@ -328,67 +327,43 @@ class _Wire:
 class _Actor:
     """Actor on a node; groups of its methods have a thread each, in which calls keep their order."""
 
-    def __init__(self, start: bytes, path: list[str], folder: str) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # relative paths mean the same on nodes that share the driver's disk
+    def __init__(self, start: bytes, num_actors: int, path: list[str], folder: str) -> None:
+        import ray
+
+        self._ray: Any = ray
+        self._channel = _Queues()
+        # Relative paths mean the same on nodes that share the driver's disk.
+        with contextlib.suppress(OSError):
             os.chdir(folder)
         sys.path += [entry for entry in path if entry not in sys.path]  # where the driver finds its modules
         # From the process that runs the simulation, by way of Ray, which runs what its driver sends anyway.
-        self._group: _ActorGroup = cloudpickle.loads(start)()  # nosec B301
+        make: Callable[..., RankGroup] = cloudpickle.loads(start)  # nosec B301
+        self._block = make(channel=self._channel, arena=ObjectStore(ray, num_actors))
 
     def hello(self) -> None:
         """Return when the actor has started."""
 
     def run(self, body: bytes) -> None:
         """Run the ranks to their end."""
-        group = self._group
+        first = self._block.ranks[0]
         try:
-            group.run(cloudpickle.loads(body))  # nosec B301
+            self._block.run(cloudpickle.loads(body))  # nosec B301
         except Exception as error:
-            group.channel.send([Failed(group.ranks[0], reported_error(group.ranks[0], error))])
+            self._channel.send([Failed(first, reported_error(first, error))])
         finally:
-            group.channel.finish()
+            self._channel.finish()
 
     def listen(self) -> Any:
         """The next batch of records, when there is one; None after the last."""
-        return self._group.channel.sent()
+        return self._channel.sent()
 
     def deliver(self, message: Any) -> None:
         """Take a record in."""
-        self._group.channel.deliver(message)
+        self._channel.deliver(message)
 
     def reduce(self, pieces: list[Any], dtype: torch.dtype, op: str) -> Any:
         """Reduce one piece of every member."""
-        return reduced_piece(self._group.ray, pieces, dtype, op)
-
-
-class _ActorGroup:
-    """Rank group of one actor, and its end of the channel."""
-
-    def __init__(
-        self,
-        world: World,
-        ranks: range,
-        index: int,
-        *,
-        seed: int,
-        intra_op_threads: int,
-        num_actors: int,
-    ) -> None:
-        import ray
-
-        self.ray: Any = ray
-        self.ranks = ranks
-        self.channel = _Queues()
-        store = ObjectStore(ray, num_actors)
-        self._block = RankGroup.by_turns(
-            world, ranks, self.channel, store, seed, intra_op_threads, nth_core=index
-        )
-
-    def run(self, body: Body) -> None:
-        """Run the ranks to their end."""
-        self._block.run(body)
+        return reduced_piece(self._ray, pieces, dtype, op)
 
 
 class _Queues:

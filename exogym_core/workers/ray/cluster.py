@@ -18,7 +18,6 @@ from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
 
 __all__ = ["RayCluster"]
 
@@ -48,9 +47,8 @@ class RayCluster:
 
     def __enter__(self) -> Self:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault(
-            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-        )  # else it warns on machines without a GPU
+        # Else it warns on machines without a GPU.
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         try:
             import ray
         except ImportError:
@@ -83,9 +81,7 @@ class RayCluster:
                     signal.signal(number, handler)
         self._is_ours = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._is_ours:
             self.ray.shutdown()
             self._is_ours = False

@@ -24,7 +24,7 @@ from exogym_core.workers.torchrun.side_channel import SideChannel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import FrameType, TracebackType
+    from types import FrameType
 
     from torch import Tensor
 
@@ -53,7 +53,6 @@ class Ending:
         self._report, self._grace_seconds = report, grace_seconds
         self._is_main = threading.current_thread() is threading.main_thread()
         self._left, self._heard, self._reported = threading.Event(), threading.Event(), threading.Event()
-        self._before_term = signal.SIG_DFL
 
     def __enter__(self) -> Self:
         if self._is_main:
@@ -69,9 +68,7 @@ class Ending:
             threading.Thread(target=self._listen, name="ending", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._left.set()
         # The main thread may have been interrupted before the other one has heard of it.
         interrupted = isinstance(sys.exception(), KeyboardInterrupt)

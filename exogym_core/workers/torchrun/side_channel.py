@@ -25,7 +25,6 @@ from netsim.errors import DeadlockError, InputError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
 
     from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -88,9 +87,8 @@ class SideChannel:
         self._begun = 0.0  # when this rank's first step came
         self._num_sent = 0
         self._num_taken = [0] * self._num_ranks
-        self._seen: dict[
-            int, Pulse
-        ] = {}  # step and round of the last rows, which arrive more often than pulses
+        # Step and round of the last rows, which arrive more often than pulses.
+        self._seen: dict[int, Pulse] = {}
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="side channel", daemon=True)
@@ -99,9 +97,7 @@ class SideChannel:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
 
@@ -255,9 +251,8 @@ class SideChannel:
             if not pulse.words.startswith(ConnectionLostError.__name__)
         }
         lines = [self.described(rank, pulse) for rank, pulse in [*lost.items(), *causes.items()]]
-        if not lines and isinstance(
-            error, DeadlockError
-        ):  # timed out: the places of all ranks show which one hangs
+        if not lines and isinstance(error, DeadlockError):
+            # Timed out: the places of all ranks show which one hangs.
             error.args = ("\n".join([str(error), *self._places()]),)
         if not lines:
             return error

@@ -6,96 +6,53 @@ A new algorithm is one function in a file of its own and one row here; the row i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 
-import numpy as np
-
 from netsim.collectives.schedules import direct, gloo, ring, trees
-from netsim.collectives.schedules.schedule import Bytes, Phase, Ranks, Schedule, boundaries
+from netsim.collectives.schedules.schedule import ONE_PART, Phase, Problem, Schedule
 from netsim.errors import InputError, unknown_name
 
-__all__ = ["ALGORITHMS", "OPERATIONS", "Parts", "Problem", "algorithm_names", "default_algorithm", "schedule"]
+__all__ = ["ALGORITHMS", "OPERATIONS", "Parts", "algorithm_names", "default_algorithm", "schedule"]
 
 Parts = Sequence[int] | Sequence[Sequence[int]]
 
 # Operations that send messages even without elements: the receiver learns that its part is empty.
 _NEVER_EMPTY = ("all_to_all", "barrier", "sendrecv")
 
-ONE_PART = ("all_reduce", "broadcast", "reduce", "barrier", "sendrecv")
-
-
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """Input of an algorithm: operation, members, sizes and layout."""
-
-    op: str
-    num_ranks: int
-    num_bytes: int
-    element_bytes: int
-    root: int
-    layout: Bytes
-    regions: tuple[str, ...]
-
-    @property
-    def ranks(self) -> Ranks:
-        """All members in order."""
-        return np.arange(self.num_ranks, dtype=np.int64)
-
-    @property
-    def chunks(self) -> Bytes:
-        """Boundaries of one equal chunk of the whole tensor for each member."""
-        return boundaries(self.num_bytes, self.num_ranks, self.element_bytes)
-
-
 Builder = Callable[[Problem], tuple[Phase, ...]]
 
 ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
     "all_reduce": {
-        "ring": lambda p: ring.all_reduce_ring(p.ranks, p.chunks),
-        "halving-doubling": lambda p: trees.all_reduce_halving_doubling(
-            p.num_ranks, p.num_bytes, p.element_bytes
-        ),
-        "tree": lambda p: trees.all_reduce_tree(p.num_ranks, p.num_bytes),
-        "direct": lambda p: direct.all_reduce_direct(p.num_ranks, p.chunks),
-        "two-level": lambda p: trees.all_reduce_two_level(p.regions, p.num_bytes, p.element_bytes),
-        "two-level-direct": lambda p: trees.all_reduce_two_level_direct(
-            p.regions, p.num_bytes, p.element_bytes
-        ),
-        "gloo": lambda p: gloo.all_reduce_gloo(p.num_ranks, p.num_bytes, p.element_bytes),
+        "ring": ring.all_reduce_ring,
+        "halving-doubling": trees.all_reduce_halving_doubling,
+        "tree": trees.all_reduce_tree,
+        "direct": direct.all_reduce_direct,
+        "two-level": trees.all_reduce_two_level,
+        "two-level-direct": trees.all_reduce_two_level_direct,
+        "gloo": gloo.all_reduce_gloo,
     },
     "all_gather": {
-        "ring": lambda p: ring.all_gather_ring(p.ranks, p.layout),
-        "direct": lambda p: direct.all_gather_direct(p.num_ranks, p.layout),
-        "gloo": lambda p: gloo.all_gather_gloo(p.num_ranks, p.layout, p.element_bytes),
+        "ring": ring.all_gather_ring,
+        "direct": direct.all_gather_direct,
+        "gloo": gloo.all_gather_gloo,
     },
     "reduce_scatter": {
-        "ring": lambda p: ring.reduce_scatter_ring(p.ranks, p.layout),
-        "direct": lambda p: direct.reduce_scatter_direct(p.num_ranks, p.layout),
-        "gloo": lambda p: gloo.reduce_scatter_gloo(p.num_ranks, p.num_bytes, p.element_bytes),
+        "ring": ring.reduce_scatter_ring,
+        "direct": direct.reduce_scatter_direct,
+        "gloo": gloo.all_reduce_gloo,
     },
     "broadcast": {
-        "tree": lambda p: trees.broadcast_tree(p.num_ranks, p.num_bytes, p.root),
-        "direct": lambda p: direct.broadcast_direct(p.num_ranks, p.num_bytes, p.root),
-        "gloo": lambda p: gloo.broadcast_gloo(p.num_ranks, p.num_bytes, p.root),
+        "tree": trees.broadcast_tree,
+        "direct": direct.broadcast_direct,
+        "gloo": gloo.broadcast_gloo,
     },
-    "reduce": {
-        "tree": lambda p: trees.reduce_tree(p.num_ranks, p.num_bytes, p.root),
-        "direct": lambda p: direct.reduce_direct(p.num_ranks, p.num_bytes, p.root),
-        "gloo": lambda p: gloo.reduce_gloo(p.num_ranks, p.num_bytes, p.element_bytes, p.root),
-    },
-    "gather": dict.fromkeys(
-        ("direct", "gloo"), lambda p: direct.gather_direct(p.num_ranks, p.layout, p.root)
-    ),
-    "scatter": dict.fromkeys(
-        ("direct", "gloo"), lambda p: direct.scatter_direct(p.num_ranks, p.layout, p.root)
-    ),
-    "all_to_all": dict.fromkeys(
-        ("direct", "gloo"), lambda p: direct.all_to_all_direct(p.num_ranks, p.layout)
-    ),
-    "barrier": dict.fromkeys(("dissemination", "gloo"), lambda p: direct.barrier_dissemination(p.num_ranks)),
-    "sendrecv": dict.fromkeys(("direct", "gloo"), lambda p: direct.sendrecv_direct(p.num_bytes)),
+    "reduce": {"tree": trees.reduce_tree, "direct": direct.reduce_direct, "gloo": gloo.reduce_gloo},
+    "gather": dict.fromkeys(("direct", "gloo"), direct.gather_direct),
+    "scatter": dict.fromkeys(("direct", "gloo"), direct.scatter_direct),
+    "all_to_all": dict.fromkeys(("direct", "gloo"), direct.all_to_all_direct),
+    "barrier": dict.fromkeys(("dissemination", "gloo"), direct.barrier_dissemination),
+    "sendrecv": dict.fromkeys(("direct", "gloo"), direct.sendrecv_direct),
 }
 """Builders of phases by operation and name of the algorithm; the first algorithm of an operation is its default."""
 
@@ -150,30 +107,14 @@ def schedule(
     flat = None if parts is None else _flat_parts(op, num_ranks, parts)
     total = int(num_bytes) if flat is None else sum(flat)
     where = (tuple(regions) or ("",) * num_ranks) if chosen.startswith("two-level") else ()
-    return _made(op, num_ranks, total, chosen, root, element_bytes, flat, where)
+    return _made(Problem(op, chosen, num_ranks, total, root, element_bytes, flat, where))
 
 
 @lru_cache(maxsize=512)
-def _made(
-    op: str,
-    num_ranks: int,
-    num_bytes: int,
-    algorithm: str,
-    root: int,
-    element_bytes: int,
-    parts: tuple[int, ...] | None,
-    regions: tuple[str, ...],
-) -> Schedule:
-    """The schedule itself; kept because training asks for the same few again and again."""
-    if parts is not None:
-        layout = np.concatenate(([0], np.cumsum(np.array(parts, np.int64))))
-    elif op in ONE_PART:
-        layout = np.array([0, num_bytes], np.int64)
-    else:
-        layout = boundaries(num_bytes, num_ranks**2 if op == "all_to_all" else num_ranks, element_bytes)
-    problem = Problem(op, num_ranks, num_bytes, element_bytes, root, layout, regions)
-    phases = ALGORITHMS[op][algorithm](problem) if num_bytes or op in _NEVER_EMPTY else ()
-    return Schedule(op, algorithm, num_ranks, num_bytes, phases, layout, root, element_bytes)
+def _made(p: Problem) -> Schedule:
+    """Build a schedule, kept because training asks for the same few again and again."""
+    phases = ALGORITHMS[p.op][p.algorithm](p) if p.num_bytes or p.op in _NEVER_EMPTY else ()
+    return Schedule(p.op, p.algorithm, p.num_ranks, p.num_bytes, phases, p.layout, p.root, p.element_bytes)
 
 
 def _check(op: str, num_ranks: int, num_bytes: int, root: int, element_bytes: int) -> None:

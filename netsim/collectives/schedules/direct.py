@@ -12,7 +12,7 @@ import numpy as np
 from netsim.collectives.schedules.schedule import ListedPhase, Step, step_of
 
 if TYPE_CHECKING:
-    from netsim.collectives.schedules.schedule import Bytes, Phase
+    from netsim.collectives.schedules.schedule import Bytes, Phase, Problem, Ranks
 
 __all__ = [
     "all_gather_direct",
@@ -39,67 +39,67 @@ def _parts(bounds: Bytes, part: Bytes) -> tuple[Bytes, Bytes]:
     return bounds[part], bounds[part + 1] - bounds[part]
 
 
-def all_to_all_direct(num: int, bounds: Bytes) -> tuple[Phase, ...]:
-    """Every member sends each other its part; `bounds` has n * n parts (from i to j: i * n + j)."""
-    src, dst = _everyone(num)
-    return (ListedPhase([Step(src, dst, *_parts(bounds, src * num + dst))]),)
+def all_to_all_direct(p: Problem) -> tuple[Phase, ...]:
+    """Every member sends each other its part; the layout has n * n parts (from i to j: i * n + j)."""
+    src, dst = _everyone(p.num_ranks)
+    return (ListedPhase([Step(src, dst, *_parts(p.layout, src * p.num_ranks + dst))]),)
 
 
-def all_gather_direct(num: int, bounds: Bytes) -> tuple[Phase, ...]:
+def all_gather_direct(p: Problem) -> tuple[Phase, ...]:
     """Every member sends its part to every other."""
-    src, dst = _everyone(num)
-    return (ListedPhase([Step(src, dst, *_parts(bounds, src))]),)
+    src, dst = _everyone(p.num_ranks)
+    return (ListedPhase([Step(src, dst, *_parts(p.layout, src))]),)
 
 
-def reduce_scatter_direct(num: int, bounds: Bytes) -> tuple[Phase, ...]:
+def reduce_scatter_direct(p: Problem) -> tuple[Phase, ...]:
     """Every member sends each other the part that it is to reduce."""
-    src, dst = _everyone(num)
-    return (ListedPhase([Step(src, dst, *_parts(bounds, dst))], reduce=True),)
+    src, dst = _everyone(p.num_ranks)
+    return (ListedPhase([Step(src, dst, *_parts(p.layout, dst))], reduce=True),)
 
 
-def all_reduce_direct(num: int, bounds: Bytes) -> tuple[Phase, ...]:
+def all_reduce_direct(p: Problem) -> tuple[Phase, ...]:
     """Every member receives its part from each other, reduces it, and sends each the result: two latencies.
 
     Each member sends 2 (n - 1) / n of the bytes, as in a ring, but over all routes between members at once.
     """
-    return reduce_scatter_direct(num, bounds) + all_gather_direct(num, bounds)
+    return reduce_scatter_direct(p.chunks) + all_gather_direct(p.chunks)
 
 
-def _others(num: int, root: int) -> Bytes:
-    return (root + np.arange(1, num, dtype=np.int64)) % num
+def _others(p: Problem) -> Ranks:
+    return (p.root + np.arange(1, p.num_ranks, dtype=np.int64)) % p.num_ranks
 
 
-def gather_direct(num: int, bounds: Bytes, root: int) -> tuple[Phase, ...]:
+def gather_direct(p: Problem) -> tuple[Phase, ...]:
     """Every member sends its part to the root."""
-    src = _others(num, root)
-    return (ListedPhase([Step(src, np.full_like(src, root), *_parts(bounds, src))]),)
+    src = _others(p)
+    return (ListedPhase([Step(src, np.full_like(src, p.root), *_parts(p.layout, src))]),)
 
 
-def scatter_direct(num: int, bounds: Bytes, root: int) -> tuple[Phase, ...]:
+def scatter_direct(p: Problem) -> tuple[Phase, ...]:
     """The root sends every member its part."""
-    dst = _others(num, root)
-    return (ListedPhase([Step(np.full_like(dst, root), dst, *_parts(bounds, dst))]),)
+    dst = _others(p)
+    return (ListedPhase([Step(np.full_like(dst, p.root), dst, *_parts(p.layout, dst))]),)
 
 
-def broadcast_direct(num: int, num_bytes: int, root: int) -> tuple[Phase, ...]:
+def broadcast_direct(p: Problem) -> tuple[Phase, ...]:
     """The root sends the whole tensor to every member at once."""
-    return (ListedPhase([step_of([(root, dst, 0, num_bytes) for dst in _others(num, root).tolist()])]),)
+    return (ListedPhase([step_of([(p.root, dst, 0, p.num_bytes) for dst in _others(p).tolist()])]),)
 
 
-def reduce_direct(num: int, num_bytes: int, root: int) -> tuple[Phase, ...]:
+def reduce_direct(p: Problem) -> tuple[Phase, ...]:
     """Every member sends the whole tensor to the root at once."""
-    rows = [(src, root, 0, num_bytes) for src in _others(num, root).tolist()]
+    rows = [(src, p.root, 0, p.num_bytes) for src in _others(p).tolist()]
     return (ListedPhase([step_of(rows)], reduce=True),)
 
 
-def barrier_dissemination(num: int) -> tuple[Phase, ...]:
+def barrier_dissemination(p: Problem) -> tuple[Phase, ...]:
     """Round d = 1, 2, 4, ...: an empty message to rank + d, one from rank - d (Hensgen et al. 1988)."""
-    src = np.arange(num, dtype=np.int64)
-    none = np.zeros(num, np.int64)
-    rounds = range(max(num - 1, 0).bit_length())
-    return (ListedPhase([Step(src, (src + (1 << power)) % num, none, none) for power in rounds]),)
+    none = np.zeros(p.num_ranks, np.int64)
+    rounds = range((p.num_ranks - 1).bit_length())
+    steps = [Step(p.ranks, (p.ranks + (1 << power)) % p.num_ranks, none, none) for power in rounds]
+    return (ListedPhase(steps),)
 
 
-def sendrecv_direct(num_bytes: int) -> tuple[Phase, ...]:
+def sendrecv_direct(p: Problem) -> tuple[Phase, ...]:
     """Send a message from member 0 to member 1."""
-    return (ListedPhase([step_of([(0, 1, 0, num_bytes)])]),)
+    return (ListedPhase([step_of([(0, 1, 0, p.num_bytes)])]),)

@@ -16,7 +16,7 @@ from netsim.collectives.schedules.schedule import Phase, Step
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from netsim.collectives.schedules.schedule import Bytes, Ranks
+    from netsim.collectives.schedules.schedule import Bytes, Problem, Ranks
 
 __all__ = ["RingPhase", "all_gather_ring", "all_reduce_ring", "reduce_scatter_ring"]
 
@@ -121,16 +121,22 @@ class RingPhase(Phase):
         return self.ranks, self._next
 
 
-def reduce_scatter_ring(ranks: Ranks, bounds: Bytes) -> tuple[Phase, ...]:
+def reduce_scatter_ring(p: Problem) -> tuple[Phase, ...]:
     """Ring reduce-scatter: n - 1 steps, after which the member at position p holds the sum of chunk p."""
-    return (RingPhase(ranks, bounds, shift=-1, reduce=True),)
+    return (RingPhase(p.ranks, p.layout, shift=-1, reduce=True),)
 
 
-def all_gather_ring(ranks: Ranks, bounds: Bytes) -> tuple[Phase, ...]:
+def all_gather_ring(p: Problem) -> tuple[Phase, ...]:
     """Ring all-gather: n - 1 steps; the member at position p starts with chunk p."""
-    return (RingPhase(ranks, bounds, shift=0, reduce=False),)
+    return (RingPhase(p.ranks, p.layout, shift=0, reduce=False),)
 
 
-def all_reduce_ring(ranks: Ranks, bounds: Bytes) -> tuple[Phase, ...]:
-    """Ring all-reduce: reduce-scatter, then all-gather; each member sends 2 (n - 1) / n of the bytes."""
-    return reduce_scatter_ring(ranks, bounds) + all_gather_ring(ranks, bounds)
+def all_reduce_ring(p: Problem, ranks: Ranks | None = None) -> tuple[Phase, ...]:
+    """Ring all-reduce: reduce-scatter, then all-gather; each member sends 2 (n - 1) / n of the bytes.
+
+    Args:
+        p: operation and sizes.
+        ranks: members around the ring; None: all in order.
+    """
+    around, bounds = p.ranks if ranks is None else ranks, p.chunks.layout
+    return RingPhase(around, bounds, shift=-1, reduce=True), RingPhase(around, bounds, shift=0, reduce=False)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,19 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Bytes", "ListedPhase", "Message", "Phase", "Ranks", "Schedule", "Step", "boundaries", "step_of"]
+__all__ = [
+    "ONE_PART",
+    "Bytes",
+    "ListedPhase",
+    "Message",
+    "Phase",
+    "Problem",
+    "Ranks",
+    "Schedule",
+    "Step",
+    "boundaries",
+    "step_of",
+]
 
 Ranks = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.int64]
@@ -211,6 +223,50 @@ class Schedule:
                 ):
                     yield Message(number, src, dst, num_bytes)
                 number += 1
+
+
+ONE_PART = ("all_reduce", "broadcast", "reduce", "barrier", "sendrecv")
+"""Operations on one whole tensor, or none."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Input of an algorithm: operation, members, sizes and layout; see `netsim.schedule`.
+
+    Attributes:
+        op, algorithm, num_ranks, num_bytes, root, element_bytes: as `netsim.schedule` takes them.
+        parts: uneven shares in bytes, of all_to_all row by row; None: equal ones.
+        regions: region of each member, where the algorithm asks for them.
+    """
+
+    op: str
+    algorithm: str
+    num_ranks: int
+    num_bytes: int
+    root: int
+    element_bytes: int
+    parts: tuple[int, ...] | None
+    regions: tuple[str, ...]
+
+    @property
+    def ranks(self) -> Ranks:
+        """All members in order."""
+        return np.arange(self.num_ranks, dtype=np.int64)
+
+    @property
+    def chunks(self) -> Problem:
+        """The whole tensor as one equal part for each member."""
+        return replace(self, op="reduce_scatter")
+
+    @cached_property
+    def layout(self) -> Bytes:
+        """Boundaries of the parts that the operation distinguishes."""
+        if self.parts is not None:
+            return np.concatenate(([0], np.cumsum(np.array(self.parts, np.int64))))
+        if self.op in ONE_PART:
+            return np.array([0, self.num_bytes], np.int64)
+        num_parts = self.num_ranks**2 if self.op == "all_to_all" else self.num_ranks
+        return boundaries(self.num_bytes, num_parts, self.element_bytes)
 
 
 def boundaries(num_bytes: int, num_parts: int, element_bytes: int = 1) -> Bytes:

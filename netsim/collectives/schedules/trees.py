@@ -11,6 +11,7 @@ a ring, or directly from each leader to each other, which takes two latencies an
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,9 @@ from netsim.collectives.schedules.ring import all_reduce_ring
 from netsim.collectives.schedules.schedule import ListedPhase, Step, boundaries, step_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from netsim.collectives.schedules.schedule import Phase, Ranks
+    from netsim.collectives.schedules.schedule import Phase, Problem, Ranks
 
 __all__ = [
     "all_reduce_halving_doubling",
@@ -61,38 +62,37 @@ def _reduce_rounds(ranks: Ranks, num_bytes: int, root: int) -> list[Rows]:
     return [[(dst, src, low, high) for src, dst, low, high in rows] for rows in reversed(rounds)]
 
 
-def broadcast_tree(num: int, num_bytes: int, root: int) -> tuple[Phase, ...]:
+def broadcast_tree(p: Problem) -> tuple[Phase, ...]:
     """Binomial broadcast of the whole tensor in ceil(log2 n) rounds."""
-    ranks = np.arange(num, dtype=np.int64)
-    return (ListedPhase([step_of(rows) for rows in _broadcast_rounds(ranks, num_bytes, root)]),)
+    return (ListedPhase([step_of(rows) for rows in _broadcast_rounds(p.ranks, p.num_bytes, p.root)]),)
 
 
-def reduce_tree(num: int, num_bytes: int, root: int) -> tuple[Phase, ...]:
+def reduce_tree(p: Problem) -> tuple[Phase, ...]:
     """Binomial reduce of the whole tensor in ceil(log2 n) rounds."""
-    ranks = np.arange(num, dtype=np.int64)
-    return (ListedPhase([step_of(rows) for rows in _reduce_rounds(ranks, num_bytes, root)], reduce=True),)
+    rounds = _reduce_rounds(p.ranks, p.num_bytes, p.root)
+    return (ListedPhase([step_of(rows) for rows in rounds], reduce=True),)
 
 
-def all_reduce_tree(num: int, num_bytes: int) -> tuple[Phase, ...]:
+def all_reduce_tree(p: Problem) -> tuple[Phase, ...]:
     """Binomial reduce to member 0, then broadcast from it: 2 ceil(log2 n) rounds of the whole tensor."""
-    return reduce_tree(num, num_bytes, 0) + broadcast_tree(num, num_bytes, 0)
+    to_first = replace(p, root=0)
+    return reduce_tree(to_first) + broadcast_tree(to_first)
 
 
-def all_reduce_halving_doubling(num: int, num_bytes: int, element_bytes: int) -> tuple[Phase, ...]:
+def all_reduce_halving_doubling(p: Problem) -> tuple[Phase, ...]:
     """Reduce-scatter by halving, all-gather by doubling: 2 log2 p rounds, 2 (p - 1) / p of the bytes.
 
     With p = 2^floor(log2 n), the first 2 (n - p) members pair up before (odd ones fold into their even
     neighbour) and after (they get the result), as in section 4.5.
     """
-    if num == 1:
+    if p.num_ranks == 1:
         return ()
-    power = num.bit_length() - 1
-    core = 1 << power
-    extra = num - core
+    core = 1 << (p.num_ranks.bit_length() - 1)
+    extra = p.num_ranks - core
     members = [2 * position if position < extra else position + extra for position in range(core)]
-    fold = step_of([(2 * pair + 1, 2 * pair, 0, num_bytes) for pair in range(extra)])
-    unfold = step_of([(2 * pair, 2 * pair + 1, 0, num_bytes) for pair in range(extra)])
-    halving = _halving_steps(members, num_bytes, element_bytes)
+    fold = step_of([(2 * pair + 1, 2 * pair, 0, p.num_bytes) for pair in range(extra)])
+    unfold = step_of([(2 * pair, 2 * pair + 1, 0, p.num_bytes) for pair in range(extra)])
+    halving = _halving_steps(members, p)
     doubling = [step_of(_reversed(step)) for step in reversed(halving)]
     return (
         ListedPhase([fold, *halving] if extra else halving, reduce=True),
@@ -100,10 +100,10 @@ def all_reduce_halving_doubling(num: int, num_bytes: int, element_bytes: int) ->
     )
 
 
-def _halving_steps(members: list[int], num_bytes: int, element_bytes: int) -> list[Step]:
+def _halving_steps(members: list[int], p: Problem) -> list[Step]:
     """Partners at distance p/2, p/4, ..., 1 exchange halves of what they still hold; p ends with chunk p."""
     num = len(members)
-    bounds = boundaries(num_bytes, num, element_bytes).tolist()
+    bounds = boundaries(p.num_bytes, num, p.element_bytes).tolist()
     steps = []
     distance = num // 2
     while distance:
@@ -123,22 +123,15 @@ def _reversed(step: Step) -> Rows:
     return list(zip(step.dst.tolist(), step.src.tolist(), low, high, strict=True))
 
 
-def all_reduce_two_level(regions: Sequence[str], num_bytes: int, element_bytes: int) -> tuple[Phase, ...]:
+def all_reduce_two_level(p: Problem) -> tuple[Phase, ...]:
     """Reduce in each region, ring all-reduce among the regions' first members, broadcast in each region."""
-
-    def among(leaders: Ranks) -> tuple[Phase, ...]:
-        return all_reduce_ring(leaders, boundaries(num_bytes, len(leaders), element_bytes))
-
-    return _two_level(regions, num_bytes, among)
+    return _two_level(p, all_reduce_ring)
 
 
-def all_reduce_two_level_direct(
-    regions: Sequence[str], num_bytes: int, element_bytes: int
-) -> tuple[Phase, ...]:
+def all_reduce_two_level_direct(p: Problem) -> tuple[Phase, ...]:
     """Reduce in each region, direct exchange among the regions' first members, broadcast in each region."""
 
-    def among(leaders: Ranks) -> tuple[Phase, ...]:
-        phases = all_reduce_direct(len(leaders), boundaries(num_bytes, len(leaders), element_bytes))
+    def among(leading: Problem, leaders: Ranks) -> tuple[Phase, ...]:
         return tuple(
             ListedPhase(
                 [
@@ -147,15 +140,14 @@ def all_reduce_two_level_direct(
                 ],
                 reduce=phase.reduce,
             )
-            for phase in phases
+            for phase in all_reduce_direct(leading)
         )
 
-    return _two_level(regions, num_bytes, among)
+    return _two_level(p, among)
 
 
-def _two_level(
-    regions: Sequence[str], num_bytes: int, among: Callable[[Ranks], tuple[Phase, ...]]
-) -> tuple[Phase, ...]:
+def _two_level(p: Problem, among: Callable[[Problem, Ranks], tuple[Phase, ...]]) -> tuple[Phase, ...]:
+    regions, num_bytes = p.regions, p.num_bytes
     members = [
         np.array([rank for rank, other in enumerate(regions) if other == region], np.int64)
         for region in dict.fromkeys(regions)
@@ -163,7 +155,7 @@ def _two_level(
     leaders = np.array([ranks[0] for ranks in members], np.int64)
     reduce = _together([_reduce_rounds(ranks, num_bytes, 0) for ranks in members])
     broadcast = _together([_broadcast_rounds(ranks, num_bytes, 0) for ranks in members])
-    across = among(leaders) if len(leaders) > 1 else ()
+    across = among(replace(p, num_ranks=len(leaders)), leaders) if len(leaders) > 1 else ()
     return (ListedPhase(reduce, reduce=True), *across, ListedPhase(broadcast))
 
 

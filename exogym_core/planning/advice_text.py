@@ -1,0 +1,119 @@
+"""Advice as lines for terminals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.planning.advise import SEARCHED, alike_text, variant_of
+from exogym_core.planning.page import MODEL_SIZE, placement_text, short_tokens
+from netsim.units import format_count, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from exogym_core.planning.advise import Advice
+
+__all__ = ["advice_lines", "best_so_far"]
+
+_FEW = 10  # below, dollars and hours have two decimal places
+
+
+def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
+    """Ranking, ring over the sites, and what is not known; of rows that differ in searched options alone the first."""
+    variants: dict[str, dict[str, Any]] = {}
+    for row in advice["ranked"]:
+        variants.setdefault(repr(variant_of(row, SEARCHED)), row)
+    names = [_name(row) for row in variants.values()]
+    others = len(advice["ranked"]) - len(variants)
+    of_money, ring = advice["budget"].get("dollars"), advice["ring"]
+    if of_money is not None:
+        yield f"for {of_money:,.0f} dollars:"
+    for name, row in zip(names, variants.values(), strict=True):
+        mark = "*" if row["pareto"] else " "
+        yield f"{row['place']:>3} {mark} {name:<{max(map(len, names))}} {_figures(row)}"
+    if others:
+        searched = dict.fromkeys(name for options in SEARCHED.values() for name in options)
+        yield (
+            f"{others} more rows differ from these in {', '.join([*searched, 'streams'])} alone, and are later; "
+            "--json has them"
+        )
+    if advice["dominated"]:
+        yield f"{len(advice['dominated'])} more rows are later and dearer than one of these; --json has them"
+    if advice["not_simulated"]:
+        yield (
+            "not simulated, as computing and bytes alone take longer than one of these, the days at the least: "
+            + "; ".join(f"{_options(row)} {row['days_at_least']:.3g}" for row in advice["not_simulated"])
+        )
+    yield f"protocol {advice['protocol']}, but for rows that name their streams"
+    yield f"workers: {placement_text(advice['placement'])}"
+    yield f"a ring over the sites: {' - '.join(ring['sites'])}, {'exact' if ring['exact'] else 'heuristic'}"
+    yield (
+        f"  {ring['seconds']:.4g} s an all-reduce in fp32, {ring['natural_seconds']:.4g} s in natural order; no "
+        f"algorithm is below {ring['bound_seconds']:.4g} s"
+    )
+    yield from advice["explained"]
+    if of_money is not None:
+        yield MODEL_SIZE
+    yield "*: nothing else is surely both sooner and cheaper; rows of one place are equal. Not known:"
+    for line in advice["unknown"]:
+        yield f"  {line}"
+
+
+def best_so_far(advice: Advice) -> str:
+    """The best row of a search that goes on, with its days; empty before the first."""
+    best = advice.best()
+    if best is None:
+        return ""
+    worth = f", {_worth(best)}" if "worth" in best else ""
+    return f"; best so far: {_name(best)}, {_days(best)}{worth}"
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return _options(row) + alike_text(row, SEARCHED) + (" (does not fit)" if row["fits"] is False else "")
+
+
+def _options(row: Mapping[str, Any]) -> str:
+    options = ", ".join(f"{key}={value}" for key, value in row["options"].items())
+    streams = f", {format_count(row['streams'], 'stream')}" if row["streams"] else ""
+    left_out = f", without {row['left_out']}" if row["left_out"] else ""
+    return f"{row['strategy']}({options}){streams}{left_out}"
+
+
+def _figures(row: Mapping[str, Any]) -> str:
+    money = f"{_share(row, row['worker_hours'])} worker hours"
+    egress = row["cost_by"].get("egress")
+    if row["cost"] is not None:
+        money = f"{_share(row, row['cost'])} dollars"
+        if row["cost_by"].get("workers") is None:
+            money += " (traffic alone)"
+        elif egress:
+            money += f" ({_share(row, egress)} of it for traffic)"
+    if "worth" in row:
+        tokens, a_parameter = short_tokens(row["tokens"]), row["tokens_per_parameter"]
+        money = f"{tokens} tokens ({a_parameter:.3g} a parameter), worth {_worth(row)}"
+    return f"{_days(row):>22}  {row['compute_utilisation']:>6.1%} computing  {money:>18}"
+
+
+def _band(low: float | None, high: float | None, text: Callable[[float], str]) -> str:
+    first, last = ("?" if end is None else text(end) for end in (low, high))
+    return first if first == last else f"{first} to {last}"
+
+
+def _worth(row: Mapping[str, Any]) -> str:
+    """Band of data-parallel's tokens to the same loss."""
+    return f"{_band(row['worth_low'], row['worth_high'], short_tokens)} of data-parallel's"
+
+
+def _days(row: Mapping[str, Any]) -> str:
+    """A band of days, of short ones in hours and less."""
+    low, high = row["days_low"], row["days_high"]
+    if row["days"] >= 1:
+        return f"{_band(low, high, '{:,.1f}'.format)} days"
+    return _band(low, high, lambda days: format_seconds(days * 86_400))
+
+
+def _share(row: Mapping[str, Any], amount: float) -> str:
+    """Band of an amount that grows with the days."""
+    high = None if row["days_high"] is None else amount * (row["days_high"] / row["days"])
+    low = amount * (row["days_low"] / row["days"])
+    return _band(low, high, "{:,.0f}".format if amount >= _FEW else "{:,.2f}".format)
