@@ -177,7 +177,7 @@ def groupings(topology: Topology, hosts: Sequence[int], num_bytes: float) -> Ite
 def group_seconds(
     topology: Topology, hosts: Sequence[int], grouping: Grouping, num_bytes: int
 ) -> tuple[float, float]:
-    """About what an all-reduce takes inside the slowest group, and between one host of each.
+    """Approximate seconds of an all-reduce inside the slowest group, and between one host of each.
 
     By `netsim.collective`, ideally shared; to compare numbers of groups, not to plan.
 
@@ -185,7 +185,7 @@ def group_seconds(
         topology: the network.
         hosts: of each rank.
         grouping: of them.
-        num_bytes: of what is averaged.
+        num_bytes: of the averaged tensors.
     """
     size, order = grouping
     names = [topology.hosts[hosts[place]].name for place in order]
