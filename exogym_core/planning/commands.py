@@ -174,7 +174,7 @@ _WHERE = (
     ),
     _option("--protocol", "NAME", "Another protocol."),
     _option(
-        "--price dollars_per_hour",
+        "--price",
         "DOLLARS|SITE=DOLLARS,...",
         "Of a worker's hour, for the cost; by host or region where they differ.",
         callback=_by_site(dollars),

@@ -364,7 +364,7 @@ def request_of(
     topology: str | None = None,
     tokens: str | None = None,
     budget: str | float | None = None,
-    dollars_per_hour: float | Mapping[str, float] | None = None,
+    price: float | Mapping[str, float] | None = None,
     overrides: Sequence[str] = (),
     utilisation: float | Mapping[str, float] | None = None,
     sequence: int | None = None,
@@ -381,7 +381,7 @@ def request_of(
     Args:
         path: of the experiment, or a run's folder; None: `model`, `strategies` and `topology` stand for it.
         point: values of swept keys.
-        strategies, topology, tokens, budget, dollars_per_hour, overrides, utilisation, sequence, known: flags.
+        strategies, topology, tokens, budget, price, overrides, utilisation, sequence, known: flags.
         model, workers, batch_size, device, protocol: flags that replace values of the experiment.
         of_setting: flags that are attributes of the setting.
 
@@ -390,7 +390,7 @@ def request_of(
     """
     if tokens is not None and budget is not None:
         raise InputError("plan: --tokens and --budget exclude each other: the budget's tokens are computed")
-    if budget is not None and dollars_per_hour is None:
+    if budget is not None and price is None:
         raise InputError("plan: --budget needs the price of a worker's hour: add --price DOLLARS")
     sets, bandwidth = _without_wan([*overrides, *(f"{key}={value}" for key, value in point.items())])
     if topology is not None and Path(topology).is_file():
@@ -436,7 +436,7 @@ def request_of(
         is_file=path is not None,
         remarks=remarks,
         dollars=None if budget is None else parse_dollars(budget),
-        dollars_per_hour=dollars_per_hour,
+        dollars_per_hour=price,
         utilisation=sites,
         is_utilisation_given=flops is not None and "utilisation" in flops.model_fields_set and not is_folder,
         **of_setting,

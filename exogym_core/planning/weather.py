@@ -89,6 +89,9 @@ def num_rounds_needed(
 
 def rounds_remarks(setting: Setting, ends: Sequence[float], budget: float | None) -> tuple[str, ...]:
     """Remarks on figures from so many rounds."""
+    weather = setting.topology.weather
+    if not weather and not setting.differs_for_ever():
+        return ()
     if budget is not None and len(ends) >= budget:
         return ("all rounds of the budget were simulated, with the weather and draws that training meets",)
     if setting.differs_for_ever():
@@ -100,10 +103,7 @@ def rounds_remarks(setting: Setting, ends: Sequence[float], budget: float | None
             f"rounds differ by chance, {min(rounds):.6g} to {max(rounds):.6g} s: figures are means over "
             f"{len(rounds)} of them, known to {error:.1%} (one standard error)",
         )
-    weather = setting.topology.weather
     last = last_change_seconds(weather)
-    if not weather:
-        return ()
     if ends[-1] < last:
         return (
             f"the network's last change is at {last:.6g} s, and rounds were simulated up to {ends[-1]:.6g} s: what "
