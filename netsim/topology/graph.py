@@ -120,22 +120,6 @@ class ShortestRoutes:
         inner = self._core(source if start is None else start, target if end is None else end)
         return head + inner + tail
 
-    def link(self, source: int, target: int) -> int | None:
-        """The link from one node to its neighbour, None where they are not neighbours."""
-        return self._link.get((source, target))
-
-    def reachable(self, start: int) -> list[bool]:
-        """For each node, whether any links lead there."""
-        seen = [False] * len(self._out)
-        seen[start] = True
-        pending = [start]
-        while pending:
-            for target, _, _ in self._out[pending.pop()]:
-                if not seen[target]:
-                    seen[target] = True
-                    pending.append(target)
-        return seen
-
     def _core(self, source: int, target: int) -> tuple[int, ...]:
         if source == target:
             return ()
