@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from netsim.network.clock import Clock, Order, call_at, on_grid
 from netsim.network.trace import Span
 from netsim.ranks.requests import Call, CallEnding, Key, Lane, Post
+from netsim.units import format_list
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -443,6 +444,4 @@ class Calls:
 
 def _listed(ranks: Sequence[int]) -> str:
     """Names of ranks, the first of many."""
-    names = ", ".join(map(str, ranks[:_MOST_NAMED]))
-    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {names}{more}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {format_list([str(rank) for rank in ranks], _MOST_NAMED)}"

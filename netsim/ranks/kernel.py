@@ -45,6 +45,7 @@ from netsim.ranks.requests import (
     Wait,
     Withdraw,
 )
+from netsim.units import format_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
@@ -367,13 +368,12 @@ class Kernel:
         if not doing:  # all compute while what they have posted goes on
             doing = self._calls.unfinished()
         ranks = sorted(doing)
-        text = ", ".join(f"rank {rank} {doing[rank].partition(':')[0]}" for rank in ranks[:_MOST_NAMED])
-        more = f" and {len(doing) - _MOST_NAMED} more" if len(doing) > _MOST_NAMED else ""
+        text = format_list([f"rank {rank} {doing[rank].partition(':')[0]}" for rank in ranks], _MOST_NAMED)
         wait = "waits" if len(doing) == 1 else "wait"
         if reason:
-            line = f"{reason}, and {text}{more} {wait} for the network: let an event bring it back"
+            line = f"{reason}, and {text} {wait} for the network: let an event bring it back"
         else:
-            line = f"deadlock: {text}{more} {wait} for what can never come"
+            line = f"deadlock: {text} {wait} for what can never come"
         return "\n".join([line, *(f"  rank {rank}: {doing[rank]}" for rank in ranks)])
 
     @property
