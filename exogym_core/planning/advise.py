@@ -418,7 +418,7 @@ class Advice:
         return True
 
     def _search_options(self) -> None:
-        """From the best of each strategy whose options are searched, with each codec that is nearly as soon.
+        """Search options from the best row of a strategy, with each codec that is nearly as soon.
 
         These options hide communication behind computing, so rows that hardly compute are as they are.
         """
@@ -615,7 +615,7 @@ def _explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _what_would_fit(rows: Sequence[Mapping[str, Any]], setting: Setting) -> list[str]:
-    """If no row fits into the devices' memory: the number of devices a worker that the smallest row needs."""
+    """Number of devices a worker that the smallest row needs, if no row fits into the devices' memory."""
     if any(row["fits"] is not False for row in rows):
         return []
     least = min(rows, key=lambda row: row["memory_per_worker"])

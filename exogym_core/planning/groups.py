@@ -153,7 +153,7 @@ _MOST_LOOKED_AT = 2_000_000  # pairs of members in all exchanges that are tried:
 
 
 def groupings(topology: Topology, hosts: Sequence[int], num_bytes: float) -> Iterator[Grouping]:
-    """For each number of groups that divides the hosts, the places of `hosts` ordered group by group; not one, nor all.
+    """Groupings of hosts for each number of groups that divides them, but one and all: places ordered group by group.
 
     Groups of a size are those whose farthest members are nearest, so that steps inside them are fast; ranks on one host
     are nearest. Orders whose groups are no nearer than any two hosts are left out, as there is nothing to gain.

@@ -1,4 +1,4 @@
-"""From an experiment, or a few words in its place, to the settings that are planned."""
+"""Requests for plans: settings from an experiment, or from a few words in its place."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ class Recording:
         return sum(counts[kind] for kind in self.kinds or range(len(counts)))
 
     def lengthened(self, num_marks: int) -> Recording:
-        """This recording with the part between the last two marks repeated, until each rank has so many marks.
+        """Recording with the part between the last two marks repeated, until each rank has so many marks.
 
         As it is where that part is not what the one before it was, but for numbers that went on.
         """
@@ -227,7 +227,7 @@ class Recording:
 
     @cached_property
     def shortened(self) -> list[tuple[Recording, int]] | None:
-        """This recording with two and with four repetitions of its calls' longest repetition, and how many each omits.
+        """Recordings with two and with four repetitions of its calls' longest repetition, and how many each omits.
 
         None where rounds have few calls or no such stretch, as layers that are alike make it, or ranks or rounds have
         others.
@@ -559,7 +559,7 @@ def record(
     seconds: Sequence[Callable[[int], float]] | None = None,
     collectives: str | Mapping[str, str] | None = "auto",
 ) -> Recording:
-    """Every rank runs, each with its own speed.
+    """Record every rank, each at its own speed.
 
     Args:
         body: program of a rank.

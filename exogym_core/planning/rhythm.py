@@ -407,7 +407,7 @@ def _tiny(num_layers: int) -> nn.Module:
 
 
 def _unlike(num_layers: int) -> nn.Module:
-    """No two of its layers are alike."""
+    """Model without two layers that are alike."""
     return nn.Sequential(*(nn.Linear(width, width + 1) for width in range(2, num_layers + 2)))
 
 
@@ -535,7 +535,7 @@ def period_of(series: Sequence[Hashable]) -> int | None:
 
 
 def _alike_from(series: Sequence[Hashable]) -> list[int]:
-    """For each place, how many values from there on equal those from the beginning on (the Z function; linear time)."""
+    """Number of values, from each place on, that equal those from the beginning on (the Z function; linear time)."""
     number = len(series)
     alike = [number, *[0] * (number - 1)] if number else []
     first = last = 0  # the match found so far that reaches farthest

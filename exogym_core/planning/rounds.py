@@ -420,7 +420,7 @@ class SimulatedRounds:
         return max(_MOST_LIVE_STEPS // (self._num_ranks * self._period), self._num_rounds)
 
     def _live(self, setting: Setting, seconds: Sequence[Callable[[int], float]]) -> RunResult[None]:
-        """By ranks that run as it is simulated."""
+        """Run every rank while it is simulated."""
         if self._num_ranks > _MOST_LIVE_RANKS:
             raise InputError(
                 f"plan: {type(self._strategy).__name__} goes by the clock, so each of {self._num_ranks:,} ranks has to "

@@ -434,7 +434,7 @@ class PendingRounds:
             info.num_slow += 1
 
     def _without_weakest(self, attempt: Attempt) -> tuple[int, ...]:
-        """All members answer, and still fail: the members without the one with the slowest connection here."""
+        """Members without the one with the slowest connection here, where all answer and still fail."""
         delays = {site: float(self._sites[site].pulse.get("delay", 0.0)) for site in attempt.members}
         weakest = max(attempt.members, key=lambda site: (delays[site], site))
         return tuple(site for site in attempt.members if site != weakest)
