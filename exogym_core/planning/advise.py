@@ -669,16 +669,16 @@ def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | No
         "the loss at this scale: days and money are bands, from the fewest steps to the most that a strategy may need "
         "to the loss that data-parallel has after the budget; rows whose bands overlap have one place, as nobody knows "
         "which is sooner",
-        f"how far the network is from a real one ({NETWORK_ERROR:.1%} in the median of what was measured) and, without "
-        "--utilisation, what share of their peak devices reach (38 to 46 % in published trainings): bands have both",
+        f"the network's distance from a real one ({NETWORK_ERROR:.1%} in the median of measured calls) and, without "
+        "--utilisation, the share of devices' peak that is reached (38 to 46 % in published trainings): bands have both",
     ]
     lines += _ratio_lines(rows, ratios or {})
     lines.append(
-        "what lost workers, weather and other people's traffic cost, unless the topology or --set has them"
+        "the cost of lost workers, weather and other people's traffic, unless the topology or --set has them"
     )
     if any(row["fits"] is False for row in rows):
         lines.append(
-            "how long rows that do not fit would take: their times take them to fit, and they are ranked last"
+            "the times of rows that do not fit: theirs assume that they fit, and they are ranked last"
         )
     return lines
 

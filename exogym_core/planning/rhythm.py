@@ -470,7 +470,7 @@ def _recorded(strategy: Strategy, body: Body, num_ranks: int) -> Recording:
         except RankError as error:
             name = type(strategy).__name__
             raise InputError(
-                f"plan: {name} computes with values, which a plan has none of, so what it sends is not known before; "
+                f"plan: {name} computes with values, which a plan does not have, so its messages cannot be planned; "
                 f"plan another strategy, or run it on a small model\n{error}"
             ) from None
 

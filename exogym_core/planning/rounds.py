@@ -166,7 +166,7 @@ def pace_together(figures: RoundFigures, *, are_peers_new: bool, differ: bool = 
             least, most = min(rounds[first:]), max(rounds[first:])
             remarks.append(
                 f"no two rounds took equally long ({rounds[0]:.6g} s the first, then {least:.6g} to {most:.6g} s): "
-                f"figures are means over what was simulated"
+                f"figures are means over the simulated rounds"
             )
     kept = rounds[-1:] if steady else rounds[first:]
     a_round = sum(kept) / len(kept)

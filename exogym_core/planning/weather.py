@@ -106,8 +106,8 @@ def rounds_remarks(setting: Setting, ends: Sequence[float], budget: float | None
     last = last_change_seconds(weather)
     if ends[-1] < last:
         return (
-            f"the network's last change is at {last:.6g} s, and rounds were simulated up to {ends[-1]:.6g} s: what "
-            "comes later is not in these figures",
+            f"the network's last change is at {last:.6g} s, and rounds were simulated up to {ends[-1]:.6g} s: later "
+            "changes are not in these figures",
         )
     return (f"the network changes until {last:.6g} s, which was simulated; a round is one after that",)
 
@@ -151,7 +151,7 @@ def with_failures(measured: Measured, crashes: Crashes) -> Plan:
     remarks = list(quiet.remarks)
     if len(hosts) * crashes.repair_seconds / each > _FREQUENT:
         remarks.append(
-            "crashes are so frequent that several hosts are often away at once: what they take is an estimate"
+            "crashes are so frequent that several hosts are often away at once: their cost is an estimate"
         )
     if loss.fatal:
         remarks.append(
