@@ -670,7 +670,7 @@ def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | No
         "to the loss that data-parallel has after the budget; rows whose bands overlap have one place, as nobody knows "
         "which is sooner",
         f"the network's distance from a real one ({NETWORK_ERROR:.1%} in the median of measured calls) and, without "
-        "--utilisation, the share of devices' peak that is reached (38 to 46 % in published trainings): bands have both",
+        "--utilisation, the reached share of devices' peak (38 to 46 % in published trainings): bands have both",
     ]
     lines += _ratio_lines(rows, ratios or {})
     lines.append(
