@@ -766,7 +766,7 @@ def test_edited_code_of_ones_own_is_refused_on_the_way_on(what: str, tmp_path: P
         "helper": HELPER + "\nunused()\n",
     }
     assert fit(strategy=own_strategy(tmp_path, name, **harmless), **again).resumed_step == 2
-    with pytest.warns(UserWarning, match="the run goes on with the code as it is now"):
+    with pytest.warns(UserWarning, match="the run continues with the current code"):
         accepted = fit(strategy=own_strategy(tmp_path, name, **edited), edited_code=True, **again)
     assert accepted.resumed_step == 4
 

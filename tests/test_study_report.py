@@ -313,7 +313,7 @@ def test_a_run_that_goes_on_is_not_said_to_have_been_stopped(tmp_path: Path) -> 
         results = Results.load(RunFolder(path))
         write_report(RunFolder(path))
         process.communicate()
-    assert verdict(results).text.startswith("This run is going on (B: step 700 of 900). So far: ")
+    assert verdict(results).text.startswith("This run is in progress (B: step 700 of 900). So far: ")
     assert verdict(results).winner is None
     page = (path / "report.html").read_text()
     assert "Running: B: step 700 of 900." in page

@@ -128,7 +128,7 @@ _COUNT: dict[str, Any] = {"type": click.IntRange(1)}
 _BUDGET = _option(
     "--budget",
     "DOLLARS",
-    "In place of --tokens: money to spend, such as 500000; tokens and days are those that it pays for.",
+    "Money to spend, such as 500000, instead of --tokens: plan the tokens that it pays for.",
 )
 
 _WHERE = (
@@ -142,7 +142,7 @@ _WHERE = (
     _option(
         "--devices-per-worker",
         "N|SITE=N,...",
-        "That act as one; by host or region where they differ.",
+        "Devices that share a worker's batch; by host or region where they differ.",
         default="1",
         show_default=True,
         callback=_by_site(devices),
@@ -150,7 +150,7 @@ _WHERE = (
     _option(
         "--memory",
         "bf16|8bit|offload|checkpointing,...",
-        "How workers keep less in memory.",
+        "Ways in which workers save memory.",
         default="",
         callback=_memory,
     ),
@@ -189,10 +189,12 @@ _WHERE = (
     _option("--model", "NAME", "Such as llama-13b; see: netgym list 'planned models'."),
     _option("--strategy strategies", "NAME", "May be repeated.", multiple=True),
     _option("--topology", "NAME", "A shipped network or a file."),
-    _option("--workers", None, "How many [one a host].", **_COUNT),
+    _option("--workers", None, "Number of workers [one per host].", **_COUNT),
     _option("--tokens", "NUMBER", "The budget, such as 200B, for days and cost."),
     _BUDGET,
-    _option("--set overrides", "KEY=VALUE", "As netgym run has it.", multiple=True),
+    _option(
+        "--set overrides", "KEY=VALUE", "Change one key, as in netgym run. May be repeated.", multiple=True
+    ),
     _option(
         "--sweep sweeps",
         "KEY=A,B,...",
@@ -377,11 +379,16 @@ def _cell_line(cell: dict[str, Any]) -> str:
 @click.command()
 @click.argument("topology")
 @_options(
-    _option("--model", "NAME", "As netgym plan has it.", required=True),
+    _option("--model", "NAME", "As in netgym plan.", required=True),
     _option("--tokens", "NUMBER", "The budget, such as 200B; or give --budget."),
     _BUDGET,
-    _option("--workers", None, "How many [one a host].", type=click.IntRange(2)),
-    _option("--set overrides", "KEY=VALUE", "As netgym plan has it: failures.mtbf=8h.", multiple=True),
+    _option("--workers", None, "Number of workers [one per host].", type=click.IntRange(2)),
+    _option(
+        "--set overrides",
+        "KEY=VALUE",
+        "Change one key, such as failures.mtbf=8h. May be repeated.",
+        multiple=True,
+    ),
     _option("--runs", "DIR", "A run of yours: its strategies' steps to a loss are applied."),
     *_WHERE,
 )

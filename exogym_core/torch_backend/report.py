@@ -343,8 +343,8 @@ def _decided(each: HostDecision) -> str:
     times = "once" if each.times == 1 else f"{each.times} times, first"
     calls = f" (in flight: {visible('; '.join(each.calls), 300)})" if each.calls else ""
     return (
-        f"decided {times} at {format_seconds(each.virtual_seconds)}: others waited for the clock{calls}, and it went "
-        f"on without {ranks}, asleep; times may differ from run to run"
+        f"decided {times} at {format_seconds(each.virtual_seconds)}: others waited for the clock{calls}, and it "
+        f"advanced without {ranks}, asleep; times may differ from run to run"
     )
 
 

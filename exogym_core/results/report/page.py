@@ -227,7 +227,7 @@ def head_facts(results: Results) -> list[tuple[str, str]]:
     if results.clock == WALL_CLOCK:  # whatever topology the file names
         return [*facts, ("network", _REAL_NETWORK)]
     if not isinstance(topology, dict):
-        return [*facts, ("network", "none: nothing is known of time")]
+        return [*facts, ("network", "none: no virtual time")]
     protocol = settings.get("protocol") or topology.get("protocol") or "ideal"  # as earlier versions took it
     if isinstance(protocol, str) and protocol != "ideal":
         protocol = {"preset": protocol, "streams": 1}

@@ -292,7 +292,7 @@ def _decided(groups: Sequence[Group]) -> tuple[str, Group | None]:
     )
     what = "to the target" if holders else "final loss"
     if not ordered:
-        return "No group has come to its end.", None
+        return "No group has finished.", None
     first, missed = ordered[0], _missed(ended, holders)
     write = format_seconds if holders else "{:.4g}".format
     shown = write(means[first.values])
@@ -307,7 +307,7 @@ def _decided(groups: Sequence[Group]) -> tuple[str, Group | None]:
     )
     lead = f"{first.name} comes first ({shown} {what}), then {second.name}"
     if interval is None:
-        return f"{lead}; with one seed in common nothing is known of how much seeds differ.{missed}", None
+        return f"{lead}; one seed in common does not show how much seeds differ.{missed}", None
     difference = f"the difference is {_signed(interval[0], write)} to {_signed(interval[1], write)}"
     pairs = f"95 % interval over {format_count(len(seeds), 'seed')} in common"
     if interval[0] > 0:

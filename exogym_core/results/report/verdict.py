@@ -46,7 +46,7 @@ def verdict(results: Results) -> Verdict:
     if results.running is None:
         return Verdict(text, decision.winner)
     so_far = f" So far: {text}" if contest.rivals else ""
-    return Verdict(f"This run is going on ({visible(results.running, 200)}).{so_far}")
+    return Verdict(f"This run is in progress ({visible(results.running, 200)}).{so_far}")
 
 
 @dataclass(frozen=True)
@@ -298,10 +298,10 @@ def _by_loss(contest: _Contest) -> Verdict:
         lead = sentences.strip() if touched and len(rivals) == 1 else lead + sentences
         return Verdict(f"{lead} {text}")
     if not is_timed:
-        text += " There is no topology, so nothing is known of time."
+        text += " There is no topology, so there is no virtual time."
     elif len(rivals) > 1 and best.virtual_seconds is not None:
         text += f" It took {format_seconds(best.virtual_seconds)} of {results.clock}; without a target_loss,"
-        text += " how soon strategies get anywhere is not compared."
+        text += " the time to a loss is not compared."
     if len(rivals) == 1 or not wins_all:
         return Verdict(text)
     return Verdict(text + _why(best, results.baseline) + _one_seed(contest), best.name)
@@ -386,7 +386,7 @@ def _absent(results: Results) -> str:
             if absences:
                 absences += [f"in {more} more absences (see dropped_peers)"] if more else []
                 seed = f" with seed {run.seed}" if len(results.seeds) > 1 else ""
-                text += f" {_name(result)}{seed} went on without {', '.join(absences)}."
+                text += f" {_name(result)}{seed} continued without {', '.join(absences)}."
     return text
 
 
