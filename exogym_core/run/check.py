@@ -495,8 +495,8 @@ def _charges(trials: _Trials) -> str | None:
         if trace.coding == "not charged":
             return (
                 f"rank {rank} sends whole numbers or encoded values whose encoding takes no time: encode by "
-                "self.charged(codec), or call self.charge(NAME, 'encode', num_values) (an own setup() takes coding=None "
-                "and passes it to super().setup()); else results say 'coding not charged'"
+                "self.charged(codec), or call self.charge(NAME, 'encode', num_values) (an own setup() takes "
+                "coding=None and passes it to super().setup()); else results say 'coding not charged'"
             )
     return None
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Verdict", "verdict"]
 
 _MOST_ABSENCES = 3  # listed one by one
+_HOLDING = "A target is held if at least two later evaluations confirm it: train longer, or evaluate more often "
+    "(evaluate.every)."
 _CLOSE = 1.05  # leads below this count as equal: models of networks are less accurate
 
 
@@ -289,13 +291,14 @@ def _by_loss(contest: _Contest) -> Verdict:
     is_timed = any(each.virtual_seconds is not None for each in rivals)
     if results.target_loss is not None and is_timed:
         goal = f"loss {results.target_loss:g} in {_span(results)}"
+        touched = [each for each in rivals if any(run.target == "touched" for run in contest.runs(each))]
         if len(rivals) > 1:
-            lead = f"No strategy reached {goal}, so there is no winner."
+            lead = f"No strategy {'held' if touched else 'reached'} {goal}, so there is no winner."
         else:
             lead = f"{_name(best)} did not reach {goal}."
-        touched = [each for each in rivals if any(run.target == "touched" for run in contest.runs(each))]
         sentences = "".join(f" {_name(each)} {_reaches(contest, each)}." for each in touched)
         lead = sentences.strip() if touched and len(rivals) == 1 else lead + sentences
+        lead += f" {_HOLDING}" if touched else ""
         return Verdict(f"{lead} {text}")
     if not is_timed:
         text += " There is no topology, so there is no virtual time."
