@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["Verdict", "verdict"]
 
 _MOST_ABSENCES = 3  # listed one by one
-_HOLDING = "A target is held if at least two later evaluations confirm it: train longer, or evaluate more often "
+_HOLDING = (
+    "A target is held if at least two later evaluations confirm it: train longer, or evaluate more often "
     "(evaluate.every)."
+)
 _CLOSE = 1.05  # leads below this count as equal: models of networks are less accurate
 
 
