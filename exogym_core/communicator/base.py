@@ -199,7 +199,7 @@ class Communicator(CheckedArguments, ABC):
         those with the narrowest connection), and the others begin again. Bytes of every attempt are counted.
 
         Members that give the same `number` meet; it grows from call to call. Without one a rank's calls are counted,
-        which is right as long as no rank omits one.
+        which is right as long as no rank leaves one out.
 
         Like `now()` it waits for virtual time: members must not wait for each other off the clock meanwhile.
 
@@ -416,7 +416,7 @@ class Communicator(CheckedArguments, ABC):
 
     @abstractmethod
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue the counters that `state_dict` returned, `saved`."""
+        """Go on counting from what `state_dict` returned, `saved`."""
 
     @contextmanager
     def counted_as(self, payload_bytes: int) -> Iterator[None]:

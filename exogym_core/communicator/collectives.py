@@ -63,7 +63,7 @@ class CallState:
     compares_places: bool = True
 
     def load_traffic(self, saved: Mapping[str, Any]) -> None:
-        """Restore a saved traffic in place: others refer to the object."""
+        """Go on counting from a saved traffic; others refer to the object."""
         for name, value in saved.items():
             setattr(self.traffic, name, value)
 

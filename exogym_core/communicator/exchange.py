@@ -523,7 +523,7 @@ class Exchange:
         return [self._posted(slot) for slot in self._slots.values()]
 
     def deadlock(self, kernel_needs: int | None = None) -> DeadlockError | None:
-        """The error if some rank can never make progress.
+        """The error if some rank can never go on.
 
         Args:
             kernel_needs: the rank whose next request the clock waits for, if it does: then ranks that wait
@@ -576,12 +576,12 @@ def _ranks(ranks: set[int], exited: set[int]) -> str:
 def ranks_stuck(
     waiting: Collection[int], running: Collection[int], can_go_on: Callable[[int, AbstractSet[int]], bool]
 ) -> list[int]:
-    """Waiting ranks that can never make progress, in order.
+    """Waiting ranks that can never go on, in order.
 
     Args:
         waiting: ranks that wait.
         running: ranks that may do anything.
-        can_go_on: (rank, able) -> whether a waiting rank can make progress once all of `able` can.
+        can_go_on: (rank, able) -> whether a waiting rank goes on once all of `able` can.
     """
     able = set(running)
     while free := {rank for rank in waiting if rank not in able and can_go_on(rank, able)}:
@@ -593,8 +593,8 @@ def deadlock_error(stuck: Mapping[int, str], table: Mapping[int, str]) -> Deadlo
     """Error with a line that names the first ranks that wait for ever, and a table of all ranks.
 
     Args:
-        stuck: by rank that can never make progress, its wait.
-        table: by rank, in the order of the lines, its state.
+        stuck: by rank that can never go on, what it waits for.
+        table: by rank, in the order of the lines, what it does.
     """
     shown = "; ".join(f"rank {rank} waits for {text}" for rank, text in list(stuck.items())[:4])
     more = f"; and {len(stuck) - 4} more ranks" if len(stuck) > 4 else ""

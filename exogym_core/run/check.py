@@ -247,7 +247,7 @@ class _Trials:
     def run(
         self, *, stop: int | None = None, coding: Coding | None = None, **options: Any
     ) -> RunResult[_Trace]:
-        """Train; after `stop` steps each worker continues with a fresh strategy that has loaded the state."""
+        """Train; after `stop` steps each worker goes on with a fresh strategy that has loaded the state."""
         given, problem = self.strategy, self.problem
 
         def body(comm: Communicator) -> _Trace:

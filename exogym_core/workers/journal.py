@@ -170,7 +170,7 @@ class MessagesInFlight:
     """Messages in flight, and those that a checkpoint needs.
 
     Args:
-        step: of the checkpoint that the run resumes from; 0 for one from the start.
+        step: of the checkpoint that the run goes on from; 0 for one from the start.
         kept: the messages that lie in it.
 
     Attributes:

@@ -82,7 +82,7 @@ class Transport:
         carry: runs `body(comm)` on every rank and returns their results; ours do so on a `Host`.
         has_clock: ranks live in virtual time, on a topology that may be given with placement and protocol, and
             the run can be traced.
-        can_leave_behind: rounds continue without ranks that are late or cut off (`Communicator.among_present`).
+        can_leave_behind: rounds go on without ranks that are late or cut off (`Communicator.among_present`).
         joins_launchers: ranks that torchrun has started join each other over it, instead of being started.
     """
 

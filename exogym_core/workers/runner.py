@@ -77,7 +77,7 @@ class Runner(Simulation):
                 self.exchange.drop_message(name)
 
     def _silent(self, silence: Silence, block: range) -> None:
-        """Warn once of a rank that makes no call, if only ranks of its process can make progress."""
+        """Warn of a rank that makes no call, once, if it is those of its process alone that can go on."""
         which = (silence.rank, silence.num_calls)
         others_wait = self.exchange.running <= set(block) and len(self.states) > 1
         if silence.is_unusual and others_wait and which not in self._reported_silences:

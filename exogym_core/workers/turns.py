@@ -212,7 +212,7 @@ class Turns:
         self.aborting = False
         self._intra_op_threads = intra_op_threads
         self._states = {rank: RandomStates(seed, rank) for rank in ranks}
-        self._locks = {each: threading.Lock() for each in (_HOST, *ranks)}
+        self._locks = {who: threading.Lock() for who in (_HOST, *ranks)}
         for lock in self._locks.values():
             lock.acquire()
         self._threads: dict[int, threading.Thread] = {}
@@ -278,19 +278,19 @@ class Turns:
             raise Aborted
 
     def give_way_to_host(self, rank: int) -> None:
-        """Pass the turn to the host though this rank is ready."""
+        """Pass the turn to the host though this rank could go on."""
         self.ready.append(rank)
         self._hand_over(rank, _HOST)
         if self.aborting:
             raise Aborted
 
     def park(self, rank: int) -> None:
-        """Give way until another rank says `unpark`, or no other rank is ready."""
+        """Give way until another rank says `unpark`, or no other rank can go on."""
         self.parked[rank] = None
         self.give_way(rank)
 
     def unpark(self, ranks: Iterable[int]) -> None:
-        """Make parked ones of these ranks ready."""
+        """Let parked ones of these ranks go on."""
         for rank in ranks:
             if rank in self.parked:
                 del self.parked[rank]

@@ -116,8 +116,8 @@ T = TypeVar("T")
 TIMEOUT_SECONDS = 1800.0
 """Least seconds that ranks of a real run wait for each other, where no time-out is given."""
 
-# A rank may be 3 % slower than the others over rounds of many hours, or thrice as slow at once: without a time-out a rank
-# waits for as long as this many times what it has worked itself since its last call.
+# A rank may be 3 % slower than the others over rounds of many hours, or thrice as slow at once: a rank that is told
+# nothing else waits for as long as this many times what it has worked itself since its last call.
 _TIMES_OWN_WORK = 4.0
 
 _LOOPBACK = "127.0.0.1"
@@ -178,7 +178,7 @@ class Rendezvous:
     _num_groups: Counter[int] = field(default_factory=Counter)  # groups with each other rank so far
     _num_made: Counter[tuple[int, ...]] = field(default_factory=Counter)  # groups of just these ranks so far
     _grows: bool = field(init=False, default=False)  # no time-out was given
-    _left: float = field(init=False, default_factory=time.monotonic)  # when its last call had finished
+    _left: float = field(init=False, default_factory=time.monotonic)  # when it was through with its last call
     _made: weakref.WeakSet[Any] = field(init=False, default_factory=weakref.WeakSet)  # gloo's groups
     _files: set[int] = field(default_factory=set)  # that were opened while groups were made
 

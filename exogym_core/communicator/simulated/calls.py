@@ -47,10 +47,10 @@ class Parking(Protocol):
     """Ranks of one process that wait for each other outside of the simulation."""
 
     def park(self, rank: int) -> None:
-        """Give way until another rank says `unpark`, or no other rank is ready."""
+        """Give way until another rank says `unpark`, or no other rank can go on."""
 
     def unpark(self, ranks: Iterable[int]) -> None:
-        """Make parked ones of these ranks ready."""
+        """Let parked ones of these ranks go on."""
 
 
 class Port(Protocol):
@@ -166,7 +166,7 @@ class SimulatedHandle(Handle[T]):
                 self._end(seconds)
             elif self._on_clock:
                 self._comm._request(Wait(self._key))
-            else:  # where others have to continue first, this rank stands still
+            else:  # should others have to go on before, this rank stands still where it is
                 self._comm._request_advance()
         return self.deliver()
 

@@ -221,7 +221,7 @@ class Simulation(RankSource, RankSink):
         abridged: long collectives and crowds of messages are computed by formulas, see `netsim.collectives.Abridged`.
 
     Attributes:
-        away: ranks that wait for something outside of the simulation; the clock does not wait for them.
+        away: ranks that wait for something of their own while others' time is running out: the clock goes on.
         algorithms: of each operation that was called, the algorithms that it went by.
         window_limit: the way on which a sender's window limited collectives most; None where links did.
         link_history: what crossed links, looked at with rank 0's rows; None without a topology.

@@ -459,7 +459,7 @@ class Children:
         started = range(len(self.pids))
         try:
             for channel in self.channels:
-                channel.finish()  # a child that waits for its parent continues to its end
+                channel.finish()  # a child that waits for its parent goes on, to its end
             self._wait(started, grace_seconds)
         finally:
             for index in started:

@@ -219,7 +219,7 @@ class TorchrunHost:
     error says which, and where it was; under torchrun, which ends all ranks then, rank 0 prints it before it ends.
 
     Args:
-        there_is: describes the last checkpoint.
+        there_is: describes what there is to go on from, such as the last checkpoint.
         seed: of the run.
         timeout_seconds: how long ranks wait for each other; None: as `GlooCommunicator.from_environment` has it.
         compare_calls: whether calls are compared before they run.
