@@ -384,7 +384,7 @@ class StudyReport(Report):
     def __init__(
         self, paths: Sequence[str | Path], by: Sequence[str] = (), where: Sequence[str] = ()
     ) -> None:
-        members = members_of(find_runs(paths))
+        members: Sequence[Member] = members_of(find_runs(paths))
         if not members:
             names = ", ".join(map(visible, paths))
             raise InputError(f"{names}: no strategy has ended yet: netgym status shows the progress")
