@@ -79,12 +79,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table below the results, whose first column holds headings of rows."""
+    """A table below the results, whose first column holds headings of rows; `is_prose`: its next two hold sentences."""
 
     title: str
     headings: Sequence[str]
     rows: Sequence[tuple[str, Sequence[str]]]
     note: str = ""
+    is_prose: bool = True
 
 
 @dataclass(frozen=True)
