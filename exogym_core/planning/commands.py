@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["advise", "plan", "plan_rows", "reproduce"]
 
 
-class _BySite(click.ParamType):
+class _BySite(click.ParamType):  # type: ignore[type-arg]
     """One number for all, or one for each named host or region.
 
     >>> devices = _BySite(int, 1, 10**6, "a whole number")
