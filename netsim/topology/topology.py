@@ -22,7 +22,7 @@ from netsim.files.documents import Document, load_document
 from netsim.topology import shipped_topologies
 from netsim.topology.file import likely_names, plain_form, read_topology
 from netsim.topology.graph import Host, Link, ShortestRoutes, natural_key
-from netsim.topology.weather import Weather
+from netsim.topology.weather import Places, Weather
 
 if TYPE_CHECKING:
     import numpy as np
@@ -202,6 +202,10 @@ class Topology:
     def to_mapping(self) -> dict[str, Any]:
         """Plain data in the form of the file, exact and in canonical order: loads back to an equal topology."""
         return plain_form(self)
+
+    def weather_after(self, seconds: float) -> str | None:
+        """Weather that begins at that virtual time or later, in a line; None where there is none."""
+        return self.weather.after(seconds, Places(self.hosts, self.links))
 
     @cached_property
     def _host_indices(self) -> dict[str, int]:
