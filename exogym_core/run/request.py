@@ -182,7 +182,7 @@ class FitRequest(RunConfig):
         return self.num_nodes + self.strategy.num_servers
 
     def weather_after(self, seconds: float) -> str | None:
-        """Weather of the topology that begins at that virtual time or later, in a line; drawn crashes are left out."""
+        """Weather of the topology that begins at `seconds` or later, in a line; drawn crashes are left out."""
         if self.topology is None:
             return None
         weather = self.topology.weather

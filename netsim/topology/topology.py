@@ -204,7 +204,7 @@ class Topology:
         return plain_form(self)
 
     def weather_after(self, seconds: float) -> str | None:
-        """Weather that begins at that virtual time or later, in a line; None where there is none."""
+        """Weather that begins at `seconds` of virtual time or later, in a line; None where there is none."""
         return self.weather.after(seconds, Places(self.hosts, self.links))
 
     @cached_property

@@ -411,9 +411,9 @@ class Weather:
         return any(getattr(self, each.name) for each in fields(self))
 
     def after(self, seconds: float, places: Places) -> str | None:
-        """Entries that begin at that virtual time or later, in a line; None where there are none.
+        """Entries that begin at `seconds` of virtual time or later, in a line; None where there are none.
 
-        A simulation that ends at `seconds` has met none of them.
+        A simulation that ends then has met none of them. `places` names hosts and links.
         """
         entries: list[Entry] = [entry for each in fields(self) for entry in getattr(self, each.name)]
         late = sorted((_begin(entry), _named(entry, places)) for entry in entries if _begin(entry) >= seconds)
