@@ -22,7 +22,7 @@ from netsim.files.documents import Document, load_document
 from netsim.topology import shipped_topologies
 from netsim.topology.file import likely_names, plain_form, read_topology
 from netsim.topology.graph import Host, Link, ShortestRoutes, natural_key
-from netsim.topology.weather import Places, Weather
+from netsim.topology.weather import Weather
 
 if TYPE_CHECKING:
     import numpy as np
@@ -210,7 +210,7 @@ class Topology:
 
     def weather_after(self, seconds: float) -> str | None:
         """Weather that begins at `seconds` of virtual time or later, in a line; None where there is none."""
-        return self.weather.after(seconds, Places(self.hosts, self.links))
+        return self.weather.after(seconds, self)
 
     @cached_property
     def _host_indices(self) -> dict[str, int]:

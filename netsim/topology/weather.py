@@ -390,13 +390,15 @@ class Weather:
     def __bool__(self) -> bool:
         return any(getattr(self, each.name) for each in fields(self))
 
-    def after(self, seconds: float, places: Places) -> str | None:
+    def after(self, seconds: float, topology: Topology) -> str | None:
         """Entries that begin at `seconds` of virtual time or later, in a line; None where there are none.
 
-        A simulation that ends then has met none of them. `places` names hosts and links.
+        A simulation that ends then has met none of them. `topology` names hosts and links.
         """
         entries: list[Entry] = [entry for each in fields(self) for entry in getattr(self, each.name)]
-        late = sorted((_begin(entry), _named(entry, places)) for entry in entries if _begin(entry) >= seconds)
+        late = sorted(
+            (_begin(entry), _named(entry, topology)) for entry in entries if _begin(entry) >= seconds
+        )
         lines = [f"{name} at {format_seconds(begin)}" for begin, name in late[:_MOST_NAMED]]
         return ", ".join(lines + [f"{len(late) - len(lines)} more"] * (len(late) > len(lines))) or None
 
@@ -448,14 +450,14 @@ def _begin(entry: Entry) -> float:
     return 0.0
 
 
-def _named(entry: Entry, places: Places) -> str:
+def _named(entry: Entry, topology: Topology) -> str:
     """Kind and subject of an entry."""
     match entry:
         case HostEvent():
-            return f"{'return' if entry.is_up else 'crash'} of host {places.hosts[entry.host].name}"
+            return f"{'return' if entry.is_up else 'crash'} of host {topology.hosts[entry.host].name}"
         case Background():
-            return f"traffic from {places.hosts[entry.source].name} to {places.hosts[entry.target].name}"
-    link = places.links[entry.links[0]]
+            return f"traffic from {topology.hosts[entry.source].name} to {topology.hosts[entry.target].name}"
+    link = topology.links[entry.links[0]]
     return f"{'trace' if isinstance(entry, Trace) else 'event'} of link {link.source}-{link.target}"
 
 
