@@ -116,7 +116,7 @@ def _leave(block: RankGroup, channel: Pipe, rank: int, session: RankSession) -> 
             session.settle()
             session.end()
             session.comm.finish()
-            block.queue(Ended(rank, b"\x80\x04N.", RankState()))
+            block.queue(Ended(rank, b"\x80\x04N.", [], RankState()))
         block.flush()
     except (ChannelClosed, NetsimError, Aborted):  # reported by the simulation itself
         pass

@@ -346,7 +346,8 @@ class ProcessRunner(Runner):
             case Asking():
                 exchange.block_for_clock(record.rank)
             case Ended():
-                self.results[record.rank] = loads(record.result, lambda ref: store.get(ref).clone())
+                buffers = [store.get(ref).clone().numpy() for ref in record.refs]
+                self.results[record.rank] = loads(record.result, buffers)
                 self.states[record.rank] = record.state
                 self._unfinished[index].discard(record.rank)
                 self._live = [each for each, ranks in enumerate(self._unfinished) if ranks]

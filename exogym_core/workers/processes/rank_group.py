@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
 from exogym_core.communicator.base import CODE_CARRIERS
 from exogym_core.communicator.simulated.calls import RankState
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
@@ -252,13 +254,16 @@ class RankGroup:
         )
 
     def _ended(self, rank: int, result: Any, state: RankState) -> Ended | Failed:
-        # Ray's references are no part of a pickle.
-        put = self.arena.put if isinstance(self.arena, Arena) else None
+        buffers: list[memoryview] | None = (
+            [] if isinstance(self.arena, Arena) else None
+        )  # Ray's store is slower
         try:
-            # What it counted, and not its calls in flight, whose handles are this process's own.
-            return Ended(rank, dumps_for_child(result, put), RankState(traffic=state.traffic))
+            content = dumps_for_child(result, buffers)
         except InputError as error:
             return Failed(rank, error)
+        refs = [self.arena.put(torch.frombuffer(each, dtype=torch.uint8)) for each in buffers or ()]
+        # Its counters, without calls in flight, whose handles are this process's own.
+        return Ended(rank, content, refs, RankState(traffic=state.traffic))
 
     def _host(self) -> None:
         assert isinstance(self.turns, Turns)
