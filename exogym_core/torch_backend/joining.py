@@ -72,8 +72,7 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
         mistake = channel.recv()
         if mistake is not None:
             raise InputError(mistake)
-        arena = Arena(channel.recv_fds(1)[0], num_regions=num_ranks + 1, region=rank + 1)
-        channel.reads_ahead = True
+        arena = Arena(channel.recv_fd(), num_regions=num_ranks + 1, region=rank + 1)
     except ChannelClosed:
         raise RankError(f"rank {rank}: the simulation has ended before all ranks were there", rank) from None
     # The launcher reports itself why the run has ended.

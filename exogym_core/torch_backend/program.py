@@ -112,15 +112,13 @@ def _start_ranks(launch: Launch, launched: Launched, warn: Callable[[str], None]
         Children(partial(_be_rank, num_ranks, body), num_ranks) as children,
     ):
         for channel in children.channels:
-            channel.send_fds([arena_fd])
-            channel.reads_ahead = True
+            channel.send_fd(arena_fd)
         run.serve(children)
     return run
 
 
 def _be_rank(num_ranks: int, body: Callable[[SimulatedCommunicator], Any], index: int, channel: Pipe) -> None:
-    arena = Arena(channel.recv_fds(1)[0], num_regions=num_ranks + 1, region=index + 1)
-    channel.reads_ahead = True
+    arena = Arena(channel.recv_fd(), num_regions=num_ranks + 1, region=index + 1)
     torch.set_num_threads(1)
     RankGroup.alone(num_ranks, index, channel, arena).run(body)
 
