@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
 from exogym_core.communicator.gloo.deadlock_detector import DeadlockDetector
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
 from exogym_core.communicator.gloo.wire import exchange_shapes, flattened
+from netsim import default_algorithm, schedule
 from netsim.errors import MismatchError
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ def sent_bytes(
         num_ranks: members of the group.
         member: whose bytes, 0 to num_ranks - 1.
         num_bytes: the tensor this member gives; for `scatter` one part, for `reduce_scatter` the whole input.
-        element_bytes: chunks of a ring hold whole elements.
+        element_bytes: chunks hold whole elements.
         root: source or destination, where there is one.
         parts: bytes for each member (`all_to_all`).
 
@@ -58,44 +60,25 @@ def sent_bytes(
     >>> [sent_bytes("broadcast", 4, rank, num_bytes=100) for rank in range(4)]
     [200, 100, 0, 0]
     """
-    if num_ranks == 1:
+    if op == "all_to_all":
+        return sum(parts) - parts[member]
+    if num_ranks == 1 or op in ("barrier", "recv"):
         return 0
-    match op:
-        case "all_reduce":  # reduce-scatter, then all-gather
-            kept = _chunk(num_bytes, num_ranks, element_bytes, member)
-            return (
-                2 * num_bytes - kept - _chunk(num_bytes, num_ranks, element_bytes, (member + 1) % num_ranks)
-            )
-        case "reduce_scatter":
-            return num_bytes - _chunk(num_bytes, num_ranks, element_bytes, member)
-        case "all_gather":
-            return (num_ranks - 1) * num_bytes
-        case "broadcast":
-            return _children((member - root) % num_ranks, num_ranks) * num_bytes
-        case "reduce" | "gather":
-            return num_bytes if member != root else 0
-        case "scatter":
-            return (num_ranks - 1) * num_bytes if member == root else 0
-        case "all_to_all":
-            return sum(parts) - parts[member]
-        case "send":
-            return num_bytes
-        case "barrier" | "recv":
-            return 0
-    raise AssertionError(f"no collective is called {op}")
+    return num_bytes if op == "send" else _sent_bytes(op, num_ranks, num_bytes, element_bytes, root)[member]
 
 
-def _chunk(num_bytes: int, num_ranks: int, element_bytes: int, index: int) -> int:
-    """Bytes of chunk `index` of `num_ranks`, each of ceil(elements / num_ranks) elements, the last of less."""
-    chunk_bytes = -(-(num_bytes // element_bytes) // num_ranks) * element_bytes
-    return max(0, min(chunk_bytes, num_bytes - index * chunk_bytes))
-
-
-def _children(virtual: int, num_ranks: int) -> int:
-    """Children in a binomial tree of member `virtual`: virtual + 2^j below num_ranks for 2^j > virtual."""
-    return sum(
-        virtual + (1 << power) < num_ranks for power in range(virtual.bit_length(), num_ranks.bit_length())
+@lru_cache(maxsize=512)
+def _sent_bytes(op: str, num_ranks: int, num_bytes: int, element_bytes: int, root: int) -> list[int]:
+    """Payload bytes of each member, by the schedule that a simulation without a network takes."""
+    plan = schedule(
+        op,
+        num_ranks,
+        num_bytes=num_bytes * (num_ranks if op in ("all_gather", "gather", "scatter") else 1),
+        algorithm=default_algorithm(op),
+        root=root,
+        element_bytes=element_bytes,
     )
+    return [int(each) for each in plan.sent_bytes]
 
 
 T = TypeVar("T")
