@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exogym_core.communicator.exchange import Signature, combine, reduce_tensors
+from exogym_core.communicator.exchange import Part, Signature, combine, reduce_tensors
 from exogym_core.workers.processes import protocol
 from exogym_core.workers.processes.protocol import (
     Answered,
@@ -22,7 +22,6 @@ from exogym_core.workers.processes.protocol import (
     MessageDecoder,
     MessageEncoder,
     Requests,
-    Values,
 )
 from exogym_core.workers.processes.shared_memory import Arena, Block, Leases, TensorRef
 from netsim.errors import BrokenCallError, InputError
@@ -63,7 +62,7 @@ _REQUESTS = st.one_of(
     st.just(Exit()),
 )
 _RECORDS = st.one_of(
-    st.builds(Values, st.integers(0, 2), _KEYS, st.just((0, 1, 2)), st.integers(0, 2), _SIGNATURES, _REFS),
+    st.builds(Part, _KEYS, st.just((0, 1, 2)), st.integers(0, 2), _SIGNATURES, _REFS),
     st.builds(Requests, st.integers(0, 2), st.lists(_REQUESTS, max_size=4)),
     st.builds(Blocked, st.integers(0, 2), _KEYS, st.integers(0, 2)),
     st.builds(Asking, st.integers(0, 2)),
@@ -119,7 +118,7 @@ def test_a_call_said_again_is_short() -> None:
         key = Key(0, number)
         ref = TensorRef(b"123456789012", 12, (3,), torch.float32)
         posted = Requests(5, [Post(key, 5, call), Wait(key)])
-        return [Values(5, key, call.ranks, 5, signature, [ref]), Blocked(5, key, 5), posted]
+        return [Part(key, call.ranks, 5, signature, [ref]), Blocked(5, key, 5), posted]
 
     writer.write(step(0))
     assert len(writer.write(step(1))[0]) < 180

@@ -35,6 +35,7 @@ __all__ = [
     "Empty",
     "Exchange",
     "Outcome",
+    "Part",
     "Signature",
     "Slot",
     "accumulator_dtype",
@@ -273,6 +274,24 @@ def _signature(
 _NUM_AGREED = Signature._fields.index("where")
 
 
+class Part(NamedTuple):
+    """A member's part of a call.
+
+    Attributes:
+        key: of the call.
+        ranks: its members, as ranks of the run.
+        member: this one's position among them.
+        signature: of the call as this member made it.
+        tensors: that it gives; between processes, the references of them.
+    """
+
+    key: Key
+    ranks: tuple[int, ...]
+    member: int
+    signature: Signature
+    tensors: Sequence[Any]
+
+
 @dataclass(slots=True, eq=False)
 class Slot:
     """A call, until its last member has posted.
@@ -360,23 +379,16 @@ class Exchange:
         self._stored: dict[tuple[Hashable, Hashable], tuple[Tensor, ...]] = {}
         self._broken: set[Hashable] = set()
 
-    def put(
-        self,
-        rank: int,
-        key: Key,
-        ranks: tuple[int, ...],
-        member: int,
-        signature: Signature,
-        tensors: Sequence[Tensor],
-    ) -> Slot:
+    def put(self, part: Part) -> Slot:
         """Post one member's part; members whose dependencies are met have their values, all with the last part."""
+        key, ranks, member, signature, tensors = part
         slot = self._slots.get(key)
         if slot is None:
             size = len(ranks)
             slot = self._slots[key] = Slot(key, ranks, [None] * size, [()] * size, set(ranks))
         slot.signatures[member] = signature
         slot.inputs[member] = tensors
-        slot.missing.discard(rank)
+        slot.missing.discard(ranks[member])
         if self._broken and group_of(key.group) in self._broken:
             self._fail(slot)
             return slot

@@ -15,14 +15,14 @@ from exogym_core.workers.host import SimulatedHost
 from exogym_core.workers.journal import message_name
 from exogym_core.workers.turns import SECONDS_BETWEEN_ROWS, Turns
 from netsim.errors import NetsimError
-from netsim.ranks import Key, Mark, Request, StampedRow
+from netsim.ranks import Mark, Request, StampedRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
-    from exogym_core.communicator.exchange import Signature, Slot
+    from exogym_core.communicator.exchange import Part, Slot
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.workers.host import Sinks
     from exogym_core.workers.turns import Silence
@@ -169,17 +169,9 @@ class _ThreadPort:
         if behind and self._turns.is_rank_thread(self._rank):
             self._turns.give_way_to_host(self._rank)
 
-    def post(
-        self,
-        key: Key,
-        ranks: tuple[int, ...],
-        member: int,
-        signature: Signature,
-        tensors: Sequence[Tensor],
-        waits: bool = False,
-    ) -> Slot:
+    def post(self, part: Part, waits: bool = False) -> Slot:
         self._turns.check()
-        return self._exchange.put(self._rank, key, ranks, member, signature, tensors)
+        return self._exchange.put(part)
 
     def take(self, ticket: Slot, member: int) -> tuple[Tensor, ...]:
         self._turns.check()

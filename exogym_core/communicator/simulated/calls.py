@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from exogym_core.communicator.base import Handle
 from exogym_core.communicator.collectives import CallState, Collectives
-from exogym_core.communicator.exchange import Signature, own_value
+from exogym_core.communicator.exchange import Part, own_value
 from netsim.errors import BrokenCallError, InputError
 from netsim.ranks import Advance, Ask, Await, Call, CallEnding, Key, Post, Wait, Withdraw
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.collectives import CollectiveCall, Delivery
+    from exogym_core.communicator.exchange import Signature
     from netsim.ranks import Answer, Question, Request
 
 __all__ = ["InFlight", "Own", "Port", "PostingRank", "RankState", "ScheduleBook", "SimulatedHandle"]
@@ -67,15 +68,7 @@ class Port(Protocol):
     def request(self, request: Request) -> None:
         """Append to this rank's request stream."""
 
-    def post(
-        self,
-        key: Key,
-        ranks: tuple[int, ...],
-        member: int,
-        signature: Signature,
-        tensors: Sequence[Tensor],
-        waits: bool = False,
-    ) -> Any:
+    def post(self, part: Part, waits: bool = False) -> Any:
         """Give this member's values to the exchange; returns the ticket for `take`, which comes next if it `waits`.
 
         A member that needs no other (`Signature.needs_nobody`) does not `take`.
@@ -137,17 +130,14 @@ class SimulatedHandle(Handle[T]):
     def __init__(
         self,
         comm: PostingRank,
-        key: Key,
+        part: Part,
         ticket: Any,
-        member: int,
         deliver: Delivery[T],
         on_clock: bool,
-        signature: Signature,
     ) -> None:
-        self._comm, self._key, self._ticket, self._member = comm, key, ticket, member
-        self._signature = signature
-        self._deliver, self._on_clock = deliver, on_clock
-        self._open = (key, member)
+        self._comm, self._key, self._member, self._signature = comm, part.key, part.member, part.signature
+        self._ticket, self._deliver, self._on_clock = ticket, deliver, on_clock
+        self._open = (part.key, part.member)
         self._is_charged = False
         self._result: list[T] = []
 
@@ -277,7 +267,7 @@ class PostingRank(Collectives):
         keeps = goes_on and not self._port.copies
         inputs = [tensor.detach().clone() if keeps else tensor.detach() for tensor in tensors]
         waits = waits or not async_op
-        handle = self._post(key, request, self.rank, signature, inputs, deliver, waits)
+        handle = self._post(Part(key, self._ranks, self.rank, signature, inputs), request, deliver, waits)
         return handle if async_op else handle.wait()
 
     def _charged_bytes(self, name: str, like: Sequence[Tensor]) -> int:
@@ -285,32 +275,24 @@ class PostingRank(Collectives):
         own = sum([tensor.nbytes for tensor in like])
         return own * self.world_size if name in ("all_gather", "gather", "scatter") else own
 
-    def _post(
-        self,
-        key: Key,
-        call: Call,
-        member: int,
-        signature: Signature,
-        tensors: Sequence[Tensor],
-        deliver: Delivery[T],
-        waits: bool = False,
-    ) -> Handle[T]:
+    def _post(self, part: Part, call: Call, deliver: Delivery[T], waits: bool = False) -> Handle[T]:
+        key, _, member, signature, tensors = part
         on_clock = not self._state.off_clock
         ticket, earlier = self._state.withdrawn.pop(key, (None, signature))
         if ticket is None and signature.needs_nobody(member):
-            self._port.post(key, call.ranks, member, signature, tensors)
+            self._port.post(part)
             value = own_value(call.op, tensors, member, call.root, len(call.ranks))
             if not waits and self._port.copies:  # the rank may change what it has given before it waits
                 value = tuple(tensor.clone() for tensor in value)
             ticket = Own(value)
         elif ticket is None:
-            ticket = self._port.post(key, call.ranks, member, signature, tensors, waits)
+            ticket = self._port.post(part, waits)
         elif earlier.agreed() != signature.agreed():
             raise InputError(f"rank {self.rank}: {signature} must ask for what the cancelled {earlier} did")
         if on_clock:
             self._count(call, member, tensors)
             self._request(Post(key, member, call, self.call_seconds))
-        handle = SimulatedHandle(self, key, ticket, member, deliver, on_clock, signature)
+        handle = SimulatedHandle(self, part, ticket, deliver, on_clock)
         if self._state.noted is None and not waits:
             self._state.in_flight[key, member] = InFlight(signature, ticket, weakref.ref(handle))
             if len(self._state.in_flight) >= self._state.look_at:
@@ -320,7 +302,7 @@ class PostingRank(Collectives):
     def _post_alone(self, kind: str, key: Key, tensors: Sequence[Tensor] = ()) -> Any:
         """Post a call of this rank alone, which has the exchange store tensors or return them; returns its ticket."""
         given = [tensor.detach() for tensor in tensors]
-        return self._port.post(key, (self._ranks[self.rank],), 0, self._signature(kind, given), given)
+        return self._port.post(Part(key, (self._ranks[self.rank],), 0, self._signature(kind, given), given))
 
     def _handed_over(self, kind: str, key: Key) -> list[Tensor]:
         """Copies of the tensors that the exchange returns."""

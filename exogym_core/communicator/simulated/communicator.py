@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from exogym_core.communicator.collectives import nothing, write_first
+from exogym_core.communicator.exchange import Part
 from exogym_core.communicator.simulated.calls import PostingRank
 from netsim.errors import InputError
 from netsim.ranks import (
@@ -96,7 +97,7 @@ class SimulatedCommunicator(PostingRank):
         lane = Lane(self._group_id, src, dst, tag)
         number = self._next_number(lane, side)
         member = 0 if side == "send" else 1
-        return self._post(Key(lane, number), call, member, signature, tensors, deliver)
+        return self._post(Part(Key(lane, number), ranks, member, signature, tensors), call, deliver)
 
     def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
         self._check_peer("put", "dst", dst, tensor)

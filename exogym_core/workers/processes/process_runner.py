@@ -11,7 +11,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from exogym_core.communicator.exchange import Combine, Outcome, combine
+from exogym_core.communicator.exchange import Combine, Outcome, Part, combine
 from exogym_core.workers.host import SimulatedHost
 from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe
 from exogym_core.workers.processes.protocol import (
@@ -25,7 +25,6 @@ from exogym_core.workers.processes.protocol import (
     Failed,
     Freed,
     Requests,
-    Values,
     loads,
 )
 from exogym_core.workers.processes.rank_group import RankGroup
@@ -207,13 +206,12 @@ class ProcessRunner(Runner):
         match record:
             case Requests():
                 self.kernel.streams[record.rank].extend(record.requests)
-            case Values():
-                blocks = blocks_in(record.refs)
+            case Part():
+                blocks = blocks_in(record.tensors)
                 if blocks:
                     self._leases.lend(blocks)
                     self._given.setdefault(record.key, []).extend(blocks)
-                tensors = [store.get(ref) for ref in record.refs]
-                exchange.put(record.rank, record.key, record.ranks, record.member, record.signature, tensors)
+                exchange.put(Part(*record[:-1], [store.get(ref) for ref in record.tensors]))
             case Deposited():
                 if self.on_deposit is not None:
                     self.on_deposit(record.rank, record.note, [store.get(ref) for ref in record.refs])

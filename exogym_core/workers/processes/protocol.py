@@ -24,7 +24,6 @@ from netsim.ranks import Mark
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from exogym_core.communicator.exchange import Signature
     from exogym_core.communicator.simulated.calls import RankState
     from netsim.errors import BrokenCallError, MismatchError, NetsimError
     from netsim.ranks import Answer, Key, Request
@@ -43,7 +42,6 @@ __all__ = [
     "MessageDecoder",
     "MessageEncoder",
     "Requests",
-    "Values",
     "dumps_for_child",
     "loads",
 ]
@@ -99,7 +97,7 @@ class _TensorPickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Tensor and _is_plain_and_large(obj):
-            values = pickle.PickleBuffer(obj.view(-1).view(torch.uint8).numpy())
+            values = pickle.PickleBuffer(obj.view(-1).view(torch.uint8).numpy().data)
             return _from_buffer, (values, obj.dtype, tuple(obj.shape))
         return NotImplemented
 
@@ -174,7 +172,7 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
 # --- messages ------------------------------------------------------------------------------------------------
 
 
-# --- from ranks --------------------------------------------------------------------------------------------
+# --- from ranks, alongside `Part`s of calls whose tensors are references -----------------------------------
 
 
 class Requests(NamedTuple):
@@ -182,17 +180,6 @@ class Requests(NamedTuple):
 
     rank: int
     requests: list[Request]
-
-
-class Values(NamedTuple):
-    """Values of a member for a call."""
-
-    rank: int
-    key: Key
-    ranks: tuple[int, ...]
-    member: int
-    signature: Signature
-    refs: list[TensorRef]
 
 
 class Blocked(NamedTuple):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from exogym_core.communicator.base import CODE_CARRIERS
+from exogym_core.communicator.exchange import Part
 from exogym_core.communicator.simulated.calls import RankState
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.workers.failures import reported_error, run_rank
@@ -32,7 +33,6 @@ from exogym_core.workers.processes.protocol import (
     Failed,
     Freed,
     Requests,
-    Values,
     dumps_for_child,
 )
 from exogym_core.workers.processes.shared_memory import Arena
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from exogym_core.communicator.exchange import Signature
     from exogym_core.communicator.simulated.calls import ScheduleBook
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.workers.processes.children import RankEnd
@@ -306,7 +305,7 @@ class RankGroup:
         if isinstance(request, Mark) and time.monotonic() >= self._next_flush:
             self.flush()
 
-    def give(self, record: Values, waits: bool) -> _Ticket:
+    def give(self, record: Part, waits: bool) -> _Ticket:
         """Send one member's values at once: others may be waiting for them; or with what follows, if that is a wait."""
         ticket = _Ticket(record.key, record.member)
         if not record.signature.needs_nobody(record.member):
@@ -380,18 +379,10 @@ class _PipePort:
         self._turns.check()
         self._block.request(self._rank, request)
 
-    def post(
-        self,
-        key: Key,
-        ranks: tuple[int, ...],
-        member: int,
-        signature: Signature,
-        tensors: Sequence[Tensor],
-        waits: bool = False,
-    ) -> _Ticket:
+    def post(self, part: Part, waits: bool = False) -> _Ticket:
         self._turns.check()
-        refs = [self._block.arena.put(tensor) for tensor in tensors]
-        return self._block.give(Values(self._rank, key, ranks, member, signature, refs), waits)
+        refs = [self._block.arena.put(tensor) for tensor in part.tensors]
+        return self._block.give(Part(*part[:-1], refs), waits)
 
     def take(self, ticket: _Ticket, member: int) -> tuple[Tensor, ...]:
         self._turns.check()
