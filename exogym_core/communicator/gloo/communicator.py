@@ -86,7 +86,7 @@ R = TypeVar("R")
 
 
 class GlooCommunicator(Collectives):
-    """Communicator of a rank over real sockets; made by `launch_gloo` or `from_environment`, and by `group`.
+    """Communicator of a rank over real sockets; made by `run_ranks` or `from_environment`, and by `group`.
 
     Tensors of any device are staged to the backend's: the CPU under gloo. A tensor that is reduced keeps its
     dtype (int16 travels as int32, halves as fp32, others have no arithmetic in torch and are refused); what is
