@@ -12,6 +12,7 @@ from exogym_core.checkpoints.files import random_streams, restore_random_streams
 from exogym_core.checkpoints.own_code import StateTrial
 from exogym_core.checkpoints.writing import RankCheckpoints
 from exogym_core.cost.speeds import charge_updates
+from exogym_core.data.batches import device_of
 from exogym_core.run.snapshots import (
     END,
     EvaluationTimes,
@@ -123,7 +124,7 @@ class Role(Stateful):
 
     @property
     def _device(self) -> torch.device:
-        return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+        return device_of(self.model)
 
     def _begin_snapshots(self) -> None:
         """Begin snapshots of a strategy that is set up."""

@@ -19,10 +19,10 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from exogym_core.communicator.exchange import accumulator_dtype
 from exogym_core.data.batches import as_mean_loss, batch_reader, move_batch
 from exogym_core.data.samples import Draws, EpochOrder
-from exogym_core.run.learner import autocast_to, kept_rng
+from exogym_core.run.learner import autocast_to
 from exogym_core.run.snapshots import load_named, pack, unpack, whole_state
 from exogym_core.workers.journal import SpillBuffer
-from exogym_core.workers.rng import RandomStates, seed_device
+from exogym_core.workers.rng import RandomStates, kept_rng, seed_device
 from netsim.errors import InputError
 from netsim.units import format_count
 

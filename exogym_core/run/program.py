@@ -38,14 +38,14 @@ from exogym_core.data.samples import (
     stream_length,
 )
 from exogym_core.names import visible
-from exogym_core.run.learner import StepCost, TorchLearner, fitting_size, kept_rng
+from exogym_core.run.learner import StepCost, TorchLearner, fitting_size
 from exogym_core.run.loop import Loop, RankOutcome, Server
 from exogym_core.run.observer import Evaluation, Observer
 from exogym_core.run.snapshots import EvaluationTimes
 from exogym_core.run.stacked import Stack, StackedLearner, StackingError, backward_order
 from exogym_core.strategy.trials import coding_trials, own_codec_trials
 from exogym_core.workers.failures import own_frames
-from exogym_core.workers.rng import seed_device
+from exogym_core.workers.rng import kept_rng, seed_device
 from exogym_core.workers.spec import num_cores
 from exogym_core.workers.turns import intra_op_threads
 from netsim.errors import InputError, NetsimError
