@@ -11,7 +11,7 @@ from conformance_cases import TRANSPORTS, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exogym_core.communicator.gloo.communicator import sent_bytes
+from exogym_core.communicator.simulated.simulation import sent_bytes
 from netsim import default_algorithm, schedule
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
@@ -21,7 +20,7 @@ from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
 from exogym_core.communicator.gloo.deadlock_detector import DeadlockDetector
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
 from exogym_core.communicator.gloo.wire import exchange_shapes, flattened
-from netsim import default_algorithm, schedule
+from exogym_core.communicator.simulated.simulation import sent_bytes
 from netsim.errors import MismatchError
 
 if TYPE_CHECKING:
@@ -31,54 +30,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.collectives import CollectiveCall, Delivery
     from exogym_core.communicator.gloo.wire import Wire
 
-__all__ = ["GlooCommunicator", "sent_bytes"]
-
-
-def sent_bytes(
-    op: str,
-    num_ranks: int,
-    member: int,
-    *,
-    num_bytes: int,
-    element_bytes: int = 1,
-    root: int = 0,
-    parts: tuple[int, ...] = (),
-) -> int:
-    """Payload bytes that `member` of `num_ranks` sends.
-
-    Args:
-        op: name of the collective, or `send`.
-        num_ranks: members of the group.
-        member: whose bytes, 0 to num_ranks - 1.
-        num_bytes: the tensor this member gives; for `scatter` one part, for `reduce_scatter` the whole input.
-        element_bytes: chunks hold whole elements.
-        root: source or destination, where there is one.
-        parts: bytes for each member (`all_to_all`).
-
-    >>> [sent_bytes("all_reduce", 4, rank, num_bytes=100) for rank in range(4)]
-    [150, 150, 150, 150]
-    >>> [sent_bytes("broadcast", 4, rank, num_bytes=100) for rank in range(4)]
-    [200, 100, 0, 0]
-    """
-    if op == "all_to_all":
-        return sum(parts) - parts[member]
-    if num_ranks == 1 or op in ("barrier", "recv"):
-        return 0
-    return num_bytes if op == "send" else _sent_bytes(op, num_ranks, num_bytes, element_bytes, root)[member]
-
-
-@lru_cache(maxsize=512)
-def _sent_bytes(op: str, num_ranks: int, num_bytes: int, element_bytes: int, root: int) -> list[int]:
-    """Payload bytes of each member, by the schedule that a simulation without a network takes."""
-    plan = schedule(
-        op,
-        num_ranks,
-        num_bytes=num_bytes * (num_ranks if op in ("all_gather", "gather", "scatter") else 1),
-        algorithm=default_algorithm(op),
-        root=root,
-        element_bytes=element_bytes,
-    )
-    return [int(each) for each in plan.sent_bytes]
+__all__ = ["GlooCommunicator"]
 
 
 T = TypeVar("T")

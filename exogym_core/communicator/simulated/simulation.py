@@ -24,6 +24,7 @@ from netsim import (
     WindowLimit,
     algorithm_names,
     are_many,
+    default_algorithm,
     is_crowd,
     parse_collectives,
     schedule,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from netsim import Collective, Recorder, Topology, Waiting
     from netsim.ranks import Call, Cancel, Enter, Key, Request, StampedRow
 
-__all__ = ["LinkHistory", "Schedules", "Simulation", "World", "algorithms_of", "computes_crowd"]
+__all__ = ["LinkHistory", "Schedules", "Simulation", "World", "algorithms_of", "computes_crowd", "sent_bytes"]
 
 _MOST = 120  # instants that are kept after each thinning; twice as many at most
 _MOST_NUMBERS = 50_000  # in all rows: networks of thousands of links are looked at less often
@@ -204,6 +205,53 @@ class Schedules:
         if self._world.topology is None:
             return [(each, 0) for each in sent]
         return list(zip(sent, map(int, plan.region_bytes(self._world.regions(call.ranks))), strict=True))
+
+
+def sent_bytes(
+    op: str,
+    num_ranks: int,
+    member: int,
+    *,
+    num_bytes: int,
+    element_bytes: int = 1,
+    root: int = 0,
+    parts: tuple[int, ...] = (),
+) -> int:
+    """Payload bytes that `member` of `num_ranks` sends.
+
+    Args:
+        op: name of the collective, or `send`.
+        num_ranks: members of the group.
+        member: whose bytes, 0 to num_ranks - 1.
+        num_bytes: the tensor this member gives; for `scatter` one part, for `reduce_scatter` the whole input.
+        element_bytes: chunks hold whole elements.
+        root: source or destination, where there is one.
+        parts: bytes for each member (`all_to_all`).
+
+    >>> [sent_bytes("all_reduce", 4, rank, num_bytes=100) for rank in range(4)]
+    [150, 150, 150, 150]
+    >>> [sent_bytes("broadcast", 4, rank, num_bytes=100) for rank in range(4)]
+    [200, 100, 0, 0]
+    """
+    if op == "all_to_all":
+        return sum(parts) - parts[member]
+    if num_ranks == 1 or op in ("barrier", "recv"):
+        return 0
+    return num_bytes if op == "send" else _sent_bytes(op, num_ranks, num_bytes, element_bytes, root)[member]
+
+
+@lru_cache(maxsize=512)
+def _sent_bytes(op: str, num_ranks: int, num_bytes: int, element_bytes: int, root: int) -> list[int]:
+    """Payload bytes of each member, by the schedule that a simulation without a network takes."""
+    plan = schedule(
+        op,
+        num_ranks,
+        num_bytes=num_bytes * (num_ranks if op in ("all_gather", "gather", "scatter") else 1),
+        algorithm=default_algorithm(op),
+        root=root,
+        element_bytes=element_bytes,
+    )
+    return [int(each) for each in plan.sent_bytes]
 
 
 class Simulation(RankSource, RankSink):
