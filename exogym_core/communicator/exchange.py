@@ -159,18 +159,11 @@ def combine(
     raise AssertionError(f"no collective is called {name}")
 
 
-def own_value(name: str, tensors: Sequence[Any], member: int, root: int, size: int) -> tuple[Any, ...]:
+def own_value(signature: Signature, tensors: Sequence[Any], member: int, size: int) -> tuple[Any, ...]:
     """Value of a member that needs no other (`netsim.ranks.needs_nobody`), from its own inputs."""
-    match name:
-        case "scatter" | "reduce_scatter":
-            return tuple(tensors[member : member + 1])
-        case "all_gather":
-            return tuple(tensors) * size
-        case "gather":
-            return tuple(tensors) * size if member == root else ()
-        case "reduce":
-            return tuple(tensors) if member == root else ()
-    return tuple(tensors)
+    if signature.name in ("reduce", "gather") and member != signature.root:
+        return ()
+    return combine(signature.name, [tensors] * size, signature.reduce_op, signature.root).of(member)
 
 
 # Code between a user and a call: ours, and torch's own where it calls us as a backend of torch.distributed.

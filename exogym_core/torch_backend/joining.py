@@ -20,11 +20,11 @@ import torch
 
 from exogym_core.communicator.simulated.calls import RankState
 from exogym_core.torch_backend.launched import Launched, listen
+from exogym_core.torch_backend.lone_rank import LoneRank
 from exogym_core.torch_backend.session import ComputeClock, RankSession, attach
 from exogym_core.workers.failures import reported_error
 from exogym_core.workers.processes.children import ChannelClosed, Pipe, fork
 from exogym_core.workers.processes.protocol import Ended, Failed
-from exogym_core.workers.processes.rank_group import RankGroup
 from exogym_core.workers.processes.shared_memory import Arena
 from exogym_core.workers.turns import Aborted
 from netsim.errors import InputError, NetsimError, RankError
@@ -77,7 +77,7 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
         raise RankError(f"rank {rank}: the simulation has ended before all ranks were there", rank) from None
     # The launcher reports itself why the run has ended.
     unwind = _ended_run if launched is None else lambda reason: SystemExit(1)
-    block = RankGroup.alone(num_ranks, rank, channel, arena, unwind)
+    block = LoneRank(num_ranks, rank, channel, arena, unwind)
     comm = block.communicator(rank, RankState())
     return attach(comm, compute, functools.partial(_leave, block, channel, rank))
 
@@ -100,7 +100,7 @@ def _ended_run(reason: str) -> BaseException:
     return RankError(": ".join(filter(None, ["the simulated run has been ended", reason])), -1)
 
 
-def _leave(block: RankGroup, channel: Pipe, rank: int, session: RankSession) -> None:
+def _leave(block: LoneRank, channel: Pipe, rank: int, session: RankSession) -> None:
     """Report at the end of the rank's process or thread whether its program ended by itself."""
     failure = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if isinstance(failure, SystemExit):

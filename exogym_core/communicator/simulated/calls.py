@@ -281,7 +281,7 @@ class PostingRank(Collectives):
         ticket, earlier = self._state.withdrawn.pop(key, (None, signature))
         if ticket is None and signature.needs_nobody(member):
             self._port.post(part)
-            value = own_value(call.op, tensors, member, call.root, len(call.ranks))
+            value = own_value(signature, tensors, member, len(call.ranks))
             if not waits and self._port.copies:  # the rank may change what it has given before it waits
                 value = tuple(tensor.clone() for tensor in value)
             ticket = Own(value)
