@@ -140,7 +140,7 @@ class OwnParts:
         return found
 
     def keep_only(self, step: int | None) -> None:
-        """Remove parts of other checkpoints, when all ranks have agreed which one they go on from."""
+        """Remove parts of other checkpoints, when all ranks have agreed which one they resume from."""
         self._forget(lambda other: other != step)
 
     def _forget(self, is_over: Callable[[int], bool]) -> None:
@@ -162,12 +162,12 @@ class OwnParts:
 
 @dataclass(frozen=True)
 class RankCheckpoints:
-    """Folder for the states of ranks, and the checkpoint to go on from.
+    """Folder for the states of ranks, and the checkpoint to resume from.
 
     Attributes:
         folder: of the checkpoints; None where none are made.
         every: steps between two.
-        resumed: the checkpoint to go on from; None for a run from the start.
+        resumed: the checkpoint to resume from; None for a run from the start.
         own: keeps this rank's parts, where `folder` is on a disk that it does not see.
     """
 
@@ -214,7 +214,7 @@ class RankCheckpoints:
         return write_state(unfinished, rank_name(rank), state)
 
     def load(self, rank: int) -> dict[str, Any] | None:
-        """State of this rank in the checkpoint to go on from; None for a run from the start."""
+        """State of this rank in the checkpoint to resume from; None for a run from the start."""
         return self.resumed.rank_state(rank) if self.resumed is not None else None
 
 
@@ -236,9 +236,9 @@ class CheckpointWriter:
         folder: for the checkpoints; it exists. None: none are made.
         identity: of the run.
         world_size: number of ranks.
-        resumed: the checkpoint that the run goes on from.
-        num_parts: how many ranks' parts make a checkpoint, which then has what has come of the others' rows; None:
-            those of all.
+        resumed: the checkpoint that the run resumes from.
+        num_parts: number of ranks' parts in a checkpoint, which then has the others' rows so far; None: those
+            of all.
 
     Raises:
         InputError: another process makes checkpoints in the folder.
@@ -338,10 +338,10 @@ class CheckpointWriter:
         self, step: int, files: FileFacts, lengths: Mapping[int, int], looks: tuple[int, int] = (0, 0)
     ) -> Iterator[str]:
         """Complete the checkpoint of `step`, pausing after each stage: whatever ends the process there
-        leaves either the previous checkpoint or this one to go on from.
+        leaves either the previous checkpoint or this one to resume from.
 
         Args:
-            step: whose hidden folder holds every rank's files.
+            step: its hidden folder holds every rank's files.
             files: their facts.
             lengths: rank -> how much of its log belongs to the checkpoint.
             looks: rows of evaluations by the clock that belong to it too, first and end.

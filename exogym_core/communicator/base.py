@@ -96,7 +96,7 @@ class Communicator(CheckedArguments, ABC):
     bool without arithmetic), and may live on CPU, CUDA or MPS. `tag` distinguishes messages between the same two ranks.
 
     Attributes:
-        traffic: what this rank has sent so far, in all its groups.
+        traffic: sent by this rank so far, in all its groups.
         can_leave_behind: whether `among_present` and its like are there.
         members_change: ranks may come at any time, and there are no collectives of all of them.
         inside: where members change, those of this rank's site, which come and go together; else None.
@@ -199,7 +199,7 @@ class Communicator(CheckedArguments, ABC):
         those with the narrowest connection), and the others begin again. Bytes of every attempt are counted.
 
         Members that give the same `number` meet; it grows from call to call. Without one a rank's calls are counted,
-        which is right as long as no rank leaves one out.
+        which is right as long as no rank omits one.
 
         Like `now()` it waits for virtual time: members must not wait for each other off the clock meanwhile.
 
@@ -281,7 +281,7 @@ class Communicator(CheckedArguments, ABC):
 
     @abstractmethod
     def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
-        """Send `tensor` to a mailbox of rank `dst` and go on at once.
+        """Send `tensor` to a mailbox of rank `dst` and continue at once.
 
         It leaves now, takes the network as long as any message of its size, and lies in the box until `dst` takes
         it. No rank waits for it, and a message that is never taken is no error. Messages of one rank to one box
@@ -416,7 +416,7 @@ class Communicator(CheckedArguments, ABC):
 
     @abstractmethod
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on counting from what `state_dict` returned, `saved`."""
+        """Continue the counters that `state_dict` returned, `saved`."""
 
     @contextmanager
     def counted_as(self, payload_bytes: int) -> Iterator[None]:

@@ -63,7 +63,7 @@ class CallState:
     compares_places: bool = True
 
     def load_traffic(self, saved: Mapping[str, Any]) -> None:
-        """Go on counting from a saved traffic; others refer to the object."""
+        """Restore a saved traffic in place: others refer to the object."""
         for name, value in saved.items():
             setattr(self.traffic, name, value)
 
@@ -100,8 +100,8 @@ class Collectives(Communicator):
         """Make a call of all members.
 
         Args:
-            call: what this member gives.
-            deliver: called once with what it gets, in the shapes that they have.
+            call: this member's part.
+            deliver: called once with the values that it gets.
             async_op: return a handle.
         """
 

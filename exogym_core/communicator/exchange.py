@@ -355,7 +355,7 @@ class Exchange:
     Args:
         num_ranks: all ranks of the run.
         on_served: called with a slot and the members whose values or error have just become known.
-        combined: what collectives compute; see `exogym_core.communicator.exchange:combine`.
+        combined: computes the results of collectives; see `exogym_core.communicator.exchange:combine`.
     """
 
     def __init__(
@@ -528,7 +528,7 @@ class Exchange:
         return [self._posted(slot) for slot in self._slots.values()]
 
     def deadlock(self, kernel_needs: int | None = None) -> DeadlockError | None:
-        """The error if some rank can never go on.
+        """The error if some rank can never make progress.
 
         Args:
             kernel_needs: the rank whose next request the clock waits for, if it does: then ranks that wait
@@ -581,12 +581,12 @@ def _ranks(ranks: set[int], exited: set[int]) -> str:
 def ranks_stuck(
     waiting: Collection[int], running: Collection[int], can_go_on: Callable[[int, AbstractSet[int]], bool]
 ) -> list[int]:
-    """Waiting ranks that can never go on, in order.
+    """Waiting ranks that can never make progress, in order.
 
     Args:
         waiting: ranks that wait.
         running: ranks that may do anything.
-        can_go_on: (rank, able) -> whether a waiting rank goes on once all of `able` can.
+        can_go_on: (rank, able) -> whether a waiting rank can make progress once all of `able` can.
     """
     able = set(running)
     while free := {rank for rank in waiting if rank not in able and can_go_on(rank, able)}:
@@ -598,8 +598,8 @@ def deadlock_error(stuck: Mapping[int, str], table: Mapping[int, str]) -> Deadlo
     """Error with a line that names the first ranks that wait for ever, and a table of all ranks.
 
     Args:
-        stuck: by rank that can never go on, what it waits for.
-        table: by rank, in the order of the lines, what it does.
+        stuck: by rank that can never make progress, its wait.
+        table: by rank, in the order of the lines, its state.
     """
     shown = "; ".join(f"rank {rank} waits for {text}" for rank, text in list(stuck.items())[:4])
     more = f"; and {len(stuck) - 4} more ranks" if len(stuck) > 4 else ""
@@ -612,8 +612,8 @@ def mismatch_error(ranks: Sequence[int], agreed: Sequence[object], calls: Sequen
 
     Args:
         ranks: the members.
-        agreed: what they had to agree on, one a member.
-        calls: what each called and where.
+        agreed: values that had to be equal, one a member.
+        calls: call and place of each.
     """
     sides: dict[object, list[int]] = {}
     for member, key in enumerate(agreed):

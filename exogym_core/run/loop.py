@@ -86,7 +86,7 @@ def take_step(
 def set_up(
     strategy: Strategy, model: nn.Module, comm: Communicator, max_steps: int, seed: int, coding: Coding | None
 ) -> None:
-    """Set a strategy up; an override of `setup` that takes no `coding` is of a time in which it was free."""
+    """Set a strategy up; an override of `setup` that takes no `coding` was written when coding was free."""
     takes_coding = coding is not None and "coding" in inspect.signature(strategy.setup).parameters
     strategy.setup(model, comm, max_steps, seed, **({"coding": coding} if takes_coding else {}))
 
@@ -101,7 +101,7 @@ class Role(Stateful):
         strategy: its own copy, not yet set up.
         seed: of the run.
         evaluations: steps and times of evaluations.
-        checkpoints: folder for this rank's state, and the checkpoint to go on from.
+        checkpoints: folder for this rank's state, and the checkpoint to resume from.
         is_copy: the replicas are copies of one model, so nothing needs to be broadcast.
     """
 

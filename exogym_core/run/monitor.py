@@ -331,7 +331,7 @@ class RunMonitor:
         listeners: called with rows, besides those that the request names.
 
     Attributes:
-        resumed: the checkpoint that the run goes on from, if it does.
+        resumed: the checkpoint that the run resumes from; None for a run from the start.
         writer: completes checkpoints.
         recorder: merges rows.
         evaluations: evaluates snapshots, in its own thread or in the depositing rank's turn.
@@ -422,7 +422,7 @@ def planned_together(program: Program, host: TorchrunHost, monitor: RunMonitor |
     """Share the monitoring process's preparations among processes that torchrun has started, off the clock.
 
     Raises:
-        InputError: a rank's part of the checkpoint to go on from is missing; on all of them.
+        InputError: a rank's part of the checkpoint to resume from is missing; on all of them.
     """
     comm, side = host.comm, host.side
 

@@ -42,7 +42,7 @@ class Evaluation:
 
     Args:
         dataset: to take samples from.
-        val_size: how many; all of the dataset where it has fewer.
+        val_size: number of samples; all of the dataset where it has fewer.
         batch_size: samples a forward pass.
         seed: of the choice, which is the same on all ranks.
         device: where models are.
@@ -508,7 +508,7 @@ def correlation_of(chunks: Callable[[], Any], num_replicas: int, num_values: int
 
     Args:
         chunks: gives the replicas' values piece by piece, [replica, value] in double precision; called twice.
-        num_replicas, num_values: how many there are in all.
+        num_replicas, num_values: totals.
     """
     if num_replicas < 2:
         return float("nan")

@@ -427,7 +427,7 @@ class Program:
             )
 
     def refuse_fewer_steps_than(self, resumed: StoredCheckpoint) -> None:
-        """Raise InputError if the run is known to end before the checkpoint that it is to go on from."""
+        """Raise InputError if the run ends before the checkpoint that it resumes from."""
         if (steps := self.known_max_steps()) is not None:
             self._refuse_fewer_steps(steps, resumed)
 
@@ -539,7 +539,7 @@ class Program:
             self.step_flops, host.device, f"host {host.name}: ", request.autocast is not None
         )
         seconds *= host.slowdown(hosts[: request.num_nodes].count(hosts[rank]))  # servers compute nothing
-        # A host is known by its first rank, so that renaming hosts changes no draw.
+        # A host is named by its first rank, so that renaming hosts changes no draw.
         return StepDurations(compute, seconds, request.seed, hosts.index(hosts[rank]))
 
     def _evaluation(self, device: torch.device) -> Evaluation:

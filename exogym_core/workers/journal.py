@@ -62,10 +62,10 @@ class SpillBuffer:
     The file has no name, so nothing of it is left behind however the process ends; room in it is used again.
 
     Args:
-        memory_bytes: what is held in memory; more goes to the file.
+        memory_bytes: limit of bytes held in memory; more go to the file.
 
     Attributes:
-        bytes_in_memory, bytes_in_file: what is held now, and how large the file has become.
+        bytes_in_memory, bytes_in_file: bytes held now, and size of the file.
     """
 
     def __init__(self, memory_bytes: int = _MEMORY_BYTES) -> None:
@@ -170,7 +170,7 @@ class MessagesInFlight:
     """Messages in flight, and those that a checkpoint needs.
 
     Args:
-        step: of the checkpoint that the run goes on from; 0 for one from the start.
+        step: of the checkpoint that the run resumes from; 0 for one from the start.
         kept: the messages that lie in it.
 
     Attributes:

@@ -136,7 +136,7 @@ class RandomStates:
         """Make this rank's generators the process's.
 
         Args:
-            leaving: whose states the process holds now, just saved; None if unknown.
+            leaving: states that the process holds now, just saved; None if unknown.
         """
         torch.default_generator.set_state(self._torch)
         if self._cuda:

@@ -37,11 +37,11 @@ class Runner(Simulation):
     Args:
         world: where it takes place.
         sinks: receivers of rows, snapshots and requests.
-        combined: what collectives compute.
+        combined: computes the results of collectives.
 
     Attributes:
         failure: the error that ended the run, if any.
-        results: what `body` returned, in rank order.
+        results: values that `body` returned, in rank order.
         states: every rank's counters.
     """
 
@@ -77,7 +77,7 @@ class Runner(Simulation):
                 self.exchange.drop_message(name)
 
     def _silent(self, silence: Silence, block: range) -> None:
-        """Warn of a rank that makes no call, once, if it is those of its process alone that can go on."""
+        """Warn once of a rank that makes no call, if only ranks of its process can make progress."""
         which = (silence.rank, silence.num_calls)
         others_wait = self.exchange.running <= set(block) and len(self.states) > 1
         if silence.is_unusual and others_wait and which not in self._reported_silences:

@@ -77,7 +77,7 @@ class GlooCommunicator(Collectives):
 
         Args:
             check: compare calls before they run.
-            timeout_seconds: how long a rank waits for others before it gives up; by default four times as long as it
+            timeout_seconds: limit of a rank's wait for others; by default four times as long as it
                 has itself worked since its last call, and half an hour at least. Lost ranks and ranks
                 that wait for each other are noticed at once, whatever this is.
             backend: `gloo`, `nccl`, or `auto`: nccl where each local rank has a GPU of its own.
@@ -163,7 +163,7 @@ class GlooCommunicator(Collectives):
         if name == "reduce_scatter":
             line = torch.cat([self._stage(part, own=False) for part in tensors])
             own = slice(*(sum(part.numel() for part in tensors[: self.rank + end]) for end in (0, 1)))
-            # What gloo does for a reduce-scatter too: reduce everything and keep a part.
+            # As gloo does for a reduce-scatter: reduce everything and keep a part.
             return lambda: [wire.all_reduce(line, reduce_op)[own].clone()]
         flat = self._stage(call.signed[0], own=async_op or name in ("reduce", "scatter"))
         match name:

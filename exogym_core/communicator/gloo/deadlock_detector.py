@@ -2,7 +2,7 @@
 
 A rank counts its posts, lane by lane: calls of a group, messages of a tag from one rank to another. A wait needs so
 many posts of others. Counts only grow, and those of a rank that waits stand still. So reports may be old and still show
-a deadlock truly: the first rank to go on would have needed a post that another one had not made when it reported.
+a deadlock truly: the first rank to continue would have needed a post that another one had not made when it reported.
 
 A rank that has waited for half a second reports its wait in the store at which the ranks have met (signed, and
 no port more). Each checks whether all reports amount to a deadlock. gloo cannot be called back from a wait: so it
@@ -104,7 +104,7 @@ class Posted:
 
 
 def deadlock_among(pending: Mapping[int, Pending], others: Mapping[int, str]) -> DeadlockError | None:
-    """The error if some of the ranks can never go on, by what they said last.
+    """The error if some of the ranks can never make progress, by their last reports.
 
     Args:
         pending: of ranks that have said that they wait; those that have not may do anything.
@@ -171,7 +171,7 @@ class DeadlockDetector:
         rendezvous: where the ranks have met.
 
     Attributes:
-        posted: what this rank has posted; count before you wait.
+        posted: posts of this rank; count before you wait.
         abandoned: futures still waited for in threads, though no call needs them any more.
     """
 

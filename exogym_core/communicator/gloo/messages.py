@@ -209,7 +209,7 @@ class PeerMessages:
         return Want(f"{signature}, from anyone", tuple(needs), any_one=True)
 
     def _leave(self, lane: tuple[int, int, int], flat: Tensor) -> Callable[[_MessageHandle[Any]], bool]:
-        """Function that cancels a receive: its own work goes on, for the next one like it."""
+        """Function that cancels a receive: its own work continues, for the next one like it."""
 
         def cancel(handle: _MessageHandle[Any]) -> bool:
             self._left[lane].append((handle, flat))

@@ -77,7 +77,7 @@ class SignedStore(Store):
     def _seal(self, key: str, content: bytes) -> bytes:
         return hmac.digest(self._secret, key.encode() + b"\0" + content, "sha256")
 
-    # What is not signed is passed on: nothing of ours, nor of gloo's, trusts it.
+    # Unsigned calls are passed on: nothing of ours, nor of gloo's, trusts them.
 
     def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
         """Wait for all `keys`."""
@@ -116,8 +116,8 @@ T = TypeVar("T")
 TIMEOUT_SECONDS = 1800.0
 """Least seconds that ranks of a real run wait for each other, where no time-out is given."""
 
-# A rank may be 3 % slower than the others over rounds of many hours, or thrice as slow at once: a rank that is told
-# nothing else waits for as long as this many times what it has worked itself since its last call.
+# A rank may be 3 % slower than the others over rounds of many hours, or thrice as slow at once: without a time-out
+# a rank waits for this many times its own work since its last call.
 _TIMES_OWN_WORK = 4.0
 
 _LOOPBACK = "127.0.0.1"
@@ -154,13 +154,13 @@ class Rendezvous:
         num_ranks: all ranks of the run.
         store_path: a file that all ranks on this machine can open; empty: by torchrun's environment.
         check: whether calls are compared before they run.
-        timeout_seconds: how long a rank waits for others; None: by its own rounds, see `TIMEOUT_SECONDS`.
-        backend: what carries tensors, `gloo` or `nccl`.
+        timeout_seconds: limit of a rank's wait for others; None: by its own rounds, see `TIMEOUT_SECONDS`.
+        backend: carrier of tensors, `gloo` or `nccl`.
         device: where the backend takes tensors.
         secret: known to the run's ranks alone: their records at the rendezvous are signed with it, and
             every connection is authenticated, since any process that reaches their ports can connect.
         address: of this machine, for gloo to listen on; empty: that of GLOO_SOCKET_IFNAME, or what gloo finds.
-        time_option: what users call `timeout_seconds`.
+        time_option: users' name of `timeout_seconds`.
     """
 
     rank: int
@@ -178,7 +178,7 @@ class Rendezvous:
     _num_groups: Counter[int] = field(default_factory=Counter)  # groups with each other rank so far
     _num_made: Counter[tuple[int, ...]] = field(default_factory=Counter)  # groups of just these ranks so far
     _grows: bool = field(init=False, default=False)  # no time-out was given
-    _left: float = field(init=False, default_factory=time.monotonic)  # when it was through with its last call
+    _left: float = field(init=False, default_factory=time.monotonic)  # when its last call had finished
     _made: weakref.WeakSet[Any] = field(init=False, default_factory=weakref.WeakSet)  # gloo's groups
     _files: set[int] = field(default_factory=set)  # that were opened while groups were made
 

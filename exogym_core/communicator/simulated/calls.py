@@ -48,10 +48,10 @@ class Parking(Protocol):
     """Ranks of one process that wait for each other outside of the simulation."""
 
     def park(self, rank: int) -> None:
-        """Give way until another rank says `unpark`, or no other rank can go on."""
+        """Give way until another rank says `unpark`, or no other rank is ready."""
 
     def unpark(self, ranks: Iterable[int]) -> None:
-        """Let parked ones of these ranks go on."""
+        """Make parked ones of these ranks ready."""
 
 
 class Port(Protocol):
@@ -156,7 +156,7 @@ class SimulatedHandle(Handle[T]):
                 self._end(seconds)
             elif self._on_clock:
                 self._comm._request(Wait(self._key))
-            else:  # should others have to go on before, this rank stands still where it is
+            else:  # where others have to continue first, this rank stands still
                 self._comm._request_advance()
         return self.deliver()
 
@@ -202,7 +202,7 @@ class PostingRank(Collectives):
         port: the rank's way to the simulation.
         ranks: the group's members, as ranks of the run.
         rank: this rank's position among them.
-        book: what calls send.
+        book: traffic of calls.
         state: shared by all communicators of this rank.
         group_id: equal on all members, different for every group.
 
@@ -261,8 +261,8 @@ class PostingRank(Collectives):
             request = request._replace(num_bytes=sum(own), parts=(own,))
         lane = self._lane()
         key = Key(lane, self._next_number(lane))
-        # What is only moved is handed over as it is, and others may take it long after this rank has gone on
-        # and changed it. Reduced values are read when the last member posts, while the receivers of the result wait.
+        # Values that are only moved are handed over as they are, and others may take them long after this rank
+        # has changed its tensors. Reduced values are read when the last member posts, while the receivers wait.
         goes_on = async_op or not reduce_op or (name == "reduce" and self.rank != root)
         keeps = goes_on and not self._port.copies
         inputs = [tensor.detach().clone() if keeps else tensor.detach() for tensor in tensors]

@@ -62,7 +62,7 @@ class SimulatedCommunicator(PostingRank):
     can_leave_behind = True
 
     def _own_tensors(self, got: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-        # What comes is shared by all members.
+        # Received tensors are shared by all members.
         return [tensor.to(device, copy=True, memory_format=torch.contiguous_format) for tensor in got]
 
     @property

@@ -56,7 +56,7 @@ class LinkHistory:
     dropped, and from then on those that come too soon after the last.
 
     Args:
-        network: whose links.
+        network: owner of the links.
     """
 
     def __init__(self, network: Network) -> None:
@@ -107,10 +107,10 @@ class World:
     """World of a run, in plain data that any process can have.
 
     Attributes:
-        num_ranks: how many ranks there are.
+        num_ranks: number of ranks.
         topology: the network; None where communication takes no time.
         hosts: the host of each rank (index into `topology.hosts`).
-        protocol: how transfers use links.
+        protocol: use of links by transfers.
         collectives: op -> algorithm, for ops that shall not use the fastest one.
     """
 
@@ -146,7 +146,7 @@ class World:
 
 
 class Schedules:
-    """The schedule of every call in a world, and what it sends; computed once."""
+    """The schedule of every call in a world, and its traffic; computed once."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -222,7 +222,7 @@ def sent_bytes(
     Args:
         op: name of the collective, or `send`.
         num_ranks: members of the group.
-        member: whose bytes, 0 to num_ranks - 1.
+        member: 0 to num_ranks - 1.
         num_bytes: the tensor this member gives; for `scatter` one part, for `reduce_scatter` the whole input.
         element_bytes: chunks hold whole elements.
         root: source or destination, where there is one.
@@ -264,15 +264,15 @@ class Simulation(RankSource, RankSink):
         past: requests of each rank in an earlier part of this run, replayed before all else; empty for a run from
             the start.
         recorder: trace of the network; None: no trace.
-        combined: what collectives compute.
+        combined: computes the results of collectives.
         schedules: of calls, cached in another run of this world; None: searched again.
         abridged: long collectives and crowds of messages are computed by formulas, see `netsim.collectives.Abridged`.
 
     Attributes:
-        away: ranks that wait for something of their own while others' time is running out: the clock goes on.
+        away: ranks that wait for something outside of the simulation; the clock does not wait for them.
         algorithms: of each operation that was called, the algorithms that it went by.
-        window_limit: the way on which a sender's window limited collectives most; None where links did.
-        link_history: what crossed links, looked at with rank 0's rows; None without a topology.
+        window_limit: the route on which a sender's window limited collectives most; None where links did.
+        link_history: bytes over links, sampled with rank 0's rows; None without a topology.
     """
 
     def __init__(

@@ -39,11 +39,11 @@ class GlooHost:
     """A process a rank, on this machine.
 
     Attributes:
-        num_ranks: how many ranks.
+        num_ranks: number of ranks.
         seed: every rank's torch, numpy and `random` streams are made from (seed, rank).
         check: compare calls before they run, so that ranks that disagree raise an error.
-        timeout_seconds: how long a rank waits for others; None: four times its own longest work, half an hour at least.
-        method: how processes start: `fork`, `spawn`, or `auto` (see `Children`).
+        timeout_seconds: limit of a rank's wait for others; None: four times its longest work, half an hour at least.
+        method: start of processes: `fork`, `spawn`, or `auto` (see `Children`).
     """
 
     num_ranks: int

@@ -269,7 +269,7 @@ class Children:
     `add` forks further children.
 
     Args:
-        target: what each child runs, with its index and its end of the channel.
+        target: called in each child, with its index and its end of the channel.
         num: number of children.
         method: `fork`, `spawn`, or `auto`: fork on Linux while neither CUDA, autograd's GPU threads nor Ray run here.
         names: names of the processes as seen in `ps` (15 characters count), one a child or none.
@@ -451,7 +451,7 @@ class Children:
         started = range(len(self.pids))
         try:
             for channel in self.channels:
-                channel.finish()  # a child that waits for its parent goes on, to its end
+                channel.finish()  # a child that waits for its parent continues to its end
             self._wait(started, grace_seconds)
         finally:
             for index in started:

@@ -104,7 +104,7 @@ def ready_in_time(
 # --- the runner ----------------------------------------------------------------------------------------------
 
 
-# What unwinding ranks may take before their processes are killed (host time).
+# Limit for unwinding ranks before their processes are killed (host time).
 _GRACE_SECONDS = 1.0
 
 
@@ -116,7 +116,7 @@ class ProcessRunner(Runner):
         blocks: the ranks of each process.
         store: where values lie.
         sinks: receivers of rows, snapshots and requests.
-        combined: what collectives compute.
+        combined: computes the results of collectives.
     """
 
     def __init__(

@@ -82,7 +82,7 @@ class RankGroup:
         channel: to the process of the simulation.
         arena: memory shared with it.
         turns: pass the turn from rank to rank.
-        book: what their calls send.
+        book: traffic of their calls.
 
     Attributes:
         has_turns: several ranks share this process.
@@ -135,7 +135,7 @@ class RankGroup:
             arena: as above.
             seed: random streams are made from (seed, rank).
             threads: torch's threads for one operator.
-            nth_core: which of this machine's cores the ranks share.
+            nth_core: number of the core that the ranks share.
         """
 
         def silent(silence: Silence) -> None:

@@ -41,7 +41,7 @@ class Ending:
     """Context manager: handles SIGTERM and SIGINT.
 
     Python runs a signal's handler when the main thread is back from what it is in, which in gloo can be never. So a
-    thread hears of the signal at once: it reports, and ends the process if the main thread has not
+    thread receives the signal at once: it reports, and ends the process if the main thread has not
     left this context some seconds later. Outside of the main thread it does nothing.
 
     Args:
@@ -116,7 +116,7 @@ class SnapshotCollector:
         on_deposit: takes what comes; on rank 0.
 
     Attributes:
-        num_put: how much this rank has deposited.
+        num_put: snapshots that this rank has deposited.
     """
 
     def __init__(self, comm: GlooCommunicator, on_deposit: OnDeposit | None) -> None:
@@ -219,9 +219,9 @@ class TorchrunHost:
     error says which, and where it was; under torchrun, which ends all ranks then, rank 0 prints it before it ends.
 
     Args:
-        there_is: describes what there is to go on from, such as the last checkpoint.
+        there_is: describes the last checkpoint.
         seed: of the run.
-        timeout_seconds: how long ranks wait for each other; None: as `GlooCommunicator.from_environment` has it.
+        timeout_seconds: limit of waits for other ranks; None: as `GlooCommunicator.from_environment` has it.
         compare_calls: whether calls are compared before they run.
 
     Attributes:
