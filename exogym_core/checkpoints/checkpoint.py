@@ -240,7 +240,7 @@ class StoredCheckpoint:
         """
         return read_logs(self.path, self.logs, self.world_size)
 
-    def letters(self) -> dict[MessageName, tuple[Tensor, ...]]:
+    def messages(self) -> dict[MessageName, tuple[Tensor, ...]]:
         """Messages that lay in mailboxes.
 
         Raises:

@@ -439,13 +439,13 @@ def planned_together(program: Program, host: TorchrunHost, monitor: RunMonitor |
                 own = follow(program, planned, (comm.rank, comm.world_size), newest_complete)
             except InputError as error:
                 refused = str(error)
-        said = [text for text in comm.all_gather_object(refused) if text]
+        refusals = [text for text in comm.all_gather_object(refused) if text]
     if monitor is not None:
         if planned["mark"]:
             (Path(planned["home"]) / planned["mark"]).unlink(missing_ok=True)
         monitor.writer.on_complete = lambda step: side.post(_COMPLETE, str(step))
-    if said:
-        raise InputError("\n".join(said))
+    if refusals:
+        raise InputError("\n".join(refusals))
     if own is not None:
         own.keep_only(planned["resumed step"] or None)
     program.request = replace(program.request, on_event=None)

@@ -161,9 +161,9 @@ MessageName = tuple[tuple["Hashable", int], int]
 """((box, sender), number among the sender's messages to the box)."""
 
 
-def message_name(take: Take, letter: Letter) -> MessageName:
+def message_name(take: Take, message: Letter) -> MessageName:
     """Name of a message that a `Take` returned."""
-    return (take.box, letter.source), letter.number
+    return (take.box, message.source), message.number
 
 
 class MessagesInFlight:
@@ -175,12 +175,12 @@ class MessagesInFlight:
 
     Attributes:
         kept: as given.
-        look: returns the tensors of a message that has not been taken; set by the owner of the values.
+        tensors_of: returns the tensors of a message that has not been taken; set by the owner of the values.
     """
 
     def __init__(self, step: int = 0, kept: Mapping[MessageName, tuple[Tensor, ...]] | None = None) -> None:
         self.kept = dict(kept or {})
-        self.look: Callable[[MessageName], tuple[Tensor, ...]] = self.kept.__getitem__
+        self.tensors_of: Callable[[MessageName], tuple[Tensor, ...]] = self.kept.__getitem__
         self._last_complete = step
         self._passed: Counter[int] = Counter()  # rank -> the step of the last checkpoint that has its state
         self._under_way: dict[MessageName, int] = {}  # not taken -> what its sender had passed
@@ -202,12 +202,12 @@ class MessagesInFlight:
             sent = self._under_way.pop(name)
             crossed = [step for step in self._open if sent < step <= self._passed[rank]]
             for step in crossed:
-                self._open[step][name] = self.look(name)
+                self._open[step][name] = self.tensors_of(name)
 
     def complete(self, step: int) -> dict[MessageName, tuple[Tensor, ...]]:
         """Messages of a step's checkpoint, which every rank has passed."""
         taken = self._open.pop(step, {})
-        waiting = {name: self.look(name) for name, sent in self._under_way.items() if sent < step}
+        waiting = {name: self.tensors_of(name) for name, sent in self._under_way.items() if sent < step}
         self._open = {other: taken for other, taken in self._open.items() if other > step}
         self._last_complete = max(step, self._last_complete)
         return taken | waiting

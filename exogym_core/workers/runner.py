@@ -50,7 +50,7 @@ class Runner(Simulation):
         super().__init__(world, journal.past, sinks.recorder, combined)
         self._on_request, self._in_flight = journal.on_request, journal.in_flight
         if self._in_flight is not None:
-            self._in_flight.look = self.exchange.message
+            self._in_flight.tensors_of = self.exchange.message
             for name, tensors in self._in_flight.kept.items():
                 self.exchange.keep_message(name, tensors)
         self.failure = FirstFailure()

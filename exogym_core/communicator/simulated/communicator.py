@@ -114,9 +114,9 @@ class SimulatedCommunicator(PostingRank):
         self._check_on_clock("take")
         self._check_wait(wait)
         name = self._box(self.rank, box)
-        letters = cast("tuple[Letter, ...]", self._ask(Take(name, float(wait))))
+        messages = cast("tuple[Letter, ...]", self._ask(Take(name, float(wait))))
         taken = []
-        for source, number in letters:
+        for source, number in messages:
             (tensor,) = self._handed_over("taken", Key(("taken", name, source), number))
             taken.append((self._ranks.index(source), tensor))
         return taken

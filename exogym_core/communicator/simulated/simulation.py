@@ -61,31 +61,31 @@ class LinkHistory:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._looks: list[tuple[float, NDArray[float64]]] = [(network.env.now, network.link_bytes)]
+        self._samples: list[tuple[float, NDArray[float64]]] = [(network.env.now, network.link_bytes)]
         self._gap_seconds = 0.0
 
     def record(self) -> None:
         """Sample the bytes that have crossed links, if the last sample is long enough ago."""
         now = float(self._network.env.now)
-        if now <= self._looks[-1][0] or now < self._looks[-1][0] + self._gap_seconds:
+        if now <= self._samples[-1][0] or now < self._samples[-1][0] + self._gap_seconds:
             return
-        self._looks.append((now, self._network.link_bytes))
-        if len(self._looks) > 2 * _MOST:
-            self._looks = self._looks[::2]
+        self._samples.append((now, self._network.link_bytes))
+        if len(self._samples) > 2 * _MOST:
+            self._samples = self._samples[::2]
             self._gap_seconds = now / (2 * _MOST)
 
     def rows(self) -> list[dict[str, float]]:
         """A row an instant: `virtual_seconds`, and bytes from the start over each link (`a->b`) that carried any."""
         now = float(self._network.env.now)
         end = (now, self._network.link_bytes)
-        looks = [look for look in self._looks if look[0] < now] + [end]
+        samples = [sample for sample in self._samples if sample[0] < now] + [end]
         names = [f"{link.source}->{link.target}" for link in self._network.topology.links]
         used = [index for index, total in enumerate(end[1].tolist()) if total > 0]
-        stride = 1 + len(looks) * len(used) // _MOST_NUMBERS
-        looks = [look for number, look in enumerate(looks) if number % stride == 0 or look is end]
+        stride = 1 + len(samples) * len(used) // _MOST_NUMBERS
+        samples = [sample for number, sample in enumerate(samples) if number % stride == 0 or sample is end]
         return [
             {"virtual_seconds": at, **{names[index]: round(float(totals[index])) for index in used}}
-            for at, totals in looks
+            for at, totals in samples
         ]
 
 
@@ -369,7 +369,7 @@ class Simulation(RankSource, RankSink):
 
     def row(self, row: StampedRow) -> None:
         """Sample the links' traffic with rank 0's rows."""
-        # One rank's rows are occasions enough: a look takes longer than a step, where collectives are known by heart.
+        # One rank's rows are occasions enough: a sample takes longer than a step of cached collectives.
         if self.link_history is not None and row.rank == 0:
             self.link_history.record()
 
