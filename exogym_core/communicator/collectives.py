@@ -13,12 +13,13 @@ from torch import Tensor
 
 from exogym_core.communicator.arguments import gathered_tensor, parts_of, scatter_parts
 from exogym_core.communicator.base import Communicator, Traffic
-from exogym_core.communicator.exchange import Signature
+from exogym_core.communicator.exchange import caller, signature_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from exogym_core.communicator.base import Handle
+    from exogym_core.communicator.exchange import Signature
 
 __all__ = ["CallState", "CollectiveCall", "Collectives", "Delivery", "nothing", "write_first"]
 
@@ -92,8 +93,12 @@ class Collectives(Communicator):
     def _signature(
         self, name: str, like: Sequence[Tensor], reduce_op: str = "", root: int = 0, side: str = ""
     ) -> Signature:
-        on_clock, compares_places = not self._state.off_clock, self._state.compares_places
-        return Signature.of(name, like, reduce_op, root, side, on_clock, compares_places)
+        """Signature of a call of this rank, with tensors such as these."""
+        # The shapes of an all_to_all may differ; that there is one part a rank is checked before.
+        shapes = () if name == "all_to_all" else tuple([tuple(tensor.shape) for tensor in like])
+        dtype, state = like[0].dtype if like else None, self._state
+        on_clock, compares = not state.off_clock, state.compares_places
+        return signature_of(name, dtype, shapes, reduce_op, root, caller(), side, on_clock, compares)
 
     @abstractmethod
     def _collective(self, call: CollectiveCall, deliver: Delivery[T], async_op: bool) -> T | Handle[T]:

@@ -46,6 +46,7 @@ __all__ = [
     "own_value",
     "ranks_stuck",
     "reduce_tensors",
+    "signature_of",
 ]
 
 
@@ -208,26 +209,6 @@ class Signature(NamedTuple):
     side: str = ""  # "send" or "recv" for a message
     on_clock: bool = True
 
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        like: Sequence[Tensor],
-        reduce_op: str = "",
-        root: int = 0,
-        side: str = "",
-        on_clock: bool = True,
-        compares_places: bool = False,
-    ) -> Signature:
-        """Signature of a call of this rank, with tensors such as these.
-
-        Compared are places where that is wanted, and usual for such a call: all members make it at the same one.
-        """
-        # The shapes of an all_to_all may differ; that there is one part a rank is checked before.
-        shapes = () if name == "all_to_all" else tuple([tuple(tensor.shape) for tensor in like])
-        dtype = like[0].dtype if like else None
-        return _signature(name, dtype, shapes, reduce_op, root, caller(), side, on_clock, compares_places)
-
     def agreed(self) -> tuple[object, ...]:
         """The part that members must share."""
         return self[:_NUM_AGREED]
@@ -246,7 +227,7 @@ class Signature(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def _signature(
+def signature_of(
     name: str,
     dtype: torch.dtype | None,
     shapes: tuple[tuple[int, ...], ...],
@@ -257,7 +238,10 @@ def _signature(
     on_clock: bool,
     compares_places: bool,
 ) -> Signature:
-    """A signature, made once: a program makes the same calls at every step."""
+    """A signature, made once: a program makes the same calls at every step.
+
+    Places are compared where that is wanted, and usual for such a call: all members make it at the same one.
+    """
     text = str(dtype).removeprefix("torch.") if dtype is not None else ""
     # Machines differ in folders.
     place = (os.path.basename(where[0]), where[1]) if compares_places and name in _ALIKE else None
