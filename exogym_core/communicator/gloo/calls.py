@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from exogym_core.communicator.base import Handle
-from exogym_core.communicator.collectives import CallState
+from exogym_core.communicator.base import CallState, Handle
 from exogym_core.communicator.gloo.deadlock_detector import Want, fulfil
 from exogym_core.communicator.gloo.messages import GlooMailboxes, PeerMessages
 from exogym_core.communicator.gloo.wire import ENDED, Wire, call_record, disagreement

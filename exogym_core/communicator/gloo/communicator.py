@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-from exogym_core.communicator.collectives import Collectives, write_first
+from exogym_core.communicator.base import Communicator, write_first
 from exogym_core.communicator.exchange import caller
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
 from exogym_core.communicator.gloo.deadlock_detector import DeadlockDetector
@@ -26,8 +26,7 @@ from netsim.errors import MismatchError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from exogym_core.communicator.base import Handle
-    from exogym_core.communicator.collectives import CollectiveCall, Delivery
+    from exogym_core.communicator.base import CollectiveCall, Delivery, Handle
     from exogym_core.communicator.gloo.wire import Wire
 
 __all__ = ["GlooCommunicator"]
@@ -37,7 +36,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class GlooCommunicator(Collectives):
+class GlooCommunicator(Communicator):
     """Communicator of a rank over real sockets; made by `run_ranks` or `from_environment`, and by `group`.
 
     Tensors of any device are staged to the backend's: the CPU under gloo. A tensor that is reduced keeps its

@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from exogym_core.communicator.base import Handle
-from exogym_core.communicator.collectives import CallState, Collectives
+from exogym_core.communicator.base import CallState, Communicator, Handle
 from exogym_core.communicator.exchange import Part, own_value
 from netsim.errors import BrokenCallError, InputError
 from netsim.ranks import Advance, Ask, Await, Call, CallEnding, Key, Post, Wait, Withdraw
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from exogym_core.communicator.collectives import CollectiveCall, Delivery
+    from exogym_core.communicator.base import CollectiveCall, Delivery
     from exogym_core.communicator.exchange import Signature
     from netsim.ranks import Answer, Question, Request
 
@@ -195,7 +194,7 @@ class SimulatedHandle(Handle[T]):
         return is_off
 
 
-class PostingRank(Collectives):
+class PostingRank(Communicator):
     """Base of a simulated communicator: its place in the group, posting and counting of calls.
 
     Args:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from exogym_core.communicator.collectives import nothing, write_first
+from exogym_core.communicator.base import nothing, write_first
 from exogym_core.communicator.exchange import Part
 from exogym_core.communicator.simulated.calls import PostingRank
 from netsim.errors import InputError
@@ -41,8 +41,7 @@ from netsim.ranks import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
-    from exogym_core.communicator.base import Communicator, Handle
-    from exogym_core.communicator.collectives import Delivery
+    from exogym_core.communicator.base import Communicator, Delivery, Handle
     from exogym_core.communicator.simulated.calls import Parking
     from netsim.ranks import Arrival, Letter
 
