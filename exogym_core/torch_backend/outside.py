@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from exogym_core.workers.processes.process_runner import ProcessRunner, ready_in_time
+from exogym_core.workers.processes.process_runner import ProcessRunner
 from exogym_core.workers.processes.protocol import Answered, Requests
 from exogym_core.workers.turns import spent_seconds
 from netsim.errors import BrokenCallError
@@ -79,7 +79,6 @@ class OutsideMeetings(ProcessRunner):
 
     def _ready(self, rank: int | None) -> list[int]:
         """The processes that have sent something, waiting for the first; none where the clock goes on without ranks."""
-        assert self.children is not None
         away, running = self.away, self.exchange.running
         if rank is None and running <= away:
             return self.children.ready(self._live, self._seconds_before_alarm())
@@ -98,7 +97,7 @@ class OutsideMeetings(ProcessRunner):
                 return ready
             for each in early:
                 self._answer_early(each)
-        return ready_in_time(self.children, self._live, self._can_go_on, self._names)
+        return super()._ready(rank)
 
     def _goes_on_without(self, ranks: AbstractSet[int]) -> None:
         if not self.away:

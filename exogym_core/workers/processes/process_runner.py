@@ -34,7 +34,7 @@ from exogym_core.workers.turns import SECONDS_OF_SILENCE, Silence
 from netsim.errors import BrokenCallError, InputError, MismatchError, NetsimError, RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from exogym_core.communicator.exchange import Slot
     from exogym_core.communicator.simulated.simulation import World
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from exogym_core.workers.processes.shared_memory import Block, Store
     from netsim.ranks import Answer, Key, StampedRow
 
-__all__ = ["ProcessHost", "ProcessRunner", "WorkerProcesses", "blocks_of", "ready_in_time"]
+__all__ = ["ProcessHost", "ProcessRunner", "WorkerProcesses", "blocks_of"]
 
 # --- worker processes ----------------------------------------------------------------------------------------
 
@@ -73,34 +73,6 @@ class WorkerProcesses(Protocol):
         """True if a signal has stopped it."""
 
 
-def ready_in_time(
-    children: WorkerProcesses,
-    live: Sequence[int],
-    can_go_on: Callable[[int], bool],
-    names: Callable[[int], str],
-) -> list[int]:
-    """Processes that have sent a message; blocks for the first, and warns of silent ones.
-
-    Args:
-        children: all of them.
-        live: those whose ranks have not ended.
-        can_go_on: whether a rank of one can.
-        names: of one's ranks.
-    """
-    ready = children.ready(live, _SECONDS_OF_SILENCE)
-    if ready:
-        return ready
-    for index in filter(can_go_on, live):
-        pid = children.pids[index]
-        state = (
-            f"is stopped: kill -CONT {pid} has it go on"
-            if children.is_stopped(index)
-            else "sends nothing: it is busy in a call that holds Python's lock"
-        )
-        warnings.warn(f"the process of {names(index)} ({pid}) {state}", UserWarning, stacklevel=2)
-    return children.ready(live)
-
-
 # --- the runner ----------------------------------------------------------------------------------------------
 
 
@@ -119,6 +91,8 @@ class ProcessRunner(Runner):
         combined: computes the results of collectives.
     """
 
+    children: WorkerProcesses
+
     def __init__(
         self,
         world: World,
@@ -135,7 +109,6 @@ class ProcessRunner(Runner):
         self._unfinished = [set(block) for block in blocks]
         self._live = list(range(len(blocks)))  # processes whose ranks have not all ended
         self._inboxes: deque[tuple[int, list[NamedTuple]]] = deque()
-        self.children: WorkerProcesses | None = None
 
     def run(self, children: WorkerProcesses) -> None:
         """Bring the run to its end; `failure` says whether that was its own."""
@@ -149,7 +122,6 @@ class ProcessRunner(Runner):
 
     def _abort(self) -> None:
         """Unwind every rank, and receive the cause behind the first failure."""
-        assert self.children is not None
         live = {index for index, ranks in enumerate(self._unfinished) if ranks}
         for index in live:
             self._send(index, Abort(str(self.failure.error).partition("\n")[0]))
@@ -167,7 +139,6 @@ class ProcessRunner(Runner):
 
     def _let_run(self, rank: int | None) -> bool:
         """Take in what children have sent, waiting for the first; called when the kernel needs `rank`."""
-        assert self.children is not None
         # Raised here and not below: what ranks had requested before a failure is served first.
         self.failure.raise_if_any()
         if not self._inboxes:
@@ -187,9 +158,20 @@ class ProcessRunner(Runner):
         return True
 
     def _ready(self, rank: int | None) -> list[int]:
-        """The processes that have sent something, waiting for the first."""
-        assert self.children is not None
-        return ready_in_time(self.children, self._live, self._can_go_on, self._names)
+        """Processes that have sent a message; blocks for the first, and warns of silent ones."""
+        children = self.children
+        ready = children.ready(self._live, _SECONDS_OF_SILENCE)
+        if ready:
+            return ready
+        for index in filter(self._can_go_on, self._live):
+            pid = children.pids[index]
+            state = (
+                f"is stopped: kill -CONT {pid} has it go on"
+                if children.is_stopped(index)
+                else "sends nothing: it is busy in a call that holds Python's lock"
+            )
+            warnings.warn(f"the process of {self._names(index)} ({pid}) {state}", UserWarning, stacklevel=2)
+        return children.ready(self._live)
 
     def row(self, row: StampedRow) -> None:
         """Report a row, and note its step."""
@@ -271,7 +253,6 @@ class ProcessRunner(Runner):
         self._send(self._process_of[rank], Answered(rank, value))
 
     def _send(self, index: int, message: NamedTuple) -> None:
-        assert self.children is not None
         try:
             received = self.children.channels[index].send_receiving(message)
         except ChannelClosed:
@@ -283,7 +264,6 @@ class ProcessRunner(Runner):
         return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
 
     def _died(self, index: int) -> RankError:
-        assert self.children is not None
         ended = self.children.describe_exit(index, timeout_seconds=1.0) or "closed its channel"
         calls = self.exchange.calls_in_flight()
         flight = f"; in flight: {calls[0]}" if calls else ""
