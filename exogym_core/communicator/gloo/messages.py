@@ -255,7 +255,7 @@ class PeerMessages:
 
         def wait() -> None:
             for number, work in enumerate(works):
-                patience = self._rendezvous.message_timeout
+                patience = self._rendezvous.timeout
                 work.wait(patience if limit_seconds is None else datetime.timedelta(seconds=limit_seconds))
                 if record is not None and number == 0:
                     _judge((peer, me), record, signature)

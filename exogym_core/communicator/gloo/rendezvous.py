@@ -274,14 +274,10 @@ class Rendezvous:
         raise ConnectionLostError(f"{waiting}: the connection to another rank was lost ({reason})", self.rank)
 
     @property
-    def _timeout(self) -> datetime.timedelta:
+    def timeout(self) -> datetime.timedelta:
+        """Time-out of calls and messages as torch takes it: gloo has one for a group."""
         assert self.timeout_seconds is not None
         return datetime.timedelta(seconds=self.timeout_seconds)
-
-    @property
-    def message_timeout(self) -> datetime.timedelta:
-        """Time-out of a message: gloo has only that of its group."""
-        return self._timeout
 
     def _be_patient(self) -> None:
         """Wait longer from now on if this rank itself has worked long since its last call."""
@@ -289,7 +285,7 @@ class Rendezvous:
         if self._grows and self.timeout_seconds is not None and needed > self.timeout_seconds:
             self.timeout_seconds = needed
             for group in self._made:
-                group.set_timeout(self._timeout)
+                group.set_timeout(self.timeout)
 
     def another_store(self) -> SignedStore:
         """A connection of its own to the store at which the ranks met, for another thread."""
@@ -306,7 +302,7 @@ class Rendezvous:
         if self.store_path:
             self.address = _LOOPBACK  # else the interface of this machine's name
             meeting = FileStore(self.store_path, self.num_ranks)
-            meeting.set_timeout(self._timeout)  # torch's own is 5 minutes
+            meeting.set_timeout(self.timeout)  # torch's own is 5 minutes
             return meeting
         address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
         if address == "localhost" or address.startswith("127."):
@@ -318,7 +314,7 @@ class Rendezvous:
             None if again else self.num_ranks,
             is_master=hosting,
             wait_for_workers=not again,
-            timeout=self._timeout,
+            timeout=self.timeout,
             # Left to itself it would listen on all interfaces of this machine.
             master_listen_fd=_listener(address, port) if hosting else None,
         )
@@ -365,7 +361,7 @@ class Rendezvous:
         if self.backend == "gloo":
             return ProcessGroups(control, control, notes)
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = self._timeout
+        options._timeout = self.timeout
         return ProcessGroups(
             dist.ProcessGroupNCCL(PrefixStore("nccl", store), *place, options), control, notes
         )
@@ -380,9 +376,9 @@ class Rendezvous:
 
     def _gloo(self, store: Store, place: int, size: int) -> Any:
         if not self.address or ("GLOO_SOCKET_IFNAME" in os.environ and not self.store_path):
-            return dist.ProcessGroupGloo(store, place, size, timeout=self._timeout)
+            return dist.ProcessGroupGloo(store, place, size, timeout=self.timeout)
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = self._timeout
+        options._timeout = self.timeout
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.address)]
         return dist.ProcessGroupGloo(store, place, size, options)
 
