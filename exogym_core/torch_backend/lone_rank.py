@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["LoneRank"]
 
 
-class _Alone:
+class _OnlyTurn:
     """The turn of one rank in the thread that called it, in place of `Turns`.
 
     Nothing has to be handed over: programs that others have written keep their main thread, their signals and
@@ -103,7 +103,7 @@ class LoneRank(RankGroup):
         arena: Store,
         unwind: Callable[[str], BaseException] = lambda reason: Aborted(),
     ) -> None:
-        alone = _Alone(lambda: unwind(self.reason))
+        alone = _OnlyTurn(lambda: unwind(self.reason))
         alone.read = self._read
         super().__init__(num_ranks, range(rank, rank + 1), channel, arena, cast("Turns", alone), _Uncounted())
 
