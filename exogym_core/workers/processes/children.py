@@ -45,6 +45,7 @@ __all__ = [
     "Poller",
     "RankEnd",
     "can_fork",
+    "end_process",
     "fork",
     "trim_memory",
 ]
@@ -297,9 +298,7 @@ class Children:
         self._statuses: dict[int, int | None] = {}
 
     def __enter__(self) -> Self:
-        for stream in (sys.stdout, sys.stderr):  # or forked children would write the same text again
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
+        flush_output()  # or forked children would write the same text again
         try:
             payload = dumps_for_child(self._target) if self.method == "spawn" else b""
             for index in range(self._num):
@@ -464,6 +463,19 @@ class Children:
                 channel.close()
 
 
+def flush_output() -> None:
+    """Write out what has been printed, where somebody still reads it."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+def end_process(code: int) -> NoReturn:
+    """End at once, without exit handlers and `finally` blocks; printed text is written out."""
+    flush_output()
+    os._exit(code)
+
+
 def fork() -> int:
     """`os.fork` whose child never collects cyclic garbage that it has inherited.
 
@@ -556,10 +568,7 @@ def _run(target: Callable[[int, Pipe], None], index: int, channel: Pipe) -> NoRe
     except BaseException:
         traceback.print_exc()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
-        os._exit(code)
+        end_process(code)
 
 
 def _spawned(fd: int, index: int, parent: int, name: str) -> NoReturn:

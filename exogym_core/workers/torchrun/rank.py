@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 
@@ -19,12 +19,12 @@ from exogym_core.communicator.gloo.rendezvous import TIMEOUT_SECONDS, Rendezvous
 from exogym_core.plain import packed, unpacked
 from exogym_core.workers.host import RunResult
 from exogym_core.workers.journal import SpillBuffer
+from exogym_core.workers.processes.children import end_process
 from exogym_core.workers.rng import RandomStates
 from exogym_core.workers.torchrun.side_channel import SideChannel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import FrameType
 
     from torch import Tensor
 
@@ -61,7 +61,7 @@ class Ending:
             theirs.setblocking(False)
             self._before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
             if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-                signal.signal(signal.SIGTERM, _interrupt)
+                signal.signal(signal.SIGTERM, signal.default_int_handler)
                 self._restores = True
             else:
                 self._restores = False
@@ -90,19 +90,8 @@ class Ending:
                         self._report(number)
                     self._reported.set()
                     if not self._left.wait(self._grace_seconds):
-                        _end(128 + number)
+                        end_process(128 + number)
                     return
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def _end(code: int) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
 
 
 # --- snapshots -----------------------------------------------------------------------------------------------
