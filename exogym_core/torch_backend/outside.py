@@ -103,7 +103,7 @@ class OutsideMeetings(ProcessRunner):
         if not self.away:
             warnings.warn(
                 f"rank {min(ranks)} makes no call and sleeps, while others whose calls have time-outs wait for the "
-                "clock: it goes on without that rank, so times of this run may depend on the machine",
+                "clock: it advances without that rank, so times of this run may depend on the machine",
                 UserWarning,
                 stacklevel=2,
             )
@@ -170,7 +170,7 @@ class OutsideMeetings(ProcessRunner):
             at = f"{self.kernel.clock.now:.10g} s"
             self.failure.add(
                 BrokenCallError(
-                    f"rank {rank}: a call has ended undone at {at}, and the rank had gone on with its values since "
-                    "others met outside of torch.distributed meanwhile: give the call a longer time-out"
+                    f"rank {rank}: a call has ended undone at {at}, and the rank had continued with its values, "
+                    "since others met outside of torch.distributed: give the call a longer time-out"
                 )
             )

@@ -166,7 +166,7 @@ class ProcessRunner(Runner):
         for index in filter(self._can_go_on, self._live):
             pid = children.pids[index]
             state = (
-                f"is stopped: kill -CONT {pid} has it go on"
+                f"is stopped: kill -CONT {pid} resumes it"
                 if children.is_stopped(index)
                 else "sends nothing: it is busy in a call that holds Python's lock"
             )
