@@ -92,7 +92,7 @@ def test_ranks_that_meet_by_files_between_collectives_do_not_stand_still(tmp_pat
     assert met == seconds(COLLECTIVES, tmp_path, "")
 
 
-# Rank 1 sleeps until rank 0 has learnt from the clock, which needs rank 1, that its message has not come yet.
+# Rank 1 sleeps until rank 0 has learnt from the clock, which needs rank 1, that its message has not joined yet.
 ASKS = """
 if rank == 0:
     advance(1.0)

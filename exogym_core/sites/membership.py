@@ -130,7 +130,7 @@ class Membership:
         silent = self.sites[site].silent_lanes
         if is_silent != (lane in silent):
             silent.symmetric_difference_update({lane})
-            self.say(f"site {site}: its process {lane} {'hangs' if is_silent else 'is heard of again'}")
+            self.say(f"site {site}: its process {lane} {'hangs' if is_silent else 'answers again'}")
             self.update(now)
 
     def done(self, site: int, now: float) -> None:
