@@ -117,3 +117,6 @@ def test_a_report_says_where_host_time_decided(tmp_path: Path) -> None:
     shown = Console(record=True, width=200, file=io.StringIO())
     show_summary(report, shown)
     assert "host time   decided once at" in shown.export_text()
+    narrow = Console(record=True, width=80, file=io.StringIO())
+    show_summary(report, narrow)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in narrow.export_text()
