@@ -412,3 +412,7 @@ def test_models_have_places_of_their_own(capsys: pytest.CaptureFixture[str]) -> 
         ("llama-150m", "AllReduce", 2),
     ]
     assert all({line["faster"], line["slower"]} == {"DiLoCo", "AllReduce"} for line in output["step_ratios"])
+    assert main([*SMALL.replace("--json", "").split(), *words.split()]) == 0
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert [each.split(" on ")[0] for each in title.split("; ")] == ["llama-2m", "llama-150m"]
+    assert not [line for line in lines if line.startswith("parameters: ")], "they differ from point to point"

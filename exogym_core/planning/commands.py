@@ -237,7 +237,8 @@ def plan(
     if all("refused" in row for row in rows):
         raise InputError(rows[0]["refused"])
     # Of a sweep that was interrupted some points are missing, so it has no break-even lines.
-    _print_plans(placed(rows), [] if is_cut else sweeps, bool(sweeps), as_json, out, asked[0][1])
+    requests = [request for _, request in asked]
+    _print_plans(placed(rows), [] if is_cut else sweeps, bool(sweeps), as_json, out, requests)
     if is_cut:
         click.echo(f"interrupted: {len(rows)} of {total} plans were made", err=True)
         raise KeyboardInterrupt
@@ -249,7 +250,7 @@ def _print_plans(
     is_swept: bool,
     as_json: bool,
     out: Path | None,
-    request: Request,
+    requests: Sequence[Request],
 ) -> None:
     """Print the plans, and write their page to `out`; `sweeps` are those whose break-even lines are shown."""
     from exogym_core.planning.page import print_table, write_page
@@ -265,7 +266,9 @@ def _print_plans(
         "step_ratios": step_ratio_lines(rows),
     }
     plain = values if is_swept else every
-    title, facts = request.title(), request.facts()
+    title = "; ".join(dict.fromkeys(request.title() for request in requests))
+    shared = set.intersection(*(set(request.facts()) for request in requests))
+    facts = [fact for fact in requests[0].facts() if fact in shared]  # points differ in the others
     if out is not None:
         write_page(out, rows, values, title, facts, plain)
     if as_json:

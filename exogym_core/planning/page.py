@@ -197,6 +197,11 @@ def _notes(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, shor
     notes = [note for row in shown for note in _notes_of(row)] + _remarks(shown)
     notes += _crossing_notes(values, short=short) + _ratio_notes(values["step_ratios"], short=short)
     if len(shown) < len(every):
+        notes += [
+            f"{_name_at(row)}: {_does_not_fit(row)}"
+            for row in every
+            if row["fits"] is False and row not in shown
+        ]
         notes.append(
             "limits and remarks are those of each strategy's soonest point, and of variants the soonest with the "
             "others; --json and the page of --out have all"
@@ -256,10 +261,7 @@ def _notes_of(row: Mapping[str, Any]) -> list[str]:
             f"{format_seconds(abs(more))} {'later' if more >= 0 else 'sooner'}"
         )
     if row["fits"] is False:
-        notes.append(
-            f"does not fit: a worker's devices have {format_bytes(round(row['memory_available']))}; "
-            "more devices a worker, or shard or offload states"
-        )
+        notes.append(_does_not_fit(row))
     if (crashes := row["failures"]) is not None:
         lost, number = crashes["tokens_lost_per_crash"], crashes.get("restarts")
         notes.append(
@@ -270,6 +272,11 @@ def _notes_of(row: Mapping[str, Any]) -> list[str]:
             + f": {crashes['times_as_long']:.3g} times as long as without, which tokens/s and days contain"
         )
     return [f"{_name_at(row)}: {note}" for note in notes]
+
+
+def _does_not_fit(row: Mapping[str, Any]) -> str:
+    available = format_bytes(round(row["memory_available"]))
+    return f"does not fit: a worker's devices have {available}; more devices a worker, or shard or offload states"
 
 
 def _grouped(
