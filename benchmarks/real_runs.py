@@ -127,7 +127,7 @@ def run_placed(places: list[tuple[str, str]], words: list[str]) -> None:
             self.address = address
             return store
 
-    ranks.Rendezvous = PlacedRendezvous  # type: ignore[misc]
+    vars(ranks)["Rendezvous"] = PlacedRendezvous
     sys.argv = ["netgym", *words]
     runpy.run_module("exogym_core", run_name="__main__")
 
