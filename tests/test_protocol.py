@@ -106,22 +106,6 @@ def test_what_has_no_short_form_travels_too() -> None:
     assert reader.read(*writer.write(blocked)) == blocked
 
 
-def test_a_call_said_again_is_short() -> None:
-    """However long the path and many the ranks: numbers and values alone are left."""
-    writer = MessageEncoder()
-    signature = Signature("all_reduce", "float32", ((3,),), "sum", 0, None, ("/a/long/path/to/train.py", 30))
-    call = Call("all_reduce", tuple(range(64)), 12)
-
-    def step(number: int) -> list[Any]:
-        key = Key(0, number)
-        ref = TensorRef(b"123456789012", 12, (3,), torch.float32)
-        posted = Requests(5, [Post(key, 5, call), Wait(key)])
-        return [Values(5, key, call.ranks, 5, signature, [ref]), Blocked(5, key, 5), posted]
-
-    writer.write(step(0))
-    assert len(writer.write(step(1))[0]) < 130
-
-
 def test_blocks_go_back_when_the_last_has_read_them() -> None:
     """Those of the simulation's own region at once, those of processes with the next message to them."""
     arena = Arena(num_regions=3)
