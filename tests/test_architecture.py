@@ -185,6 +185,7 @@ LIGHT = {
     "import netgym": "torch numpy matplotlib pandas",
     "from netsim.cli.main import main; main(['--help'])": "numpy torch pydantic networkx rich matplotlib",
     "from exogym_core.cli.main import main; main(['--help'])": "torch pydantic exogym_core.studies exogym_core.sites",
+    "import exogym_core.cli.main": "torch matplotlib",
     "from exogym_core.cli.main import main; main(['list'])": "torch pydantic",
     "from exogym_core.cli.main import main; main(['schema', 'experiment'])": "torch",
 }

@@ -446,10 +446,3 @@ def vars_of(weather: Weather) -> dict[str, Any]:
         name: getattr(weather, name)
         for name in ("link_events", "host_events", "traces", "background", "drift")
     }
-
-
-def test_the_program_of_the_page_runs() -> None:
-    (text,) = blocks("python")
-    scope: dict[str, Any] = {}
-    exec(compile(text, str(PAGE), "exec"), scope)
-    assert scope["network"].env.now > 5

@@ -359,17 +359,22 @@ def test_devices_without_cuda_are_reported():
         fit(device=None, devices=["cpu", 1])
 
 
+@pytest.mark.parametrize("validation", [None, samples()])
 @pytest.mark.parametrize(
     ("output", "what"),
-    [(lambda value: value.expand(3), r"a tensor of shape \[3\]"), (lambda value: 0.5, "float")],
+    [
+        (lambda value: value.expand(3), r"a tensor of shape \[3\]"),
+        (lambda value: 0.5, "float"),
+        (lambda value: (value, value), "tuple"),
+    ],
 )
-def test_a_model_must_return_a_scalar(output, what):
+def test_a_model_must_return_a_scalar(output, what, validation):
     class Wrong(MLP):
         def forward(self, batch):
             return output(super().forward(batch))
 
     with pytest.raises((InputError, RankError), match=f"the model returned {what}; it must return"):
-        fit(Wrong(6, [5], 3))
+        fit(Wrong(6, [5], 3), validation=validation)
 
 
 @pytest.mark.parametrize(
