@@ -105,6 +105,7 @@ def check_verdict(results: Results, row: dict[str, Any]) -> None:
     assert decision.text.endswith(row.get("ends", ""))
     assert [part for part in row.get("has", ()) if part not in decision.text] == []
     assert row.get("lacks", "\n") not in decision.text
+    assert "once" not in row or decision.text.count(row["once"]) == 1
     if "row" in row:
         line, column, cell = row["row"]
         assert comparison_table(results).rows[line][1][column] == cell

@@ -426,7 +426,7 @@ def test_seconds_of_real_ranks_are_reported_as_such(tmp_path: Path) -> None:
     assert "DiLoCo reaches loss 0.3 first, after 50 s of wall-clock time" in verdict(results).text
     page = write_report(folder).read_text()
     assert "Ranks were real: seconds are wall-clock time." in page
-    assert "nothing is known of time" not in page
+    assert "none: no virtual time" not in page
     assert re.search(r'"clock": ?"wall-clock time"', page), "curves are labelled with it"
     words = page.replace('payload ? payload.clock : "virtual time"', "").lower()
     assert "virtual time" not in words
