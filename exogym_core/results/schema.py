@@ -193,6 +193,9 @@ class Summary:
     window_limit: str | None = column(
         "where a sender's window limited collectives most", "text", optional=True
     )
+    later_weather: str | None = column(
+        "weather of the topology that begins after its end and changed nothing", "text", optional=True
+    )
     coding: str | None = column(
         "`not charged` where encoding took no time although `compute.coding` has speeds",
         "text",

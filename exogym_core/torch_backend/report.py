@@ -134,6 +134,9 @@ class LaunchReport(_Part):
     wan_bytes: int = Field(description="payload of all ranks to other regions")
     link_bytes: dict[str, float] = Field(description="as the network counts them")
     uncharged: list[str] = Field(description="backends used alongside the simulated network, not charged")
+    later_weather: str | None = Field(
+        default=None, description="weather of the topology that begins after the end and changed nothing"
+    )
     host_decisions: list[HostDecision] = Field(
         default=[], description="where host time decided, so that times may differ from run to run"
     )
@@ -217,6 +220,7 @@ def report_of(
             if count
         },
         uncharged=list(sites.uncharged),
+        later_weather=world.topology.weather_after(whole),
         host_decisions=list(host_decisions),
     )
 
@@ -334,6 +338,8 @@ def _facts(report: LaunchReport) -> list[tuple[str, str]]:
     ]
     if report.uncharged:
         facts.append(("not charged", ", ".join(map(visible, report.uncharged))))
+    if report.later_weather is not None:
+        facts.append(("not met", report.later_weather))
     facts += [("host time", _decided(each)) for each in report.host_decisions]
     return facts
 

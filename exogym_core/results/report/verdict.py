@@ -46,7 +46,7 @@ def verdict(results: Results) -> Verdict:
     contest = _Contest.of(results)
     decision = _decided(contest)
     text = decision.text + contest.unfinished() + _silent(contest) + _absent(results) + _failed(results)
-    text += _uncharged(results)
+    text += _uncharged(results) + _after_end(results)
     if results.running is None:
         return Verdict(text, decision.winner)
     so_far = f" So far: {text}" if contest.rivals else ""
@@ -379,6 +379,15 @@ def _uncharged(results: Results) -> str:
     """Strategies whose times lack the work of encoding, which the others pay for."""
     named = [_name(each) for each in results.strategies if each.coding is not None]
     return f" Coding is not charged to {_listed(named)}: the times lack what encoding takes." if named else ""
+
+
+def _after_end(results: Results) -> str:
+    """Sentences on weather that strategies ended before."""
+    ended: dict[str, list[str]] = {}
+    for result in results.strategies:
+        for line in dict.fromkeys(run.later_weather for run in result.runs if run.later_weather):
+            ended.setdefault(line, []).append(_name(result))
+    return "".join(f" {_listed(names)} ended before {line}." for line, names in ended.items())
 
 
 def _absent(results: Results) -> str:
