@@ -274,6 +274,7 @@ _NOTE = (
     "here or elsewhere, for the network's work on this line's calls; hidden: they were under way while their rank did "
     "not wait."
 )
+_WIDE = 110  # columns of a console that take headings on one line
 _MOST_ROWS = 12  # of a table on a console; the file and the page have all
 _CALL_HEADINGS = ("at", "call", "calls", "bytes each", "waiting for others", "network", "exposed", "hidden")
 _SOURCES = {"option": "--protocol", "topology": "the topology's", "default": "by default"}
@@ -436,7 +437,8 @@ def _show_table(
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if index == 0 or heading == "call" else "right")
+        shown = heading.replace(" ", "\n", 1) if console.width < _WIDE else heading
+        table.add_column(shown, justify="left" if index == 0 or heading == "call" else "right", no_wrap=True)
     for row in rows[:_MOST_ROWS]:
         table.add_row(*map(Text, row))
     console.print()
