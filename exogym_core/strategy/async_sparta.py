@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["AsyncSPARTAOptions", "AsyncSPARTAStrategy", "AsyncSparseCommunicator"]
 
 
-@dataclass(frozen=True)
 class AsyncSPARTAOptions(Options):
     """Options of async SPARTA.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["CoCoDCCommunicator", "CoCoDCOptions", "CoCoDCStrategy"]
 
 
-@dataclass(frozen=True)
 class CoCoDCOptions(FragmentOptions):
     """Options of CoCoDC besides fragments and an outer step.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["DecoupledDiLoCoOptions", "DecoupledDiLoCoStrategy"]
 
 
-@dataclass(frozen=True)
 class DecoupledDiLoCoOptions(ServedOptions):
     """Options of decoupled DiLoCo.
 

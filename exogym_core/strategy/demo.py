@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +28,6 @@ __all__ = ["WIRE", "DeMoOptions", "DeMoStrategy"]
 WIRE = {"compact": (torch.int16, torch.bfloat16), "released": (torch.int64, torch.float32)}
 
 
-@dataclass(frozen=True)
 class DeMoOptions(Options):
     """Options of DeMo.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING
 
@@ -37,7 +36,6 @@ __all__ = ["DGCOptions", "DGCStrategy", "LargestGradients"]
 _STAGES = 5
 
 
-@dataclass(frozen=True)
 class DGCOptions(Options):
     """Options of DGC.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["DionDirections", "DionOptions", "DionStrategy"]
 
 
-@dataclass(frozen=True)
 class DionOptions(Options):
     """Options of Dion.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.strategy.chain import Composition
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["DPSGDCommunicator", "DPSGDOptions", "DPSGDStrategy"]
 
 
-@dataclass(frozen=True)
 class DPSGDOptions(GossipOptions):
     """Options of D-PSGD.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["AveragingCommunicator", "FedAvgOptions", "FedAvgStrategy", "LocalSGDOptions", "LocalSGDStrategy"]
 
 
-@dataclass(frozen=True)
 class FedAvgOptions(AveragingOptions):
     """Options of FedAvg.
 
@@ -44,7 +42,6 @@ class FedAvgOptions(AveragingOptions):
             )
 
 
-@dataclass(frozen=True)
 class LocalSGDOptions(FedAvgOptions):
     """FedAvg's, with rounds of 8 steps."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["GASLoCCommunicator", "GASLoCOptions", "GASLoCStrategy"]
 
 
-@dataclass(frozen=True)
 class GASLoCOptions(GossipOptions):
     """Options of GASLoC.
 

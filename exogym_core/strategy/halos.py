@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.strategy.options import fraction, number, option, positive_int
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["HALoSOptions", "HALoSStrategy"]
 
 
-@dataclass(frozen=True)
 class HALoSOptions(ServedOptions):
     """Options of HALoS.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,7 +35,6 @@ _QUANTIZERS = {"statistical": StatisticalCodec, "linear": LinearCodec}
 _MUONS = {"paper": MuLoCoMuon, "torch": TorchMuon}
 
 
-@dataclass(frozen=True)
 class MuLoCoOptions(Options):
     """Options of MuLoCo.
 
@@ -84,7 +82,6 @@ class MuLoCoCommunicator(CodedRounds, name="MuLoCo"):
         return EachTensorCodec([tensor.numel() for tensor in tensors], quantizer)
 
 
-@dataclass(frozen=True)
 class _StrategyOptions(MuLoCoOptions):
     """`muon` besides: "paper" or "torch"."""
 

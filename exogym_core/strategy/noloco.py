@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["NoLoCoCommunicator", "NoLoCoOptions", "NoLoCoStrategy"]
 
 
-@dataclass(frozen=True)
 class NoLoCoOptions(Options):
     """Options of NoLoCo.
 

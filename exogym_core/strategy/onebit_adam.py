@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["OneBitAdamOptions", "OneBitAdamStrategy", "OneBitMomenta"]
 
 
-@dataclass(frozen=True)
 class OneBitAdamOptions(Options):
     """Options of 1-bit Adam.
 

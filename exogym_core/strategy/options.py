@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 from exogym_core.successors import STRATEGY_ARGUMENTS, unknown_arguments
 from netsim.errors import InputError, unknown_name
@@ -55,12 +55,16 @@ def option(default: Any, check: Callable[[str, str, Any], Any] | None = None) ->
     return dataclasses.field(default=default, metadata={"check": check})
 
 
+@dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class Options:
-    """Arguments that belong together: subclasses are dataclasses with one field each.
+    """Arguments that belong together: subclasses become frozen dataclasses with a field for each argument.
 
     A class that lists them as `Options = DiLoCoOptions` takes each of them by name.
     """
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
     @classmethod
     def of(cls, where: str, given: Mapping[str, Any], called: Mapping[str, str] | None = None) -> Self:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["LowRankGradients", "PowerSGDOptions", "PowerSGDStrategy"]
 
 
-@dataclass(frozen=True)
 class PowerSGDOptions(Options):
     """Options of PowerSGD.
 

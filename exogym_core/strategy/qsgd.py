@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["QSGDOptions", "QSGDStrategy", "StochasticGradients"]
 
 
-@dataclass(frozen=True)
 class QSGDOptions(Options):
     """Options of QSGD.
 

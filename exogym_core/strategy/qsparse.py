@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["QsparseCommunicator", "QsparseLocalSGDStrategy", "QsparseOptions"]
 
 
-@dataclass(frozen=True)
 class QsparseOptions(Options):
     """Options of Qsparse-local-SGD.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["MajorityOfSigns", "SignSGDOptions", "SignSGDStrategy"]
 
 
-@dataclass(frozen=True)
 class SignSGDOptions(Options):
     """Options of SignSGD.
 

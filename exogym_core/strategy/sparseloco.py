@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +33,6 @@ __all__ = ["SparseLoCoCommunicator", "SparseLoCoOptions", "SparseLoCoStrategy"]
 _INDEX_BITS = 12
 
 
-@dataclass(frozen=True)
 class SparseLoCoOptions(Options):
     """Options of SparseLoCo.
 

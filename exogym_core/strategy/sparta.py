@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["SPARTADiLoCoStrategy", "SPARTAStrategy", "SparseCommunicator", "SpartaOptions"]
 
 
-@dataclass(frozen=True)
 class SpartaOptions(AveragingOptions):
     """Options of SPARTA.
 
@@ -126,7 +124,6 @@ class SPARTAStrategy(Composition, name="SPARTA"):
         return [sparse]
 
 
-@dataclass(frozen=True)
 class _BothOptions(SpartaOptions, DiLoCoOptions):
     """`p_sparta`, `index_selector` and `interval` (also `sparta_interval`) besides DiLoCo's."""
 

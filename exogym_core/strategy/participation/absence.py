@@ -93,7 +93,6 @@ class Patience:
             )
 
 
-@dataclass(frozen=True)
 class PatienceOptions(Options):
     """Options of rounds that go on without absent ranks; by default they wait for all.
 
@@ -359,7 +358,6 @@ class Absence(Stateful):
             self._has_begun = False
 
 
-@dataclass(frozen=True)
 class ParticipationOptions(SiteOptions, PatienceOptions):
     """Options of modules whose outer rounds are taken by sites, and go on without absent ones."""
 

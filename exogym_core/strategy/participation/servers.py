@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -29,7 +28,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
 class ServedOptions(Options):
     """Options of strategies with a server.
 

@@ -239,7 +239,6 @@ def _codec(where: str, name: str, value: str | Codec) -> Codec | None:
     return codec_named(value)
 
 
-@dataclass(frozen=True)
 class AveragingOptions(Options):
     """Options of an average.
 

@@ -182,7 +182,6 @@ def parse_graph(where: str, name: str, value: object) -> Graph:
     return Graph(tuple(tuple(to) for to in rows))
 
 
-@dataclass(frozen=True)
 class GossipOptions(Options):
     """Options of modules that mix with neighbours.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +32,6 @@ def _outer_optim(where: str, name: str, value: OptimizerLike) -> OptimSpec:
     return ensure_optim_spec(value)
 
 
-@dataclass(frozen=True)
 class OuterOptions(AveragingOptions):
     """Rounds of local steps that end in an outer step.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -180,7 +179,6 @@ class CodedRounds(OuterRounds):
         return codec.decode(codec.encode(mean), len(mean)).to(mean.dtype) if self.encoded_mean else mean
 
 
-@dataclass(frozen=True)
 class FragmentOptions(OuterOptions):
     """Fragments with rounds of their own, besides an outer step's options; `outer_lr` is 0.4.
 
