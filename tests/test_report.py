@@ -17,6 +17,7 @@ from rich.console import Console
 
 from exogym_core.cli.main import main
 from exogym_core.names import visible
+from exogym_core.results.fit_result import FitResult
 from exogym_core.results.report import (
     Results,
     RunReport,
@@ -95,7 +96,7 @@ def run_folder(
         validation = [
             {"step": step, "local_loss": 2.0, "global_loss": 2.0 / (step + 1)} for step in (0, 2, 4)
         ]
-        folder.write_strategy(str(one["name"]), train, validation, None)
+        folder.write_result(str(one["name"]), FitResult(history=train, validation=validation), None)
     folder.write_summary(entries)
     return folder
 

@@ -86,7 +86,7 @@ def compare(
     """Train with each strategy and each seed: from the same initial parameters, on the same data in the same order.
 
     All strategies meet a seed before any meets the next. One that fails is marked and warned of, is not tried
-    with further seeds, and the others go on. If anything else ends the run early, results so far are saved, marked
+    with further seeds, and the others continue. If anything else ends the run early, results so far are saved, marked
     incomplete, and the exception is raised. With `resume`, finished strategies of this folder are kept, and the others
     continue from their last checkpoints. With `trace`, `trace.json.gz` records the last run.
 
@@ -388,7 +388,8 @@ def _fit(
 ) -> nn.Module:
     """Train with a strategy of the experiment; under torchrun network and clock are the real ones."""
     given = experiment.fit_arguments()
-    given.setdefault("val_size", _num_samples(task.validation))
+    validation = task.validation
+    given.setdefault("val_size", len(validation) if isinstance(validation, Sized) else _SAMPLES_OF_A_STREAM)
     if under_torchrun() or is_at_rendezvous():
         for name in ("topology", "placement", "protocol", "compute"):
             given.pop(name, None)
@@ -442,7 +443,3 @@ def _placed(experiment: Experiment, error: InputError) -> InputError:
     option = OPTIONS.get("device" if named[1] == "devices" else named[1]) if named else None
     path = (option.key.split(".")[0],) if option is not None and option.key is not None else ()
     return experiment.document.error(path, error)
-
-
-def _num_samples(validation: Any) -> int:
-    return len(validation) if isinstance(validation, Sized) else _SAMPLES_OF_A_STREAM

@@ -98,11 +98,10 @@ def _size(path: Path) -> str:
 def _devices() -> Section:
     from exogym_core.cost.devices import DEVICES
 
-    return [(name, _speeds(device.flops)) for name, device in DEVICES.items()]
+    def speeds(flops: Mapping[str, float]) -> str:
+        return ", ".join(f"{dtype} {speed / 1e12:g} Tflop/s" for dtype, speed in flops.items())
 
-
-def _speeds(flops: Mapping[str, float]) -> str:
-    return ", ".join(f"{dtype} {speed / 1e12:g} Tflop/s" for dtype, speed in flops.items())
+    return [(name, speeds(device.flops)) for name, device in DEVICES.items()]
 
 
 def _protocols() -> Section:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
@@ -19,6 +19,8 @@ from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from exogym_core.results.report.study import StudyReport
 
 __all__ = ["report"]
 
@@ -72,6 +74,7 @@ def report(
     as_json: bool,
 ) -> None:
     """Build the page of RUN again from its metrics, or one page of several runs or of a sweep."""
+    from exogym_core.results.reading import is_study
     from exogym_core.results.run_folder import RunFolder
 
     folders = tuple(map(_of_comparison, folders))
@@ -85,7 +88,21 @@ def report(
     if _is_one_run(folders) and not (by or where or out):
         show_report(RunFolder.open(folders[0]), align or "time", formats, as_json=as_json)
         return
-    _show_study(folders, by, where, align or "time", formats, out, as_json=as_json)
+    study = _study(folders, by, where, formats)
+    is_sweep = len(folders) == 1 and is_study(folders[0])
+    page = out or (folders[0] / "report.html" if is_sweep else Path("report.html"))
+    if not is_written_in_place(page):
+        _make(page.parent)
+    with output_file(page) as file:
+        file.write(study.html(align or "time").encode())
+    figures = study.write_figures(RunFolder(page.parent), formats)
+    if as_json:
+        click.echo(json.dumps(_document(study, folders, page, figures), indent=2))
+        return
+    _print(study, figures)
+    if is_sweep:
+        click.echo(f"page {page}")
+    click.echo(str(folders[0] if is_sweep else page))
 
 
 def _report_of(folder: Path) -> Callable[..., None] | None:
@@ -121,20 +138,11 @@ def _is_one_run(folders: Sequence[Path]) -> bool:
     return len(folders) == 1 and not is_study(folders[0]) and not holds_runs
 
 
-def _show_study(
-    folders: Sequence[Path],
-    by: Sequence[str],
-    where: Sequence[str],
-    align: str,
-    formats: Sequence[str],
-    out: Path | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Write one page of several runs or a sweep, and print its table; or all as JSON."""
-    from exogym_core.results.reading import is_study
+def _study(
+    folders: Sequence[Path], by: Sequence[str], where: Sequence[str], formats: Sequence[str]
+) -> StudyReport:
+    """Report of several runs or a sweep, few enough for the figures in `formats`."""
     from exogym_core.results.report.study import MOST_CURVES, StudyReport
-    from exogym_core.results.run_folder import RunFolder
 
     study = StudyReport(folders, by, where)
     drawn = [form for form in formats if form != "latex"]
@@ -143,26 +151,25 @@ def _show_study(
             f"--format {','.join(drawn)}: a figure shows {MOST_CURVES} groups at most, and there are "
             f"{len(study.groups)}: choose with --where KEY=VALUE"
         )
-    is_sweep = len(folders) == 1 and is_study(folders[0])
-    page = out or (folders[0] / "report.html" if is_sweep else Path("report.html"))
-    if not is_written_in_place(page):
-        _make(page.parent)
-    with output_file(page) as file:
-        file.write(study.html(align).encode())
-    figures = study.write_figures(RunFolder(page.parent), formats)
-    if as_json:
-        document = {
-            "run_folder": str(folders[0]),
-            "run_folders": list(map(str, folders)),
-            "report": str(page),
-            "figures": list(map(str, figures)),
-            "verdict": study.verdict,
-            "winner": study.winner,
-            "winners": [group.name for group in study.winners],
-            "groups": [dict(zip(study.table.headings, cells, strict=True)) for _, cells in study.table.rows],
-        }
-        click.echo(json.dumps(document, indent=2))
-        return
+    return study
+
+
+def _document(
+    study: StudyReport, folders: Sequence[Path], page: Path, figures: Sequence[Path]
+) -> dict[str, Any]:
+    return {
+        "run_folder": str(folders[0]),
+        "run_folders": list(map(str, folders)),
+        "report": str(page),
+        "figures": list(map(str, figures)),
+        "verdict": study.verdict,
+        "winner": study.winner,
+        "winners": [group.name for group in study.winners],
+        "groups": [dict(zip(study.table.headings, cells, strict=True)) for _, cells in study.table.rows],
+    }
+
+
+def _print(study: StudyReport, figures: Sequence[Path]) -> None:
     table = Table(*study.table.headings, box=None, pad_edge=False)
     for is_winner, cells in study.table.rows:
         table.add_row(*map(Text, cells), style="bold" if is_winner else "")
@@ -171,9 +178,6 @@ def _show_study(
     console.print(Text(f"\n{study.verdict}\n"), soft_wrap=True)
     for figure in figures:
         click.echo(f"figure {visible(figure, 500)}")
-    if is_sweep:
-        click.echo(f"page {page}")
-    click.echo(str(folders[0] if is_sweep else page))
 
 
 def _make(folder: Path) -> None:

@@ -144,7 +144,7 @@ class FitResult:
             some instants.
         compute_seconds, exposed_seconds: virtual seconds of each rank's computing, and of its waiting.
         computing_seconds, network_seconds, waiting_seconds: where the run's virtual seconds went, means over
-            ranks which sum to them: computing; waiting for bytes that were under way; waiting for those who had
+            ranks which sum to them: computing; waiting for bytes that were under way; waiting for those that had
             not come yet, or after the rank's own end. None without a topology.
         judged: which model is judged: "replica", "outer", "server" or "own".
         judged_state: the state of the model that could be shipped at the end (of "own" the lowest rank's);
@@ -157,16 +157,16 @@ class FitResult:
         mean_of_replicas_loss: the mean model's at the end, a diagnostic.
         minibatch_size: samples a forward pass, as resolved.
         compute: the compute time as resolved, in the form of an experiment; None where it is free.
-        dropped_peers: absences of ranks that rounds went on without, see `exogym_core.results.recorder:Rounds`; None
+        dropped_peers: absences of ranks from rounds that continued, see `exogym_core.results.recorder:Rounds`; None
             where all are waited for. Rows of `history` are then means over the ranks in the round (bytes: sums over
             all), `num_peers` is their number, and `virtual_seconds` is when they ended.
         averaged_ranks: ranks in such rounds, by the step that ended them.
         coding: "charged", or "not charged" where a strategy sent encoded values and called neither `charged` nor
             `charge`: its times lack what encoding takes; None where coding is free, or nothing was encoded.
         first_non_finite_step: the first step with a loss that was nan or infinite on some rank; None if
-            there was none. Training goes on after it.
+            there was none. Training continues after it.
         checkpoint_folder: where this run's checkpoints are; None where none are made.
-        resumed_step: the step of the checkpoint that it went on from; 0 for a run from the start.
+        resumed_step: the step of the checkpoint that it resumed from; 0 for a run from the start.
         complete: whether the run ended, neither stopped nor failed.
     """
 

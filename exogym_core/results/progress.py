@@ -111,7 +111,7 @@ class RunProgress:
         if row["kind"] != "step":
             return
         now = time.monotonic()
-        # What comes before the first step, such as the start of processes, says nothing about the others.
+        # Time before the first step, such as the start of processes, is no measure of the others.
         begun, first = self._first = self._first or (now, row["step"])
         left = eta_seconds(row["step"], self.status["steps"], first, now - begun)
         self._display._step(self, row, left)

@@ -69,12 +69,11 @@ class MuLoCoCommunicator(CodedRounds, name="MuLoCo"):
 
     Options = MuLoCoOptions
 
+    encoded_mean = True
+
     def __init__(self, **given: Any) -> None:
-        Module.__init__(self, **{"bits": 2, **given})
-        options = self.options
-        super().__init__(
-            options.H, options.outer_optim(), options.error_decay, options.outer_lr, encoded_mean=True
-        )
+        super().__init__(**{"bits": 2, **given})
+        self.beta, self.gain = self.options.error_decay, self.options.outer_lr
 
     def codec(self, tensors: Sequence[Tensor]) -> Codec:
         """Quantise every tensor by itself."""

@@ -224,16 +224,11 @@ def given_arguments(
     cls: type[Configured], positional: tuple[Any, ...], named: dict[str, Any]
 ) -> dict[str, Any]:
     """Arguments of `cls(*positional, **named)` by name, with the defaults of `cls` itself."""
-    whole = inspect.signature(cls.__init__)
-    signature = whole.replace(parameters=list(whole.parameters.values())[1:])
-    kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        said = dict.fromkeys(cls.positional) | by_name(cls, positional, named)
-    else:
-        bound = signature.bind_partial(*positional, **named)
-        bound.apply_defaults()
-        others = kinds.get(inspect.Parameter.VAR_KEYWORD)
-        said = {name: value for name, value in bound.arguments.items() if name != others} | named
+    signature = inspect.signature(cls)
+    bound = signature.bind_partial(*positional, **named)
+    bound.apply_defaults()
+    others = {each.name for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD}
+    said = {name: value for name, value in bound.arguments.items() if name not in others} | named
     defaults = cls.__dict__["Options"].defaults() if "Options" in cls.__dict__ else {}
     return defaults | {
         name: value for name, value in said.items() if value is not None or name not in defaults

@@ -55,7 +55,7 @@ class StochasticGradients(GradientExchange, name="QSGD"):
         """Algorithm 1: everyone's message to all."""
         flat, options = flatten(gradients), self.options
         generator = shared_generator(self.seed, "qsgd", self.strategy.local_step, self.comm.rank)
-        codec = self.charged(QSGDCodec(options.bits, options.bucket, options.norm, generator))
+        codec = self.strategy.charged(QSGDCodec(options.bits, options.bucket, options.norm, generator))
         total = torch.zeros_like(flat)
         for values in self.gathered(codec, flat):
             total += values
