@@ -26,7 +26,6 @@ __all__ = [
     "jobs_option",
     "not_empty",
     "plain_json",
-    "results_json",
     "takes",
     "topology_here",
 ]
@@ -63,12 +62,10 @@ def not_empty(context: click.Context, parameter: click.Parameter, value: str | N
 
 
 plain_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-results_json = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON document with run_folder, summary and verdict."
-)
 _JOBS = "Runs at once on this machine, to the same results [as many as cores and memory allow]."
 jobs_option = click.option("--jobs", type=click.IntRange(1), help=_JOBS)
 _HELP = {
+    "as_json": "Print one JSON document.",
     "jobs": _JOBS,
     "overrides": "Change one key, such as steps=20 or strategies.DiLoCo.H=50. May be repeated.",
     "scale": "Change the keys that EXPERIMENT lists under scales: NAME.",
@@ -99,7 +96,8 @@ def takes(kind: type[Any], **words: str) -> Callable[[Any], Any]:
         if "Path" in str(each.type):
             settings["type"] = click.Path(path_type=Path)
         if each.metadata["is_argument"]:
-            return click.argument(each.name, required=False, **settings)
+            settings.setdefault("required", False)
+            return click.argument(each.name, **settings)
         flags = each.metadata["flags"] or [f"--{each.name.replace('_', '-')}"]
         settings |= {"is_flag": each.type == "bool", "help": lines[each.name].format(**words)}
         return click.option(*flags, each.name, **settings)

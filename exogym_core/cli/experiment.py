@@ -332,12 +332,10 @@ class Experiment:
         """Check placement, protocol and devices against the topology."""
         from exogym_core.cost.compute import NO_DEVICE
         from exogym_core.cost.devices import find_device
-        from netsim import parse_collectives
 
         settings = self.settings
         if settings.protocol is not None:
             _at(self.document, ("protocol",), Protocol.parse, settings.protocol)
-        _at(self.document, ("collectives",), parse_collectives, settings.collectives)
         if self.topology is None:
             if settings.placement is not None:
                 raise self.document.error(("placement",), "there is no topology to place ranks on: add one")
