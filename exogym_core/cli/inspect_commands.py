@@ -272,7 +272,7 @@ _STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
 
 @dataclasses.dataclass(frozen=True)
-class _Asked:
+class CheckArguments:
     """Command-line arguments of `netgym check`.
 
     Attributes:
@@ -290,8 +290,8 @@ class _Asked:
 
 
 @click.command()
-@takes(_Asked)
-def check(asked: _Asked) -> int:
+@takes(CheckArguments)
+def check(asked: CheckArguments) -> int:
     """Test STRATEGY, module:Class or the name of a shipped one, against the laws of all strategies.
 
     It trains a small model, plainly and then with one thing changed at a time: twice, in processes, over real sockets,

@@ -42,7 +42,7 @@ def _formats(context: click.Context, parameter: click.Parameter, value: str | No
 
 
 @dataclass(frozen=True)
-class _Asked:
+class ReportArguments:
     """Command-line arguments of `netgym report`.
 
     Attributes:
@@ -64,8 +64,8 @@ class _Asked:
 
 
 @click.command()
-@takes(_Asked)
-def report(asked: _Asked) -> None:
+@takes(ReportArguments)
+def report(asked: ReportArguments) -> None:
     """Build the page of RUN again from its metrics, or one page of several runs or of a sweep."""
     from exogym_core.results.reading import is_study
     from exogym_core.results.run_folder import RunFolder
@@ -132,7 +132,7 @@ def _is_one_run(folders: Sequence[Path]) -> bool:
     return len(folders) == 1 and not is_study(folders[0]) and not holds_runs
 
 
-def _study(folders: Sequence[Path], asked: _Asked) -> StudyReport:
+def _study(folders: Sequence[Path], asked: ReportArguments) -> StudyReport:
     """Report of several runs or a sweep, few enough for the figures that are asked for."""
     from exogym_core.results.report.study import MOST_CURVES, StudyReport
 
