@@ -24,7 +24,7 @@ from netsim.network.clock import Clock
 from netsim.network.network import Network
 from netsim.topology.protocol import Protocol, WindowLimit, window_limit
 from netsim.topology.topology import Topology
-from netsim.units import parse_bytes, parse_seconds
+from netsim.units import format_list, parse_bytes, parse_seconds
 from netsim.weather.faults import ConnectionPool, Faults, is_background
 
 if TYPE_CHECKING:
@@ -274,7 +274,10 @@ def time_flows(
     [1.01]
     """
     parsed = Protocol.resolve(protocol, topology.protocol)
-    listed = [_as_flow(flow, topology) for flow in flows]
+    listed = [
+        flow if isinstance(flow, Flow) else _row(number, flow, topology)
+        for number, flow in enumerate(flows, 1)
+    ]
     clock = Clock()
     network = Network(clock, topology, parsed)
     if recorder is not None:
@@ -285,17 +288,6 @@ def time_flows(
     clock.process(run.start())
     faults.run_until(lambda: not run.under_way)
     return run.finish
-
-
-def _as_flow(flow: Flow | tuple[float, int | str, int | str, float], topology: Topology) -> Flow:
-    if isinstance(flow, Flow):
-        return flow
-    start, src, dst, num_bytes = flow
-    source = topology.host_index(src) if isinstance(src, str) else src
-    target = topology.host_index(dst) if isinstance(dst, str) else dst
-    if not (0 <= start < math.inf and 0 <= num_bytes < math.inf):
-        raise InputError(f"flow {flow}: start and bytes must be finite and not negative")
-    return Flow(float(start), source, target, float(num_bytes))
 
 
 class _FlowRun:
@@ -363,11 +355,9 @@ class _FlowRun:
 def _described(topology: Topology, flows: list[Flow], numbers: Iterable[int]) -> str:
     """Describe waiting transfers by their position from 1, hosts and bytes."""
     names = [host.name for host in topology.hosts]
-    waiting = sorted(numbers)
+    waiting = [(number + 1, flows[number]) for number in sorted(numbers)]
     lines = [
-        f"transfer {number + 1} ({names[flow.src]} to {names[flow.dst]}, {flow.num_bytes:.0f} bytes)"
-        for number in waiting[:_MOST_NAMED]
-        for flow in [flows[number]]
+        f"transfer {number} ({names[flow.src]} to {names[flow.dst]}, {flow.num_bytes:.0f} bytes)"
+        for number, flow in waiting
     ]
-    more = f" and {len(waiting) - len(lines)} more" if len(waiting) > len(lines) else ""
-    return f"{', '.join(lines)}{more} can never arrive"
+    return f"{format_list(lines, _MOST_NAMED)} can never arrive"

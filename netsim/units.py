@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -21,6 +21,7 @@ __all__ = [
     "format_bytes",
     "format_count",
     "format_fraction",
+    "format_list",
     "format_seconds",
     "parse_bits_per_second",
     "parse_bytes",
@@ -202,6 +203,16 @@ def format_fraction(fraction: float) -> str:
     ('0.01 %', '0 %')
     """
     return f"{_digits(fraction * 100)} %"
+
+
+def format_list(names: Sequence[str], most: int) -> str:
+    """Names in a line, the first ones of many.
+
+    >>> format_list(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def shown(value: object) -> str:

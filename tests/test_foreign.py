@@ -496,7 +496,10 @@ BOMB = """<?xml version="1.0"?>
         ),
         ({"x.csv": "from,to,throughput\na,b,1 Gbit/s\n"}, "a to b: no round trip was measured"),
         ({"x.csv": "one,two\na,b\n"}, "x.csv: no table of ways: name columns from, to"),
-        ({"x.yml": ASTRA.replace("Ring", "Rings")}, "unknown building block"),
+        (
+            {"x.yml": ASTRA.replace("Ring", "Rings")},
+            "x.yml:1: topology[0]: unknown choice 'Rings': did you mean 'Ring'?",
+        ),
         ({"x.yml": "a: 1\n"}, "x.yml: is no network file of ASTRA-sim"),
         ({"x.yml": ASTRA, "y.csv": PLAIN}, "x.yml: describes a whole network: import it alone"),
         ({"x.gml": "graph ["}, "x.gml: is no graph that can be read"),

@@ -256,19 +256,25 @@ def test_two_networks_run_interleaved() -> None:
     assert [clock.now for clock in clocks] == [1.02, 1.02]
 
 
-def test_protocol_of_the_file_holds_unless_another_is_named(clock: Clock) -> None:
-    assert Network(clock, TOPOLOGY).protocol == Protocol.parse("ideal")
+def test_protocol_of_the_file_holds_unless_another_is_named() -> None:
+    assert Network(Clock(), TOPOLOGY).protocol == Protocol.parse("ideal")
     mapping = TOPOLOGY.to_mapping() | {"protocol": "gloo"}
     topology = Topology.from_mapping(mapping)
-    assert Network(clock, topology).protocol.name == "gloo"
-    assert Network(clock, topology, "linux-tcp").protocol.name == "linux-tcp"
-    assert Network(clock, topology, {"streams": 8}).protocol == Protocol.parse(
+    assert Network(Clock(), topology).protocol.name == "gloo"
+    assert Network(Clock(), topology, "linux-tcp").protocol.name == "linux-tcp"
+    assert Network(Clock(), topology, {"streams": 8}).protocol == Protocol.parse(
         {"preset": "gloo", "streams": 8}
     )
 
 
-def test_the_default_protocol_is_tcp(clock: Clock) -> None:
+def test_a_clock_has_one_network(clock: Clock) -> None:
+    Network(clock, TOPOLOGY)
+    with pytest.raises(InputError, match="its clock has another network already"):
+        Network(clock, TOPOLOGY)
+
+
+def test_the_default_protocol_is_tcp() -> None:
     topology = Topology.from_mapping(TOPOLOGY.to_mapping() | {"protocol": None})
-    assert Network(clock, topology).protocol == Protocol.parse("linux-tcp")
+    assert Network(Clock(), topology).protocol == Protocol.parse("linux-tcp")
     streams = {"preset": "linux-tcp", "streams": 8}
-    assert Network(clock, topology, {"streams": 8}).protocol == Protocol.parse(streams)
+    assert Network(Clock(), topology, {"streams": 8}).protocol == Protocol.parse(streams)

@@ -111,11 +111,10 @@ def _hosts(network: Topology) -> Table:
 
 def _links(network: Topology) -> Table:
     """Each connection once; alike ones of a region's hosts to one place in one row."""
-    index = {(link.source, link.target): link for link in network.links}
     region = {host.name: host.region for host in network.hosts}
     rows: Counter[tuple[str, ...]] = Counter()
     for link in network.links:
-        back = index[link.target, link.source]
+        back = network.link_between[link.target, link.source]
         # From the host's side where one end is a host in a region, else in canonical order.
         sides = (region.get(link.source) is None, link.index), (region.get(link.target) is None, back.index)
         if sides[0] < sides[1]:

@@ -215,9 +215,9 @@ class _Crowd:
     def __init__(self, topology: Topology, protocol: Protocol) -> None:
         self._topology, self._protocol = topology, protocol
         self._rate = protocol.payload_bytes_per_second(topology)
-        index = {(link.source, link.target): link.index for link in topology.links}
-        # The link of the other direction; -1, which is the end of padded arrays, where there is none.
-        self._back = np.array([index.get((link.target, link.source), -1) for link in topology.links], int)
+        # The link of the other direction, and -1, the end of padded arrays, behind the last.
+        backs = [topology.link_between[link.target, link.source].index for link in topology.links]
+        self._back = np.array(backs, int)
 
     def times(self, schedule: Schedule, hosts: Sequence[int]) -> tuple[float, FloatArray]:
         """Seconds from all members' common start to the end; and payload across each link, shape (links,)."""

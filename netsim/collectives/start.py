@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from netsim.collectives.closed_form import contention_free_seconds
 from netsim.collectives.schedules.algorithms import schedule
@@ -25,9 +22,6 @@ if TYPE_CHECKING:
     from netsim.topology.topology import Topology
 
 __all__ = ["Collective", "Timing", "link_bytes", "start_all_to_all", "start_collective", "time_collective"]
-
-# The messages of a schedule with more of them are made step by step each time, and not kept.
-_MOST_KEPT_MESSAGES = 100_000
 
 
 def start_collective(
@@ -48,8 +42,7 @@ def start_collective(
         on_done: called with a member's position at the instant it finishes, which may be before others
             arrive (the root of a broadcast), and within `arrive` where nothing is to be waited for.
     """
-    sequence = network.remember(schedule, partial(_sequence, schedule))
-    return _start(network, sequence, hosts[: schedule.num_ranks], group, on_done)
+    return _start(network, schedule.sequence, hosts[: schedule.num_ranks], group, on_done)
 
 
 def start_all_to_all(
@@ -68,8 +61,8 @@ def start_all_to_all(
         A function that lets a member enter now with the bytes that it has for each member, and `Collective.cancel`.
     """
     num = len(hosts)
-    src, dst = network.remember(("all_to_all", num), partial(_pairs, num))
-    messages = StepMessages(num, src, dst, [0.0] * len(src))
+    step = schedule("all_to_all", num).step(0)  # each sender's messages in the order of posting
+    messages = StepMessages(num, step.src.tolist(), step.dst.tolist(), [0.0] * len(step.src))
     started = _start(
         network, StepSequence(num, [0], lambda index: messages, True, False), hosts, group, on_done
     )
@@ -92,23 +85,6 @@ def _start(
     kind = GlooCollective if network.protocol.rendezvous else Collective
     engine = network.engine
     return kind(engine, sequence, list(hosts), engine.group(group), on_done)
-
-
-def _sequence(made: Schedule) -> StepSequence:
-    is_kept = made.num_messages <= _MOST_KEPT_MESSAGES
-
-    def make(index: int) -> StepMessages:
-        step = made.step(index)
-        sizes = step.num_bytes.astype(np.float64).tolist()
-        return StepMessages(made.num_ranks, step.src.tolist(), step.dst.tolist(), sizes)
-
-    return StepSequence(made.num_ranks, made.gates, make, is_kept, made.op == "sendrecv")
-
-
-def _pairs(num: int) -> tuple[list[int], list[int]]:
-    """Sender and receiver of each message of an all_to_all, in each sender's order of posting."""
-    step = schedule("all_to_all", num).step(0)
-    return step.src.tolist(), step.dst.tolist()
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from netsim.formats.measurements import (
 )
 from netsim.formats.networks import (
     address_file,
-    is_astrasim,
     read_astrasim,
     read_graph,
     read_simgrid,
@@ -104,12 +103,7 @@ def _described(path: Path, text: str, assumed: Assumed) -> TopologyBuilder | Non
     if start.startswith("<"):
         return read_graph(path, text, assumed) if "<graphml" in start else read_simgrid(path, text)
     if kind in (".yml", ".yaml"):
-        data = parse_document(text, str(path)).data
-        if not is_astrasim(data):
-            raise InputError(
-                f"{path}: is no network file of ASTRA-sim: it needs topology, npus_count, bandwidth, latency"
-            )
-        return read_astrasim(path, data)
+        return read_astrasim(parse_document(text, str(path)))
     return None
 
 

@@ -357,18 +357,23 @@ def read_csv(path: str | Path, text: str, pairs: Pairs, servers: dict[str, str])
 
 def _read_square(path: str | Path, square: re.Match[str], rows: list[list[str]], pairs: Pairs) -> None:
     what, unit = square.group(1).lower(), square.group(2)
-    kind, read = _COLUMNS[what]
     names = [cell.strip() for cell in rows[0][1:]]
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(names) + 1:
             raise InputError(f"{path}:{number}: expected {len(names) + 1} cells, got {len(row)}")
         for target, cell in zip(names, row[1:], strict=True):
-            source, text = row[0].strip(), cell.strip()
-            if source == target or text in ("", "-", "0", "nan"):
-                continue
-            value = _value(f"{path}:{number}: column {target}", read, f"{text} {unit}")
-            note = f"{what} {text} {unit} ({Path(path).name}:{number})"
-            pairs.add(source, target, **{kind: value}, note=note)
+            text = cell.strip()
+            if text not in ("", "-", "0", "nan"):
+                where = f"{path}:{number}: column {target}"
+                _add(
+                    pairs,
+                    row[0].strip(),
+                    target,
+                    what,
+                    f"{text} {unit}",
+                    where,
+                    f"{Path(path).name}:{number}",
+                )
 
 
 def _read_rows(
@@ -413,25 +418,17 @@ def read_json(path: str | Path, data: Any, pairs: Pairs) -> None:
 
     Raises InputError that names the entry.
     """
-    before = len(pairs.ways)
+    before, cells = len(pairs.ways), list[tuple[Any, Any, str, Any]]()
     if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
         if "averages" in data[0]:
             for entry in data:
                 for way in entry.get("averages", []):
-                    _add(
-                        path,
-                        pairs,
-                        str(entry.get("region")),
-                        str(way.get("regionTo")),
-                        "rtt_ms",
-                        way.get("average"),
-                    )
+                    cells.append((entry.get("region"), way.get("regionTo"), "rtt_ms", way.get("average")))
         else:
-            rows = [
-                (number, {str(key).lower(): str(value) for key, value in row.items()})
-                for number, row in enumerate(data, 1)
-            ]
-            _read_rows(path, sorted({key for _, row in rows for key in row}), rows, pairs, {})
+            rows = [{str(key).lower(): str(value) for key, value in row.items()} for row in data]
+            _read_rows(
+                path, sorted({key for row in rows for key in row}), list(enumerate(rows, 1)), pairs, {}
+            )
     elif isinstance(data, dict):
         tables = {"rtt_ms": data["data"]} if isinstance(data.get("data"), dict) else data
         for name, table in tables.items():
@@ -440,20 +437,21 @@ def read_json(path: str | Path, data: Any, pairs: Pairs) -> None:
             for source, ways in table.items():
                 if not isinstance(ways, dict):
                     raise InputError(f"{path}: {name}.{source}: expected a mapping from places to values")
-                for target, value in ways.items():
-                    _add(path, pairs, str(source), str(target), name, value)
+                cells += [(source, target, name, value) for target, value in ways.items()]
+    for source, target, name, value in cells:
+        if value is not None:
+            where = f"{path}: {printable(source)} to {printable(target)}"
+            _add(pairs, str(source), str(target), name, str(value), where, Path(path).name)
     if len(pairs.ways) == before:
         raise InputError(f"{path}: no table of ways was found: see 'netsim import --help' for the layouts")
     pairs.sources.append(f"{Path(path).name}: {len(pairs.ways) - before} ways.")
 
 
-def _add(path: str | Path, pairs: Pairs, source: str, target: str, column: str, value: Any) -> None:
-    if source == target or value is None:
-        return
+def _add(pairs: Pairs, source: str, target: str, column: str, text: str, where: str, origin: str) -> None:
+    """Add one figure; `where` begins the error's line, and `origin` goes into the note."""
     kind, read = _COLUMNS[column]
-    number = _value(f"{path}: {printable(source)} to {printable(target)}", read, str(value))
-    note = f"{column} {value} ({Path(path).name})"
-    pairs.add(source, target, **{kind: number}, note=note)
+    if source != target:
+        pairs.add(source, target, **{kind: _value(where, read, text)}, note=f"{column} {text} ({origin})")
 
 
 def _value(where: str, read: Callable[[str], float], text: str) -> float:
@@ -469,7 +467,7 @@ def _value(where: str, read: Callable[[str], float], text: str) -> float:
 
 
 _STATISTICS = re.compile(
-    r"(?:rtt|round-trip) min/avg/max(?:/mdev|/stddev)? = (\d+(?:\.\d*)?)/(\d+(?:\.\d*)?)/(\d+(?:\.\d*)?)[/ ]"
+    r"(?:rtt|round-trip) min/avg/max(?:/mdev|/stddev)? = (\d+(?:\.\d*)?)/(\d+(?:\.\d*)?)/\d+(?:\.\d*)?[/ ]"
 )
 _WINDOWS = re.compile(r"Minimum = (\d+)ms, Maximum = \d+ms, Average = (\d+)ms")
 _LOST = re.compile(r"(\d+(?:\.\d*)?)% (?:packet )?loss")
@@ -560,16 +558,7 @@ def _address(host: object) -> str:
 
 def is_ping(text: str) -> bool:
     """Return whether text is the output of ping on Linux, BusyBox, macOS or Windows (in English)."""
-    return _trips(text) is not None or _LOST.search(text) is not None
-
-
-def _trips(text: str) -> tuple[float, float] | None:
-    """The least and the mean round trip in ms."""
-    found = _STATISTICS.search(text)
-    if found is not None:
-        return float(found.group(1)), float(found.group(2))
-    found = _WINDOWS.search(text)
-    return None if found is None else (float(found.group(1)), float(found.group(2)))
+    return any(pattern.search(text) for pattern in (_STATISTICS, _WINDOWS, _LOST))
 
 
 def read_ping(path: str | Path, text: str, pairs: Pairs) -> None:
@@ -579,7 +568,7 @@ def read_ping(path: str | Path, text: str, pairs: Pairs) -> None:
 
     Raises InputError where nothing came back, or it is not known from where.
     """
-    trips = _trips(text)
+    trips = _STATISTICS.search(text) or _WINDOWS.search(text)  # the least and the mean in ms
     if trips is None:
         raise FailedMeasurementError(f"{path}: nothing came back of this ping")
     pinged = _PINGED.search(text)
@@ -591,9 +580,9 @@ def read_ping(path: str | Path, text: str, pairs: Pairs) -> None:
     pairs.add(
         one,
         other,
-        rtt_seconds=trips[0] * 1e-3,
+        rtt_seconds=float(trips[1]) * 1e-3,
         loss=loss,
-        note=f"ping, {trips[1]:g} ms in the mean{remark}",
+        note=f"ping, {float(trips[2]):g} ms in the mean{remark}",
     )
     pairs.sources.append(f"{Path(path).name}: ping.")
 

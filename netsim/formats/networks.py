@@ -27,13 +27,15 @@ import math
 import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from xml.etree import ElementTree
 from xml.sax.saxutils import quoteattr
 
 import networkx as nx
+from pydantic import ConfigDict, Field
 
-from netsim.errors import InputError, printable, unknown_name
+from netsim.errors import InputError, printable
+from netsim.files.schemas import Schema, validate_document
 from netsim.formats.builder import (
     Assumed,
     LinkLine,
@@ -50,13 +52,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from xml.etree.ElementTree import Element
 
+    from netsim.files.documents import Document
     from netsim.topology.graph import Host, Link
     from netsim.topology.topology import Topology
 
 __all__ = [
     "address_file",
     "great_circle_metres",
-    "is_astrasim",
     "parse_xml",
     "read_astrasim",
     "read_graph",
@@ -351,33 +353,37 @@ def _attribute(path: str | Path, element: Element, key: str) -> str:
     return value
 
 
-_BLOCKS = ("FullyConnected", "Ring", "Switch")
 _MOST_NPUS = 4096
 _GB_BITS = 8 * 2**30
 
 
-def is_astrasim(data: object) -> TypeGuard[dict[str, Any]]:
-    """Return whether YAML is an ASTRA-sim network file."""
-    return isinstance(data, dict) and {"topology", "npus_count", "bandwidth", "latency"} <= set(data)
+class _AstraSim(Schema):
+    """A network file of ASTRA-sim: in each list an entry a dimension."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    topology: Annotated[list[Literal["FullyConnected", "Ring", "Switch"]], Field(min_length=1)]
+    npus_count: list[Annotated[int, Field(ge=1)]]
+    bandwidth: list[Annotated[float, Field(ge=0)]]
+    latency: list[Annotated[float, Field(ge=0)]]
 
 
-def read_astrasim(path: str | Path, data: dict[str, Any]) -> TopologyBuilder:
+def read_astrasim(document: Document) -> TopologyBuilder:
     """A host for each NPU, a router for each switch. Raises InputError for what the format does not allow."""
-    blocks = [str(block) for block in _entries(path, data, "topology")]
-    counts = _entries(path, data, "npus_count")
-    rates, latencies = (_positive_numbers(path, data, key) for key in ("bandwidth", "latency"))
+    path, keys = document.where, _AstraSim.model_fields.keys()
+    if not isinstance(document.data, dict) or not keys <= document.data.keys():
+        raise InputError(f"{path}: is no network file of ASTRA-sim: it needs {', '.join(keys)}")
+    file = validate_document(_AstraSim, document)
+    blocks, counts, rates, latencies = file.topology, file.npus_count, file.bandwidth, file.latency
     if not len(blocks) == len(counts) == len(rates) == len(latencies):
         raise InputError(f"{path}: topology, npus_count, bandwidth and latency need as many entries each")
-    for block in blocks:
-        if block not in _BLOCKS:
-            raise unknown_name(f"building block in {path}", block, _BLOCKS)
-    if any(isinstance(count, bool) or not isinstance(count, int) or count < 1 for count in counts):
-        raise InputError(f"{path}: npus_count: expected whole numbers from 1 up, got {counts}")
     if math.prod(counts) > _MOST_NPUS:
         raise InputError(f"{path}: {math.prod(counts):,} NPUs are more than {_MOST_NPUS:,}")
     shape = " x ".join(f"{block}({count})" for block, count in zip(blocks, counts, strict=True))
     builder = TopologyBuilder(Path(path).stem, [f"{Path(path).name}: ASTRA-sim network {shape}."])
-    names = {at: f"npu{number}" for number, at in enumerate(_npu_places(counts))}
+    # Positions in the order of NPU numbers: the first dimension counts fastest.
+    places = itertools.product(*(range(count) for count in reversed(counts)))
+    names = {at[::-1]: f"npu{number}" for number, at in enumerate(places)}
     builder.hosts = list(names.values())
     for dim, (block, count) in enumerate(zip(blocks, counts, strict=True)):
         figures = (rates[dim] * _GB_BITS, latencies[dim] * 1e-9, f"dimension {dim}, {block}")
@@ -386,11 +392,6 @@ def read_astrasim(path: str | Path, data: dict[str, Any]) -> TopologyBuilder:
             members = [names[(*base[:dim], index, *base[dim + 1 :])] for index in range(count)]
             _connect_dimension(builder, block, members, f"switch{dim}.{number}", figures)
     return builder
-
-
-def _npu_places(counts: list[int]) -> list[tuple[int, ...]]:
-    """Positions in the order of NPU numbers: the first dimension counts fastest."""
-    return [tuple(reversed(at)) for at in itertools.product(*(range(count) for count in reversed(counts)))]
 
 
 def _connect_dimension(
@@ -409,23 +410,6 @@ def _connect_dimension(
         pairs = list(itertools.combinations(members, 2))
     for one, other in pairs:
         builder.links.append(LinkLine(one, other, bits_per_second, bits_per_second, seconds, comment=comment))
-
-
-def _entries(path: str | Path, data: dict[str, Any], key: str) -> list[Any]:
-    value = data[key]
-    if not isinstance(value, list) or not value:
-        raise InputError(f"{path}: {key}: expected a list with an entry for each dimension")
-    return value
-
-
-def _positive_numbers(path: str | Path, data: dict[str, Any], key: str) -> list[float]:
-    try:
-        numbers = [float(value) for value in _entries(path, data, key)]
-    except (TypeError, ValueError):
-        numbers = [math.nan]
-    if not all(0 <= number < math.inf for number in numbers):
-        raise InputError(f"{path}: {key}: expected numbers from 0 up")
-    return numbers
 
 
 def write_astrasim(topology: Topology) -> str:

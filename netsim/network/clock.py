@@ -59,7 +59,7 @@ def on_grid(seconds: float) -> float:
 
 
 class Clock(simpy.Environment):
-    """SimPy's environment whose time goes on to its next event or to the network's, whichever is first.
+    """SimPy's environment whose time advances to its next event or to the network's, whichever is first.
 
     Times are virtual seconds. Beyond SimPy's interface it has `at` and `cancel`: `env.timeout(instant - env.now)`
     need not land on `instant`, since the difference and the sum both round.
@@ -75,12 +75,18 @@ class Clock(simpy.Environment):
         super().__init__(initial_time)
         self.upcoming: Sequence[tuple[float, EventPriority, int, simpy.Event]] = self._queue
         self._cancelled: set[simpy.Event] = set()
-        self._engines: list[Engine] = []
+        self._engine: Engine | None = None
 
     def attach(self, engine: Engine) -> None:
-        """Have the time of a network's `engine` go on with this clock."""
+        """Have the time of a network's `engine` advance with this clock; raises InputError if it has one."""
+        if self._engine is not None:
+            raise InputError("Network: its clock has another network already; give each a netsim.Clock()")
         engine.now = self._now
-        self._engines.append(engine)
+        self._engine = engine
+
+    @property
+    def _network_due(self) -> float:
+        return self._engine.next_due() if self._engine is not None else math.inf
 
     def show(self, instant: float) -> None:
         """Set the time to the `instant` of a network, for code that it calls."""
@@ -110,37 +116,22 @@ class Clock(simpy.Environment):
             raise type(event._value)(*event._value.args) from event._value
 
     def _network_lives(self) -> bool:
-        """Let the networks live until the next event of SimPy; False if that is the next to happen."""
-        queue, engines = self._queue, self._engines
+        """Let the network live until the next event of SimPy; False if that is the next to happen."""
+        queue, engine = self._queue, self._engine
         until, is_included = (queue[0][0], queue[0][1] > _NETWORK) if queue else (math.inf, False)
-        due = min([engine.next_due() for engine in engines], default=math.inf)
+        due = self._network_due
         lives = due < until or (due == until and is_included)
         if not lives and not queue:
             raise EmptySchedule
-        if lives and len(engines) == 1:
-            engines[0].advance(until, is_included)
-        elif lives:
-            self._advance_all(until, is_included)
-        for engine in engines:
+        if engine is not None:
+            if lives:
+                engine.advance(until, is_included)
             engine.now = self._now if lives else until
         return lives
 
-    def _advance_all(self, until: float, is_included: bool) -> None:
-        """Let several networks live until `until`, or until one has called code above it."""
-        while True:
-            due = min(engine.next_due() for engine in self._engines)
-            if not (due < until or (due == until and is_included)):
-                return
-            self._now = due
-            for engine in self._engines:
-                engine.now = due
-                engine.advance(due, True)
-                if engine.has_called_out:
-                    return
-
     def peek(self) -> float:
         """The instant of the next event, SimPy's or a network's; infinity if there is none."""
-        return min([super().peek(), *(engine.next_due() for engine in self._engines)])
+        return min(super().peek(), self._network_due)
 
     def at(
         self, instant: float, order: Order = Order.RANKS, call: Callable[[simpy.Event], None] | None = None
@@ -177,7 +168,7 @@ class Clock(simpy.Environment):
         if not self._queue:
             return True
         instant, order, _, event = self._queue[0]
-        due = min((engine.next_due() for engine in self._engines), default=math.inf)
+        due = self._network_due
         if due < instant or (due == instant and order > Order.NETWORK):
             return True
         return event in self._cancelled or is_idle(event)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -35,8 +35,6 @@ __all__ = [
     "Waiting",
     "not_given_up",
 ]
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +132,6 @@ class Network:
         self._nominal = self._stated.copy()  # what a link carried last, if it carries nothing
         self._is_up = [True] * len(self._stated)
         self._credited: FloatArray | float = 0.0  # bytes by link that were not sent here
-        self._remembered: dict[Hashable, Any] = {}
         share = self.protocol.payload_share
         self._share = [1.0 if link.measured_streams else share for link in topology.links]
         self.engine = Engine(
@@ -295,18 +292,6 @@ class Network:
         """Count bytes as having crossed links; shape (links,)."""
         self._credited = self._credited + link_bytes
 
-    def remember(self, key: Hashable, make: Callable[[], _T]) -> _T:
-        """The result of `make`, called once for a key; those that were not used lately are forgotten."""
-        value: _T
-        if key in self._remembered:
-            value = self._remembered.pop(key)
-        else:
-            value = make()
-            while len(self._remembered) >= _MOST_REMEMBERED:
-                del self._remembered[next(iter(self._remembered))]
-        self._remembered[key] = value
-        return value
-
     # -- paths and windows -----------------------------------------------------------------------------------
 
     def _find_path(self, index: int, source: int, target: int) -> Path:
@@ -447,9 +432,6 @@ class Network:
             for transfer in self.engine.in_flight()
             if transfer.connection.first is transfer and not ignored(transfer.connection.group.name)
         ]
-
-
-_MOST_REMEMBERED = 512
 
 
 def not_given_up(waiting: Waiting) -> NoReturn:

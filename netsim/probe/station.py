@@ -5,14 +5,12 @@ Times of torch's own gloo come from a program of `exogym_core` in a process of i
 
 from __future__ import annotations
 
-import array
 import contextlib
 import errno
 import json
 import os
 import queue
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -26,10 +24,9 @@ from netsim.probe.streams import SERVICE, Arrivals, drain, echo, goodput, ping, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["GlooTiming", "Station", "free_port", "interface_of"]
+__all__ = ["GlooTiming", "Station", "free_port"]
 
 _PROGRAM = "exogym_core.workers.gloo.pair"
-_SIOCGIFADDR = 0x8915
 
 _MOST_CONNECTIONS = 512
 _MOST_MEASUREMENTS = 64  # whose arrivals are kept
@@ -241,11 +238,8 @@ class GlooTiming:
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
         }
-        name = interface_of(address)
-        if name:
-            environment["GLOO_SOCKET_IFNAME"] = name
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _PROGRAM],
+            [sys.executable, "-m", _PROGRAM, address],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -293,25 +287,3 @@ def free_port(address: str) -> int:
     family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
     with socket.create_server((address, 0), family=family) as listener:
         return int(listener.getsockname()[1])
-
-
-def interface_of(address: str) -> str:
-    """Name of the interface that has an IPv4 address; empty if it cannot be found.
-
-    >>> interface_of("127.0.0.1") in ("lo", "lo0", "")
-    True
-    """
-    try:
-        import fcntl
-
-        wanted = socket.inet_aton(socket.gethostbyname(address))
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as opened:
-            for _, name in socket.if_nameindex():
-                asked = array.array("B", struct.pack("256s", name.encode()[:15]))
-                with contextlib.suppress(OSError):
-                    fcntl.ioctl(opened, _SIOCGIFADDR, asked)
-                    if asked.tobytes()[20:24] == wanted:
-                        return name
-    except (ImportError, OSError):
-        pass
-    return ""

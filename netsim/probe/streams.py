@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import socket
 import struct
@@ -11,6 +10,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from netsim.files.signed import PeerAddress, PeerError, SignedChannel, connect_peer
 
@@ -60,15 +61,8 @@ class KernelFacts:
         raw = opened.getsockopt(socket.IPPROTO_TCP, option, 256)
         if len(raw) < 160:
             return cls()
-        least = struct.unpack_from("=I", raw, 148)[0]
-        return cls(
-            struct.unpack_from("=I", raw, 68)[0] * 1e-6,
-            0.0 if least == 0xFFFFFFFF else least * 1e-6,
-            struct.unpack_from("=I", raw, 156)[0],
-            struct.unpack_from("=I", raw, 100)[0],
-            struct.unpack_from("=I", raw, 152)[0],
-            struct.unpack_from("=I", raw, 20)[0],
-        )
+        rtt, least, *counts = (struct.unpack_from("=I", raw, at)[0] for at in (68, 148, 156, 100, 152, 20))
+        return cls(rtt * 1e-6, 0.0 if least == 0xFFFFFFFF else least * 1e-6, *counts)
 
 
 @dataclass
@@ -108,23 +102,11 @@ def goodput(
     begin = min(start + warm_seconds, start + (end - start) / 2)
     if end <= begin:
         return 0.0, 1.0
-    instants = [begin + (end - begin) * index / _SLICES for index in range(_SLICES + 1)]
-    totals = [sum(_bytes_at(stream, instant) for stream in streams) for instant in instants]
-    rates = [(after - before) * _SLICES / (end - begin) for before, after in itertools.pairwise(totals)]
-    mean = (totals[-1] - totals[0]) / (end - begin)
-    return mean * 8, (max(rates) - min(rates)) / mean if mean else 1.0
-
-
-def _bytes_at(stream: Sequence[tuple[float, int]], instant: float) -> float:
-    before = stream[0]
-    for after in stream:
-        if after[0] >= instant:
-            if after[0] == before[0]:
-                return float(after[1])
-            share = (instant - before[0]) / (after[0] - before[0])
-            return before[1] + share * (after[1] - before[1])
-        before = after
-    return float(before[1])
+    instants = np.linspace(begin, end, _SLICES + 1)
+    totals = np.sum([np.interp(instants, *np.array(stream).T) for stream in streams], axis=0)
+    rates = np.diff(totals) * _SLICES / (end - begin)
+    mean = float(rates.mean())
+    return mean * 8, float(np.ptp(rates)) / mean if mean else 1.0
 
 
 def drain(channel: SignedChannel, arrivals: Arrivals, seconds: float) -> None:

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 from netsim.network.clock import Clock, Order, call_at, on_grid
 from netsim.network.trace import Span
 from netsim.ranks.requests import Call, CallEnding, Key, Lane, Post
+from netsim.units import format_list
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     import simpy
+
+    from netsim.ranks.kernel import RankSink
 
 __all__ = ["FROM_ROOT", "Calls", "Cancel", "Enter", "StartCall", "group_of", "needs_nobody", "start_at_once"]
 
@@ -142,9 +145,7 @@ class Calls:
         clock: virtual time.
         start: starts a call on the network.
         collectives_in_flight: how many collectives of one group a rank has under way at once, in order.
-        on_span: called with each span of communication as it ends; None: spans are not made.
-        on_broken: called with a group whose calls have ended undone.
-        on_withdrawn: called with a message whose only post was withdrawn.
+        sink: gets spans of communication, groups whose calls have ended undone, and withdrawn messages.
         network_seconds: by rank; `wait` adds its seconds that were the network's: all but those until the last member
             had posted, where the call did not end for this rank before.
 
@@ -157,13 +158,11 @@ class Calls:
         clock: Clock,
         start: StartCall,
         collectives_in_flight: int,
-        on_span: Callable[[Span], None] | None,
-        on_broken: Callable[[Hashable], None],
-        on_withdrawn: Callable[[Key], None],
+        sink: RankSink,
         network_seconds: list[float],
     ) -> None:
-        self._on_withdrawn, self._network_seconds = on_withdrawn, network_seconds
-        self._clock, self._start_call, self._on_span = clock, start, on_span
+        self._sink, self._network_seconds = sink, network_seconds
+        self._clock, self._start_call, self._on_span = clock, start, sink.on_span
         self._width = collectives_in_flight
         self._in_flight: dict[Key, _InFlight] = {}
         # (group, rank) -> that rank's unfinished collectives of the group, oldest first.
@@ -173,7 +172,6 @@ class Calls:
         self._sent: dict[Hashable, OrderedDict[Key, None]] = {}
         self._wanted: dict[Hashable, simpy.Event] = {}
         self._dissolved: set[Hashable] = set()
-        self._on_broken = on_broken
         self._broken: set[Hashable] = set()
         self._undone: dict[Key, _InFlight | None] = {}  # calls of broken groups; None: it never began
         self._gone: set[int] = set()  # ranks that have ended
@@ -246,7 +244,7 @@ class Calls:
         flight.cancel()
         del self._in_flight[key]
         self._is_received(key)
-        self._on_withdrawn(key)
+        self._sink.withdrawn(key)
         return True
 
     def _start(self, key: Key, call: Call) -> _InFlight:
@@ -264,19 +262,29 @@ class Calls:
     def dissolve(self, group: Hashable) -> None:
         """Calls of this group end undone at this instant, also those yet to be posted."""
         self._dissolved.add(group)
-        flights = [(key, flight) for key, flight in self._in_flight.items() if key.group == group]
+        for key, flight in self._take_off(lambda key: key.group == group):
+            self._end(key, flight)
+
+    def _take_off(self, is_meant: Callable[[Key], bool]) -> list[tuple[Key, _InFlight]]:
+        """Cancel the calls under way with such a key."""
+        flights = [(key, flight) for key, flight in self._in_flight.items() if is_meant(key)]
         for key, flight in flights:
             del self._in_flight[key]
             flight.is_off = True
             flight.cancel()
-        for key, flight in flights:
-            self._end(key, flight)
             for rank in flight.call.ranks:
-                flight.done_at.setdefault(rank, on_grid(self._clock.now))
-                self._lanes.pop((group, rank), None)
-            for sleeper in flight.sleepers.values():
-                sleeper.succeed()
-            flight.sleepers.clear()
+                self._lanes.pop((key.group, rank), None)
+        return flights
+
+    def _end(self, key: Key, flight: _InFlight) -> None:
+        """End a cancelled call for the members for which it is not over, and wake those that wait for it."""
+        if self.on_progress is not None:
+            for rank in dict.fromkeys(flight.call.ranks):
+                if rank not in flight.done_at:
+                    self.on_progress(rank, Progress.OVER, key, self._clock.now, 0.0)
+        for sleeper in flight.sleepers.values():
+            sleeper.succeed()
+        flight.sleepers.clear()
 
     # --- calls with a time-out ------------------------------------------------------------------------
 
@@ -302,34 +310,19 @@ class Calls:
     def _break(self, group: Hashable) -> None:
         """End all calls under way of a group undone, at this instant: a member will not continue."""
         self._broken.add(group)
-        flights = [(key, each) for key, each in self._in_flight.items() if group_of(key.group) == group]
+        flights = self._take_off(lambda key: group_of(key.group) == group)
         for key, flight in flights:
-            del self._in_flight[key]
             self._undone[key] = flight
             if isinstance(key.group, Lane):
                 self._is_received(key)
-            flight.is_off = True
-            flight.cancel()
-            for rank in flight.call.ranks:
-                self._lanes.pop((key.group, rank), None)
             for rank, (instant, alarm) in flight.alarms.items():
                 self._clock.cancel(alarm)
-                if instant <= self._clock.now:  # notify all whose time-out is at this instant
+                if instant <= self._clock.now:  # report all whose time-out is at this instant
                     flight.late.add(rank)
             flight.alarms.clear()
-        self._on_broken(group)
+        self._sink.broken(group)
         for key, flight in flights:
             self._end(key, flight)
-            for sleeper in flight.sleepers.values():
-                sleeper.succeed()
-            flight.sleepers.clear()
-
-    def _end(self, key: Key, flight: _InFlight) -> None:
-        """Report the end of a call for the members for which it is not over."""
-        if self.on_progress is not None:
-            for rank in dict.fromkeys(flight.call.ranks):
-                if rank not in flight.done_at:
-                    self.on_progress(rank, Progress.OVER, key, self._clock.now, 0.0)
 
     def lose(self, group: Hashable) -> bool:
         """Break a group whose connection is given up, if a member has given its calls a time-out."""
@@ -451,6 +444,4 @@ class Calls:
 
 def _listed(ranks: Sequence[int]) -> str:
     """Names of ranks, the first of many."""
-    names = ", ".join(map(str, ranks[:_MOST_NAMED]))
-    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {names}{more}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {format_list([str(rank) for rank in ranks], _MOST_NAMED)}"

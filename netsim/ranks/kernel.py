@@ -45,6 +45,7 @@ from netsim.ranks.requests import (
     Wait,
     Withdraw,
 )
+from netsim.units import format_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Hashable, Mapping, Sequence
@@ -79,16 +80,17 @@ class StampedRow(NamedTuple):
 class _SpanLog:
     """Spans of computing and waiting, reported as they end."""
 
-    def __init__(self, clock: Clock, on_span: Callable[[Span], None]) -> None:
+    def __init__(self, clock: Clock, on_span: Callable[[Span], None] | None) -> None:
         self._clock, self._on_span = clock, on_span
         self._open: dict[int, Span] = {}
 
     def begin(self, rank: int, kind: Literal["compute", "wait"], name: str) -> None:
-        self._open[rank] = Span(rank, kind, name, self._clock.now, self._clock.now)
+        if self._on_span is not None:
+            self._open[rank] = Span(rank, kind, name, self._clock.now, self._clock.now)
 
     def end(self, rank: int, as_kind: Literal["lost"] | None = None) -> None:
-        span = self._open.pop(rank)
-        if self._clock.now > span.begin_seconds:
+        span = self._open.pop(rank, None)
+        if self._on_span is not None and span is not None and self._clock.now > span.begin_seconds:
             self._on_span(span._replace(kind=as_kind or span.kind, end_seconds=self._clock.now))
 
     def unfinished(self) -> list[Span]:
@@ -109,7 +111,7 @@ class _Uptime:
         downtime: Downtime | None,
         hosts: Sequence[int],
         lost: Collection[int],
-        spans: _SpanLog | None,
+        spans: _SpanLog,
     ) -> None:
         self.processes: list[simpy.Process] = []
         self.standing: set[int] = set()
@@ -121,21 +123,17 @@ class _Uptime:
 
     def compute(self, rank: int, seconds: float) -> Generator[simpy.Event, None, None]:
         """Compute for `seconds` without a crash: a crash loses the work, which begins again when the host is up."""
-        spans = self._spans
         while True:
-            if spans is not None:
-                spans.begin(rank, "compute", "compute")
+            self._spans.begin(rank, "compute", "compute")
             self._busy.add(rank)
             try:
                 yield self._clock.timeout(seconds)
             except Interrupt:
-                if spans is not None:
-                    spans.end(rank, as_kind="lost")
+                self._spans.end(rank, as_kind="lost")
                 yield from self.until_up(rank)
             else:
                 self._busy.discard(rank)
-                if spans is not None:
-                    spans.end(rank)
+                self._spans.end(rank)
                 return
 
     def _crashed(self, host: int) -> None:
@@ -277,25 +275,15 @@ class Kernel:
         self._held: dict[int, simpy.Event] = {}  # ranks that pause until others have gone on
         self._blame = blame
         self._cannot_progress = cannot_progress or (lambda: math.isinf(self.clock.peek()))
-        self._spans = _SpanLog(self.clock, sink.on_span) if sink.on_span is not None else None
+        self._spans = _SpanLog(self.clock, sink.on_span)
         self._lost: set[int] = set()  # ranks that others have gone on without, for ever
         self._down = downtime.hosts if downtime is not None else frozenset()
         self._uptime = _Uptime(self.clock, downtime, hosts, self._lost, self._spans)
-        self._calls = Calls(
-            self.clock,
-            start,
-            collectives_in_flight,
-            sink.on_span,
-            sink.broken,
-            sink.withdrawn,
-            self.network_seconds,
-        )
+        self._calls = Calls(self.clock, start, collectives_in_flight, sink, self.network_seconds)
         self._on_progress: OnProgress | None = None
         self._mailboxes = Mailboxes(self.clock, start, start_at_once)
         reach = reach if reach is not None else Reach(None, hosts, lambda links: False)
-        self._meetings = Meetings(
-            self.clock, reach, self._calls.assemble, self._calls.dissolve, sink.outdated
-        )
+        self._meetings = Meetings(self.clock, reach, self._calls, sink)
         self._asking: dict[int, str] = {}
         self._has_ended = False  # a rank that is not lost has exited
         self._running = set(range(num_ranks))
@@ -380,13 +368,12 @@ class Kernel:
         if not doing:  # all compute while what they have posted goes on
             doing = self._calls.unfinished()
         ranks = sorted(doing)
-        text = ", ".join(f"rank {rank} {doing[rank].partition(':')[0]}" for rank in ranks[:_MOST_NAMED])
-        more = f" and {len(doing) - _MOST_NAMED} more" if len(doing) > _MOST_NAMED else ""
+        text = format_list([f"rank {rank} {doing[rank].partition(':')[0]}" for rank in ranks], _MOST_NAMED)
         wait = "waits" if len(doing) == 1 else "wait"
         if reason:
-            line = f"{reason}, and {text}{more} {wait} for the network: let an event bring it back"
+            line = f"{reason}, and {text} {wait} for the network: let an event bring it back"
         else:
-            line = f"deadlock: {text}{more} {wait} for what can never come"
+            line = f"deadlock: {text} {wait} for what can never come"
         return "\n".join([line, *(f"  rank {rank}: {doing[rank]}" for rank in ranks)])
 
     @property
@@ -467,8 +454,7 @@ class Kernel:
             yield from self._uptime.compute(rank, seconds)
 
     def _wait_for_call(self, rank: int, wait: Wait) -> Generator[simpy.Event, None, None]:
-        name = self._calls.op(wait.key) if self._spans is not None else ""
-        yield from self._wait(rank, name, self._calls.wait(rank, wait.key), wait.key)
+        yield from self._wait(rank, self._calls.op(wait.key), self._calls.wait(rank, wait.key), wait.key)
 
     def _stand(self, rank: int, stand: Stand) -> Generator[simpy.Event, None, None]:
         yield from self._wait(rank, "others", _until(self.clock.at(stand.until)))
@@ -506,17 +492,15 @@ class Kernel:
         self, rank: int, name: str, waiting: Generator[simpy.Event, None, T], key: Key | None = None
     ) -> Generator[simpy.Event, None, T]:
         """Run `waiting`, for the call `key` if it is one, as exposed time of the rank."""
-        start, spans, network = self.clock.now, self._spans, self.network_seconds[rank]
+        start, network = self.clock.now, self.network_seconds[rank]
         self._progress(rank, Progress.STOPS, key)
-        if spans is not None:
-            spans.begin(rank, "wait", name)
+        self._spans.begin(rank, "wait", name)
         self._waiting_since[rank] = start
         result = yield from waiting
         del self._waiting_since[rank]
         self.exposed_seconds[rank] += self.clock.now - start
         self._progress(rank, Progress.GOES_ON, key, self.network_seconds[rank] - network)
-        if spans is not None:
-            spans.end(rank)
+        self._spans.end(rank)
         return result
 
     def _progress(self, rank: int, change: Progress, key: Key | None = None, seconds: float = 0.0) -> None:
@@ -538,8 +522,7 @@ class Kernel:
 
     def unfinished_spans(self) -> list[Span]:
         """Spans of ranks that are open at this instant, for a run that ends here."""
-        own = self._spans.unfinished() if self._spans is not None else []
-        return own + self._calls.unfinished_spans()
+        return self._spans.unfinished() + self._calls.unfinished_spans()
 
 
 def _immediate(answer: Answer) -> Generator[simpy.Event, None, Answer]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from netsim.network.clock import Clock, Order, call_at, on_grid
 from netsim.ranks.requests import Arrival, Confirm, Fetch, Fetched, Join, Key, Publish
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import simpy
 
     from netsim.network.network import Network, Waiting
+    from netsim.ranks.calls import Calls
+    from netsim.ranks.kernel import RankSink
 
 __all__ = ["AGAIN", "SLOW_TIMES", "Meetings", "Reach", "largest_mesh"]
 
@@ -33,7 +35,7 @@ class _Download(NamedTuple):
     attempt: int
     transfer: int
     source: int
-    on_done: Callable[[int | None], None]
+    on_done: Callable[[int | None], object]
     is_cut: bool
 
 
@@ -75,17 +77,18 @@ class Reach:
 
     def without_slowest(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """`ranks` but for those whose widest route to and from another is the narrowest; () if all are alike."""
+        if len(ranks) < 2:
+            return ()
         widths = {
             rank: max(
                 min(self._width(rank, other), self._width(other, rank)) for other in ranks if other != rank
             )
             for rank in ranks
-            if len(ranks) > 1
         }
-        return tuple(rank for rank in ranks if widths and widths[rank] > min(widths.values()))
+        return tuple(rank for rank in ranks if widths[rank] > min(widths.values()))
 
     def download(
-        self, rank: int, sources: Sequence[int], num_bytes: int, on_done: Callable[[int | None], None]
+        self, rank: int, sources: Sequence[int], num_bytes: int, on_done: Callable[[int | None], object]
     ) -> None:
         """Download `num_bytes` to `rank` from the source with the widest open route, of equals the nearest.
 
@@ -187,48 +190,22 @@ def largest_mesh(ranks: Collection[int], broken: Mapping[int, Collection[int]]) 
     >>> largest_mesh(range(4), {1: [2], 2: [1]})
     (0, 1, 3)
     """
-    here = set(ranks)
-    cut = {rank: frozenset(here.intersection(broken.get(rank, ()))) for rank in sorted(here)}
-    twins: dict[frozenset[int], list[int]] = {}  # ranks that miss the same others are in or out together
-    for rank, others in cut.items():
-        twins.setdefault(others, []).append(rank)
-    alike = {members[0]: members for members in twins.values()}
-    graph = {first: frozenset(cut[first] & alike.keys()) for first in alike}
-    sizes = {first: len(members) for first, members in alike.items()}
-    return tuple(sorted(rank for first in _heaviest(graph, sizes) for rank in alike[first]))
+    import networkx as nx
 
-
-_Graph = dict[int, frozenset[int]]
-
-
-def _heaviest(graph: _Graph, sizes: Mapping[int, int]) -> set[int]:
-    """The heaviest set of nodes without an edge between two of them; of equal ones the one with the lower numbers."""
-    kept: set[int] = set()
-    left = dict(graph)
-    while left:
-        part, pending = set[int](), [min(left)]
-        while pending:
-            node = pending.pop()
-            if node not in part:
-                part.add(node)
-                pending += left[node]
-        connected = {node: left.pop(node) for node in part}
-        kept |= part if len(part) == 1 else _heaviest_of_part(connected, sizes)
-    return kept
-
-
-def _heaviest_of_part(graph: _Graph, sizes: Mapping[int, int]) -> set[int]:
-    node = max(graph, key=lambda node: (len(graph[node]), -node))
-    with_it = {node} | _heaviest(_without(graph, {node, *graph[node]}), sizes)
-    without = _heaviest(_without(graph, {node}), sizes)
-    weights = [sum(sizes[each] for each in found) for found in (with_it, without)]
-    if weights[0] != weights[1]:
-        return with_it if weights[0] > weights[1] else without
-    return with_it if min(with_it ^ without) in with_it else without
-
-
-def _without(graph: _Graph, nodes: set[int]) -> _Graph:
-    return {node: others - nodes for node, others in graph.items() if node not in nodes}
+    nodes = sorted(ranks)
+    alike: dict[frozenset[int], list[int]] = {}  # ranks that miss the same others are in or out together
+    for rank in nodes:
+        alike.setdefault(frozenset(broken.get(rank, ())).intersection(nodes), []).append(rank)
+    members = {group[0]: group for group in alike.values()}
+    reaching: nx.Graph[int] = nx.Graph()
+    for first, group in members.items():
+        # The number of ranks counts first; then each rank outweighs all higher ones.
+        weight = sum((1 << len(nodes)) + (1 << len(nodes) >> nodes.index(rank)) // 2 for rank in group)
+        reaching.add_node(first, weight=weight)
+    missed = {group[0]: others for others, group in alike.items()}
+    reaching.add_edges_from((one, two) for one, two in combinations(missed, 2) if two not in missed[one])
+    clique, _ = nx.max_weight_clique(reaching)
+    return tuple(sorted(rank for first in clique for rank in members[first]))
 
 
 @dataclass(slots=True, eq=False)
@@ -285,11 +262,9 @@ class Meetings:
     Args:
         clock: virtual time.
         reach: reachability between ranks.
-        assemble: called when the members of a meeting begin work with a deadline, with the name
-            of their group: (the meetings' group, their ranks); and when all of them have finished.
-        dissolve: called with such a name when their time is over: their calls end undone.
-        on_older: called with a group and the numbers of its state that may be asked for yet: the newest one,
-            and older ones on their way. What is newer than all of them has not been published at this time.
+        calls: those of members that work together with a deadline may begin, and end undone when it has passed; their
+            group is (the meetings' group, their ranks).
+        sink: gets the numbers of a group's state that may be asked for yet.
 
     Attributes:
         waiting: ranks that wait for a state.
@@ -300,17 +275,15 @@ class Meetings:
         self,
         clock: Clock,
         reach: Reach,
-        assemble: Callable[[Hashable], None],
-        dissolve: Callable[[Hashable], None],
-        on_older: Callable[[Hashable, Collection[int]], None],
+        calls: Calls,
+        sink: RankSink,
     ) -> None:
         self.waiting: set[int] = set()
         self.have_met = False
         self._clock, self._reach = clock, reach
-        self._assemble, self._dissolve, self._on_older = assemble, dissolve, on_older
+        self._calls, self._sink = calls, sink
         self._meetings: dict[Key, _Meeting] = {}
         self._last: dict[tuple[Hashable, int], int] = {}  # (group, member) -> the last meeting it came to
-        self._present: tuple[Arrival, ...] = ()  # at the meeting settled last; often the same at the next
         self._teams: dict[tuple[Key, int], _Team] = {}
         self._states: dict[Hashable, _State] = {}
         self._overdue: list[Callable[[], None]] = []  # calls that wait until a member is up
@@ -323,7 +296,7 @@ class Meetings:
         meeting = self._meetings.get(join.key)
         if meeting is None:
             meeting = self._meetings[join.key] = _Meeting(join, self._clock.event())
-            self._at_end(join.seconds, lambda: self._is_due(meeting))
+            self._at_end(join.seconds, partial(self._is_due, meeting))
         meeting.num_come += 1
         self._pass_over(join)
         if not meeting.settled.triggered:
@@ -347,7 +320,7 @@ class Meetings:
         """End the time for all but ranks that return."""
         meeting.due = self._clock.now
         for _, later in self._back(meeting.first):
-            self._at_end(later, lambda: self._settle_if_complete(meeting))
+            self._at_end(later, partial(self._settle_if_complete, meeting))
         self._settle_if_complete(meeting)
 
     def _settle_if_complete(self, meeting: _Meeting) -> None:
@@ -396,7 +369,7 @@ class Meetings:
             self._overdue.append(partial(self._settle, meeting))
             return
         present = self._kept(meeting.first, meeting.arrivals, together)
-        meeting.present = self._present = self._present if self._present == present else present
+        meeting.present = present
         meeting.arrivals.clear()
         meeting.settled.succeed()
         self._forget_if_over(meeting)
@@ -435,15 +408,17 @@ class Meetings:
                     self._states.setdefault(team.join.key.group, _State()).slow.pop(rank, None)
         if team.num_asked == len(team.present):
             del self._teams[confirm.key, confirm.attempt]
-            self._assemble((team.join.key.group, team.ranks))  # no post of theirs can come late any more
+            self._calls.assemble(
+                (team.join.key.group, team.ranks)
+            )  # no post of theirs can come late any more
         if not team.ended.processed:
             yield team.ended
         return team.left
 
     def _begin(self, join: Join, attempt: int, present: tuple[Arrival, ...]) -> None:
         team = self._teams[join.key, attempt] = _Team(join, attempt, present, self._clock.event())
-        self._assemble((join.key.group, team.ranks))
-        self._at_end(join.averaging_seconds, lambda: self._end(team))
+        self._calls.assemble((join.key.group, team.ranks))
+        self._at_end(join.averaging_seconds, partial(self._end, team))
 
     def _end(self, team: _Team) -> None:
         """End the time: unreachable ranks are dropped, else the slowest; the others may continue."""
@@ -458,7 +433,7 @@ class Meetings:
             left = self._reach.without_slowest(team.ranks)
             self._are_slow(team.join, set(team.ranks) - set(left))
         team.left = self._kept(team.join, team.present, left)
-        self._dissolve((team.join.key.group, team.ranks))
+        self._calls.dissolve((team.join.key.group, team.ranks))
         if team.left:
             self._begin(team.join, team.attempt + 1, team.left)
         team.ended.succeed()
@@ -489,7 +464,7 @@ class Meetings:
             state.published = self._clock.now
         state.holders.append(rank)
         self._wake(state, True)
-        self._on_older(group, {state.newest, *state.in_use.values()})
+        self._sink.outdated(group, {state.newest, *state.in_use.values()})
 
     def fetch(self, rank: int, fetch: Fetch) -> Generator[simpy.Event, None, Fetched | None]:
         """Download a state; returns which, or None if no holder can ever be reached."""
@@ -512,29 +487,22 @@ class Meetings:
             number, num_bytes = state.newest, state.num_bytes
             state.in_use[rank], published = number, state.published
             done = self._clock.event()
-            self._reach.download(rank, tuple(state.holders), num_bytes, partial(_happen, done))
+            self._reach.download(rank, tuple(state.holders), num_bytes, done.succeed)
             source = yield done
             yield self._clock.at(on_grid(self._clock.now))
             del state.in_use[rank]
+            meeting = self._meetings.get(Key(fetch.group, number))
             if source is not None and source != AGAIN:
-                self._has_fetched(rank, Key(fetch.group, number), self._clock.now - published)
-            self._look_at(Key(fetch.group, number))
+                later = self._clock.now - published
+                state.fetched[rank] = (number, later)
+                if meeting is not None and meeting.due < math.inf:
+                    left = max(meeting.due + later - self._clock.now, 0.0)
+                    self._at_end(left, partial(self._settle_if_complete, meeting))
+            if meeting is not None:
+                self._settle_if_complete(meeting)
         if source is None:
             return None
         return Fetched(number, source, num_bytes)
-
-    def _has_fetched(self, rank: int, key: Key, later: float) -> None:
-        self._states[key.group].fetched[rank] = (cast("int", key.number), later)
-        meeting = self._meetings.get(key)
-        if meeting is not None and meeting.due < math.inf:
-            left = max(meeting.due + later - self._clock.now, 0.0)
-            self._at_end(left, lambda: self._settle_if_complete(meeting))
-
-    def _look_at(self, key: Key) -> None:
-        """Reconsider a meeting after a download that it may have waited for."""
-        meeting = self._meetings.get(key)
-        if meeting is not None:
-            self._settle_if_complete(meeting)
 
     @property
     def is_under_way(self) -> bool:
@@ -559,10 +527,6 @@ class Meetings:
         if seconds == math.inf:
             return
         call_at(self._clock, self._clock.now + on_grid(seconds), call, Order.MEETINGS)
-
-
-def _happen(event: simpy.Event, value: object) -> None:
-    event.succeed(value)
 
 
 def _ranks(join: Join, arrivals: Collection[Arrival]) -> list[int]:

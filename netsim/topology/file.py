@@ -6,6 +6,7 @@ import copy
 import difflib
 import itertools
 from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
@@ -13,7 +14,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from netsim.errors import InputError, unknown_name
 from netsim.files.documents import ConfigError, Document, KeyPath
 from netsim.files.schemas import Schema, validate_document
-from netsim.topology.graph import Host, Link, ShortestRoutes, natural_key
+from netsim.topology.graph import Host, Link, natural_key
 from netsim.topology.protocol import Protocol
 from netsim.topology.values import (
     Duration,
@@ -27,7 +28,7 @@ from netsim.topology.values import (
     Text,
     written,
 )
-from netsim.topology.weather import Entries, Places, read_weather, write_weather
+from netsim.topology.weather import Entries, read_weather, write_weather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -193,10 +194,11 @@ _MANY_NAMES = 40  # more are not listed in an error, only the likeliest
 _MANY_PROBLEMS = 20
 
 
-def read_topology(document: Document, name: str, folder: Path) -> dict[str, Any]:
-    """Check a document, and return the fields of its `Topology`, in canonical order.
+def read_topology(make: type[Topology], document: Document, name: str, folder: Path) -> Topology:
+    """Check a document, and return its topology.
 
     Args:
+        make: class of the topology.
         document: a topology file.
         name: of the topology, where the file gives none.
         folder: files that the document names are looked for there.
@@ -204,7 +206,7 @@ def read_topology(document: Document, name: str, folder: Path) -> dict[str, Any]
     Raises:
         InputError: lists every mistake by line and key.
     """
-    return _Builder(document).fields(name, folder)
+    return _Builder(document).topology(make, name, folder)
 
 
 class _Builder:
@@ -213,7 +215,6 @@ class _Builder:
     Attributes:
         paths: host or router -> where the file names it.
         hosts: name -> region, device, devices.
-        rank: host or router -> position in natural name order.
     """
 
     def __init__(self, document: Document) -> None:
@@ -225,36 +226,27 @@ class _Builder:
         self.paths: dict[str, KeyPath] = {}
         self.hosts: dict[str, tuple[str | None, str | None, int | None]] = {}
 
-    def fields(self, name: str, folder: Path) -> dict[str, Any]:
+    def topology(self, make: type[Topology], name: str, folder: Path) -> Topology:
         self._name_nodes()
         pipes = self._pipes()
         self._raise_problems()
         names = sorted(self.paths, key=natural_key)
-        self.rank = {node: position for position, node in enumerate(names)}
-        links = self._links(pipes)
         machines = (node for node in names if node in self.hosts)
-        hosts = tuple(Host(host, index, *self.hosts[host]) for index, host in enumerate(machines))
-        self.graph = ShortestRoutes(
-            len(names),
-            [(self.rank[link.source], self.rank[link.target], link.latency_seconds) for link in links],
+        net = make(
+            name=self.file.name or name,
+            source=self.file.source,
+            hosts=tuple(Host(host, index, *self.hosts[host]) for index, host in enumerate(machines)),
+            routers=tuple(node for node in names if node not in self.hosts),
+            links=self._links(pipes, names),
+            regions=tuple(sorted({region for region, *_ in self.hosts.values() if region}, key=natural_key)),
+            protocol=self.file.protocol,
         )
-        self._check_reachable(hosts)
-        routes = self._routes(hosts)
+        self._check_reachable(net)
+        routes = self._routes(net)
         self._check_protocol()
-        weather = read_weather(self.file, Places(hosts, links, folder), self._problem)
+        weather = read_weather(self.file, net, folder, self._problem)
         self._raise_problems()
-        regions = {host.region for host in hosts if host.region is not None}
-        return {
-            "name": self.file.name or name,
-            "source": self.file.source,
-            "hosts": hosts,
-            "routers": tuple(node for node in names if node not in self.hosts),
-            "links": links,
-            "regions": tuple(sorted(regions, key=natural_key)),
-            "protocol": self.file.protocol,
-            "explicit_routes": routes,
-            "weather": weather,
-        }
+        return replace(net, explicit_routes=routes, weather=weather)
 
     def _problem(self, path: KeyPath, message: str | InputError) -> None:
         self.problems.append(ConfigError(path, str(message), isinstance(message, TypeError)))
@@ -335,12 +327,13 @@ class _Builder:
             self._problem(path, f"'{one}' and '{other}' are linked {place}: make it one link")
         return one != other and first is None
 
-    def _links(self, pipes: Iterable[tuple[str, str, _Pipe]]) -> tuple[Link, ...]:
+    def _links(self, pipes: Iterable[tuple[str, str, _Pipe]], names: Sequence[str]) -> tuple[Link, ...]:
         """Both directions of each connection, by natural order of their ends."""
+        rank = {node: position for position, node in enumerate(names)}
         directions = []
         for one, other, pipe in pipes:
             directions += [(one, other, pipe, True), (other, one, pipe, False)]
-        directions.sort(key=lambda each: (self.rank[each[0]], self.rank[each[1]]))
+        directions.sort(key=lambda each: (rank[each[0]], rank[each[1]]))
         return tuple(
             pipe.link(index, source, target, is_up=is_up)
             for index, (source, target, pipe, is_up) in enumerate(directions)
@@ -356,12 +349,18 @@ class _Builder:
                 self._problem(path, f"unknown {what} '{name}'")
         return not unknown
 
-    def _check_reachable(self, hosts: tuple[Host, ...]) -> None:
-        first = hosts[0].name
-        reached = self.graph.reachable(self.rank[first])
+    def _check_reachable(self, net: Topology) -> None:
+        first, targets = net.hosts[0].name, defaultdict[str, list[str]](list)
+        for link in net.links:
+            targets[link.source].append(link.target)
+        reached, pending = {first}, [first]
+        while pending:
+            new = [target for target in targets[pending.pop()] if target not in reached]
+            reached.update(new)
+            pending += new
         cut_off: dict[KeyPath, str] = {}  # one line for all hosts of a region
-        for host in hosts:
-            if not reached[self.rank[host.name]]:
+        for host in net.hosts:
+            if host.name not in reached:
                 cut_off.setdefault(self.paths[host.name], host.name)
         for path, name in cut_off.items():
             self._problem(path, f"host '{name}' cannot reach '{first}': add a link between them")
@@ -372,10 +371,10 @@ class _Builder:
         except InputError as error:
             self._problem(("protocol",), type(error)(str(error).removeprefix("protocol: ")))
 
-    def _routes(self, hosts: tuple[Host, ...]) -> dict[tuple[int, int], tuple[int, ...]]:
+    def _routes(self, net: Topology) -> dict[tuple[int, int], tuple[int, ...]]:
         """Every explicit route, host to host. One that names a host goes before one that names its region."""
         groups: defaultdict[str, list[Host]] = defaultdict(list)
-        for host in hosts:
+        for host in net.hosts:
             groups[host.name].append(host)
             if host.region in self.file.regions:
                 groups[host.region].append(host)
@@ -403,29 +402,27 @@ class _Builder:
                     self._problem(path, f"a second route from '{source.name}' to '{target.name}': remove one")
                     break
                 if num_before < num_named:
-                    links = self._walk([source.name, *entry.through, target.name], path)
+                    links = self._walk(net, [source.name, *entry.through, target.name], path)
                     if links is None:
                         break
                     found[source.index, target.index] = num_named, links
         return {ends: found[ends][1] for ends in sorted(found)}
 
-    def _walk(self, stops: Sequence[str], path: KeyPath) -> tuple[int, ...] | None:
+    def _walk(self, net: Topology, stops: Sequence[str], path: KeyPath) -> tuple[int, ...] | None:
         """Links from stop to stop; None after a problem."""
         repeated = [stop for position, stop in enumerate(stops) if stop in stops[:position]]
         if repeated:
-            self._problem(
-                path, f"visits '{repeated[0]}' twice: name the way between two ends, each stop once"
-            )
+            self._problem(path, f"visits '{repeated[0]}' twice: name each stop between two ends once")
             return None
         links = []
-        for here, there in itertools.pairwise(stops):
-            link = self.graph.link(self.rank[here], self.rank[there])
-            if link is None:
+        for ends in itertools.pairwise(stops):
+            if ends not in net.link_between:
+                one, other = ends
                 self._problem(
-                    path, f"no link between '{here}' and '{there}': add one, or name the stops between"
+                    path, f"no link between '{one}' and '{other}': add one, or name the stops between"
                 )
                 return None
-            links.append(link)
+            links.append(net.link_between[ends].index)
         return tuple(links)
 
 
@@ -463,8 +460,8 @@ def quality(
 
 def plain_form(topology: Topology) -> dict[str, Any]:
     """The topology as a mapping that `Topology.from_mapping` reads back to an equal one; empty keys left out."""
-    index = {(link.source, link.target): link for link in topology.links}
-    regions = _uniform_regions(topology, index)
+    index = topology.link_between
+    regions = _uniform_regions(topology)
     inside = {host.name for host in topology.hosts if host.region in regions}
     form: dict[str, Any] = {
         "name": topology.name,
@@ -495,12 +492,12 @@ def plain_form(topology: Topology) -> dict[str, Any]:
             for (source, target), links in topology.explicit_routes.items()
         ],
         "protocol": copy.deepcopy(topology.protocol),
-        **write_weather(topology.weather, Places(topology.hosts, topology.links)),
+        **write_weather(topology),
     }
     return {key: value for key, value in form.items() if value}
 
 
-def _uniform_regions(topology: Topology, index: Mapping[tuple[str, str], Link]) -> dict[str, Any]:
+def _uniform_regions(topology: Topology) -> dict[str, Any]:
     """Regions that the key `regions` can express: hosts REGION.0 ... all alike, behind a router REGION."""
     num_links = Counter(link.source for link in topology.links)
     members: dict[str, list[Host]] = {}
@@ -511,9 +508,9 @@ def _uniform_regions(topology: Topology, index: Mapping[tuple[str, str], Link]) 
     for region, hosts in members.items():
         entries = []
         for number, host in enumerate(hosts):
-            link = index.get((host.name, region))
+            link = topology.link_between.get((host.name, region))
             if host.name == f"{region}.{number}" and link is not None and num_links[host.name] == 1:
-                card = _figures("nic", link, index[region, host.name])
+                card = _figures("nic", link, topology.link_between[region, host.name])
                 machine = _given(device=host.device, devices=host.devices)
                 entries.append({"hosts": len(hosts), **card, **machine})
         if len(entries) == len(hosts) and all(entry == entries[0] for entry in entries):

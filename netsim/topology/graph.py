@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Host", "Link", "ShortestRoutes", "natural_key"]
 
 _PICOSECONDS = 1e12
-_Distance = tuple[int, int]  # picoseconds, links
+_OF_LATENCY = 1 << 32  # so much more than a link counts a picosecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,13 @@ class ShortestRoutes:
 
     def __init__(self, num_nodes: int, links: Sequence[tuple[int, int, float]]) -> None:
         """`links` are (source, target, latency in seconds), one direction each; their positions name them."""
-        self._out: list[list[tuple[int, int, int]]] = [[] for _ in range(num_nodes)]
-        self._into: list[list[tuple[int, int]]] = [[] for _ in range(num_nodes)]
+        self._out: list[list[tuple[int, int, int]]] = [[] for _ in range(num_nodes)]  # target, cost, link
+        self._into: list[list[tuple[int, int]]] = [[] for _ in range(num_nodes)]  # source, cost
         self._link: dict[tuple[int, int], int] = {}
         for index, (source, target, latency_seconds) in enumerate(links):
-            picoseconds = round(latency_seconds * _PICOSECONDS)
-            self._out[source].append((target, picoseconds, index))
-            self._into[target].append((source, picoseconds))
+            cost = round(latency_seconds * _PICOSECONDS) * _OF_LATENCY + 1
+            self._out[source].append((target, cost, index))
+            self._into[target].append((source, cost))
             self._link[source, target] = index
         for outgoing in self._out:
             outgoing.sort()
@@ -105,7 +105,7 @@ class ShortestRoutes:
         self._only: list[int | None] = [
             out[0][0] if len(out) == 1 and len(self._out[out[0][0]]) > 1 else None for out in self._out
         ]
-        self._next_links: dict[int, list[tuple[int, int]]] = {}  # target -> for each node (next node, link)
+        self._costs: dict[int, dict[int, int]] = {}  # by target
         self._cores: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def route(self, source: int, target: int) -> tuple[int, ...]:
@@ -120,58 +120,31 @@ class ShortestRoutes:
         inner = self._core(source if start is None else start, target if end is None else end)
         return head + inner + tail
 
-    def link(self, source: int, target: int) -> int | None:
-        """The link from one node to its neighbour, None where they are not neighbours."""
-        return self._link.get((source, target))
-
-    def reachable(self, start: int) -> list[bool]:
-        """For each node, whether any links lead there."""
-        seen = [False] * len(self._out)
-        seen[start] = True
-        pending = [start]
-        while pending:
-            for target, _, _ in self._out[pending.pop()]:
-                if not seen[target]:
-                    seen[target] = True
-                    pending.append(target)
-        return seen
-
     def _core(self, source: int, target: int) -> tuple[int, ...]:
-        if source == target:
-            return ()
-        known = self._cores.get((source, target))
-        if known is None:
-            if target not in self._next_links:
-                self._next_links[target] = self._towards(target)
-            hops, node, path = self._next_links[target], source, []
-            while node != target:
-                node, link = hops[node]
-                if link < 0:  # files are checked for this when loaded; hand-made topologies are not
-                    raise InputError("no route between two hosts: add a link between them")
-                path.append(link)
-            known = self._cores[source, target] = tuple(path)
-        return known
+        if (source, target) in self._cores:
+            return self._cores[source, target]
+        if target not in self._costs:
+            self._costs[target] = self._towards(target)
+        costs, node, path = self._costs[target], source, []
+        while node != target:
+            if node not in costs:  # files are checked for this when loaded; hand-made topologies are not
+                raise InputError("no route between two hosts: add a link between them")
+            node, _, link = next(
+                hop for hop in self._out[node] if costs.get(hop[0], -1) == costs[node] - hop[1]
+            )
+            path.append(link)
+        self._cores[source, target] = tuple(path)
+        return tuple(path)
 
-    def _towards(self, target: int) -> list[tuple[int, int]]:
-        """Next node and link of each node towards `target`: Dijkstra backwards, then least neighbours."""
-        nowhere = (1 << 200, 0)
-        distances: list[_Distance] = [nowhere] * len(self._out)
-        distances[target] = (0, 0)
-        heap = [(0, 0, target)]
+    def _towards(self, target: int) -> dict[int, int]:
+        """Least cost from each node to `target`: Dijkstra's algorithm, backwards."""
+        costs: dict[int, int] = {}
+        heap = [(0, target)]
         while heap:
-            picoseconds, num_links, node = heapq.heappop(heap)
-            if (picoseconds, num_links) > distances[node]:
-                continue
-            for source, latency in self._into[node]:
-                distance = (picoseconds + latency, num_links + 1)
-                if self._only[source] is None and distance < distances[source]:
-                    distances[source] = distance
-                    heapq.heappush(heap, (*distance, source))
-        return [self._forward(node, distances) for node in range(len(self._out))]
-
-    def _forward(self, node: int, distances: list[_Distance]) -> tuple[int, int]:
-        picoseconds, num_links = distances[node]
-        for neighbour, latency, link in self._out[node]:
-            if distances[neighbour] == (picoseconds - latency, num_links - 1):
-                return neighbour, link
-        return node, -1  # the target itself, and nodes that the search left out
+            cost, node = heapq.heappop(heap)
+            if node not in costs:
+                costs[node] = cost
+                for source, more in self._into[node]:
+                    if self._only[source] is None and source not in costs:
+                        heapq.heappush(heap, (cost + more, source))
+        return costs

@@ -96,11 +96,10 @@ class Sketch:
         for host in topology.hosts:
             if home[host.name] != host.name:
                 away[home[host.name]].append(host.name)
-        by_ends = {(link.source, link.target): link for link in topology.links}
         for name, hidden in away.items():
             place = sketch.places[index[name]]
             if place.is_router:
-                nic = next(by_ends[host, name] for host in hidden)
+                nic = next(topology.link_between[host, name] for host in hidden)
                 count = format_count(len(hidden), "host")
                 place.details = f"{count}, {format_bits_per_second(nic.bits_per_second)} each"
             else:
@@ -110,7 +109,9 @@ class Sketch:
             one, other = index.get(link.source), index.get(link.target)
             if one is not None and other is not None and one < other:
                 to_host = sketch.places[one].is_router and not sketch.places[other].is_router
-                sketch.wires.append(Line(one, other, link, by_ends[link.target, link.source], to_host))
+                sketch.wires.append(
+                    Line(one, other, link, topology.link_between[link.target, link.source], to_host)
+                )
         return sketch
 
     @property

@@ -110,7 +110,12 @@ class Topology:
 
     @classmethod
     def _from_document(cls, document: Document, name: str, folder: Path) -> Topology:
-        return cls(**read_topology(document, name, folder))
+        return read_topology(cls, document, name, folder)
+
+    @cached_property
+    def link_between(self) -> dict[tuple[str, str], Link]:
+        """Links by the names of their ends, (source, target)."""
+        return {(link.source, link.target): link for link in self.links}
 
     def host_index(self, name: str) -> int:
         """Index of a host by its name; raises UnknownNameError."""

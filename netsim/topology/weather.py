@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
     from netsim.files.documents import KeyPath
     from netsim.topology.file import TopologyFile
-    from netsim.topology.graph import Host, Link
+    from netsim.topology.graph import Host
+    from netsim.topology.topology import Topology
 
 __all__ = [
     "MAX_TRACE_BYTES",
@@ -54,7 +55,6 @@ __all__ = [
     "Entry",
     "HostEvent",
     "LinkEvent",
-    "Places",
     "Trace",
     "Weather",
     "check",
@@ -66,28 +66,6 @@ __all__ = [
 MAX_TRACE_BYTES = 10_000_000
 _MOST_SECONDS = 1e9
 _UP_FOR_GOOD = "a link or host that comes up stays up: remove '{}'"
-
-
-class Places:
-    """Hosts and links of a topology by name and index, and the folder of its file."""
-
-    def __init__(self, hosts: Sequence[Host], links: Sequence[Link], folder: Path | None = None) -> None:
-        self.hosts, self.links, self.folder = hosts, links, folder
-        self._host_indices = {host.name: host.index for host in hosts}
-        self._link_indices = {(link.source, link.target): link.index for link in links}
-
-    def host(self, name: str) -> int:
-        """Index of a host by its name; raises InputError."""
-        if name not in self._host_indices:
-            raise InputError(f"unknown host '{name}': name a host of this topology")
-        return self._host_indices[name]
-
-    def link_pair(self, one: str, other: str) -> tuple[int, int]:
-        """Indices of the links from `one` to `other` and back; raises InputError."""
-        there, back = self._link_indices.get((one, other)), self._link_indices.get((other, one))
-        if there is None or back is None:
-            raise InputError(f"no link between '{one}' and '{other}': name the two ends of one")
-        return there, back
 
 
 # --- keys of entries, as metadata of the fields of records ---------------------------------------------------
@@ -105,7 +83,7 @@ class _Key:
             return {self.name: (self._type, ...)}
         return {self.name: (self._type | None if default is None else self._type, default)}
 
-    def read(self, entry: Any, field_name: str, places: Places) -> dict[str, Any]:
+    def read(self, entry: Any, field_name: str, net: Topology, folder: Path) -> dict[str, Any]:
         """Values of the record's fields from an entry of a file; raises InputError."""
         value = getattr(entry, self.name)
         return {field_name: tuple(value) if isinstance(value, list) else value}
@@ -114,7 +92,7 @@ class _Key:
         """Key of the entry at which `read` fails; () for the entry as a whole."""
         return (self.name,)
 
-    def write(self, record: Any, field_name: str, places: Places) -> dict[str, Any]:
+    def write(self, record: Any, field_name: str, net: Topology) -> dict[str, Any]:
         """Values of the entry's keys; those that are None are left out of the file."""
         return {self.name: written(self._type, getattr(record, field_name))}
 
@@ -125,11 +103,11 @@ class _Host(_Key):
     def __init__(self, name: str) -> None:
         super().__init__(name, Name)
 
-    def read(self, entry: Any, field_name: str, places: Places) -> dict[str, Any]:
-        return {field_name: places.host(getattr(entry, self.name))}
+    def read(self, entry: Any, field_name: str, net: Topology, folder: Path) -> dict[str, Any]:
+        return {field_name: net.host_index(getattr(entry, self.name))}
 
-    def write(self, record: Any, field_name: str, places: Places) -> dict[str, Any]:
-        return {self.name: places.hosts[getattr(record, field_name)].name}
+    def write(self, record: Any, field_name: str, net: Topology) -> dict[str, Any]:
+        return {self.name: net.hosts[getattr(record, field_name)].name}
 
 
 class _Links(_Key):
@@ -138,13 +116,16 @@ class _Links(_Key):
     def schema(self, default: Any) -> dict[str, Any]:
         return {"link": (Ends, ...), "direction": (Direction, "both")}
 
-    def read(self, entry: Any, field_name: str, places: Places) -> dict[str, Any]:
-        there, back = places.link_pair(*entry.link)
+    def read(self, entry: Any, field_name: str, net: Topology, folder: Path) -> dict[str, Any]:
+        one, other = entry.link
+        if (one, other) not in net.link_between:
+            raise InputError(f"no link between '{one}' and '{other}': name the two ends of one")
+        there, back = net.link_between[one, other].index, net.link_between[other, one].index
         links = {"both": tuple(sorted((there, back))), "up": (there,), "down": (back,)}
         return {field_name: links[entry.direction]}
 
-    def write(self, record: Any, field_name: str, places: Places) -> dict[str, Any]:
-        link = places.links[record.links[0]]
+    def write(self, record: Any, field_name: str, net: Topology) -> dict[str, Any]:
+        link = net.links[record.links[0]]
         return {
             "link": [link.source, link.target],
             "direction": "up" if len(record.links) == 1 else None,
@@ -161,7 +142,7 @@ class _Flags(_Key):
     def schema(self, default: Any) -> dict[str, Any]:
         return dict.fromkeys((self._off, "up"), (Literal[True] | None, None))
 
-    def read(self, entry: Any, field_name: str, places: Places) -> dict[str, Any]:
+    def read(self, entry: Any, field_name: str, net: Topology, folder: Path) -> dict[str, Any]:
         is_off, is_up = getattr(entry, self._off), entry.up
         if is_off and is_up:
             raise InputError(f"give exactly one of {self._off} and up")
@@ -170,7 +151,7 @@ class _Flags(_Key):
     def wrong_key(self, entry: Any) -> tuple[str, ...]:
         return ()
 
-    def write(self, record: Any, field_name: str, places: Places) -> dict[str, Any]:
+    def write(self, record: Any, field_name: str, net: Topology) -> dict[str, Any]:
         is_up = getattr(record, field_name)
         return {} if is_up is None else {"up" if is_up else self._off: True}
 
@@ -186,15 +167,14 @@ class _Rows(_Key):
     def schema(self, default: Any) -> dict[str, Any]:
         return dict.fromkeys(self._COLUMNS, (Series, None))
 
-    def read(self, entry: Any, field_name: str, places: Places) -> dict[str, Any]:
+    def read(self, entry: Any, field_name: str, net: Topology, folder: Path) -> dict[str, Any]:
         given = self.wrong_key(entry)
         if not given:
             raise InputError("give either bandwidth or latency: a CSV file, or a list of [time, value]")
         content = getattr(entry, given[0])
         quantity, column, parse, _ = self._COLUMNS[given[0]]
         if isinstance(content, str):
-            assert places.folder is not None
-            rows = _read_csv(places.folder, content, column)
+            rows = _read_csv(folder, content, column)
         else:
             rows = [(parse_seconds(time), parse(value)) for time, value in content]
         _check_rows(rows)
@@ -205,7 +185,7 @@ class _Rows(_Key):
         given = tuple(key for key in self._COLUMNS if getattr(entry, key) is not None)
         return given if len(given) == 1 else ()
 
-    def write(self, record: Any, field_name: str, places: Places) -> dict[str, Any]:
+    def write(self, record: Any, field_name: str, net: Topology) -> dict[str, Any]:
         key, type_ = next(
             (key, type_) for key, (name, *_, type_) in self._COLUMNS.items() if name == record.quantity
         )
@@ -512,9 +492,9 @@ class Entries:
 
 
 def read_weather(
-    file: TopologyFile, places: Places, report: Callable[[KeyPath, str | InputError], None]
+    file: TopologyFile, net: Topology, folder: Path, report: Callable[[KeyPath, str | InputError], None]
 ) -> Weather:
-    """Read the weather of a file; CSV files are looked for in the folder of `places`.
+    """Read the weather of a file for the network `net`; CSV files are looked for in `folder`.
 
     Mistakes go to `report`, as key path and message; entries with one are left out.
     """
@@ -524,7 +504,7 @@ def read_weather(
         for position, entry in enumerate(getattr(file, key)):
             path = (key, position)
             kind = _kind_of(entry, kinds, lambda message, path=path: report(path, message))  # type: ignore[misc]
-            record = None if kind is None else _read_entry(kind, entry, places, path, report)
+            record = None if kind is None else _read_entry(kind, entry, net, folder, path, report)
             if kind is None or record is None:
                 continue
             if kind.record.single:
@@ -557,7 +537,8 @@ def _kind_of(entry: Any, kinds: Sequence[_EntryKind], report: Callable[[str], No
 def _read_entry(
     kind: _EntryKind,
     entry: Any,
-    places: Places,
+    net: Topology,
+    folder: Path,
     path: KeyPath,
     report: Callable[[KeyPath, str | InputError], None],
 ) -> Any:
@@ -566,31 +547,31 @@ def _read_entry(
     is_refused = False
     for each, key in kind.keyed:
         try:
-            values |= key.read(entry, each.name, places)
+            values |= key.read(entry, each.name, net, folder)
         except InputError as error:
             report((*path, *key.wrong_key(entry)), error)
             is_refused = True
     if is_refused:
         return None
     record = kind.record(**values)
-    problem = record._problem(kind.word, places.hosts)
+    problem = record._problem(kind.word, net.hosts)
     if problem:
         report(path, problem)
     return None if problem else record
 
 
-def write_weather(weather: Weather, places: Places) -> dict[str, list[dict[str, Any]]]:
+def write_weather(net: Topology) -> dict[str, list[dict[str, Any]]]:
     """Entries of a topology file by key, as `read_weather` reads them back."""
     return {
         name: [
             {
                 key: value
                 for each, part in kind.keyed
-                for key, value in part.write(record, each.name, places).items()
+                for key, value in part.write(record, each.name, net).items()
                 if value is not None
             }
             for kind in kinds
-            for record in getattr(weather, kind.goes_to)
+            for record in getattr(net.weather, kind.goes_to)
         ]
         for name, kinds in _kinds().items()
     }

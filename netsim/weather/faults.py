@@ -35,6 +35,7 @@ from netsim.network.clock import Clock, Order
 from netsim.network.network import BackgroundConnection, Network
 from netsim.network.trace import Recorder
 from netsim.topology.weather import Background, Drift, Entry, HostEvent, LinkEvent, Trace, Weather, check
+from netsim.units import format_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -367,7 +368,7 @@ class Faults:
         for link in sorted(set(dead) - at_crashed):
             ends, since = network.topology.links[link], conditions.of(link).dead_since
             values[f"went dead at {self._fate(since, (link,))}"].append(f"link {ends.name}")
-        return ", ".join(f"{_listed(names)} {fate}" for fate, names in values.items())
+        return ", ".join(f"{format_list(names, _MOST_NAMES)} {fate}" for fate, names in values.items())
 
     def _fate(self, since: float | None, dead: Collection[int]) -> str:
         if not self.may_come_back(dead):
@@ -561,11 +562,6 @@ def _lasting(
 def _bring_up(link: _Condition) -> None:
     """End events that keep a link down; at crashed hosts it stays down."""
     link.downs = {cause for cause in link.downs if isinstance(cause, _Crash)}
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _give_up(reason: str) -> None:

@@ -1,8 +1,8 @@
 """Program of two ranks that time torch's gloo between their hosts; `netsim probe --gloo` starts them.
 
-    python -m exogym_core.workers.gloo.pair < SECRET
+    python -m exogym_core.workers.gloo.pair ADDRESS < SECRET
 
-RANK, WORLD_SIZE=2, MASTER_ADDR and MASTER_PORT are set as torchrun sets them, GLOO_SOCKET_IFNAME names the interface.
+RANK, WORLD_SIZE=2, MASTER_ADDR and MASTER_PORT are set as torchrun sets them; gloo listens at ADDRESS of this host.
 The secret comes as a line of hexadecimal digits; when that pipe is closed, the process ends. Rank 0 prints a line of
 JSON: `small`, seconds that 4 bytes take one way, and `there` and `back`, bits a second from rank 0 to rank 1 and
 back, in messages of 4 MiB.
@@ -35,7 +35,8 @@ def main() -> None:
     threading.Thread(target=_end_with_starter, daemon=True).start()
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
-    group: Any = Rendezvous(rank, 2, "", False, 60.0, "gloo", secret=secret).join().data
+    address = sys.argv[1]
+    group: Any = Rendezvous(rank, 2, "", False, 60.0, "gloo", secret=secret, address=address).join().data
     small = min(_there_and_back(group, rank, 0, 1, 1) for _ in range(_NUM_SMALL)) / 2
     found = {"small": small}
     for source, name in enumerate(("there", "back")):

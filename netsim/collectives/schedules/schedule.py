@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from netsim.network.collective import StepMessages, StepSequence
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -37,6 +39,9 @@ __all__ = [
     "boundaries",
     "step_of",
 ]
+
+# The messages of a schedule with more of them are made step by step each time, and not kept.
+_MOST_KEPT_MESSAGES = 100_000
 
 Ranks = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.int64]
@@ -203,6 +208,18 @@ class Schedule:
         crosses = code[:, None] != code[None, :]
         zero = np.zeros(self.num_ranks, np.int64)
         return sum((phase.sent_bytes(self.num_ranks, crosses) for phase in self.phases), zero)
+
+    @cached_property
+    def sequence(self) -> StepSequence:
+        """The schedule as collectives on a live network walk through it."""
+
+        def messages(index: int) -> StepMessages:
+            step = self.step(index)
+            sizes = step.num_bytes.astype(np.float64).tolist()
+            return StepMessages(self.num_ranks, step.src.tolist(), step.dst.tolist(), sizes)
+
+        is_kept = self.num_messages <= _MOST_KEPT_MESSAGES
+        return StepSequence(self.num_ranks, self.gates, messages, is_kept, self.op == "sendrecv")
 
     def step(self, index: int) -> Step:
         """The messages of step `index`, counted over all phases."""
