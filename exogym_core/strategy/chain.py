@@ -75,7 +75,7 @@ class Module(Configured, Stateful):
         not_saved: attributes that `state_dict` may leave out, as for `Strategy`.
         takes_sites: it may stand behind `Sites`; else it brings single ranks together.
         goes_first: it stands before the others, wherever the chain names it.
-        num_rounds: that have ended, of a module that judges "outer".
+        num_rounds: that have ended, of a module that counts them.
         strategy: the chain, from `enter` on.
         comm: connects all ranks of the run.
         scope: what the module works on.
@@ -88,9 +88,9 @@ class Module(Configured, Stateful):
     overlaps_backward: bool = False
     takes_sites: bool = True
     goes_first: bool = False
-    num_rounds: int = 0
 
     options: Any = Options()
+    num_rounds: int
     strategy: Chain
     comm: Communicator
     scope: Scope
@@ -153,8 +153,9 @@ class Module(Configured, Stateful):
 
     @property
     def judged_version(self) -> int:
-        """Version of the judged model, as of `Strategy`: rounds that have ended, where they lead to it."""
-        return self.num_rounds if self.judged == "outer" else self.strategy.local_step
+        """Version of the judged model, as of `Strategy`: rounds that have ended, where they are counted."""
+        is_counted = self.judged == "outer" and hasattr(self, "num_rounds")
+        return self.num_rounds if is_counted else self.strategy.local_step
 
     @property
     def optimizers(self) -> list[Optimizer]:
