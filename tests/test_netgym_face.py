@@ -178,6 +178,10 @@ def test_plans_come_as_objects() -> None:
     )
     assert row["name"] == "DiLoCo"
     assert row["days"] > 0
+    with pytest.raises(
+        InputError, match=r"unknown argument of netgym.plan 'strategy': did you mean 'strategies'\?"
+    ):
+        netgym.plan(model="llama-7b", strategy="DiLoCo", topology="wan-4-regions")  # type: ignore[call-arg]
 
 
 def test_a_missing_extra_is_reported(result: netgym.Comparison, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,7 +264,7 @@ class StoredCheckpoint:
 def _differ(path: Path, what: str, checkpoint: Any, run: Any) -> InputError:
     return InputError(
         f"{visible(path)}: the checkpoint's {visible(what, 100)} is {visible(checkpoint, 200)}, this run's is "
-        f"{visible(run, 200)}; make them equal to go on from it, or start again"
+        f"{visible(run, 200)}; make them equal to resume from it, or start a new run"
     )
 
 

@@ -130,7 +130,7 @@ def read_checked(path: Path, facts: FileFacts, most_bytes: int = -1) -> bytes:
 def damaged(path: Path, reason: object) -> RecordError:
     """Error for a file whose content is not the one written."""
     return RecordError(
-        f"{visible(path)}: is damaged ({visible(reason, 200)}): delete {visible(path.parent)} to go on from "
+        f"{visible(path)}: is damaged ({visible(reason, 200)}): delete {visible(path.parent)} to continue from "
         "an older checkpoint or, where there is none, from the start"
     )
 

@@ -71,7 +71,7 @@ _HELP = {
     "scale": "Change the keys that EXPERIMENT lists under scales: NAME.",
     "topology": "Another network: a shipped name or a file.",
     "trust": "With --resume: even if another user has made or changed it.",
-    "yes": "Take more than 20 seeds without a question.",
+    "yes": "Allow more than 20 seeds without asking.",
 }
 """Help of options that several commands take as a field of their arguments."""
 

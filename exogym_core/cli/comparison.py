@@ -244,7 +244,7 @@ class _Comparison:
             if other.label == run.label:
                 other.drop()
         run.fail(error)  # writes the summary, without those
-        line = f"{visible(run.label, 40)} failed: {first_line(error)}; the others go on"
+        line = f"{visible(run.label, 40)} failed: {first_line(error)}; the others continue"
         warnings.warn(line, UserWarning, stacklevel=2)
         if len(self._failures) == len(strategies):
             raise self._failures[0]

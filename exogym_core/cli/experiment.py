@@ -109,7 +109,7 @@ class Experiment:
     ) -> Experiment:
         """Check a document; relative topology files and the user's modules are searched in `folder` first."""
         if (remedy := program_remedy(document, folder)) is not None:
-            raise document.error(("task",), f"is that of a Python program: go on there with {remedy}")
+            raise document.error(("task",), f"is that of a Python program: continue there with {remedy}")
         settings = validate_document(Settings, document)
         name = settings.name or default_name
         topology = _load_topology(settings, document, folder)

@@ -281,7 +281,7 @@ class Communicator(CheckedArguments, ABC):
 
     @abstractmethod
     def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
-        """Send `tensor` to a mailbox of rank `dst` and go on at once.
+        """Send `tensor` to a mailbox of rank `dst` and return at once.
 
         It leaves now, takes the network as long as any message of its size, and lies in the box until `dst` takes
         it. No rank waits for it, and a message that is never taken is no error. Messages of one rank to one box

@@ -38,7 +38,7 @@ def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
             "--json has them"
         )
     if advice["dominated"]:
-        yield f"{len(advice['dominated'])} more rows are later and dearer than one of these; --json has them"
+        yield f"{len(advice['dominated'])} more rows are slower and more expensive than one of these; --json has them"
     if advice["not_simulated"]:
         yield (
             "not simulated, as computing and bytes alone take longer than one of these, the days at the least: "

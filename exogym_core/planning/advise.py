@@ -667,8 +667,8 @@ def _is_part_of_a_group(site: str, row: Mapping[str, Any], topology: Topology) -
 def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | None) -> list[str]:
     lines = [
         "the loss at this scale: days and money are bands, from the fewest steps to the most that a strategy may need "
-        "to the loss that data-parallel has after the budget; rows whose bands overlap have one place, as nobody knows "
-        "which is sooner",
+        "to the loss that data-parallel has after the budget; rows whose bands overlap have one place, as the order "
+        "between them is unknown",
         f"how far the network is from a real one ({NETWORK_ERROR:.1%} in the median of what was measured) and, without "
         "--utilisation, what share of their peak devices reach (38 to 46 % in published trainings): bands have both",
     ]

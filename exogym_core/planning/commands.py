@@ -128,11 +128,11 @@ _COUNT: dict[str, Any] = {"type": click.IntRange(1)}
 _BUDGET = _option(
     "--budget",
     "DOLLARS",
-    "In place of --tokens: money to spend, such as 500000; tokens and days are those that it pays for.",
+    "Money to spend, such as 500000, instead of --tokens: plan the tokens that it pays for.",
 )
 
 _WHERE = (
-    _option("--device", "NAME", "Every worker's device [the hosts' own]."),
+    _option("--device", "NAME", "Device of every worker [the hosts' own]."),
     _option(
         "--utilisation",
         "SHARE|SITE=SHARE,...",
@@ -142,7 +142,7 @@ _WHERE = (
     _option(
         "--devices-per-worker",
         "N|SITE=N,...",
-        "That act as one; by host or region where they differ.",
+        "Devices that share a worker's batch; by host or region where they differ.",
         default="1",
         show_default=True,
         callback=_by_site(devices),
@@ -150,7 +150,7 @@ _WHERE = (
     _option(
         "--memory",
         "bf16|8bit|offload|checkpointing,...",
-        "How workers keep less in memory.",
+        "Ways in which workers save memory.",
         default="",
         callback=_memory,
     ),
@@ -165,7 +165,7 @@ _WHERE = (
     _option(
         "--batch-by-speed",
         None,
-        "Share all workers' sequences of a step out by their devices' speed.",
+        "Divide all workers' sequences of a step by the devices' speed.",
         is_flag=True,
     ),
     _option("--batch-size", None, "Sequences of a worker in a step [the experiment's, else 256].", **_COUNT),
@@ -176,7 +176,7 @@ _WHERE = (
     _option(
         "--price",
         "DOLLARS|SITE=DOLLARS,...",
-        "Of a worker's hour, for the cost; by host or region where they differ.",
+        "Price of a worker's hour; by host or region where they differ.",
         callback=_by_site(dollars),
     ),
     _option("--json as_json", None, "Print JSON.", is_flag=True),
@@ -186,23 +186,25 @@ _WHERE = (
 @click.command()
 @click.argument("experiment", type=click.Path(path_type=Path), required=False)
 @_options(
-    _option("--model", "NAME", "Such as llama-13b; see: netgym list 'planned models'."),
-    _option("--strategy strategies", "NAME", "May be repeated.", multiple=True),
-    _option("--topology", "NAME", "A shipped network or a file."),
-    _option("--workers", None, "How many [one a host].", **_COUNT),
-    _option("--tokens", "NUMBER", "The budget, such as 200B, for days and cost."),
+    _option("--model", "NAME", "Model, such as llama-13b; see: netgym list 'planned models'."),
+    _option("--strategy strategies", "NAME", "Strategy. May be repeated.", multiple=True),
+    _option("--topology", "NAME", "Network: a shipped name or a file."),
+    _option("--workers", None, "Number of workers [one per host].", **_COUNT),
+    _option("--tokens", "NUMBER", "Tokens to train on, such as 200B, for days and dollars."),
     _BUDGET,
-    _option("--set overrides", "KEY=VALUE", "As netgym run has it.", multiple=True),
+    _option(
+        "--set overrides", "KEY=VALUE", "Change one key, as in netgym run. May be repeated.", multiple=True
+    ),
     _option(
         "--sweep sweeps",
         "KEY=A,B,...",
-        "Plan for each value; keys as in --set, and wan.bandwidth. May be repeated.",
+        "Plan each value; keys as in --set, and wan.bandwidth. May be repeated.",
         multiple=True,
     ),
     _option(
         "--without lost",
         "SITE",
-        "Plan without this site as well. May be repeated: each is left out by itself, then all.",
+        "Plan without this site too. May be repeated: each is left out alone, then all.",
         multiple=True,
     ),
     _option("--out", "DIR", "Write a page with plots.", type=click.Path(path_type=Path)),
@@ -217,7 +219,7 @@ def plan(
     as_json: bool,
     **words: Any,
 ) -> None:
-    """Say what the strategies of EXPERIMENT need: seconds, bytes, memory, days and money. Nothing is trained.
+    """Plan the strategies of EXPERIMENT: seconds, bytes, memory, days and money. Nothing is trained.
 
     EXPERIMENT is a file, or the folder of a run, with what that measured. Without it: --model, --strategy, --topology.
     """
@@ -377,12 +379,17 @@ def _cell_line(cell: dict[str, Any]) -> str:
 @click.command()
 @click.argument("topology")
 @_options(
-    _option("--model", "NAME", "As netgym plan has it.", required=True),
-    _option("--tokens", "NUMBER", "The budget, such as 200B; or give --budget."),
+    _option("--model", "NAME", "As in netgym plan.", required=True),
+    _option("--tokens", "NUMBER", "Tokens to train on, such as 200B; or give --budget."),
     _BUDGET,
-    _option("--workers", None, "How many [one a host].", type=click.IntRange(2)),
-    _option("--set overrides", "KEY=VALUE", "As netgym plan has it: failures.mtbf=8h.", multiple=True),
-    _option("--runs", "DIR", "A run of yours: its strategies' steps to a loss are applied."),
+    _option("--workers", None, "Number of workers [one per host].", type=click.IntRange(2)),
+    _option(
+        "--set overrides",
+        "KEY=VALUE",
+        "Change one key, such as failures.mtbf=8h. May be repeated.",
+        multiple=True,
+    ),
+    _option("--runs", "DIR", "Folder of a run of yours, whose steps to a loss are applied."),
     *_WHERE,
 )
 @_rare_collections()

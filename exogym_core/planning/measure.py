@@ -192,7 +192,9 @@ class Plan:
         if self.days is None or self.tokens is None or self.days * SECONDS_A_DAY <= seconds:
             return self
         share = seconds / (self.days * SECONDS_A_DAY)
-        remark = f"until = {format_seconds(seconds)} ends it: {share:.3g} of the budget's tokens are worked through"
+        remark = (
+            f"until = {format_seconds(seconds)} ends it: {share:.3g} of the budget's tokens are processed"
+        )
         return replace(
             self,
             days=seconds / SECONDS_A_DAY,

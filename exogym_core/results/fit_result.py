@@ -157,7 +157,7 @@ class FitResult:
         mean_of_replicas_loss: the mean model's at the end, a diagnostic.
         minibatch_size: samples a forward pass, as resolved.
         compute: the compute time as resolved, in the form of an experiment; None where it is free.
-        dropped_peers: absences of ranks from rounds that continued, see `exogym_core.results.recorder:Rounds`; None
+        dropped_peers: absences of ranks that rounds continued without, see `exogym_core.results.recorder:Rounds`; None
             where all are waited for. Rows of `history` are then means over the ranks in the round (bytes: sums over
             all), `num_peers` is their number, and `virtual_seconds` is when they ended.
         averaged_ranks: ranks in such rounds, by the step that ended them.

@@ -84,7 +84,9 @@ TRAIN = (
     Column("payload_bytes", "encoded messages of a worker once each, mean over workers", "B"),
     Column("wan_bytes", "part of bytes_sent between regions, and what servers sent between regions", "B"),
     Column("compute_utilisation", "computing / virtual seconds, mean over ranks", "share"),
-    Column("num_peers", "ranks in the step's round, where rounds go on without absent ones", optional=True),
+    Column(
+        "num_peers", "ranks in the step's round, where rounds continue without absent ones", optional=True
+    ),
 )
 """A row of `metrics/<strategy>.csv` is a step."""
 
@@ -170,7 +172,7 @@ class Summary:
         network_seconds: waiting for bytes under way, mean over workers
         waiting_seconds: waiting for other workers, mean over workers
         first_non_finite_step: first step with a loss that was nan or infinite
-        dropped_peers: absences of ranks that rounds went on without
+        dropped_peers: absences of ranks that rounds continued without
         wall_seconds: seconds by the clock of a real transport
         incomplete: true where it was stopped before its end
         failed: true where it failed

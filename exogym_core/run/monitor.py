@@ -179,7 +179,8 @@ def _continued(request: FitRequest) -> Path | None:
     path = Path(request.resume_from)
     if request.out is not None and Path(request.out).resolve() != path.resolve():
         raise InputError(
-            f"fit: resume_from is the run folder {visible(path)}, where the run goes on; leave out out={request.out!r}"
+            f"fit: resume_from is the run folder {visible(path)}, in which the run continues: leave out "
+            f"out={request.out!r}"
         )
     return path
 

@@ -127,9 +127,9 @@ def _refuse_edited_code(resumed: StoredCheckpoint, identity: Mapping[str, Any], 
     edit = f"{visible(resumed.path)}: {visible(edited[0], 100)}{more} was edited since this checkpoint"
     if not accepted:
         raise InputError(
-            f"{edit}; undo the edit, or add --edited-code (fit: edited_code=True) to go on with the code as it is now"
+            f"{edit}; undo the edit, or add --edited-code (fit: edited_code=True) to continue with the current code"
         )
-    warnings.warn(f"{edit}; the run goes on with the code as it is now", UserWarning, stacklevel=2)
+    warnings.warn(f"{edit}; the run continues with the current code", UserWarning, stacklevel=2)
 
 
 def there_is(program: Program) -> str:
@@ -137,7 +137,7 @@ def there_is(program: Program) -> str:
     folder = program.checkpoints.folder
     last = find_checkpoint(folder) if folder is not None and folder.is_dir() else None
     if last is None:
-        return "there is no checkpoint to go on from (checkpoint_interval= makes some)"
+        return "there is no checkpoint to resume from (checkpoint_interval= makes some)"
     return f"the last checkpoint is of step {last.step}, in {folder}"
 
 

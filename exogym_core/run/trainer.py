@@ -352,7 +352,7 @@ def _conclude(remarks: Sequence[str], result: FitResult) -> None:
         warnings.warn(remark, UserWarning, stacklevel=4)
     if result.first_non_finite_step is not None:
         warnings.warn(
-            f"fit: the loss was not finite at step {result.first_non_finite_step} and training went on; "
+            f"fit: the loss was not finite at step {result.first_non_finite_step} and training continued; "
             "lower the learning rate or clip gradients (max_norm)",
             UserWarning,
             stacklevel=4,

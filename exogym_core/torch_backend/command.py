@@ -134,6 +134,10 @@ def _run(launch: Launch, folder: RunFolder | None, *, as_json: bool) -> None:
             raise click.exceptions.Exit(interruption.exit_code or 130) from None
     _show(report, folder, as_json=as_json)
     if error is not None:
+        if not launch.cuda_as_cpu and "cuda" in str(error).partition("\n")[0].lower():
+            error.add_note(
+                "Where the script names CUDA devices and this machine has none, add --cuda-as-cpu."
+            )
         raise error
     if report.ending == "interrupted":
         click.echo("interrupted: the figures are those until then", err=True)

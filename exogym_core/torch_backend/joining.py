@@ -58,8 +58,8 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
         raise launched.refused_rank(rank, num_ranks)
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         raise InputError(
-            "netsim: torchrun has restarted this program, and its simulation cannot go on from there: run it without "
-            "--max-restarts"
+            "netsim: torchrun has restarted this program, and its simulation cannot continue from there: run it "
+            "without --max-restarts"
         )
     text = os.environ.get("NETGYM_COMPUTE", "live") if launched is None else launched.compute
     compute = ComputeClock.parse(text)

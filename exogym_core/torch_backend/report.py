@@ -343,8 +343,8 @@ def _decided(each: HostDecision) -> str:
     times = "once" if each.times == 1 else f"{each.times} times, first"
     calls = f" (in flight: {visible('; '.join(each.calls), 300)})" if each.calls else ""
     return (
-        f"decided {times} at {format_seconds(each.virtual_seconds)}: others waited for the clock{calls}, and it went "
-        f"on without {ranks}, asleep; times may differ from run to run"
+        f"decided {times} at {format_seconds(each.virtual_seconds)}: others waited for the clock{calls}, and it "
+        f"advanced without {ranks}, asleep; times may differ from run to run"
     )
 
 
@@ -451,8 +451,8 @@ def page_of_launch(path: Path, report: LaunchReport) -> str:
         headings=list(_CALL_HEADINGS),
         rows=[(False, cells) for cells in _calls(report)],
         note=(
-            "Where the script called, and waited. Waiting for others ends when the last member has come; the rest is "
-            f"the network's. {_NOTE}"
+            "Calls and waits by line of the script. Waiting for others ends when the last member has posted; the rest "
+            f"is the network's. {_NOTE}"
         ),
         status="" if report.ending == "finished" else "This run was stopped before its end.",
         tables=[
@@ -462,6 +462,7 @@ def page_of_launch(path: Path, report: LaunchReport) -> str:
                 ["link", "bytes"],
                 [(name, [count]) for name, count in _links(report)],
                 f"To other regions: {format_bytes(report.wan_bytes)}.",
+                is_prose=False,
             ),
         ],
         network=network_matrix(report.topology),
@@ -493,4 +494,5 @@ def _ranks_table(report: LaunchReport) -> TextTable:
             for rank in report.ranks
         ],
         "Seconds of virtual time from init_process_group on; start-up before it is not counted.",
+        is_prose=False,
     )

@@ -84,7 +84,7 @@ class Silence(NamedTuple):
         where = f"in {function} at {os.path.basename(path)}:{line}" if is_own(path) else "inside of netgym"
         text = (
             f"rank {self.rank} has made no call for {self.seconds:.0f} s while others wait for it: it is {where} "
-            "(if it only computes, wait; else end the run)"
+            "(if it is computing, wait; if it hangs, stop the run)"
         )
         warnings.warn_explicit(text, UserWarning, path, line)
 

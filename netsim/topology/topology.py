@@ -190,7 +190,7 @@ class Topology:
         return machine.region if machine.region is not None else machine.name
 
     def place(self, num_ranks: int, placement: Sequence[str] | None = None) -> tuple[int, ...]:
-        """The host of each of `num_ranks`: _spread evenly over regions, or by `placement`, a host's name a rank.
+        """The host of each of `num_ranks`: spread evenly over regions, or by `placement`, a host's name a rank.
 
         Raises InputError where the number of ranks is not positive or the names do not match it.
         """

@@ -160,8 +160,8 @@ class SimulatedCommunicator(PostingRank):
                 return members, result
             if not left:
                 raise InputError(
-                    f"rank {self.rank}, average_present: not through in {averaging_seconds:g} s, though all "
-                    "members answer and none has a narrower connection than the others; give it more time"
+                    f"rank {self.rank}, average_present: not finished in {averaging_seconds:g} s, though all "
+                    "members answer and none has a narrower connection than the others; raise averaging_seconds"
                 )
             present = left
         return members, None

@@ -99,7 +99,7 @@ def ready_in_time(
     for index in filter(can_go_on, live):
         pid = children.pids[index]
         state = (
-            f"is stopped: kill -CONT {pid} has it go on"
+            f"is stopped: kill -CONT {pid} resumes it"
             if children.is_stopped(index)
             else "sends nothing: it is busy in a call that holds Python's lock"
         )
@@ -259,7 +259,7 @@ class ProcessRunner(Runner):
         if not self.away:
             warnings.warn(
                 f"rank {min(ranks)} makes no call and sleeps, while others whose calls have time-outs wait for the "
-                "clock: it goes on without that rank, so times of this run may depend on the machine",
+                "clock: it advances without that rank, so times of this run may depend on the machine",
                 UserWarning,
                 stacklevel=2,
             )
@@ -396,8 +396,8 @@ class ProcessRunner(Runner):
                 at = f"{self.kernel.clock.now:.10g} s"
                 self.failure.add(
                     BrokenCallError(
-                        f"rank {rank}: a call has ended undone at {at}, and the rank had gone on with its values since "
-                        "others met outside of torch.distributed meanwhile: give the call a longer time-out"
+                        f"rank {rank}: a call has ended undone at {at}, and the rank had continued with its values, "
+                        "since others met outside of torch.distributed: give the call a longer time-out"
                     )
                 )
             return
