@@ -256,7 +256,7 @@ def _show_table(folder: Path, *, as_json: bool) -> None:
         headings=_headings(entries),
         rows=[(position == 0, cells) for position, cells in enumerate(rows)],
         note=f"{_NOTE} Score: geometric mean of the seconds; then bytes that all workers sent until the target.",
-        tables=[TextTable("What was left out", ["which", "why"], failures)] if failures else [],
+        tables=[TextTable("Left out", ["entry", "reason"], failures)] if failures else [],
         experiments=[
             Listing(visible(each["strategy"], 80), each["source"]) for each in entries if each.get("source")
         ],

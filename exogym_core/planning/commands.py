@@ -1,4 +1,4 @@
-"""`netgym plan`, `netgym advise`, `netgym reproduce`: what a strategy needs, before anything is paid."""
+"""`netgym plan`, `netgym advise`, `netgym reproduce`: needs of a strategy, before anything is paid."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def by_site(text: str, flag: str, number: Callable[[str], T]) -> T | dict[str, T
     """Parse one number for all, or one for each named host or region.
 
     Args:
-        text: what was given.
-        flag: where, for errors.
-        number: parses one; ValueError says what is expected.
+        text: value of the flag.
+        flag: its name, for errors.
+        number: parses one; ValueError names the expected form.
 
     Raises:
         InputError: it is neither.
@@ -221,7 +221,7 @@ def plan(
 ) -> None:
     """Plan the strategies of EXPERIMENT: seconds, bytes, memory, days and money. Nothing is trained.
 
-    EXPERIMENT is a file, or the folder of a run, with what that measured. Without it: --model, --strategy, --topology.
+    EXPERIMENT is a file, or the folder of a run, with its measured times. Without it: --model, --strategy, --topology.
     """
     if out is not None:
         _check_folder(out)
@@ -347,7 +347,7 @@ def reproduce(
     from exogym_core.planning.published import reproduce as reproduced
 
     if name is None:
-        listed = [{"name": known, "source": source} for known, (source, _) in PUBLISHED.items()]
+        listed = [{"name": known, "source": entry["source"]} for known, entry in PUBLISHED.items()]
         lines = [f"{entry['name']:<18} {entry['source']}" for entry in listed]
         return click.echo(json.dumps(listed, indent=2) if as_json else "\n".join(lines))
     sizes = {"params": params, "layers": layers, "step_seconds": step and parse_seconds(step)}

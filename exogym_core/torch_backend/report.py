@@ -61,7 +61,7 @@ class RankTimes(_Part):
     computing_seconds: float
     waiting_seconds: float = Field(description="for other ranks, which had not come to the call yet")
     network_seconds: float = Field(description="waited while the network was at work")
-    down_seconds: float = Field(description="its host was down, or what it had computed was lost by that")
+    down_seconds: float = Field(description="its host was down, or its computing was lost by that")
     bytes_sent: int = Field(description="payload that left it")
     steps: int = Field(description="calls of step() by the first optimizer that stepped")
 
@@ -89,7 +89,7 @@ class SteadyState(_Part):
     """Mean step, over ranks and the steps from the end of the first to the end of the last."""
 
     steps: int = Field(description="that the means are over, on the rank with the fewest")
-    told_by: str = Field(description="what ends a step")
+    told_by: str = Field(description="call that ends a step")
     seconds: float
     computing_seconds: float
     waiting_seconds: float
@@ -122,7 +122,7 @@ class LaunchReport(_Part):
     placement: list[str] = Field(description="host of each rank")
     algorithms: dict[str, list[str]] = Field(description="those that each operation went by")
     algorithms_from: str = Field(description="'auto': the fastest of each call on this network")
-    compute: str = Field(description="what computing costs, as --compute has it")
+    compute: str = Field(description="cost of computing, as --compute has it")
     cuda_as_cpu: bool
     until_seconds: float | None
     virtual_seconds: float = Field(description="when the last rank ended, or the run did")
@@ -225,7 +225,7 @@ def _rank_times(
     rank: int, host: str, end: float, computed: float, waited: tuple[float, float], sites: CallSites
 ) -> RankTimes:
     exposed, network = waited
-    computing = min(computed, max(end - exposed, 0.0))  # what is under way was counted as a whole
+    computing = min(computed, max(end - exposed, 0.0))  # computing under way was counted as a whole
     return RankTimes(
         rank=rank,
         host=host,
