@@ -99,8 +99,8 @@ def takes(kind: type[Any], **words: str) -> Callable[[Any], Any]:
             settings.setdefault("required", False)
             return click.argument(each.name, **settings)
         flags = each.metadata["flags"] or [f"--{each.name.replace('_', '-')}"]
-        settings |= {"is_flag": each.type == "bool", "help": lines[each.name].format(**words)}
-        return click.option(*flags, each.name, **settings)
+        settings |= {"is_flag": True} if each.type == "bool" else {}
+        return click.option(*flags, each.name, help=lines[each.name].format(**words), **settings)
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
