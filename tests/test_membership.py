@@ -39,8 +39,8 @@ def test_a_site_missing_in_a_round_is_reported_with_its_place() -> None:
         members.sites[1].heard = float(second)
         members.update(float(second))
     assert lines == [
-        f"the run's begin: site 0 waits since {seconds} s: site 1 is not there, after step 7, in train at mine.py:12, "
-        f"heard of 0 s ago; it begins without in {600 - seconds} s (netgym rendezvous --wait)"
+        f"the run's begin: site 0 has waited {seconds} s: site 1 has not arrived, after step 7, in train at "
+        f"mine.py:12, last message 0 s ago; it begins without in {600 - seconds} s (netgym rendezvous --wait)"
         for seconds in (30, 60, 90, 120)
     ]
 
@@ -59,8 +59,8 @@ def test_the_begin_waits_for_all_sites_however_short_rounds_do() -> None:
         members.sites[0].heard = float(second)
         members.update(float(second))
     assert not any("the run begins" in line for line in lines)
-    reasons = [line.partition(" s: ")[2].partition(";")[0] for line in lines if "waits since" in line]
-    assert reasons == ["site 1 has not come yet", *["site 1 is lost"] * 18]
+    reasons = [line.partition(" s: ")[2].partition(";")[0] for line in lines if "has waited" in line]
+    assert reasons == ["site 1 has not joined yet", *["site 1 is lost"] * 18]
     members.update(600.0)
     assert lines[-2:] == [
         "the run begins: site 0, without site 1",
@@ -80,7 +80,7 @@ def test_a_site_that_does_not_finish_an_average_is_reported() -> None:
     del lines[:]
     members.sites[0].heard = 30.0
     members.update(31.0)
-    assert lines == ["the run's begin: site 1 waits since 31 s: site 0 is not there, heard of 1 s ago"]
+    assert lines == ["the run's begin: site 1 has waited 31 s: site 0 has not arrived, last message 1 s ago"]
 
 
 def test_a_site_with_fewer_steps_is_not_waited_for() -> None:

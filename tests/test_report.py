@@ -220,7 +220,8 @@ class TestVerdict:
         ]
         text = verdict(Results.load(run_folder(tmp_path, entries))).text
         assert text.startswith(
-            "No strategy held loss 0.3 in 4 steps, so there is no winner. AllReduce touched"
+            "No strategy held loss 0.3 in 4 steps, so there is no winner. AllReduce and DiLoCo touched loss 0.3 but "
+            "were not seen to hold it. A target is held if"
         )
         assert text.count("at least two later evaluations confirm it") == 1
 

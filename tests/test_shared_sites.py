@@ -255,7 +255,7 @@ def test_a_process_that_hangs_is_left_out_when_it_has_been_silent(where: str, tm
     members = [found[0][number][0] for number in range(1, ROUNDS + 1)]
     assert members[0] == members[-1] == [0, 1, 2, 3]
     assert members[1] == members[2] == [0, 1]
-    assert lines.index("site 1: its process 1 hangs") < lines.index("site 1: its process 1 is heard of again")
+    assert lines.index("site 1: its process 1 hangs") < lines.index("site 1: its process 1 answers again")
 
 
 def next_process(address: tuple[str, int]) -> SiteLink:

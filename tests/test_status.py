@@ -77,7 +77,7 @@ def test_a_rendezvous_reports_sites_present_and_waits() -> None:
         link.ask("clock", elapsed=None)  # it has been heard
         text, document = status(place), json.loads(status(place, 0, "--json"))
         link.close()
-    assert "  site 1: there, " in text
+    assert "  site 1: present, " in text
     assert ": step 700 of 900, loss 0.2500" in text
     assert "  round 8: sites 1 have waited 0 s for a round's end; missing: 0" in text
     assert document["runs"][0]["waits"][0]["for"] == [0]

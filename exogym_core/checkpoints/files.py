@@ -262,7 +262,7 @@ class LogWriter:
         Args:
             folder: the checkpoint's.
             lengths: number of each rank's requests that belong to it.
-            observed: which rows, as `LogPart` has them.
+            observed: rows, as `LogPart` has them.
 
         Raises:
             RecordError: a file cannot be written.

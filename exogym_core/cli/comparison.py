@@ -100,7 +100,7 @@ def compare(
         InputError: the task, the model or an option is wrong, such that nothing can be trained; or `jobs` is.
         RankError: the only strategy failed.
     """
-    experiment.check_transport()
+    experiment.check_runs()
     tally = Tally([str(entry.label) for entry in experiment.strategies], experiment.seeds)
     if resume:
         tally.take_finished(folder.read_summary())
@@ -387,15 +387,14 @@ def _fit(
     trainer: Trainer, experiment: Experiment, entry: StrategySettings, task: Task, **others: Any
 ) -> nn.Module:
     """Train with a strategy of the experiment; under torchrun network and clock are the real ones."""
-    given = experiment.fit_arguments()
+    given = experiment.fit_arguments(entry)
     validation = task.validation
     given.setdefault("val_size", len(validation) if isinstance(validation, Sized) else _SAMPLES_OF_A_STREAM)
     if under_torchrun() or is_at_rendezvous():
-        for name in ("topology", "placement", "protocol", "compute"):
+        for name in ("topology", "placement", "protocol", "collectives", "compute"):
             given.pop(name, None)
         given["transport"] = "gloo"
-    strategy = experiment.build_strategy(entry)
-    return trainer.fit(strategy=strategy, accuracy=task.accuracy, progress=False, **given, **others)
+    return trainer.fit(accuracy=task.accuracy, progress=False, **given, **others)
 
 
 def follow(experiment: Experiment) -> None:

@@ -579,9 +579,9 @@ def _refuse_unseen_changes(name: str, plan: Plan, setting: Setting, ends: Sequen
     unseen = changes_between(setting.topology.weather, simulated, end)
     if unseen:
         raise RefusedPlanError(
-            f"plan: {name}: {unseen:,} changes of the network come after the {format_seconds(simulated)} whose "
-            f"rounds are simulated one by one, and before the budget's end, so its days are not known; plan fewer "
-            "--tokens, or give crashes as a rate: --set failures.mtbf=... --set failures.repair=..."
+            f"plan: {name}: the network changes {format_count(unseen, 'time')} after the {format_seconds(simulated)} "
+            f"whose rounds are simulated one by one, and before the budget's end, so its days are not known; plan "
+            "fewer --tokens, or give crashes as a rate: --set failures.mtbf=... --set failures.repair=..."
         )
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.communicator.exchange import Signature
+    from exogym_core.communicator.exchange import Part
     from netsim.ranks import Answer, Question, Request, StampedRow
 
 __all__ = [
@@ -70,15 +70,8 @@ class _Alone:
     def request(self, request: Request) -> None:
         self.requests.append(request)
 
-    def post(
-        self,
-        key: Key,
-        ranks: tuple[int, ...],
-        member: int,
-        signature: Signature,
-        tensors: Sequence[Tensor],
-        waits: bool = False,
-    ) -> Outcome:
+    def post(self, part: Part, waits: bool = False) -> Outcome:
+        _, ranks, member, signature, tensors = part
         if signature.name == "sendrecv":
             raise InputError("a rank alone has no other to send to")
         name = signature.name

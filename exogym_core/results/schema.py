@@ -166,6 +166,7 @@ class Summary:
         target: `held`, `touched` or `missed`; null without a target
         judged: which model is judged: `replica`, `outer`, `server` or `own`
         window_limit: where a sender's window limited collectives most
+        later_weather: weather of the topology that begins after its end and changed nothing
         coding: `not charged` where encoding took no time although `compute.coding` has speeds
         mean_of_replicas_loss: loss of the mean of all ranks' models at the end
         computing_seconds: computing of a worker, mean over workers
@@ -196,6 +197,7 @@ class Summary:
     target: str | None = column("text", over_seeds="worst", choices=("missed", "touched", "held"), tidy=3)
     judged: str | None = column("text")
     window_limit: str | None = column("text", optional=True)
+    later_weather: str | None = column("text", optional=True)
     coding: str | None = column("text", optional=True)
     mean_of_replicas_loss: float | None = column("loss")
     computing_seconds: float | None = column("s", tidy=5)

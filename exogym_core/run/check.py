@@ -247,7 +247,7 @@ class _Trials:
     def run(
         self, *, stop: int | None = None, coding: Coding | None = None, **options: Any
     ) -> RunResult[_Trace]:
-        """Train; after `stop` steps each worker goes on with a fresh strategy that has loaded the state."""
+        """Train; after `stop` steps each worker continues with a fresh strategy that has loaded the state."""
         given, problem = self.strategy, self.problem
 
         def body(comm: Communicator) -> _Trace:
@@ -398,7 +398,7 @@ def _counts(trials: _Trials) -> str | None:
             for link, carried in zip(trials.topology.links, run.link_bytes, strict=True)
             if link.source == host
         )
-        # What is under way when a run without rounds ends has left its rank, and not come through its link.
+        # Bytes in flight when a run without rounds ends have left their rank, and not crossed its link.
         lost = traffic.bytes_sent - round(left)
         if lost if trials.strategy.is_synchronous else lost < 0:
             return (
@@ -451,7 +451,7 @@ def _runs_on_sockets(trials: _Trials) -> str | None:
         "the run over gloo",
         "let no value depend on comm.transport, comm.now() or the order of arrival",
         tolerance=_TOLERANCE,
-        # Which algorithm is the fastest, and so how often a value is sent, differs with the network.
+        # The fastest algorithm, and so the number of times that a value is sent, depends on the network.
         counts=("payload_bytes",) if trials.topology is not None else _COUNTS,
     )
 

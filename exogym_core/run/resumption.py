@@ -47,7 +47,7 @@ _MOST_FACTS, _MOST_CHARACTERS_OF_A_FACT = 2000, 100  # of a run, for other sites
 
 
 def find_resumed(program: Program) -> StoredCheckpoint | None:
-    """The checkpoint that the request goes on from; None for a run from the start.
+    """The checkpoint that the request resumes from; None for a run from the start.
 
     Measured seconds of a step and the micro-batch are taken from it.
 
@@ -167,7 +167,7 @@ def follow(
         newest_complete: returns the step of the newest checkpoint that rank 0 has completed.
 
     Raises:
-        InputError: this rank's part of the checkpoint to go on from is not here, or not whole.
+        InputError: this rank's part of the checkpoint to resume from is not here, or not whole.
         RecordError: the checkpoint is damaged, or there can be no folder.
     """
     size = planned["minibatch size"]

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from exogym_core.communicator.base import Communicator
-    from exogym_core.communicator.collectives import CollectiveCall, Delivery
+    from exogym_core.communicator.base import CollectiveCall, Communicator, Delivery
     from netsim import PeerAddress
 
 __all__ = [

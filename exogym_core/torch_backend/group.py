@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from exogym_core.communicator.collectives import CollectiveCall
+from exogym_core.communicator.base import CollectiveCall
 from exogym_core.torch_backend.private import DEFAULT_SECONDS, Profile
 from exogym_core.torch_backend.tensors import (
     add_up_sparse,

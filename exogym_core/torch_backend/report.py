@@ -134,6 +134,9 @@ class LaunchReport(_Part):
     wan_bytes: int = Field(description="payload of all ranks to other regions")
     link_bytes: dict[str, float] = Field(description="as the network counts them")
     uncharged: list[str] = Field(description="backends used alongside the simulated network, not charged")
+    later_weather: str | None = Field(
+        default=None, description="weather of the topology that begins after the end and changed nothing"
+    )
     host_decisions: list[HostDecision] = Field(
         default=[], description="where host time decided, so that times may differ from run to run"
     )
@@ -217,6 +220,7 @@ def report_of(
             if count
         },
         uncharged=list(sites.uncharged),
+        later_weather=world.topology.weather_after(whole),
         host_decisions=list(host_decisions),
     )
 
@@ -270,6 +274,7 @@ _NOTE = (
     "here or elsewhere, for the network's work on this line's calls; hidden: they were under way while their rank did "
     "not wait."
 )
+_WIDE = 110  # columns of a console that take headings on one line
 _MOST_ROWS = 12  # of a table on a console; the file and the page have all
 _CALL_HEADINGS = ("at", "call", "calls", "bytes each", "waiting for others", "network", "exposed", "hidden")
 _SOURCES = {"option": "--protocol", "topology": "the topology's", "default": "by default"}
@@ -334,6 +339,8 @@ def _facts(report: LaunchReport) -> list[tuple[str, str]]:
     ]
     if report.uncharged:
         facts.append(("not charged", ", ".join(map(visible, report.uncharged))))
+    if report.later_weather is not None:
+        facts.append(("not met", report.later_weather))
     facts += [("host time", _decided(each)) for each in report.host_decisions]
     return facts
 
@@ -430,7 +437,8 @@ def _show_table(
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if index == 0 or heading == "call" else "right")
+        shown = heading.replace(" ", "\n", 1) if console.width < _WIDE else heading
+        table.add_column(shown, justify="left" if index == 0 or heading == "call" else "right", no_wrap=True)
     for row in rows[:_MOST_ROWS]:
         table.add_row(*map(Text, row))
     console.print()
