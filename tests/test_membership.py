@@ -96,23 +96,6 @@ def test_a_site_with_fewer_steps_is_not_waited_for() -> None:
     assert lines[-1] == "round 61: site 1, without site 0"
 
 
-def test_a_download_from_a_site_that_dies_fails_at_once() -> None:
-    """It may wait for that one's address; it asks again, and gets what it wants from another one."""
-    members, sent = members_of(3)
-    for site in (0, 1):
-        members.publish(site, 4, 5.0)
-    wanted: dict[str, Any] = {"at_least": 4, "without": []}
-    members.fetch(2, 1, wanted, 5.0)
-    group = next(message["group"] for site, message in sent if site == 2)
-    members.depart(0, "session 0", 6.0)
-    assert sent[-1] == (2, {"push": "dissolved", "group": group})
-    members.fetch(2, 2, wanted, 6.0)
-    assert sent[-1][1]["holder"] == 1
-    members.fetched(2, 4, 7.0)
-    members.depart(1, "session 1", 8.0)
-    assert sent[-1][1]["id"] == 2, "it has what it wanted"
-
-
 def one_ahead(sent: list[tuple[int, dict[str, Any]]]) -> Membership:
     """Site 0 has done all its rounds, and site 1 comes."""
     members = Membership(2, "r", lambda site, message: sent.append((site, dict(message))))
@@ -151,18 +134,6 @@ def test_a_site_that_joins_after_the_others_have_left_gets_an_error() -> None:
     assert sent[-1] == (1, {"id": 2, "refused": message})
     members.fetch(1, 5, {"at_least": 0, "without": []}, 21.0)
     assert sent[-1] == (1, {"id": 5, "refused": message})
-
-
-def test_a_finished_folder_ends_the_wait_of_sites_that_would_continue_alone() -> None:
-    sent: list[tuple[int, dict[str, Any]]] = []
-    members = Membership(2, "r", lambda site, message: sent.append((site, dict(message))))
-    members.arrive(1, "session 1", {"where": "host"}, 2.0)
-    join(members, 1, START, 5.0)
-    assert sent == []
-    members.finished("site 0")
-    ((site, reply),) = sent
-    assert site == 1
-    assert reply["refused"].startswith("this run is over: site 0 has finished it, its folder has the model")
 
 
 def test_a_site_waiting_for_a_round_completed_before_a_restart_of_the_rendezvous_learns_so() -> None:

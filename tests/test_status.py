@@ -7,7 +7,6 @@ import hmac
 import json
 from typing import TYPE_CHECKING
 
-import pytest
 from click.testing import CliRunner
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -108,19 +107,3 @@ def test_ranks_of_torchrun_tell_where_they_are() -> None:
 
 def failure(place: str) -> str:
     return str(CliRunner().invoke(cli, ["status", place], env={"NETGYM_SECRET": SECRET}).exception)
-
-
-@pytest.mark.parametrize(
-    ("place", "line"),
-    [
-        ("nowhere", "status: 'nowhere' is no address: write HOST:PORT"),
-        ("runs/nowhere", "status: runs/nowhere: there is no such folder"),
-        ("127.0.0.1:1", "cannot be reached"),
-        (".", "no run is there: it has no experiment.yaml"),
-    ],
-)
-def test_where_nothing_is_a_line_says_so(
-    place: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert line in failure(place)
