@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from netsim.errors import DeadlockError, InputError, unknown_name
-from netsim.files.plain_files import input_file
+from netsim.files.plain_files import read_text
 from netsim.network.clock import Clock
 from netsim.network.network import Network
 from netsim.topology.protocol import Protocol, WindowLimit, window_limit
@@ -49,6 +49,7 @@ __all__ = [
 _COLUMNS = ("start_s", "src", "dst", "bytes")
 _FINISH = "finish_s"
 _MOST_NAMED = 4
+_MOST_BYTES = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +97,14 @@ def read_flows(path: str | Path, topology: Topology) -> FlowTable:
     Raises:
         InputError: the file cannot be read, or a line makes no sense; the error names line and column.
     """
+    text = read_text(path, _MOST_BYTES, "split it")
     try:
-        with io.TextIOWrapper(input_file(path), newline="", encoding="utf-8-sig") as file:
-            lines = csv.reader(file, strict=True)
-            header = tuple(cell.strip() for cell in next(lines, ()))
-            _check_header(header, path)
-            numbered = [(lines.line_num, tuple(row)) for row in lines if row]
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: not a CSV file in UTF-8: {error}") from None
+        lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+        header = tuple(cell.strip() for cell in next(lines, ()))
+        _check_header(header, path)
+        numbered = [(lines.line_num, tuple(row)) for row in lines if row]
+    except csv.Error as error:
+        raise InputError(f"{path}: not a CSV file: {error}") from None
     hosts = {host.name: host.index for host in topology.hosts}
     names = list(hosts)
     if not any(name.isdigit() for name in names):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import yaml
 
 from netsim.errors import InputError, UnknownNameError, printable
-from netsim.files.plain_files import input_file
+from netsim.files.plain_files import read_text
 from netsim.units import shown
 
 if TYPE_CHECKING:
@@ -153,23 +153,8 @@ class Document:
 
 def load_document(path: str | Path) -> Document:
     """Read the YAML file `path`, at most 1 MB long; raises InputError `FILE:LINE: ...` for what cannot be accepted."""
-    where = printable(str(path))
-    try:
-        with input_file(path) as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InputError(f"{where}: cannot be read: {reason}") from None
-    if len(content) > MAX_FILE_BYTES:
-        raise InputError(f"{where}: larger than 1 MB: split it, or generate it in Python")
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{where}:{line}: not UTF-8 text: save the file as UTF-8") from None
-    return parse_document(text, where)
+    text = read_text(path, MAX_FILE_BYTES, "split it, or generate it in Python")
+    return parse_document(text, printable(str(path)))
 
 
 def parse_document(text: str, where: str = "<text>") -> Document:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from netsim.errors import InputError
 from netsim.files.documents import MAX_FILE_BYTES, parse_document
-from netsim.files.plain_files import input_file
 from netsim.topology.file import quality, rates
 from netsim.topology.topology import Topology
 from netsim.topology.values import Duration, Rate
@@ -24,12 +23,10 @@ __all__ = [
     "milliseconds",
     "on_one_line",
     "rate",
-    "read_text",
     "region_entry",
     "safe_name",
 ]
 
-_MOST_BYTES = 64 << 20
 _PLAIN = re.compile(r"[A-Za-z_][\w.-]*")
 _WORDS = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
 
@@ -227,21 +224,6 @@ def safe_name(name: str, taken: dict[str, str]) -> str:
             unique = f"{base}-{number}"
         taken[name] = unique
     return taken[name]
-
-
-def read_text(path: Any) -> str:
-    """A text file in UTF-8 of at most 64 MiB; raises InputError."""
-    try:
-        with input_file(path) as file:
-            data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > _MOST_BYTES:
-        raise InputError(f"{path}: is larger than 64 MiB: give a smaller extract")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is no text in UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def _quoted(name: str) -> str:

@@ -10,9 +10,9 @@ in which they apply, whatever order the file had.
 from __future__ import annotations
 
 import csv
-import io
 import itertools
 import math
+import os
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 import pydantic
 
 from netsim.errors import InputError
-from netsim.files.plain_files import input_file
+from netsim.files.plain_files import read_text
 from netsim.files.schemas import Schema
 from netsim.topology.values import (
     Bytes,
@@ -589,20 +589,12 @@ def _read_csv(folder: Path, name: str, column: str) -> list[tuple[float, float]]
     has any of their content.
     """
     path = folder / name
-    try:
-        if Path(name).is_absolute() or not path.resolve().is_relative_to(folder.resolve()):
-            raise InputError(
-                f"{shown(name)} is not below the folder of this file: put it there, and name it from there"
-            )
-        with io.TextIOWrapper(input_file(path), encoding="utf-8-sig", newline="") as file:
-            text = file.read(MAX_TRACE_BYTES + 1)
-    except InputError:
-        raise
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not UTF-8 text"
-        raise InputError(f"{shown(name)} cannot be read: {reason}") from None
-    if len(text) > MAX_TRACE_BYTES:
-        raise InputError(f"{shown(name)} is larger than 10 MB: use fewer rows")
+    real = os.path.realpath(path)
+    if Path(name).is_absolute() or not Path(real).is_relative_to(os.path.realpath(folder)):
+        raise InputError(
+            f"{shown(name)} is not below the folder of this file: put it there, and name it from there"
+        )
+    text = read_text(path, MAX_TRACE_BYTES, "use fewer rows", shown(name))
     header, *lines = text.splitlines() or [""]
     if [title.strip() for title in header.split(",")] != ["start_s", column]:
         raise InputError(f"{shown(name)} line 1: expected the header 'start_s,{column}'")
