@@ -460,7 +460,7 @@ BOMB = """<?xml version="1.0"?>
         ({"x.xml": "<a/>"}, "x.xml: is no SimGrid platform: its root is <a>"),
         ({"x.json": "{"}, "x.json: is no JSON"),
         ({"x.json": " "}, "x.json: is empty"),
-        ({"x.json": {"a": 1}}, "x.json: no table of ways was found"),
+        ({"x.json": {"a": 1}}, "x.json: no table of routes was found"),
         ({"x.json": {"start": {}, "error": "unable to connect"}}, "x.json: iperf3 failed: unable to connect"),
         (
             {"x.json": {"start": {"test_start": {"protocol": "UDP"}, "connected": []}, "end": {}}},
@@ -495,7 +495,7 @@ BOMB = """<?xml version="1.0"?>
             "a to b: no throughput was measured: assume one with --bandwidth",
         ),
         ({"x.csv": "from,to,throughput\na,b,1 Gbit/s\n"}, "a to b: no round trip was measured"),
-        ({"x.csv": "one,two\na,b\n"}, "x.csv: no table of ways: name columns from, to"),
+        ({"x.csv": "one,two\na,b\n"}, "x.csv: no table of routes: name columns from, to"),
         (
             {"x.yml": ASTRA.replace("Ring", "Rings")},
             "x.yml:1: topology[0]: unknown choice 'Rings': did you mean 'Ring'?",
@@ -503,7 +503,7 @@ BOMB = """<?xml version="1.0"?>
         ({"x.yml": "a: 1\n"}, "x.yml: is no network file of ASTRA-sim"),
         ({"x.yml": ASTRA, "y.csv": PLAIN}, "x.yml: describes a whole network: import it alone"),
         ({"x.gml": "graph ["}, "x.gml: is no graph that can be read"),
-        ({"x.csv": b"\xff\xfe".decode("latin-1")}, "x.csv: no table of ways"),
+        ({"x.csv": b"\xff\xfe".decode("latin-1")}, "x.csv: no table of routes"),
     ],
 )
 def test_errors_are_reported_in_one_line(files: dict[str, Any], line: str, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ Seconds = npt.NDArray[np.float64]
 # Rates may exceed a link by rounding, and of two messages on a link one may begin where the other ends.
 _ROUNDING = 1e-9
 
-# Of phases with more steps than this, those are left out that go on as others did. Shorter ones take no time.
+# Of phases with more steps than this, those that repeat the pace of others are left out. Shorter ones take no time.
 _LONG = 10_000
 _COMPARED = 16  # times the window: steps from one comparison to the next
 

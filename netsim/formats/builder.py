@@ -38,7 +38,7 @@ class Assumed:
     Attributes:
         bits_per_second: of links without a rate; None: refuse them.
         latency_seconds: of links without a latency, one way; None: refuse them.
-        nic_bits_per_second: of each host's own link, where ways between sites were measured.
+        nic_bits_per_second: of each host's own link, where routes between sites were measured.
         hosts: how many each site has.
         nics: place -> (up, down) of its hosts' own links, where it is not `nic_bits_per_second`.
         hosts_of: place -> how many it has, where it is not `hosts`.
@@ -88,7 +88,7 @@ class TopologyBuilder:
         regions: name -> entry as text, such as `{hosts: 2, nic: 10 Gbit/s, latency: 50 us}`.
         links: between nodes, or between regions where there are any.
         protocol: how transfers use links; None: left open.
-        are_ends_measured: whether links are ways that were measured end to end, so that none leads through a third
+        are_ends_measured: whether links are routes that were measured end to end, so that none leads through a third
             place, even where that has less latency.
         remarks: what the reader should know or do about what was read.
         through: (host, host) -> the nodes in between, where a file has routes.
@@ -169,7 +169,7 @@ class TopologyBuilder:
         routes = list(routes)
         if routes:
             if self.are_ends_measured:
-                yield "# Each way was measured end to end: none leads through a third place."
+                yield "# Each route was measured end to end: none leads through a third place."
             yield "routes:"
             yield from routes
 

@@ -42,7 +42,7 @@ class Order(IntEnum):
 _NETWORK = int(Order.NETWORK)  # comparing with a member of the enumeration takes longer
 
 BY_RANKS = frozenset((int(URGENT), int(NORMAL)))
-"""Priorities of SimPy's own events, by which ranks go on."""
+"""Priorities of SimPy's own events, by which ranks proceed."""
 
 
 def on_grid(seconds: float) -> float:

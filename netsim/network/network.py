@@ -193,9 +193,9 @@ class Network:
             raise InputError(f"send from host {src} to host {dst}: there are hosts 0 to {num_hosts - 1}")
         engine = self.engine
         group = engine.group(connection, isinstance(connection, BackgroundConnection))
-        way = engine.connect(group, src, dst, most_bytes_per_second)
+        opened = engine.connect(group, src, dst, most_bytes_per_second)
         owner = Outside(engine, on_delivered, on_sent, on_dropped)
-        transfer = engine.send(way, float(num_bytes), owner, 0, src, dst, 0, on_sent is not None)
+        transfer = engine.send(opened, float(num_bytes), owner, 0, src, dst, 0, on_sent is not None)
         transfer.tells_dropped = on_dropped is not None
         return transfer.order
 
@@ -220,7 +220,7 @@ class Network:
         return self.engine.abort(self._single(transfer, "abort"))
 
     def end_transfer(self, transfer: int) -> None:
-        """End the transfer of this id by force; its sender is called if it wants to know."""
+        """End the transfer of this id by force; its sender is called if it gave `on_dropped`."""
         self.engine.drop(self._single(transfer, "end_transfer"))
 
     def is_in_flight(self, transfer: int) -> bool:
@@ -402,7 +402,7 @@ class Network:
     def drop_transfers(self, host: int) -> None:
         """End all transfers in flight from and to a host, and forget the state of its connections.
 
-        Those whose sender does not want to know are sent once more, in the same order.
+        Those without `on_dropped` are sent once more, in the same order.
         """
         self.engine.drop_at(host)
 

@@ -80,7 +80,7 @@ class Arrivals:
                 lambda: len(self.streams) >= num_streams and not self.num_open, seconds
             ):
                 raise PeerError(
-                    f"{len(self.streams)} of {num_streams} streams came to their end, {self.num_open} go on"
+                    f"{len(self.streams)} of {num_streams} streams have ended, {self.num_open} have not"
                 )
 
 

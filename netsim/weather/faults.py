@@ -282,7 +282,7 @@ class _Crash:
 
 
 class Faults:
-    """Applies weather to a network as its clock goes on.
+    """Applies weather to a network as its clock advances.
 
     Args:
         network: on which it acts.
@@ -322,7 +322,7 @@ class Faults:
         self._act()
 
     def run_until(self, is_over: Callable[[], bool]) -> None:
-        """Let the clock go on until `is_over()`; calls `on_stuck` where that can never be."""
+        """Let the clock advance until `is_over()`; calls `on_stuck` where that can never be."""
         env = self._network.env
         while not is_over():
             if self.cannot_progress():
