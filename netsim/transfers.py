@@ -25,7 +25,7 @@ from netsim.network.network import Network
 from netsim.topology.protocol import Protocol, WindowLimit, window_limit
 from netsim.topology.topology import Topology
 from netsim.units import format_list, parse_bytes, parse_seconds
-from netsim.weather.faults import ConnectionPool, Faults, is_background
+from netsim.weather.faults import ConnectionPool, Faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -343,7 +343,7 @@ class _FlowRun:
     def give_up(self, reason: str) -> None:
         """Raise DeadlockError with the waiting transfers; `reason` names the fault, if there is one."""
         network = self._network
-        waiting = network.transfers_waiting(is_background)
+        waiting = network.transfers_waiting()
         rows = [self._row_of[each.number] for each in waiting]
         described = _described(network.topology, self._flows, rows or self.under_way)
         if not reason:

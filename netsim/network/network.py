@@ -408,16 +408,15 @@ class Network:
 
     # -- transfers that wait ---------------------------------------------------------------------------------
 
-    def can_go_on(self, ignored: Callable[[Hashable], bool]) -> bool:
-        """Return whether a transfer moves or will with the links as they are; `ignored` connections do not count."""
+    def can_move(self) -> bool:
+        """Return whether a transfer, background traffic aside, moves or will with the links as they are."""
         if self.engine.is_busy:
             return True
-        return any(not self.engine.is_stuck(transfer) for transfer in self._first(ignored))
+        return any(not self.engine.is_stuck(transfer) for transfer in self._first())
 
-    def transfers_waiting(self, ignored: Callable[[Hashable], bool]) -> list[Waiting]:
-        """The transfers that dead links keep from moving, those of connections that are `ignored` aside."""
-        first = self._first(ignored)
-        return [self._waiting(transfer) for transfer in first if self.engine.is_stuck(transfer)]
+    def transfers_waiting(self) -> list[Waiting]:
+        """The transfers that dead links keep from moving, background traffic aside."""
+        return [self._waiting(transfer) for transfer in self._first() if self.engine.is_stuck(transfer)]
 
     def _waiting(self, transfer: Transfer) -> Waiting:
         path = transfer.connection.path
@@ -425,12 +424,12 @@ class Network:
         links = tuple(link for link in crossed if link in self.engine.dead)
         return Waiting(transfer.order, transfer.connection.group.name, path.source, path.target, links)
 
-    def _first(self, ignored: Callable[[Hashable], bool]) -> list[Transfer]:
-        """The transfer under way of each connection."""
+    def _first(self) -> list[Transfer]:
+        """The transfer under way of each connection, background traffic aside."""
         return [
             transfer
             for transfer in self.engine.in_flight()
-            if transfer.connection.first is transfer and not ignored(transfer.connection.group.name)
+            if transfer.connection.first is transfer and not transfer.connection.group.is_background
         ]
 
 

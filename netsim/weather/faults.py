@@ -55,7 +55,6 @@ __all__ = [
     "Quantity",
     "WeatherHistory",
     "drift_factors",
-    "is_background",
     "simulate_weather",
 ]
 
@@ -349,7 +348,7 @@ class Faults:
     def blame(self) -> str:
         """Describe the links and hosts that keep transfers from ever moving again; "" where there are none."""
         network = self._network
-        waiting = network.transfers_waiting(is_background)
+        waiting = network.transfers_waiting()
         dead = {link for each in waiting for link in each.links} or network.dead_links
         return self._dead_places(dead)
 
@@ -378,7 +377,7 @@ class Faults:
 
     def _give_up_transfer(self, waiting: Waiting) -> None:
         """Give up a connection: background traffic is lost, for other transfers the run ends."""
-        if is_background(waiting.connection):
+        if isinstance(waiting.connection, BackgroundConnection):
             self._network.end_transfer(waiting.number)
         else:
             self.on_stuck(self._dead_places(waiting.links))
@@ -435,11 +434,11 @@ class Faults:
             return False
         if self._moves():
             return False
-        return stand_still or bool(network.transfers_waiting(is_background))
+        return stand_still or bool(network.transfers_waiting())
 
     def _moves(self) -> bool:
         """Return whether a transfer moves, or the clock has events other than weather and background traffic."""
-        return self._network.can_go_on(is_background) or self._network.env.has_others(_is_weather)
+        return self._network.can_move() or self._network.env.has_others(_is_weather)
 
     def may_come_back(self, dead: Collection[int]) -> bool:
         """Return whether one of these links may carry something again, by an event or a row to come, or by drift."""
@@ -568,11 +567,6 @@ def _give_up(reason: str) -> None:
     if not reason:
         raise DeadlockError("deadlock: transfers wait, and nothing that is still to happen can move them")
     raise DeadlockError(f"{reason}, and transfers wait for it: let an event bring it back")
-
-
-def is_background(connection: Hashable) -> bool:
-    """Return whether a connection is one of background traffic."""
-    return isinstance(connection, BackgroundConnection)
 
 
 def _is_weather(event: simpy.Event) -> bool:
