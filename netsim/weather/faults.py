@@ -59,6 +59,7 @@ __all__ = [
 ]
 
 Quantity = Literal["bits_per_second", "latency_seconds", "loss", "factor"]
+_QUANTITIES: tuple[Quantity, ...] = ("bits_per_second", "latency_seconds", "loss")  # of links
 
 
 class _Condition:
@@ -77,11 +78,7 @@ class _Condition:
     __slots__ = ("dead_since", "downs", "forced", "in_force", "is_up", "stated", "traced")
 
     def __init__(self, link: Link) -> None:
-        self.stated: dict[Quantity, float] = {
-            "bits_per_second": link.bits_per_second,
-            "latency_seconds": link.latency_seconds,
-            "loss": link.loss,
-        }
+        self.stated: dict[Quantity, float] = {name: getattr(link, name) for name in _QUANTITIES}
         self.in_force = dict(self.stated)
         self.traced: dict[Quantity, float] = {"factor": 1.0}
         self.forced: dict[Quantity, tuple[Hashable, float]] = {}
@@ -109,6 +106,11 @@ class Conditions:
 
     def __init__(self, network: Network) -> None:
         self._network = network
+        self._setters: dict[Quantity, Callable[[int, float], None]] = {
+            "bits_per_second": network.set_capacity,
+            "latency_seconds": network.set_latency,
+            "loss": network.set_loss,
+        }
         self._links: dict[int, _Condition] = {}
 
     def of(self, link: int) -> _Condition:
@@ -132,12 +134,7 @@ class Conditions:
                 if value == before:
                     continue
                 condition.in_force[quantity] = value
-                if quantity == "bits_per_second":
-                    network.set_capacity(link, value)
-                elif quantity == "latency_seconds":
-                    network.set_latency(link, value)
-                else:
-                    network.set_loss(link, value)
+                self._setters[quantity](link, value)
             if condition.is_dead and not was_dead:
                 condition.dead_since = network.env.now
 
@@ -460,12 +457,9 @@ class Faults:
                 lambda: change(links, lambda link: link.downs.discard(number)),
                 links,
             )
-        values: dict[Quantity, float | None] = {
-            "bits_per_second": event.bits_per_second,
-            "latency_seconds": event.latency_seconds,
-            "loss": event.loss,
-        }
-        quantity, value = next((name, value) for name, value in values.items() if value is not None)
+        quantity, value = next(
+            (name, each) for name in _QUANTITIES if (each := getattr(event, name)) is not None
+        )
         return _lasting(
             event,
             lambda: change(links, lambda link: link.forced.update({quantity: (number, value)})),
