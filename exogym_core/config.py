@@ -95,7 +95,7 @@ class Option:
         file_type: type of that key for pydantic, where it is not the field's.
         file_default: default of that key, where it is not the field's; `...`: the key is required.
         same: whether a run that goes on from a checkpoint needs the same value.
-        is_timed: it means nothing without virtual time.
+        is_timed: values other than the default mean nothing without virtual time.
     """
 
     key: str | None = None
@@ -343,9 +343,11 @@ class RunConfig:
     servers: Count | None = option(None, key="servers", file_type=int | None, same=True)
     failures: Failures = option(None, key="failures", file_type=FileFailures, same=True, is_timed=True)
     topology: TopologyLike = option(None, key="topology", file_type=FileName)
-    placement: Names = option(None, key="placement", file_type=NameList | None, same=True)
-    protocol: ProtocolLike = option(None, key="protocol", file_type=FileName, same=True)
-    collectives: Algorithms = option("auto", key="collectives", file_type=FileChoice, same=True)
+    placement: Names = option(None, key="placement", file_type=NameList | None, same=True, is_timed=True)
+    protocol: ProtocolLike = option(None, key="protocol", file_type=FileName, same=True, is_timed=True)
+    collectives: Algorithms = option(
+        "auto", key="collectives", file_type=FileChoice, same=True, is_timed=True
+    )
     compute: Costs = option(None, key="compute", file_type=FileCompute, file_default=Compute())
     transport: TransportName = option("netsim", key="transport", file_type=str, same=True)
     workers: Workers = option("auto", key="workers")

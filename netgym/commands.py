@@ -26,13 +26,13 @@ from exogym_core.results.report import write_report
 from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own
 from netgym.results import Comparison, SweepResult
 from netsim import DelayedProgress, Document, Topology, load_document, parse_document
-from netsim.errors import InputError
+from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Unpack
 
-__all__ = ["Changes", "compare", "plan", "run", "sweep"]
+__all__ = ["Changes", "PlanOptions", "compare", "plan", "run", "sweep"]
 
 
 class Changes(TypedDict, total=False):
@@ -55,6 +55,34 @@ class Changes(TypedDict, total=False):
     overrides: Mapping[str, Any] | None
     jobs: int | None
     progress: bool
+
+
+class PlanOptions(TypedDict, total=False):
+    """Further keywords of `plan`, those of `netgym plan`; a mapping is by host or region.
+
+    Attributes:
+        device: every worker's device; None: the hosts' own.
+        utilisation: share of the device's peak that computing reaches.
+        memory: any of `bf16`, `8bit`, `offload`, `checkpointing`.
+        micro_batch: sequences that a device computes at once.
+        devices_per_worker: devices that share a worker's batch.
+        batch_size: sequences of a worker in a step.
+        sequence: tokens of a sequence.
+        protocol: another protocol.
+        price: dollars of a worker's hour.
+        batch_by_speed: share a step's sequences out by the devices' speed.
+    """
+
+    device: str | None
+    utilisation: float | Mapping[str, float] | None
+    memory: tuple[str, ...]
+    micro_batch: int
+    devices_per_worker: int | Mapping[str, int]
+    batch_size: int | None
+    sequence: int | None
+    protocol: str | None
+    price: float | Mapping[str, float] | None
+    batch_by_speed: bool
 
 
 def compare(
@@ -150,30 +178,35 @@ def plan(
     experiment: str | Path | None = None,
     *,
     model: str | None = None,
-    strategies: Sequence[str] = (),
+    strategies: str | Sequence[str] = (),
     topology: str | None = None,
     workers: int | None = None,
     tokens: str | None = None,
     budget: str | float | None = None,
     overrides: Mapping[str, Any] | None = None,
-    **options: Any,
+    **options: Unpack[PlanOptions],
 ) -> list[dict[str, Any]]:
     """Plan an experiment without training, as `netgym plan --json` does: an object a strategy.
 
     Args:
         experiment: a file or a run's folder; None: `model`, `strategies` and `topology` are given.
         model: such as `llama-13b`.
-        strategies: names.
+        strategies: a name, or several.
         topology: a shipped network or a file.
         workers: how many; None: one a host.
         tokens: the budget, such as `200B`.
         budget: dollars to spend in place of `tokens`, with `price=`; tokens and days are those that it pays for.
         overrides: values by key path.
-        options: further options of the command, such as `device="h100"` or `price=20`.
+        options: further options of the command, as in `PlanOptions`, such as `device="h100"` or `price=20`.
 
     Raises:
         InputError: the experiment is wrong, or no strategy can be planned.
     """
+    if wrong := [name for name in options if name not in PlanOptions.__annotations__]:
+        named = [name for name in plan.__annotations__ if name not in ("options", "return")]
+        raise unknown_name("argument of netgym.plan", wrong[0], [*named, *PlanOptions.__annotations__])
+    if isinstance(strategies, str):
+        strategies = (strategies,)
     request = request_of(
         None if experiment is None else Path(experiment),
         {},

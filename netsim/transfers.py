@@ -154,10 +154,12 @@ class FlowTimes:
     Attributes:
         finish_seconds: when each is delivered, in their order; infinity for those that a crash has lost.
         window_limit: where a sender's window limits most, and what would help; None where links do.
+        later_weather: entries of the topology's weather that begin after the last delivery; None where all were met.
     """
 
     finish_seconds: list[float]
     window_limit: WindowLimit | None = None
+    later_weather: str | None = None
 
 
 def flows(
@@ -188,7 +190,13 @@ def flows(
     else:
         listed = [_row(number, row, net) for number, row in enumerate(rows, 1)]
     messages = [(flow.src, flow.dst, flow.num_bytes) for flow in listed]
-    return FlowTimes(time_flows(net, listed, parsed).tolist(), window_limit(net, parsed, messages))
+    finish = time_flows(net, listed, parsed)
+    return FlowTimes(finish.tolist(), window_limit(net, parsed, messages), later_weather(net, finish))
+
+
+def later_weather(topology: Topology, finish_seconds: FloatArray) -> str | None:
+    """Entries of the weather that begin after the last delivery, in a line; None where there are none."""
+    return topology.weather_after(max(finish_seconds[np.isfinite(finish_seconds)], default=0.0))
 
 
 def network_and_protocol(

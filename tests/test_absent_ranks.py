@@ -166,7 +166,7 @@ def test_where_all_are_slow_alike_the_time_is_too_short() -> None:
     topology = star([], home="80 Mbit/s")
     for link in topology["links"]:
         link["bandwidth"] = "1 Mbit/s"
-    with pytest.raises(InputError, match="not through in 20 s, though all members answer"):
+    with pytest.raises(InputError, match="not finished in 20 s, though all members answer"):
         run_ranks(rounds, 3, topology)
 
 

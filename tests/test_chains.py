@@ -231,7 +231,7 @@ class Silent(CommunicationModule):
     [
         (
             lambda: Chain([DiLoCoCommunicator(averaging_timeout="9 s"), Silent()]),
-            "Chain: rounds that go on without absent ranks do not go with Silent, which waits for all",
+            "Chain: rounds that continue without absent ranks do not combine with Silent, which waits for all",
         ),
         (
             lambda: all_reduce(torch.ones(1)),

@@ -225,7 +225,7 @@ def test_it_takes_factories_references_and_chains() -> None:
     assert check("Chain", {"modules": [{"name": "DiLoCo", "H": 2}]}, **short).passed
     assert check(Chain(), **short).passed  # ranks that train alone
     for wrong, line in [
-        (dict, "gives a dict, not an exogym_core.Strategy"),
+        (dict, "check: dict: returned dict, not an exogym_core.Strategy; name a class"),
         ("nowhere:Class", "cannot import 'nowhere'"),
         ("json:Nothing", "'json' has no callable 'Nothing'"),
         ("DiLoKo", "did you mean 'DiLoCo'?"),
@@ -256,3 +256,5 @@ def test_the_command_names_the_broken_law(tmp_path: Path, capsys: Any, monkeypat
     assert [row["law"] for row in output["rows"] if row["status"] == "failed"] == ["judged"]
     assert main(["check", "own_drift:Drift", "bye"]) == 2
     assert "expected KEY=VALUE, such as H=10" in capsys.readouterr().err
+    assert main(["check", "own_drift.py"]) == 2
+    assert "check: own_drift.py: is a file: write module:Class, such as own_drift:" in capsys.readouterr().err

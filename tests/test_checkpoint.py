@@ -211,7 +211,7 @@ def test_a_damaged_file_never_loads_and_is_named(saved: Path) -> None:
             with pytest.raises(RecordError) as caught:
                 load(saved)
             assert str(caught.value).startswith(f"{path}: is damaged (")
-            assert f"delete {saved} to go on" in str(caught.value)
+            assert f"delete {saved} to continue" in str(caught.value)
         path.unlink()
         with pytest.raises(RecordError, match=path.name):
             load(saved)
@@ -758,15 +758,15 @@ def test_edited_code_of_ones_own_is_refused_on_the_way_on(what: str, tmp_path: P
         fit(strategy=own_strategy(tmp_path, name, **edited), **again)
     assert f"step-00000002: {name}" in str(caught.value)
     assert (
-        "was edited since this checkpoint; undo the edit, or add --edited-code (fit: edited_code=True) to go on with "
-        "the code as it is now"
+        "was edited since this checkpoint; undo the edit, or add --edited-code (fit: edited_code=True) to continue "
+        "with the current code"
     ) in str(caught.value)
     harmless = {
         "source": OWN.replace("FACTOR = 0.5", "FACTOR = 0.5  # half"),
         "helper": HELPER + "\nunused()\n",
     }
     assert fit(strategy=own_strategy(tmp_path, name, **harmless), **again).resumed_step == 2
-    with pytest.warns(UserWarning, match="the run goes on with the code as it is now"):
+    with pytest.warns(UserWarning, match="the run continues with the current code"):
         accepted = fit(strategy=own_strategy(tmp_path, name, **edited), edited_code=True, **again)
     assert accepted.resumed_step == 4
 

@@ -100,7 +100,7 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(
 ) -> None:
     stop_at(monkeypatch, label, step)
     assert main(["compare", "small.yaml", "--out", "out"]) == 130
-    assert capsys.readouterr().err.splitlines()[-1].endswith("to go on: netgym compare --resume out")
+    assert capsys.readouterr().err.splitlines()[-1].endswith("to continue: netgym compare --resume out")
     summary = {entry["name"]: entry for entry in json.loads(Path("out/summary.json").read_text())}
     assert summary[label]["incomplete"] is True, "the other may have ended meanwhile, in another process"
     assert main(["compare", "--resume", "out"]) == 0
@@ -123,7 +123,7 @@ def test_going_on_and_ctrl_c_at_once_lose_no_killed_run(
     with monkeypatch.context() as patch:
         patch.setattr(comparison, "compare", press)
         assert main(["compare", "--resume", "out"]) == 130
-    assert capsys.readouterr().err.splitlines()[-1].endswith("to go on: netgym compare --resume out")
+    assert capsys.readouterr().err.splitlines()[-1].endswith("to continue: netgym compare --resume out")
     assert main(["compare", "--resume", "out"]) == 0
     assert results_of(Path("out")) == whole
 

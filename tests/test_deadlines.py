@@ -103,7 +103,7 @@ def test_exactly_those_within_the_deadline_are_included(delays: list[float], sec
 
 
 def rounds(comm: Communicator) -> list[Any]:
-    """Rank 2 is late in the second round and ends after the third; the others go on."""
+    """Rank 2 is late in the second round and ends after the third; the others continue."""
     seen: list[Any] = []
     values = torch.arange(1000, dtype=torch.float32) / 7 + comm.rank
     for number in range(5 if comm.rank < 2 else 3):

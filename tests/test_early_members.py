@@ -96,9 +96,7 @@ def cancel(comm: Communicator) -> float:
 @pytest.mark.parametrize("workers", ["threads", {"kind": "processes", "processes": 1}])
 def test_receives_that_are_taken_back_leave_nothing(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each left 3.1 kB."""
-    monkeypatch.setattr(
-        protocol, "_MOST_INTERNED", 64
-    )  # of which there are more, but never more than so many
+    monkeypatch.setattr(protocol, "_MOST_BYTES", 1 << 11)  # the memo keeps more, but never more than so much
     tracemalloc.start()
     try:
         run = run_ranks(cancel, 2, "two-datacenters", workers=workers)

@@ -195,7 +195,9 @@ def test_an_inlined_topology_is_checked_like_a_file(write: Any) -> None:
 
 def test_a_placement_needs_a_network(write: Any) -> None:
     path = write(SMALL.replace("topology: two-datacenters", "placement: [a]"))
-    with pytest.raises(InputError, match=r":3: placement: there is no topology to place ranks on: add one"):
+    with pytest.raises(
+        InputError, match=r":3: placement: needs virtual time, and there is no topology: add one"
+    ):
         Experiment.load(path)
 
 
@@ -220,6 +222,27 @@ def test_a_transport_without_virtual_time_refuses_a_topology_before_anything_run
         assert not (tmp_path / "out").exists()
         monkeypatch.setenv("NETGYM_RENDEZVOUS", "127.0.0.1:1")  # the network is the real one there
         assert main(["validate", str(path)]) == 0
+
+
+def test_failures_without_an_end_are_refused_before_anything_runs(
+    write: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(SMALL + "failures: {mtbf: 8 h}\n")
+    Experiment.load(path)  # a plan needs no end
+    for command in (["validate", str(path)], ["compare", str(path), "--out", str(tmp_path / "out")]):
+        assert main(command) == 2
+        assert capsys.readouterr().err == (
+            f"error: {path}:9: failures: needs until, which says how long hosts may fail\n"
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_servers_go_to_the_strategies_that_have_some(write: Any) -> None:
+    path = write(SMALL.replace("DiLoCo, H: 3", "HALoS") + "servers: 3\n")
+    experiment = Experiment.load(path)
+    given = [experiment.fit_arguments(entry) for entry in experiment.strategies]
+    assert [arguments["strategy"].num_servers for arguments in given] == [0, 3]
+    assert [arguments.get("servers") for arguments in given] == [None, 3]
 
 
 @pytest.mark.parametrize("text", ["", "3", "[]", "just text", "- a\n- b"])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from worlds import star
 
+import netsim
 from exogym_core.communicator import run_ranks
 from netsim import (
     Clock,
@@ -84,6 +85,20 @@ def test_events_reach_a_transfer_in_flight(events: list[dict[str, Any]], expecte
             finish(topology, ONE)
     else:
         assert finish(topology, ONE) == [expected]
+
+
+def test_weather_after_the_end_is_named() -> None:
+    events = [both("a", at="1 h", latency="20 ms"), {"host": "c", "at": "2 h", "crash": True}]
+    background = [{"from": "a", "to": "b", "rate": "1 Mbit/s", "start": "0.9 h"}]
+    traces = [{"link": ["b", "switch"], "bandwidth": [["1.5 h", "1 Mbit/s"]]}]
+    world = star(events=events, background=background, traces=traces)
+    late = "traffic from a to b at 54 min, event of link a-switch at 1 h, trace of link b-switch at 1.5 h, 1 more"
+    assert netsim.flows(world, [ONE]).later_weather == late
+    assert netsim.collective(world, "barrier").later_weather == late
+    assert netsim.flows(world, [ONE, (3599.0, "a", "b", 1)]).later_weather == (
+        "event of link a-switch at 1 h, trace of link b-switch at 1.5 h, crash of host c at 2 h"
+    )
+    assert netsim.flows(world, [(3600.0 * 2, "a", "b", 0)]).later_weather is None
 
 
 def test_traces_are_piecewise_constant() -> None:

@@ -87,9 +87,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path, capsys: pytest.C
     assert main(["status", str(stopped)]) == 0
     output = capsys.readouterr().out
     assert "DiLoCo: stopped after step 5" in output
-    assert f"to go on from step 4: fit(resume_from={str(stopped)!r})" in output
+    assert f"to continue from step 4: fit(resume_from={str(stopped)!r})" in output
     assert main(["run", "--resume", str(stopped)]) == 2
-    remedy = f"task: is that of a Python program: go on there with fit(resume_from={str(stopped)!r})"
+    remedy = f"task: is that of a Python program: continue there with fit(resume_from={str(stopped)!r})"
     assert remedy in capsys.readouterr().err
     model = train(resume_from=stopped)
     assert model.fit_result.resumed_step == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
 from pathlib import Path
@@ -85,6 +86,17 @@ def test_tables_of_columns_follow_from_the_schema() -> None:
     assert written == EXPERIMENT, "run python docs/columns.py"
     for column in (*TRAIN, *VALIDATION, *SUMMARY):
         assert f"| `{column.name}` | {column.meaning} |" in EXPERIMENT
+
+
+def test_pages_of_the_python_interface_have_every_public_name() -> None:
+    """After a change of public names: python docs/api_tables.py."""
+    tables = runpy.run_path(str(DOCS / "api_tables.py"))
+    for page, modules in tables["PAGES"].items():
+        text = (DOCS / "api" / f"{page}.md").read_text(encoding="utf-8")
+        for module in modules:
+            rows = text.split(f"<!-- names of {module} -->")[1].split(f"<!-- end of names of {module} -->")[0]
+            names = set(re.findall(r"^\| `(\w+)[(`]", rows, re.M))
+            assert names == set(importlib.import_module(module).__all__), page
 
 
 def test_every_protocol_key_is_one() -> None:

@@ -76,7 +76,7 @@ def test_a_site_that_does_not_finish_an_average_is_reported() -> None:
         join(members, site, START, 0.0)
     (attempt,) = members.rounds.attempts
     about = {"number": START, "attempt": 0, "group": attempt.group, "members": [0, 1], "seconds": 600.0}
-    members.rounds.confirm(1, 9, {**about, "is_through": True}, 1.0)
+    members.rounds.confirm(1, 9, {**about, "is_finished": True}, 1.0)
     del lines[:]
     members.sites[0].heard = 30.0
     members.update(31.0)
@@ -171,7 +171,7 @@ def test_a_site_waiting_for_a_round_completed_before_a_restart_of_the_rendezvous
     join(members, 2, 13, 2.0)
     attempt = {"number": 13, "attempt": 0, "group": "first-7", "members": [0, 1], "seconds": 600.0}
     for site in range(2):
-        members.rounds.confirm(site, 50, {**attempt, "is_through": True}, 2.1)
+        members.rounds.confirm(site, 50, {**attempt, "is_finished": True}, 2.1)
     assert [site for site, message in sent if message["id"] == 50] == [0, 1]
     assert all(site != 2 for site, _ in sent)
     for site in range(2):

@@ -57,6 +57,24 @@ def test_the_figure_has_a_line_a_strategy(result: netgym.Comparison) -> None:
     assert axes.lines[0].get_xdata()[-1] == pytest.approx(result.summary[0]["virtual_seconds"])
 
 
+def test_weather_that_a_strategy_ended_before_is_named(tmp_path: Path) -> None:
+    network = {
+        "hosts": ["a", "b"],
+        "links": [{"between": ["a", "b"], "bandwidth": "100 Mbit/s", "latency": "20 ms"}],
+        "events": [{"at": "400 ms", "link": ["a", "b"], "latency": "10 ms"}],
+    }
+    strategies = ["AllReduce", {"name": "DiLoCo", "H": 3}]
+    changed = {"topology": network, "strategies": strategies, "compute": "10 ms"}
+    result = netgym.compare(EXPERIMENT | changed, out=tmp_path / "out", progress=False)
+    line = "event of link a-b at 400 ms"
+    assert [entry.get("later_weather") for entry in result.summary] == [None, line]
+    assert f"DiLoCo ended before {line}." in result.verdict
+
+    random = {"failures": {"mtbf": "300 s", "repair": "1 s"}, "until": "1000 s", "strategies": ["AllReduce"]}
+    (entry,) = netgym.run(EXPERIMENT | random, out=tmp_path / "random", progress=False).summary
+    assert "later_weather" not in entry, "crashes that `failures` draws up to `until`"
+
+
 def test_without_a_network_the_figure_is_over_steps() -> None:
     changed = {"topology": None, "compute": None, "strategies": ["AllReduce"]}
     plain = {key: value for key, value in (EXPERIMENT | changed).items() if value is not None}
@@ -178,6 +196,10 @@ def test_plans_come_as_objects() -> None:
     )
     assert row["name"] == "DiLoCo"
     assert row["days"] > 0
+    with pytest.raises(
+        InputError, match=r"unknown argument of netgym.plan 'strategy': did you mean 'strategies'\?"
+    ):
+        netgym.plan(model="llama-7b", strategy="DiLoCo", topology="wan-4-regions")  # type: ignore[call-arg]
 
 
 def test_a_missing_extra_is_reported(result: netgym.Comparison, monkeypatch: pytest.MonkeyPatch) -> None:

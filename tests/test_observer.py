@@ -134,15 +134,15 @@ def test_the_order_in_which_ranks_come_changes_no_bit():
 
 
 def test_a_rank_far_ahead_fills_a_file_and_not_memory():
-    shelf = SpillBuffer(memory_bytes=1000)
-    tickets = [shelf.put([torch.full((100,), float(number))]) for number in range(50)]
-    assert shelf.bytes_in_memory <= 1000
-    assert shelf.bytes_in_file == 48 * 400
-    assert [float(shelf.pop(ticket)[0].mean()) for ticket in tickets] == list(range(50))
-    again = [shelf.put([torch.zeros(100), torch.arange(3)]) for _ in range(20)]
-    assert shelf.bytes_in_file <= 48 * 400 + 20 * 24  # room is used again
-    assert shelf.part(again[-1], 1, 1, 3).tolist() == [1, 2]
-    shelf.close()
+    buffer = SpillBuffer(memory_bytes=1000)
+    tickets = [buffer.put([torch.full((100,), float(number))]) for number in range(50)]
+    assert buffer.bytes_in_memory <= 1000
+    assert buffer.bytes_in_file == 48 * 400
+    assert [float(buffer.pop(ticket)[0].mean()) for ticket in tickets] == list(range(50))
+    again = [buffer.put([torch.zeros(100), torch.arange(3)]) for _ in range(20)]
+    assert buffer.bytes_in_file <= 48 * 400 + 20 * 24  # room is used again
+    assert buffer.part(again[-1], 1, 1, 3).tolist() == [1, 2]
+    buffer.close()
 
 
 def test_a_final_state_shares_memory_with_its_model_alone():

@@ -43,7 +43,7 @@ def test_every_key_of_an_experiment_that_an_option_names_is_there():
 def test_what_a_file_says_reaches_fit_by_the_table():
     experiment = Experiment.from_document(parse_document(FILE))
     assert file_values(experiment.settings)["max_steps"] == 7
-    given = experiment.fit_arguments()
+    given = experiment.fit_arguments(experiment.strategies[0])
     expected = {"num_nodes": 3, "max_steps": 7, "batch_size": 5, "val_interval": 3, "correlation_interval": 2}
     assert expected.items() <= given.items()
     assert given["devices"] == ["cpu"]
@@ -78,16 +78,16 @@ from exogym_core.cli.experiment import Experiment
 from exogym_core.cli.inspect_commands import schema_of
 from exogym_core.config import checked_config
 from exogym_core.run.resumption import run_settings
-from exogym_core.strategy import AllReduceStrategy
 from exogym_core.run.program import Program
 from exogym_core.run.request import FitRequest
 from netsim import parse_document
 from netsim.errors import InputError
 
 file = "{task: digits, workers: {count: 1}, steps: 1, patience: 5, strategies: [AllReduce]}"
-given = Experiment.from_document(parse_document(file)).fit_arguments()
+experiment = Experiment.from_document(parse_document(file))
+given = experiment.fit_arguments(experiment.strategies[0])
 assert given["patience"] == 5
-request = FitRequest.check(checked_config(**given, strategy=AllReduceStrategy()))
+request = FitRequest.check(checked_config(**given))
 assert request.patience == 5
 program = Program(request, torch.nn.Linear(1, 1), torch.utils.data.TensorDataset(torch.zeros(4, 1)), None)
 assert run_settings(program)["patience"] == 5

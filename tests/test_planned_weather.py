@@ -180,6 +180,16 @@ def test_a_short_budget_meets_the_draws_that_training_meets(name: str, chance: s
     assert any("all rounds of the budget were simulated" in remark for remark in planned.remarks)
 
 
+def test_weather_after_the_budget_is_named() -> None:
+    with torch.device("meta"):
+        model = SequenceModel(Tiny(), LENGTH)
+    late = network(events=[{"at": "1 h", "link": ["a", "b"], "bandwidth": "2 Mbit/s"}])
+    budget = float(60 * RANKS * BATCH * LENGTH)
+    where = Setting(model, Topology.from_mapping(late), Compute.parse("50 ms"), RANKS, BATCH, budget)
+    (remark, *_) = measure(build_strategy("AllReduce"), where).remarks
+    assert remark.endswith("that training meets: it ends before event of link a-b at 1 h")
+
+
 def test_of_a_long_budget_a_sample_tells_how_sure_it_is() -> None:
     """Stragglers whose first steps happen to be alike were taken for none, 29 % too short."""
     with torch.device("meta"):

@@ -13,7 +13,6 @@ from exogym_core.communicator import run_ranks
 from exogym_core.communicator.exchange import reduce_tensors
 from exogym_core.strategy import STRATEGIES, build_strategy
 from exogym_core.tasks import MLP
-from exogym_core.workers.gloo.ranks import launch_gloo
 from netsim.errors import InputError
 
 INPUTS = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
@@ -132,6 +131,6 @@ def averaged(comm):
 
 def test_sockets_widen_too():
     """gloo itself adds halves up as halves."""
-    simulated, real = run_ranks(averaged, 3).results, launch_gloo(averaged, 3).results
+    simulated, real = run_ranks(averaged, 3).results, run_ranks(averaged, 3, transport="gloo").results
     for mine, theirs in zip(simulated, real, strict=True):
         assert all(torch.equal(first, second) for first, second in zip(mine, theirs, strict=True))

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exogym_core.communicator.exchange import Signature, combine, reduce_tensors
+from exogym_core.communicator.exchange import Part, Signature, combine, reduce_tensors
 from exogym_core.workers.processes import protocol
 from exogym_core.workers.processes.protocol import (
     Answered,
@@ -22,7 +22,6 @@ from exogym_core.workers.processes.protocol import (
     MessageDecoder,
     MessageEncoder,
     Requests,
-    Values,
 )
 from exogym_core.workers.processes.shared_memory import Arena, Block, Leases, TensorRef
 from netsim.errors import BrokenCallError, InputError
@@ -63,7 +62,7 @@ _REQUESTS = st.one_of(
     st.just(Exit()),
 )
 _RECORDS = st.one_of(
-    st.builds(Values, st.integers(0, 2), _KEYS, st.just((0, 1, 2)), st.integers(0, 2), _SIGNATURES, _REFS),
+    st.builds(Part, _KEYS, st.just((0, 1, 2)), st.integers(0, 2), _SIGNATURES, _REFS),
     st.builds(Requests, st.integers(0, 2), st.lists(_REQUESTS, max_size=4)),
     st.builds(Blocked, st.integers(0, 2), _KEYS, st.integers(0, 2)),
     st.builds(Asking, st.integers(0, 2)),
@@ -78,18 +77,21 @@ _RECORDS = st.one_of(
 )  # fmt: skip
 
 
-@given(st.lists(st.one_of(_RECORDS, st.lists(_RECORDS, max_size=3)), max_size=12), st.sampled_from([3, 4096]))
+@given(
+    st.lists(st.one_of(_RECORDS, st.lists(_RECORDS, max_size=3)), max_size=12),
+    st.sampled_from([3, 400, 1 << 16]),
+)
 def test_what_is_read_is_what_was_written(messages: list[Any], most: int) -> None:
-    """Every record comes back equal and of its own type, also while phrases are forgotten and said again."""
+    """Every record comes back equal and of its own type, also while the memo is cleared and filled again."""
     writer, reader = MessageEncoder(), MessageDecoder()
-    before, protocol._MOST_INTERNED = protocol._MOST_INTERNED, most
+    before, protocol._MOST_BYTES = protocol._MOST_BYTES, most
     try:
         for each in messages:
             got = reader.read(*writer.write(each))
             assert got == each
             assert repr(got) == repr(each)
     finally:
-        protocol._MOST_INTERNED = before
+        protocol._MOST_BYTES = before
 
 
 def test_what_has_no_short_form_travels_too() -> None:
@@ -102,7 +104,7 @@ def test_what_has_no_short_form_travels_too() -> None:
     error = reader.read(*writer.write(Done(Key(0, 1), (1,), [], {}, BrokenCallError("gone"), [])))
     assert str(error.error) == "gone"
     with pytest.raises(InputError):
-        writer.write([blocked, (i for i in range(3))])
+        writer.write([blocked, Requests(1, [Mark({"loss": (i for i in range(3))})])])
     assert reader.read(*writer.write(blocked)) == blocked
 
 
@@ -116,10 +118,19 @@ def test_a_call_said_again_is_short() -> None:
         key = Key(0, number)
         ref = TensorRef(b"123456789012", 12, (3,), torch.float32)
         posted = Requests(5, [Post(key, 5, call), Wait(key)])
-        return [Values(5, key, call.ranks, 5, signature, [ref]), Blocked(5, key, 5), posted]
+        return [Part(key, call.ranks, 5, signature, [ref]), Blocked(5, key, 5), posted]
 
     writer.write(step(0))
-    assert len(writer.write(step(1))[0]) < 130
+    assert len(writer.write(step(1))[0]) < 180
+
+
+def test_a_row_that_changes_is_written_as_it_is_then() -> None:
+    """The memo never stands for a value that may have changed since."""
+    writer, reader = MessageEncoder(), MessageDecoder()
+    row = {"losses": [1.0]}
+    assert reader.read(*writer.write([Requests(0, [Mark(row)])]))[0].requests[0].row == {"losses": [1.0]}
+    row["losses"].append(2.0)
+    assert reader.read(*writer.write([Requests(0, [Mark(row)])]))[0].requests[0].row == {"losses": [1.0, 2.0]}
 
 
 def test_blocks_go_back_when_the_last_has_read_them() -> None:

@@ -213,6 +213,16 @@ class TestVerdict:
             "No strategy reached loss 0.3 in 4 steps, so there is no winner. AllReduce ends with the lowest"
         )
 
+    def test_a_target_that_was_only_touched_is_not_called_unreached(self, tmp_path: Path) -> None:
+        entries = [
+            entry(name, target="touched", virtual_seconds_to_target=None) for name in ("AllReduce", "DiLoCo")
+        ]
+        text = verdict(Results.load(run_folder(tmp_path, entries))).text
+        assert text.startswith(
+            "No strategy held loss 0.3 in 4 steps, so there is no winner. AllReduce touched"
+        )
+        assert text.count("at least two later evaluations confirm it") == 1
+
     def test_without_a_network_nothing_is_said_of_time(self, tmp_path: Path) -> None:
         entries = two(virtual_seconds=None, virtual_seconds_to_target=None, final_loss=0.1)
         entries[0] |= {"virtual_seconds": None, "virtual_seconds_to_target": None}
@@ -601,7 +611,7 @@ def test_seconds_of_real_ranks_are_reported_as_such(tmp_path: Path) -> None:
     assert "DiLoCo reaches loss 0.3 first, after 50 s of wall-clock time" in verdict(results).text
     page = write_report(folder).read_text()
     assert "Ranks were real: seconds are wall-clock time." in page
-    assert "nothing is known of time" not in page
+    assert "none: no virtual time" not in page
     assert re.search(r'"clock": ?"wall-clock time"', page), "curves are labelled with it"
     words = page.replace('payload ? payload.clock : "virtual time"', "").lower()
     assert "virtual time" not in words

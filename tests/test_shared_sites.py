@@ -42,8 +42,8 @@ def process(at: RendezvousService, number: int, place: int, meets_in: Path) -> I
         Rendezvous(place, SIZE, str(meets_in), timeout_seconds=20, secret=secret)
     )
 
-    def link(site: int | None, lane: int) -> SiteLink:
-        return SiteLink(at.address, SECRET, site, lane=lane, patience_seconds=20)
+    def link(site: int | None, local_rank: int) -> SiteLink:
+        return SiteLink(at.address, SECRET, site, local_rank=local_rank, patience_seconds=20)
 
     between = SiteCommunicator(site_link(link, number, inside, 20), SECRET, processes=inside)
     with SiteRankCommunicator(between, inside) as comm:
@@ -274,7 +274,7 @@ def test_what_an_earlier_life_of_a_site_left_hanging_does_not_count_against_the_
     """A machine froze with both its processes, and the site comes again as one process: the other is not missed."""
     lines = list[str]()
     with meeting(2, silent_seconds=2.0, say=lines.append) as at:
-        first, frozen = SiteLink(at.address, SECRET, 0), SiteLink(at.address, SECRET, 0, lane=1)
+        first, frozen = SiteLink(at.address, SECRET, 0), SiteLink(at.address, SECRET, 0, local_rank=1)
         for each in (first, frozen):
             each._is_up.clear()  # they say nothing more, and their connections stay
         first.close()

@@ -46,7 +46,7 @@ def test_a_folder_tells_how_far_its_run_is_while_it_goes_on_and_afterwards(tmp_p
             (folder.path / "checkpoints/DiLoCo" / name).mkdir(parents=True)
         stopped = status(folder.path).splitlines()
         assert stopped[0] == f"{folder.path}: stopped"
-        assert stopped[-1] == f"  to go on from step 600: netgym compare --resume {folder.path}"
+        assert stopped[-1] == f"  to continue from step 600: netgym compare --resume {folder.path}"
         run.end("")
         assert json.loads(status(folder.path, 0, "--json"))["now"]["strategy"] == "DeMo"
         other.end("")

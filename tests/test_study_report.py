@@ -109,7 +109,7 @@ def test_a_winner_is_named_where_pairs_of_seeds_support_it(tmp_path: Path) -> No
     assert report.winners == []
     assert "but the order is uncertain" in report.verdict
     path = write_run(tmp_path / "one", {"A": [1.0], "B": [2.0]}, seed=0)
-    assert "nothing is known of how much seeds differ" in StudyReport([path]).verdict
+    assert "one seed in common does not show how much seeds differ" in StudyReport([path]).verdict
 
 
 def test_runs_that_are_a_group_each_are_compared_by_their_seeds(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_a_run_that_goes_on_is_not_said_to_have_been_stopped(tmp_path: Path) -> 
         results = Results.load(RunFolder(path))
         write_report(RunFolder(path))
         process.communicate()
-    assert verdict(results).text.startswith("This run is going on (B: step 700 of 900). So far: ")
+    assert verdict(results).text.startswith("This run is in progress (B: step 700 of 900). So far: ")
     assert verdict(results).winner is None
     page = (path / "report.html").read_text()
     assert "Running: B: step 700 of 900." in page

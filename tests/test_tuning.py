@@ -112,7 +112,7 @@ def test_an_interrupted_search_resumes_to_the_same_result(
     monkeypatch.setattr(sweep, "compare", interrupted)
     over = ["--over", "lr=1e-7,0.03,1e4"]
     assert main(["tune", "small.yaml", *over, "--seeds", "7,", "--out", "again", "--jobs", "1"]) == 130
-    assert "to go on: netgym tune --resume again" in capsys.readouterr().err
+    assert "to continue: netgym tune --resume again" in capsys.readouterr().err
     assert main(["report", "again"]) == 2
     assert "again: the comparison has not begun" in capsys.readouterr().err
     assert main(["tune", "--resume", "again", "--json", "--jobs", "1"]) == 0

@@ -197,6 +197,6 @@ def test_the_place_of_work_in_our_own_packages_is_the_call_that_asked_for_it() -
 
 
 def test_a_silence_without_a_place_in_a_users_code_names_none_of_ours() -> None:
-    with pytest.warns(UserWarning, match=r"it is inside of netgym \(if it only computes") as got:
+    with pytest.warns(UserWarning, match=r"it is inside of netgym \(if it is computing") as got:
         Silence(0, 30.0, 5, (turns.__file__, 7, "place_in"), True).warn()
     assert ".py" not in str(got[0].message)

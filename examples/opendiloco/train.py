@@ -29,7 +29,7 @@ arguments.add_argument(
     "--set", metavar="KEY=VALUE", action="append", default=[], help="change one key of the file"
 )
 arguments.add_argument("--out", metavar="DIR", help="the run's folder")
-arguments.add_argument("--resume", metavar="DIR", help="go on with the run in this folder")
+arguments.add_argument("--resume", metavar="DIR", help="resume the run in this folder")
 arguments.add_argument("--seeds", metavar="N", help="train with N seeds, or with a list such as 0,3,4")
 arguments.add_argument("--save", metavar="FILE", help="the averaged model, as safetensors")
 
@@ -60,7 +60,7 @@ def main():
     settings, task = experiment.settings, experiment.build_task()
     is_first = os.environ.get("RANK", "0") == "0"
 
-    def tell(row):
+    def show(row):
         if row["kind"] == "validation":
             print(f"step {row['step']}: loss {row['global_loss']:.4f}", flush=True)
 
@@ -74,7 +74,7 @@ def main():
         val_size=settings.evaluate.samples or 512,
         val_interval=settings.evaluate.every,
         seed=settings.seed,
-        on_event=tell if is_first else None,
+        on_event=show if is_first else None,
     )
     if is_first:
         print(f"sent {model.fit_result.bytes_sent} bytes in all")

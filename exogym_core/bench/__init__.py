@@ -3,4 +3,4 @@
 __all__ = ["UNCHARGED"]
 
 UNCHARGED = "coding not charged"
-"""The error of a score that the benchmark refuses, since its times lack what encoding takes."""
+"""The error of a score that the benchmark refuses, since its times lack those of encoding."""

@@ -45,7 +45,7 @@ _NOTE = (
     "--tier", metavar="NAME", default="small", show_default=True, help="Or a sweep's file of one's own."
 )
 @click.option(
-    "--resume", metavar="DIR", type=click.Path(path_type=Path), help="Go on with the one in this folder."
+    "--resume", metavar="DIR", type=click.Path(path_type=Path), help="Resume the one in this folder."
 )
 @click.option(
     "--table",
@@ -75,10 +75,12 @@ def bench(
 
     if table is not None:
         if what or resume or out or place or jobs:
-            raise InputError("--table: goes alone: leave out the other options")
+            raise InputError("--table: does not combine with other options: leave them out")
         return _show_table(table, as_json=as_json)
     if resume is not None and (out or (what and not what.endswith(".py"))):
-        raise InputError(f"--resume {visible(resume)}: goes on as it was begun: leave out the other options")
+        raise InputError(
+            f"--resume {visible(resume)}: continues with its own settings: leave out the other options"
+        )
     file = Path(what) if what is not None and what.endswith(".py") else None
     if resume is not None:
         study = Study.open(resume)
@@ -254,7 +256,7 @@ def _show_table(folder: Path, *, as_json: bool) -> None:
         headings=_headings(entries),
         rows=[(position == 0, cells) for position, cells in enumerate(rows)],
         note=f"{_NOTE} Score: geometric mean of the seconds; then bytes that all workers sent until the target.",
-        tables=[TextTable("What was left out", ["which", "why"], failures)] if failures else [],
+        tables=[TextTable("Left out", ["entry", "reason"], failures)] if failures else [],
         experiments=[
             Listing(visible(each["strategy"], 80), each["source"]) for each in entries if each.get("source")
         ],

@@ -3,7 +3,7 @@
     DIR/step-00000040/
         manifest.json                             identity of the run; size and SHA-256 of the other files
         log-0001.jsonl.gz                         requests of every rank to the clock so far; after a
-                                                  restart it goes on in log-0002.jsonl.gz, and so on
+                                                  restart it continues in log-0002.jsonl.gz, and so on
         rank-0000.json, rank-0000.safetensors     rank 0's state, and so on
         letters.json, letters.safetensors         messages that lay in mailboxes, if there were any
 
@@ -67,7 +67,7 @@ def run_identity(
     training_set: str | None = None,
     code: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Identity of a run, in plain values: equal in the run of a checkpoint and the one that goes on from it.
+    """Identity of a run, in plain values: equal in the run of a checkpoint and the one that resumes from it.
 
     Args:
         model: its names, dtypes and shapes count.
@@ -240,7 +240,7 @@ class StoredCheckpoint:
         """
         return read_logs(self.path, self.logs, self.world_size)
 
-    def letters(self) -> dict[MessageName, tuple[Tensor, ...]]:
+    def messages(self) -> dict[MessageName, tuple[Tensor, ...]]:
         """Messages that lay in mailboxes.
 
         Raises:
@@ -264,7 +264,7 @@ class StoredCheckpoint:
 def _differ(path: Path, what: str, checkpoint: Any, run: Any) -> InputError:
     return InputError(
         f"{visible(path)}: the checkpoint's {visible(what, 100)} is {visible(checkpoint, 200)}, this run's is "
-        f"{visible(run, 200)}; make them equal to go on from it, or start again"
+        f"{visible(run, 200)}; make them equal to resume from it, or start a new run"
     )
 
 

@@ -130,7 +130,7 @@ def read_checked(path: Path, facts: FileFacts, most_bytes: int = -1) -> bytes:
 def damaged(path: Path, reason: object) -> RecordError:
     """Error for a file whose content is not the one written."""
     return RecordError(
-        f"{visible(path)}: is damaged ({visible(reason, 200)}): delete {visible(path.parent)} to go on from "
+        f"{visible(path)}: is damaged ({visible(reason, 200)}): delete {visible(path.parent)} to continue from "
         "an older checkpoint or, where there is none, from the start"
     )
 
@@ -262,7 +262,7 @@ class LogWriter:
         Args:
             folder: the checkpoint's.
             lengths: number of each rank's requests that belong to it.
-            observed: which rows, as `LogPart` has them.
+            observed: rows, as `LogPart` has them.
 
         Raises:
             RecordError: a file cannot be written.

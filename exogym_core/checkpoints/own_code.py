@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from exogym_core.checkpoints.files import decode, encode, random_streams, restore_random_streams
+from exogym_core.checkpoints.files import decode, encode
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.chain import Chain, Module
 from exogym_core.strategy.participation.absence import AmongPresent
+from exogym_core.workers.rng import kept_rng
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -246,18 +247,16 @@ class StateTrial:
         tensors: dict[str, Tensor] = {}
         plain = json.dumps(encode(strategy.state_dict(), tensors, f"checkpoint: {name}"))
         fresh, model = copy.deepcopy(self._before)
-        streams = random_streams(torch.device("cpu"))
         try:
-            self._set_up(fresh, model, _NoOthers(strategy.comm))
-            fresh.load_state_dict(decode(json.loads(plain), tensors))
+            with kept_rng(torch.device("cpu")):
+                self._set_up(fresh, model, _NoOthers(strategy.comm))
+                fresh.load_state_dict(decode(json.loads(plain), tensors))
         except _CommunicationError:
             return
         except Exception as error:
             raise InputError(
                 f"{name}.load_state_dict(): fails on what state_dict() returned: {type(error).__name__}: {error}"
             ) from error
-        finally:
-            restore_random_streams(streams, torch.device("cpu"))
         for is_own, part, loaded in zip(
             self._own, _strategy_parts(strategy), _strategy_parts(fresh), strict=True
         ):

@@ -140,7 +140,7 @@ class OwnParts:
         return found
 
     def keep_only(self, step: int | None) -> None:
-        """Remove parts of other checkpoints, when all ranks have agreed which one they go on from."""
+        """Remove parts of other checkpoints, when all ranks have agreed which one they resume from."""
         self._forget(lambda other: other != step)
 
     def _forget(self, is_over: Callable[[int], bool]) -> None:
@@ -162,12 +162,12 @@ class OwnParts:
 
 @dataclass(frozen=True)
 class RankCheckpoints:
-    """Folder for the states of ranks, and the checkpoint to go on from.
+    """Folder for the states of ranks, and the checkpoint to resume from.
 
     Attributes:
         folder: of the checkpoints; None where none are made.
         every: steps between two.
-        resumed: the checkpoint to go on from; None for a run from the start.
+        resumed: the checkpoint to resume from; None for a run from the start.
         own: keeps this rank's parts, where `folder` is on a disk that it does not see.
     """
 
@@ -214,7 +214,7 @@ class RankCheckpoints:
         return write_state(unfinished, rank_name(rank), state)
 
     def load(self, rank: int) -> dict[str, Any] | None:
-        """State of this rank in the checkpoint to go on from; None for a run from the start."""
+        """State of this rank in the checkpoint to resume from; None for a run from the start."""
         return self.resumed.rank_state(rank) if self.resumed is not None else None
 
 
@@ -226,7 +226,7 @@ class _Arriving:
     lengths: dict[int, int] = field(default_factory=dict)  # rank -> length of its log, the mark included
     # (of ranks whose parts are elsewhere: as far as it has come when the last part is here)
     num_deposited: int = 0  # snapshots of all ranks, when the last rank had saved
-    looks: tuple[int, int] = (0, 0)  # evaluations by the clock that some rank had reached: first key and end
+    timed: tuple[int, int] = (0, 0)  # evaluations by the clock that some rank had reached: first key and end
 
 
 class CheckpointWriter:
@@ -236,9 +236,9 @@ class CheckpointWriter:
         folder: for the checkpoints; it exists. None: none are made.
         identity: of the run.
         world_size: number of ranks.
-        resumed: the checkpoint that the run goes on from.
-        num_parts: how many ranks' parts make a checkpoint, which then has what has come of the others' rows; None:
-            those of all.
+        resumed: the checkpoint that the run resumes from.
+        num_parts: number of ranks' parts in a checkpoint, which then has the others' rows so far; None: those
+            of all.
 
     Raises:
         InputError: another process makes checkpoints in the folder.
@@ -264,10 +264,10 @@ class CheckpointWriter:
         self._lock = FolderLock(folder) if folder is not None else None
         self._arriving: dict[int, _Arriving] = {}
         self._complete: list[tuple[int, _Arriving]] = []  # by step; to be observed first: what was deposited
-        self._last_look = -1  # by the clock, that has been observed
+        self._last_timed = -1  # by the clock, that has been observed
         self._resumed_step = resumed.step if resumed is not None else 0
         past, self.observed = resumed.past() if resumed is not None else ([], [])
-        kept = resumed.letters() if resumed is not None else {}
+        kept = resumed.messages() if resumed is not None else {}
         self._in_flight = MessagesInFlight(self._resumed_step, kept)
         self.journal = Journal(past)
         if folder is not None or resumed is not None:
@@ -296,7 +296,7 @@ class CheckpointWriter:
         arriving = self._arriving.setdefault(row["step"], _Arriving())
         arriving.files.update(row["checkpoint"])
         arriving.lengths[marked.rank] = self._log.length(marked.rank)
-        arriving.looks = max(arriving.looks, tuple(row.get("looks", (0, 0))))
+        arriving.timed = max(arriving.timed, tuple(row.get("looks", (0, 0))))
         if len(arriving.lengths) == self._num_parts:
             for rank in range(self._world_size):
                 arriving.lengths.setdefault(rank, self._log.length(rank))
@@ -307,7 +307,7 @@ class CheckpointWriter:
         """Store an observed row."""
         if self._log is not None:
             self._log.add_observed(row)
-            self._last_look = max(self._last_look, row["step"])
+            self._last_timed = max(self._last_timed, row["step"])
 
     def settle(self, num_observed: int = 0) -> None:
         """Complete the checkpoints that are ready, when so many snapshots have been observed.
@@ -317,12 +317,12 @@ class CheckpointWriter:
         """
         while self._complete:
             step, arriving = self._complete[0]
-            if num_observed < arriving.num_deposited or self._last_look < arriving.looks[1] - 1:
+            if num_observed < arriving.num_deposited or self._last_timed < arriving.timed[1] - 1:
                 return
             del self._complete[0]
             if messages := self._in_flight.complete(step):
                 arriving.files.update(self._write(step, messages))
-            for _ in self.stages(step, arriving.files, arriving.lengths, arriving.looks):
+            for _ in self.stages(step, arriving.files, arriving.lengths, arriving.timed):
                 pass
             self.on_complete(step)
 
@@ -335,22 +335,22 @@ class CheckpointWriter:
         return write_state(self._folder / f".{step_name(step)}", LETTERS, kept)
 
     def stages(
-        self, step: int, files: FileFacts, lengths: Mapping[int, int], looks: tuple[int, int] = (0, 0)
+        self, step: int, files: FileFacts, lengths: Mapping[int, int], timed: tuple[int, int] = (0, 0)
     ) -> Iterator[str]:
         """Complete the checkpoint of `step`, pausing after each stage: whatever ends the process there
-        leaves either the previous checkpoint or this one to go on from.
+        leaves either the previous checkpoint or this one to resume from.
 
         Args:
-            step: whose hidden folder holds every rank's files.
+            step: its hidden folder holds every rank's files.
             files: their facts.
             lengths: rank -> how much of its log belongs to the checkpoint.
-            looks: rows of evaluations by the clock that belong to it too, first and end.
+            timed: rows of evaluations by the clock that belong to it too, first and end.
         """
         assert self._folder is not None
         assert self._log is not None
         unfinished, finished = self._folder / f".{step_name(step)}", self._folder / step_name(step)
         in_order = [lengths[rank] for rank in range(self._world_size)]
-        logs = self._log.link_into(unfinished, in_order, ((0, step), looks))
+        logs = self._log.link_into(unfinished, in_order, ((0, step), timed))
         yield "log"
         body = {
             "step": step,

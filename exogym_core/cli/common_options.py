@@ -72,7 +72,7 @@ jobs_option = click.option(
     type=click.IntRange(1),
     help="Runs at once on this machine, to the same results [as many as cores and memory allow].",
 )
-yes_flag = click.option("--yes", is_flag=True, help="Take more than 20 seeds without a question.")
+yes_flag = click.option("--yes", is_flag=True, help="Allow more than 20 seeds without asking.")
 trust_flag = click.option(
     "--trust", is_flag=True, help="With --resume: even if another user has made or changed it."
 )

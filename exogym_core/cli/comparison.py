@@ -98,7 +98,7 @@ def compare(
         InputError: the task, the model or an option is wrong, such that nothing can be trained; or `jobs` is.
         RankError: the only strategy failed.
     """
-    experiment.check_transport()
+    experiment.check_runs()
     tally = Tally([str(entry.label) for entry in experiment.strategies], experiment.seeds)
     if resume:
         tally.take_finished(folder.read_summary())
@@ -243,7 +243,7 @@ class _Comparison:
             if other.label == run.label:
                 other.drop()
         run.fail(error)  # writes the summary, without those
-        line = f"{visible(run.label, 40)} failed: {first_line(error)}; the others go on"
+        line = f"{visible(run.label, 40)} failed: {first_line(error)}; the others continue"
         warnings.warn(line, UserWarning, stacklevel=2)
         if len(self._failures) == len(strategies):
             raise self._failures[0]
@@ -363,7 +363,7 @@ class _Training:
     def _fit(self, trainer: Trainer, experiment: Experiment, report: _Run) -> Any:
         task, folder = self.task, self.folder
         name = seeded_name(str(self.entry.label), self._file_seed)
-        given = _arguments(experiment, task)
+        given = _arguments(experiment, self.entry, task)
         if experiment.settings.checkpoint is not None:
             given["resume_from"] = folder.make_folder("checkpoints", name)
         is_measured = False
@@ -380,7 +380,6 @@ class _Training:
 
             try:
                 return trainer.fit(
-                    strategy=experiment.build_strategy(self.entry),
                     accuracy=task.accuracy,
                     on_event=emit,
                     trace=folder.path / "trace.json.gz" if self.trace else None,
@@ -403,12 +402,12 @@ class _Training:
         report.note(result.summary(label, self.entry.name))
 
 
-def _arguments(experiment: Experiment, task: Task) -> dict[str, Any]:
+def _arguments(experiment: Experiment, entry: StrategySettings, task: Task) -> dict[str, Any]:
     """Arguments of `fit` by the experiment; under torchrun network and clock are the real ones."""
-    given = experiment.fit_arguments()
+    given = experiment.fit_arguments(entry)
     given.setdefault("val_size", _num_samples(task.validation))
     if under_torchrun() or is_at_rendezvous():
-        for name in ("topology", "placement", "protocol", "compute"):
+        for name in ("topology", "placement", "protocol", "collectives", "compute"):
             given.pop(name, None)
         given["transport"] = "gloo"
     return given
@@ -422,10 +421,9 @@ def follow(experiment: Experiment) -> None:
         seeded, (entry,) = experiment.with_seed(seed), experiment.only(label).strategies
         trainer = Trainer(seeded.build_model(task), task.train, task.validation)
         trainer.fit(
-            strategy=seeded.build_strategy(entry),
             accuracy=task.accuracy,
             progress=False,
-            **_arguments(seeded, task),
+            **_arguments(seeded, entry, task),
         )
 
 

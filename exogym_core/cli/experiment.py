@@ -109,7 +109,7 @@ class Experiment:
     ) -> Experiment:
         """Check a document; relative topology files and the user's modules are searched in `folder` first."""
         if (remedy := program_remedy(document, folder)) is not None:
-            raise document.error(("task",), f"is that of a Python program: go on there with {remedy}")
+            raise document.error(("task",), f"is that of a Python program: continue there with {remedy}")
         settings = validate_document(Settings, document)
         name = settings.name or default_name
         topology = _load_topology(settings, document, folder)
@@ -130,9 +130,10 @@ class Experiment:
         experiment._check_options()
         experiment._check_network()
         experiment._check_machine()
-        for entry in experiment.strategies:
-            if ":" not in entry.name:
-                experiment.build_strategy(entry)
+        built = [experiment.build_strategy(each) for each in experiment.strategies if ":" not in each.name]
+        is_served = len(built) < len(labels) or any(each.num_servers for each in built)
+        if settings.servers is not None and not is_served:
+            raise document.error(("servers",), "no strategy of this experiment has servers: leave it out")
         return experiment
 
     @property
@@ -229,12 +230,16 @@ class Experiment:
 
         try:
             if ":" in entry.name:
-                return self._maker(entry.name, "strategy")(**entry.options)  # type: ignore[no-any-return]
-            return build_strategy(entry.name, **entry.options)
+                strategy: Strategy = self._maker(entry.name, "strategy")(**entry.options)
+            else:
+                strategy = build_strategy(entry.name, **entry.options)
         except (InputError, TypeError) as error:
             message = error if isinstance(error, InputError) else InputError(f"{entry.name}: {error}")
             position = [other.label for other in self.strategies].index(entry.label)
             raise self.document.error(_blamed(("strategies", position), entry, message), message) from error
+        if self.settings.servers is not None and strategy.num_servers:
+            _at(self.document, ("servers",), strategy.take_servers, self.settings.servers)
+        return strategy
 
     def _maker(self, name: str, what: str) -> Any:
         """The name of a shipped task or model, or the user's callable, which is imported here."""
@@ -258,12 +263,15 @@ class Experiment:
         }
         return tuple(reversed(found.values()))
 
-    def fit_arguments(self) -> dict[str, Any]:
-        """Keywords of `fit` from the file; strategy, data and listeners are the caller's.
+    def fit_arguments(self, entry: StrategySettings) -> dict[str, Any]:
+        """Keywords of `fit` from the file, for one of its strategies; data and listeners are the caller's.
 
         Without `val_size` where all validation samples are asked for: only the task knows how many there are.
         """
         given = file_values(self.settings)
+        given["strategy"] = strategy = self.build_strategy(entry)
+        if not strategy.num_servers:
+            del given["servers"]
         if given["val_size"] is None:
             del given["val_size"]
         if isinstance(given["device"], list):
@@ -291,15 +299,18 @@ class Experiment:
         """The resolved form as a YAML file that loads to an equal experiment."""
         return yaml_text(self.to_mapping())
 
-    def check_transport(self) -> None:
-        """Refuse keys of a simulated network where the transport has none; launchers drop these keys on purpose.
+    def check_runs(self) -> None:
+        """Refuse keys that plans understand and runs do not.
 
         Raises:
-            InputError: the transport has no virtual time, and the file a topology, a placement or a protocol.
+            InputError: failures have no end; or the transport has no virtual time, and the file a topology, a placement
+                or a protocol. Launchers drop these three on purpose.
         """
         from exogym_core.workers.run import transport_named
 
         settings = self.settings
+        if settings.failures is not None and settings.until is None:
+            raise self.document.error(("failures",), "needs until, which says how long hosts may fail")
         if transport_named(settings.transport).has_clock or under_torchrun() or is_at_rendezvous():
             return
         unused = [key for key in ("topology", "placement", "protocol") if getattr(settings, key) is not None]
@@ -325,12 +336,10 @@ class Experiment:
             if name == "until" and isinstance(value, float):
                 needs_unit = f"{value:g} has no unit: write '{value:g} s' or '{value:g} h'"
                 raise self.document.error(path, needs_unit)
-            if self.topology is None and OPTIONS[name].is_timed:
-                raise self.document.error(path, "needs virtual time, and there is no topology: add one")
 
     def _check_network(self) -> None:
         """Check placement, protocol and devices against the topology."""
-        from exogym_core.cost.compute import NO_DEVICE
+        from exogym_core.cost.compute import NO_DEVICE, Compute
         from exogym_core.cost.devices import find_device
         from netsim import parse_collectives
 
@@ -339,8 +348,18 @@ class Experiment:
             _at(self.document, ("protocol",), Protocol.parse, settings.protocol)
         _at(self.document, ("collectives",), parse_collectives, settings.collectives)
         if self.topology is None:
-            if settings.placement is not None:
-                raise self.document.error(("placement",), "there is no topology to place ranks on: add one")
+            timed = {
+                OPTIONS[name].key: value
+                for name, value in file_values(settings).items()
+                if OPTIONS[name].is_timed
+            }
+            defaults = (None, "auto", Compute())
+            for key, value in (
+                timed | {"compute": self.compute, "network_seed": settings.network_seed}
+            ).items():
+                if value not in defaults:
+                    message = "needs virtual time, and there is no topology: add one"
+                    raise self.document.error(tuple(str(key).split(".")), message)
             return
         hosts = _at(
             self.document, ("placement",), self.topology.place, settings.workers.count, settings.placement

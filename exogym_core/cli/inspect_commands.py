@@ -301,6 +301,11 @@ def check(
 
     given = _read([*options, *settings])
     made: object = strategy
+    if strategy.endswith(".py"):
+        module = visible(Path(strategy).stem, 100)
+        raise InputError(
+            f"check: {visible(strategy)}: is a file: write module:Class, such as {module}:MyStrategy"
+        )
     if ":" in strategy:
         code = find_own_code(strategy, "strategy", [Path(), *(Path(place) for place in sys.path if place)])
         click.echo(f"code: {code.what} {visible(code, 500)}", err=True)

@@ -224,7 +224,7 @@ def validate(file: Path, as_json: bool) -> None:
             experiment,
             *(Experiment.load(file, scale=scale) for scale in experiment.settings.scales),
         ):
-            each.check_transport()
+            each.check_runs()
         unseen = _build_shipped(experiment)
         names = ", ".join(visible(entry.label, 40) for entry in experiment.strategies)
         line = (

@@ -169,7 +169,9 @@ def _interruptible(num_strategies: int) -> Iterator[Callable[[RunFolder], RunFol
             for folder in folders:
                 if (folder.path / "summary.json").is_file() and "this run is over" not in str(error):
                     path = visible(folder.path)
-                    error.add_note(f"What was done is in {path}; to go on: netgym compare --resume {path}")
+                    error.add_note(
+                        f"Results so far are in {path}; to continue: netgym compare --resume {path}"
+                    )
             raise
         finally:
             for folder in folders:
@@ -181,8 +183,8 @@ def _interrupted(folder: RunFolder, num_strategies: int) -> str:
     if len(folder.finished()) == num_strategies:
         return f"interrupted: training was over and is in {path}; its page: netgym report {path}"
     return (
-        f"interrupted: what was done is in {path}, marked incomplete; its page: netgym report {path}; "
-        f"to go on: netgym compare --resume {path}"
+        f"interrupted: results so far are in {path}, marked incomplete; its page: netgym report {path}; "
+        f"to continue: netgym compare --resume {path}"
     )
 
 
@@ -317,7 +319,7 @@ class RunArguments:
             if value:
                 option = "EXPERIMENT" if name == "experiment" else f"--{name}"
                 raise InputError(
-                    f"--resume {visible(self.resume)}: goes on as it was begun: leave out {option}"
+                    f"--resume {visible(self.resume)}: continues with its own settings: leave out {option}"
                 )
         return self.resume
 
@@ -348,7 +350,7 @@ class RunArguments:
             self.resume_run(begun, trace=trace)
             return
         if experiment.settings.sweep is not None:
-            line = f"{experiment.document.where}: sweep: left aside, as netgym sweep alone runs its points"
+            line = f"{experiment.document.where}: sweep: ignored: only netgym sweep runs its points"
             click.echo(f"warning: {visible(line, 500)}", err=True)
         with _interruptible(len(experiment.strategies)) as begin:
             _load_own_code(experiment)

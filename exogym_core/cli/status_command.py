@@ -140,7 +140,7 @@ def _run_lines(found: Mapping[str, Any]) -> list[str]:
     if found["state"] == "stopped":
         kept = found.get("checkpoint")
         since = "from its start" if kept is None else f"from step {kept}"
-        lines.append(f"  to go on {since}: {_remedy(Path(found['folder']))}")
+        lines.append(f"  to continue {since}: {_remedy(Path(found['folder']))}")
     return lines
 
 

@@ -20,7 +20,7 @@ __all__ = ["CheckedArguments", "gathered_tensor", "parts_of", "reduce_op_name", 
 
 _OPS = ("sum", "avg", "min", "max", "product")
 
-# What other libraries call them.
+# Names in other libraries.
 _ELSEWHERE = {
     "mean": "avg",
     "average": "avg",
@@ -79,9 +79,9 @@ class CheckedArguments:
     """The checks that communicators share.
 
     Attributes:
-        rank: whose communicator it is, in its group.
+        rank: of the communicator, in its group.
         world_size: number of the group's members.
-        transport: what carries its tensors.
+        transport: carrier of its tensors.
     """
 
     rank: int

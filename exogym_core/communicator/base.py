@@ -8,24 +8,36 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from exogym_core.communicator.arguments import CheckedArguments
+from exogym_core.communicator.arguments import CheckedArguments, gathered_tensor, parts_of, scatter_parts
+from exogym_core.communicator.exchange import caller, signature_of
 from exogym_core.plain import packed, unpacked
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
-    from torch import Tensor
+    from exogym_core.communicator.exchange import Signature
 
-__all__ = ["CODE_CARRIERS", "Communicator", "Handle", "Traffic"]
+__all__ = [
+    "CODE_CARRIERS",
+    "CallState",
+    "CollectiveCall",
+    "Communicator",
+    "Delivery",
+    "Handle",
+    "Traffic",
+    "nothing",
+    "write_first",
+]
 
 T = TypeVar("T")
 
@@ -81,6 +93,50 @@ class Handle(ABC, Generic[T]):
         raise InputError("cancel: only messages can be cancelled; wait for the handle")
 
 
+Delivery = Callable[[Sequence[Tensor]], T]
+"""From the values that a member gets to the result of its call."""
+
+
+class CollectiveCall(NamedTuple):
+    """A member's part of a collective.
+
+    Attributes:
+        name: of the collective.
+        tensors: that this member gives.
+        reduce_op: of a reduction.
+        root: source or destination, where there is one.
+        like: tensors of the signature, where they are not those given.
+        shapes: of what an all_to_all will bring, where they are known.
+    """
+
+    name: str
+    tensors: Sequence[Tensor]
+    reduce_op: str = ""
+    root: int = 0
+    like: Sequence[Tensor] | None = None
+    shapes: Sequence[Sequence[int]] | None = None
+
+    @property
+    def signed(self) -> Sequence[Tensor]:
+        """Tensors of the signature."""
+        return self.tensors if self.like is None else self.like
+
+
+@dataclass
+class CallState:
+    """State shared by all communicators of one rank, on every transport."""
+
+    _: KW_ONLY
+    traffic: Traffic = field(default_factory=Traffic)
+    off_clock: bool = False
+    compares_places: bool = True
+
+    def load_traffic(self, saved: Mapping[str, Any]) -> None:
+        """Restore a saved traffic in place: others refer to the object."""
+        for name, value in saved.items():
+            setattr(self.traffic, name, value)
+
+
 CODE_CARRIERS = ("direct", "ring")
 """All-reduce algorithms for encoded values: parts go straight to one rank each, which decodes, sums and encodes the
 mean for all; or sums go around a ring and are encoded again at every hop."""
@@ -96,7 +152,7 @@ class Communicator(CheckedArguments, ABC):
     bool without arithmetic), and may live on CPU, CUDA or MPS. `tag` distinguishes messages between the same two ranks.
 
     Attributes:
-        traffic: what this rank has sent so far, in all its groups.
+        traffic: sent by this rank so far, in all its groups.
         can_leave_behind: whether `among_present` and its like are there.
         members_change: ranks may come at any time, and there are no collectives of all of them.
         inside: where members change, those of this rank's site, which come and go together; else None.
@@ -107,34 +163,82 @@ class Communicator(CheckedArguments, ABC):
         InputError: an argument is wrong by itself (unknown op, rank out of range, average of integers).
     """
 
-    traffic: Traffic
+    _state: CallState
     can_leave_behind: bool = False
     members_change: bool = False
     inside: Communicator | None = None
 
+    @property
+    def traffic(self) -> Traffic:
+        """Traffic of this rank so far, in all its groups."""
+        return self._state.traffic
+
+    # --- by each transport ---------------------------------------------------------------------------------
+
+    def _collective(self, call: CollectiveCall, deliver: Delivery[T], async_op: bool) -> T | Handle[T]:
+        """Make a call of all members.
+
+        Args:
+            call: this member's part.
+            deliver: called once with the values that it gets.
+            async_op: return a handle.
+        """
+        raise NotImplementedError
+
+    def _own_tensors(self, got: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+        """Tensors on `device` that belong to the caller, of values that this member got."""
+        raise NotImplementedError
+
+    def _receive_any(self, tensor: Tensor, tag: int) -> int:
+        """Receive the first message with `tag` into `tensor`; returns its sender."""
+        raise NotImplementedError
+
+    def _signature(
+        self, name: str, like: Sequence[Tensor], reduce_op: str = "", root: int = 0, side: str = ""
+    ) -> Signature:
+        """Signature of a call of this rank, with tensors such as these."""
+        # The shapes of an all_to_all may differ; that there is one part a rank is checked before.
+        shapes = () if name == "all_to_all" else tuple([tuple(tensor.shape) for tensor in like])
+        dtype, state = like[0].dtype if like else None, self._state
+        on_clock, compares = not state.off_clock, state.compares_places
+        return signature_of(name, dtype, shapes, reduce_op, root, caller(), side, on_clock, compares)
+
+    def _owned_on(self, tensor: Tensor) -> Delivery[list[Tensor]]:
+        device = tensor.device
+        return lambda got: self._own_tensors(got, device)
+
     # --- collectives ---------------------------------------------------------------------------------------
 
-    @abstractmethod
     def all_reduce(self, tensor: Tensor, op: object = "sum", async_op: bool = False) -> Any:
         """Reduce `tensor` over all ranks, in place on every rank; returns `tensor`."""
+        reduce_op = self._check_op("all_reduce", op, tensor)
+        call = CollectiveCall("all_reduce", [tensor], reduce_op)
+        return self._collective(call, write_first(tensor), async_op)
 
-    @abstractmethod
     def broadcast(self, tensor: Tensor, src: int = 0, async_op: bool = False) -> Any:
         """Overwrite `tensor` with rank `src`'s, in place; returns `tensor`."""
+        self._check_peer("broadcast", "src", src, tensor)
+        call = CollectiveCall("broadcast", [tensor], root=src)
+        return self._collective(call, write_first(tensor), async_op)
 
-    @abstractmethod
     def reduce(self, tensor: Tensor, dst: int = 0, op: object = "sum", async_op: bool = False) -> Any:
         """Reduce over all ranks into rank `dst`'s `tensor`; others keep theirs; returns `tensor`."""
+        self._check_rank("reduce", "dst", dst)
+        reduce_op = self._check_op("reduce", op, tensor)
+        call = CollectiveCall("reduce", [tensor], reduce_op, dst)
+        return self._collective(call, write_first(tensor), async_op)
 
-    @abstractmethod
     def all_gather(self, tensor: Tensor, async_op: bool = False) -> Any:
         """Every rank's `tensor` (equal shapes), as a list in rank order."""
+        tensor = gathered_tensor(self, tensor)
+        return self._collective(CollectiveCall("all_gather", [tensor]), self._owned_on(tensor), async_op)
 
-    @abstractmethod
     def gather(self, tensor: Tensor, dst: int = 0, async_op: bool = False) -> Any:
         """Every rank's `tensor` (equal shapes) as a list in rank order on `dst`, None elsewhere."""
+        self._check_peer("gather", "dst", dst, tensor)
+        deliver: Delivery[Any] = self._owned_on(tensor) if self.rank == dst else nothing
+        return self._collective(CollectiveCall("gather", [tensor], root=dst), deliver, async_op)
 
-    @abstractmethod
     def scatter(
         self,
         tensor: Tensor,
@@ -146,8 +250,11 @@ class Communicator(CheckedArguments, ABC):
 
         Only `src` gives `scatter_list`: one tensor a rank, each of `tensor`'s shape.
         """
+        self._check_peer("scatter", "src", src, tensor)
+        parts = scatter_parts(self, tensor, scatter_list) if self.rank == src else []
+        call = CollectiveCall("scatter", parts, root=src, like=[tensor])
+        return self._collective(call, write_first(tensor), async_op)
 
-    @abstractmethod
     def reduce_scatter(
         self, tensor: Tensor | Sequence[Tensor], op: object = "sum", async_op: bool = False
     ) -> Any:
@@ -156,8 +263,12 @@ class Communicator(CheckedArguments, ABC):
         `tensor` is a list of `world_size` tensors (part r goes to rank r; equal lists on all ranks), or one
         tensor whose first dimension is cut into `world_size` equal parts.
         """
+        parts = parts_of(self, "reduce_scatter", tensor)
+        reduce_op = self._check_op("reduce_scatter", op, parts[0])
+        owned = self._owned_on(parts[0])
+        call = CollectiveCall("reduce_scatter", parts, reduce_op)
+        return self._collective(call, lambda got: owned(got)[0], async_op)
 
-    @abstractmethod
     def all_to_all(
         self,
         tensors: Tensor | Sequence[Tensor],
@@ -170,10 +281,14 @@ class Communicator(CheckedArguments, ABC):
         first dimension into equal parts (then one tensor of the same shape is returned). The `shapes` of what will
         arrive, one a rank, where the caller knows them, save real ranks a round trip; they must be right.
         """
+        parts = parts_of(self, "all_to_all", tensors)
+        owned, whole = self._owned_on(parts[0]), isinstance(tensors, Tensor)
+        call = CollectiveCall("all_to_all", parts, shapes=shapes)
+        return self._collective(call, lambda got: torch.cat(owned(got)) if whole else owned(got), async_op)
 
-    @abstractmethod
     def barrier(self, async_op: bool = False) -> Any:
         """Return when every rank has called it."""
+        return self._collective(CollectiveCall("barrier", []), nothing, async_op)
 
     # --- ranks in time ------------------------------------------------------------------------------------
 
@@ -199,7 +314,7 @@ class Communicator(CheckedArguments, ABC):
         those with the narrowest connection), and the others begin again. Bytes of every attempt are counted.
 
         Members that give the same `number` meet; it grows from call to call. Without one a rank's calls are counted,
-        which is right as long as no rank leaves one out.
+        which is right as long as no rank omits one.
 
         Like `now()` it waits for virtual time: members must not wait for each other off the clock meanwhile.
 
@@ -272,16 +387,19 @@ class Communicator(CheckedArguments, ABC):
         """`isend` of `tensor` to rank `dst`, and wait."""
         self.isend(tensor, dst, tag).wait()
 
-    @abstractmethod
     def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Any:
         """Receive into `tensor` and wait: from `src`, and return `tensor`; or from anyone, and return the rank.
 
         From anyone means the message with this `tag` that was sent first, at virtual time, ranks in order.
         """
+        if src is not None:
+            return self.irecv(tensor, src, tag).wait()
+        self._check_tensors("recv", [tensor])
+        return self._receive_any(tensor, tag)
 
     @abstractmethod
     def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
-        """Send `tensor` to a mailbox of rank `dst` and go on at once.
+        """Send `tensor` to a mailbox of rank `dst` and return at once.
 
         It leaves now, takes the network as long as any message of its size, and lies in the box until `dst` takes
         it. No rank waits for it, and a message that is never taken is no error. Messages of one rank to one box
@@ -346,6 +464,7 @@ class Communicator(CheckedArguments, ABC):
         its groups: two calls of equal shapes that are swapped on one rank raise an error instead of giving each other's
         values. Say False where ranks rightly meet from different lines.
         """
+        self._state.compares_places = compare
 
     # --- the clock -----------------------------------------------------------------------------------------
 
@@ -376,7 +495,11 @@ class Communicator(CheckedArguments, ABC):
         They are matched among themselves: every member must make them off the clock. A rank that waits in one for a
         rank that waits for the clock (`now`, `is_completed`, ...) stands still until that has its answer.
         """
-        yield
+        before, self._state.off_clock = self._state.off_clock, True
+        try:
+            yield
+        finally:
+            self._state.off_clock = before
 
     # --- checkpoints ---------------------------------------------------------------------------------------
 
@@ -416,7 +539,7 @@ class Communicator(CheckedArguments, ABC):
 
     @abstractmethod
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on counting from what `state_dict` returned, `saved`."""
+        """Continue the counters that `state_dict` returned, `saved`."""
 
     @contextmanager
     def counted_as(self, payload_bytes: int) -> Iterator[None]:
@@ -438,6 +561,21 @@ class Communicator(CheckedArguments, ABC):
         simulated run fixes one that can carry them.
         """
         return CODE_CARRIERS[0]
+
+
+def nothing(got: Sequence[Tensor]) -> None:
+    """`Delivery` of a call that returns nothing."""
+
+
+def write_first(tensor: Tensor) -> Delivery[Tensor]:
+    """`Delivery` that writes the first value into `tensor`, unless it is there; without values it stays as it is."""
+
+    def write(got: Sequence[Tensor]) -> Tensor:
+        if got and (got[0].device != tensor.device or got[0].data_ptr() != tensor.data_ptr()):
+            tensor.detach().copy_(got[0])
+        return tensor
+
+    return write
 
 
 def _as_tensor(obj: Any) -> Tensor:

@@ -35,6 +35,7 @@ __all__ = [
     "Empty",
     "Exchange",
     "Outcome",
+    "Part",
     "Signature",
     "Slot",
     "accumulator_dtype",
@@ -45,6 +46,7 @@ __all__ = [
     "own_value",
     "ranks_stuck",
     "reduce_tensors",
+    "signature_of",
 ]
 
 
@@ -158,18 +160,11 @@ def combine(
     raise AssertionError(f"no collective is called {name}")
 
 
-def own_value(name: str, tensors: Sequence[Any], member: int, root: int, size: int) -> tuple[Any, ...]:
+def own_value(signature: Signature, tensors: Sequence[Any], member: int, size: int) -> tuple[Any, ...]:
     """Value of a member that needs no other (`netsim.ranks.needs_nobody`), from its own inputs."""
-    match name:
-        case "scatter" | "reduce_scatter":
-            return tuple(tensors[member : member + 1])
-        case "all_gather":
-            return tuple(tensors) * size
-        case "gather":
-            return tuple(tensors) * size if member == root else ()
-        case "reduce":
-            return tuple(tensors) if member == root else ()
-    return tuple(tensors)
+    if signature.name in ("reduce", "gather") and member != signature.root:
+        return ()
+    return combine(signature.name, [tensors] * size, signature.reduce_op, signature.root).of(member)
 
 
 # Code between a user and a call: ours, and torch's own where it calls us as a backend of torch.distributed.
@@ -214,26 +209,6 @@ class Signature(NamedTuple):
     side: str = ""  # "send" or "recv" for a message
     on_clock: bool = True
 
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        like: Sequence[Tensor],
-        reduce_op: str = "",
-        root: int = 0,
-        side: str = "",
-        on_clock: bool = True,
-        compares_places: bool = False,
-    ) -> Signature:
-        """Signature of a call of this rank, with tensors such as these.
-
-        Compared are places where that is wanted, and usual for such a call: all members make it at the same one.
-        """
-        # The shapes of an all_to_all may differ; that there is one part a rank is checked before.
-        shapes = () if name == "all_to_all" else tuple([tuple(tensor.shape) for tensor in like])
-        dtype = like[0].dtype if like else None
-        return _signature(name, dtype, shapes, reduce_op, root, caller(), side, on_clock, compares_places)
-
     def agreed(self) -> tuple[object, ...]:
         """The part that members must share."""
         return self[:_NUM_AGREED]
@@ -252,7 +227,7 @@ class Signature(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def _signature(
+def signature_of(
     name: str,
     dtype: torch.dtype | None,
     shapes: tuple[tuple[int, ...], ...],
@@ -263,7 +238,10 @@ def _signature(
     on_clock: bool,
     compares_places: bool,
 ) -> Signature:
-    """A signature, made once: a program makes the same calls at every step."""
+    """A signature, made once: a program makes the same calls at every step.
+
+    Places are compared where that is wanted, and usual for such a call: all members make it at the same one.
+    """
     text = str(dtype).removeprefix("torch.") if dtype is not None else ""
     # Machines differ in folders.
     place = (os.path.basename(where[0]), where[1]) if compares_places and name in _ALIKE else None
@@ -271,6 +249,24 @@ def _signature(
 
 
 _NUM_AGREED = Signature._fields.index("where")
+
+
+class Part(NamedTuple):
+    """A member's part of a call.
+
+    Attributes:
+        key: of the call.
+        ranks: its members, as ranks of the run.
+        member: this one's position among them.
+        signature: of the call as this member made it.
+        tensors: that it gives; between processes, the references of them.
+    """
+
+    key: Key
+    ranks: tuple[int, ...]
+    member: int
+    signature: Signature
+    tensors: Sequence[Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -343,7 +339,7 @@ class Exchange:
     Args:
         num_ranks: all ranks of the run.
         on_served: called with a slot and the members whose values or error have just become known.
-        combined: what collectives compute; see `exogym_core.communicator.exchange:combine`.
+        combined: computes the results of collectives; see `exogym_core.communicator.exchange:combine`.
     """
 
     def __init__(
@@ -360,23 +356,16 @@ class Exchange:
         self._stored: dict[tuple[Hashable, Hashable], tuple[Tensor, ...]] = {}
         self._broken: set[Hashable] = set()
 
-    def put(
-        self,
-        rank: int,
-        key: Key,
-        ranks: tuple[int, ...],
-        member: int,
-        signature: Signature,
-        tensors: Sequence[Tensor],
-    ) -> Slot:
+    def put(self, part: Part) -> Slot:
         """Post one member's part; members whose dependencies are met have their values, all with the last part."""
+        key, ranks, member, signature, tensors = part
         slot = self._slots.get(key)
         if slot is None:
             size = len(ranks)
             slot = self._slots[key] = Slot(key, ranks, [None] * size, [()] * size, set(ranks))
         slot.signatures[member] = signature
         slot.inputs[member] = tensors
-        slot.missing.discard(rank)
+        slot.missing.discard(ranks[member])
         if self._broken and group_of(key.group) in self._broken:
             self._fail(slot)
             return slot
@@ -523,7 +512,7 @@ class Exchange:
         return [self._posted(slot) for slot in self._slots.values()]
 
     def deadlock(self, kernel_needs: int | None = None) -> DeadlockError | None:
-        """The error if some rank can never go on.
+        """The error if some rank can never make progress.
 
         Args:
             kernel_needs: the rank whose next request the clock waits for, if it does: then ranks that wait
@@ -576,12 +565,12 @@ def _ranks(ranks: set[int], exited: set[int]) -> str:
 def ranks_stuck(
     waiting: Collection[int], running: Collection[int], can_go_on: Callable[[int, AbstractSet[int]], bool]
 ) -> list[int]:
-    """Waiting ranks that can never go on, in order.
+    """Waiting ranks that can never make progress, in order.
 
     Args:
         waiting: ranks that wait.
         running: ranks that may do anything.
-        can_go_on: (rank, able) -> whether a waiting rank goes on once all of `able` can.
+        can_go_on: (rank, able) -> whether a waiting rank can make progress once all of `able` can.
     """
     able = set(running)
     while free := {rank for rank in waiting if rank not in able and can_go_on(rank, able)}:
@@ -593,8 +582,8 @@ def deadlock_error(stuck: Mapping[int, str], table: Mapping[int, str]) -> Deadlo
     """Error with a line that names the first ranks that wait for ever, and a table of all ranks.
 
     Args:
-        stuck: by rank that can never go on, what it waits for.
-        table: by rank, in the order of the lines, what it does.
+        stuck: by rank that can never make progress, its wait.
+        table: by rank, in the order of the lines, its state.
     """
     shown = "; ".join(f"rank {rank} waits for {text}" for rank, text in list(stuck.items())[:4])
     more = f"; and {len(stuck) - 4} more ranks" if len(stuck) > 4 else ""
@@ -607,8 +596,8 @@ def mismatch_error(ranks: Sequence[int], agreed: Sequence[object], calls: Sequen
 
     Args:
         ranks: the members.
-        agreed: what they had to agree on, one a member.
-        calls: what each called and where.
+        agreed: values that had to be equal, one a member.
+        calls: call and place of each.
     """
     sides: dict[object, list[int]] = {}
     for member, key in enumerate(agreed):

@@ -20,14 +20,14 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from exogym_core.data.batches import as_loss
+from exogym_core.data.batches import as_loss, device_of
+from exogym_core.workers.rng import kept_rng
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
-__all__ = ["FlopCount", "count_flops", "kept_rng_of"]
+__all__ = ["FlopCount", "count_flops"]
 
 Shape: TypeAlias = Sequence[int]
 
@@ -67,12 +67,6 @@ class FlopCount:
             )
 
 
-def kept_rng_of(model: nn.Module) -> AbstractContextManager[None]:
-    """A context that leaves torch's generators of the CPU and of the model's device as they were."""
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-
-
 def count_flops(model: nn.Module, batch: Any) -> FlopCount:
     """Operations of one forward and backward pass over `batch`, counted on a copy of the model.
 
@@ -82,7 +76,7 @@ def count_flops(model: nn.Module, batch: Any) -> FlopCount:
     foreign: Counter[str] = Counter()
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
     watch = _Modules(replica, counter)
-    with kept_rng_of(model), counter, _Foreign(foreign):
+    with kept_rng(device_of(model)), counter, _Foreign(foreign):
         as_loss(replica(batch), "fit: a first batch").backward()  # type: ignore[no-untyped-call]
     return FlopCount(int(counter.get_total_flops()), (*watch.uncounted(), *sorted(foreign)))
 

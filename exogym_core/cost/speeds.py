@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from exogym_core.cost.compute import VALUE_BYTES, BothWays, Coding, Compute, Updates
-from exogym_core.cost.flops import kept_rng_of
+from exogym_core.data.batches import device_of
 from exogym_core.workers.processes.children import Children
+from exogym_core.workers.rng import kept_rng
 from exogym_core.workers.spec import num_cores
 from exogym_core.workers.turns import intra_op_threads
 
@@ -171,6 +172,6 @@ def measure_seconds(model: nn.Module, batch: Any, at_once: int = 1) -> float:
         loss.backward()
         loss.item()  # on a GPU: waits for all that was queued
 
-    with kept_rng_of(model):
+    with kept_rng(device_of(model)):
         work()
         return seconds_of(work, at_once)

@@ -14,6 +14,8 @@ from netsim.errors import InputError, unknown_names
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torch import nn
+
     from exogym_core.data.samples import Draws
 
 
@@ -25,6 +27,7 @@ __all__ = [
     "as_tuple",
     "batch_reader",
     "collate_of",
+    "device_of",
     "move_batch",
 ]
 
@@ -101,6 +104,11 @@ class StepReader(Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Device of a model's parameters; the CPU where it has none."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def move_batch(batch: Any, device: torch.device) -> Any:

@@ -376,7 +376,7 @@ class SharedData(_IndexedData):
         order: of its samples, shared by ranks.
         rank, world_size: of this part.
         batch_size: samples a rank and step.
-        reading: how they become batches.
+        reading: settings of batches.
 
     Raises:
         InputError: fewer samples than ranks (or than a full step, with `drop_last`).
@@ -420,7 +420,7 @@ class OwnData(_IndexedData):
         lengths: of the datasets of all ranks, in rank order.
         rank: of this part.
         batch_size: samples a rank and step.
-        reading: how they become batches.
+        reading: settings of batches.
 
     Raises:
         InputError: a rank's dataset is empty (or holds no full step, with `drop_last`).
@@ -466,7 +466,7 @@ class StreamedData(Source):
         rank, world_size: of this part; (0, 1) for a stream of the rank's own.
         batch_size: samples a rank and step.
         num_ranks: ranks that train.
-        reading: how they become batches; loader arguments have no use here.
+        reading: settings of batches; loader arguments have no use here.
         own: of a stream of its own: the rank, and after how many steps an epoch ends for all ranks (None: when
             this one ends).
     """

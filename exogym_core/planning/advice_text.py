@@ -19,7 +19,7 @@ _FEW = 10  # below, dollars and hours have two decimal places
 
 
 def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
-    """Ranking, ring over the sites, and what is not known; of rows that differ in searched options alone the first."""
+    """Ranking, ring over the sites, and unknowns; of rows that differ in searched options alone the first."""
     variants: dict[str, dict[str, Any]] = {}
     for row in advice["ranked"]:
         variants.setdefault(repr(variant_of(row, SEARCHED)), row)
@@ -38,7 +38,7 @@ def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
             "--json has them"
         )
     if advice["dominated"]:
-        yield f"{len(advice['dominated'])} more rows are later and dearer than one of these; --json has them"
+        yield f"{len(advice['dominated'])} more rows are slower and more expensive than one of these; --json has them"
     if advice["not_simulated"]:
         yield (
             "not simulated, as computing and bytes alone take longer than one of these, the days at the least: "
@@ -60,7 +60,7 @@ def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
 
 
 def best_so_far(advice: Advice) -> str:
-    """The best row of a search that goes on, with its days; empty before the first."""
+    """Best row of a running search, with its days; empty before the first."""
     best = advice.best()
     if best is None:
         return ""

@@ -1,4 +1,4 @@
-"""Advice: which strategy with which settings gets a budget of tokens through first, and for what money."""
+"""Advice: strategies and settings ranked by the days and dollars that a budget of tokens takes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _LARGE = 10_000  # as bytes are
-_AS_SOON = 0.005  # relative; what differs by less is as soon, and smaller options are better then
+_AS_SOON = 0.005  # relative: rows that differ by less are equal, and smaller options are better then
 
 
 def hill_climb(
@@ -46,10 +46,10 @@ def hill_climb(
 
     Args:
         start: options.
-        row: what they need, with `days`.
+        row: their plan, with `days`.
         names: of the options that are searched; a neighbour has one of them doubled, halved, or one more or less; large
             ones four times as large or small.
-        planned: what options need; None: they are not worth planning; raises InputError for such as do not go together.
+        planned: plan of options; None: not worth planning; raises InputError for options that exclude each other.
         most: plans to make.
 
     Returns:
@@ -97,7 +97,7 @@ def merged(rows: Sequence[dict[str, Any]], searched: Mapping[str, Mapping[str, i
     Of such rows the one whose options are smallest stays, in the order in which strategies list them.
 
     Args:
-        rows: by their days, what does not fit at the end.
+        rows: by their days, those that do not fit at the end.
         searched: names of options by strategy.
     """
     kept: list[dict[str, Any]] = []
@@ -119,7 +119,7 @@ def merged(rows: Sequence[dict[str, Any]], searched: Mapping[str, Mapping[str, i
 
 
 def variant_of(row: Mapping[str, Any], searched: Mapping[str, Mapping[str, int]]) -> tuple[Any, ...]:
-    """Equal for rows that differ only in searched options, streams, and what they need."""
+    """Key of a row, equal for rows that differ only in searched options, streams, and figures."""
     names = searched.get(row["strategy"], ())
     fixed = {key: value for key, value in row["options"].items() if key not in names}
     return row["strategy"], fixed, row["groups"], row["left_out"]
@@ -161,7 +161,7 @@ _GROUP_STEPS = 30  # steps a round between groups
 _MOST_GROUPINGS = 2  # of which rounds are planned
 _MOST_SEARCHED = 10  # plans of a search for options
 _WORTH_SEARCHING = 2.0  # times the days of a strategy's best codec
-_WORTH_HIDING = 0.01  # of a round computes: what overlap can save at most
+_WORTH_HIDING = 0.01  # of a round computes: overlap saves no more
 _BUCKET_BYTES, _BUCKETS = 26_214_400, 16  # a large model begins with so many buckets, not with thousands
 _MOST_BUCKETS = 64  # of a search
 _ABOUT = 50  # plans that are made in all
@@ -203,7 +203,7 @@ def advise(
 
     Args:
         setting: with `tokens`.
-        ratios: steps to the same loss by strategy, of own runs; of others what `steps_range` says.
+        ratios: steps to the same loss by strategy, of own runs; for others those of `steps_range`.
 
     Returns:
         As `Advice.result`.
@@ -221,11 +221,11 @@ class Advice:
 
     Args:
         setting: with `tokens`, or with `dollars` and prices.
-        ratios: steps to the same loss by strategy, of own runs; of others what `steps_range` says.
+        ratios: steps to the same loss by strategy, of own runs; for others those of `steps_range`.
         report: called before each plan with how many were made, about how many there will be, and the next one's name.
 
     Attributes:
-        rows: every plan so far, as a mapping; may be read while the search goes on.
+        rows: every plan so far, as a mapping; may be read during the search.
     """
 
     def __init__(
@@ -298,7 +298,7 @@ class Advice:
         }
 
     def _with_bands(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A row with what its strategy needs in time and money to the loss that data-parallel has after the budget."""
+        """A row with bands of time and money to the loss that data-parallel has after the budget."""
         ratio = self._ratio_of(row)
         factors = {"_low": ratio.low, "": ratio.mean, "_high": ratio.high}
 
@@ -342,7 +342,7 @@ class Advice:
         }
 
     def _ratio_of(self, row: Mapping[str, Any]) -> Ratio:
-        """By the user's runs where there are any, else by what was published or measured here."""
+        """Ratio of steps by the user's runs where there are any, else by published or measured ones."""
         name, options = row["strategy"], row["options"]
         if self._ratios and name in self._ratios:
             return self._ratios[name]
@@ -362,7 +362,7 @@ class Advice:
     def _plan(
         self, name: str, options: Mapping[str, Any], setting: Setting, **labels: Any
     ) -> dict[str, Any] | None:
-        """Plan one row more, None where another beats it for sure; `labels`: what is to be known of its setting."""
+        """Plan one row more, None where another beats it for sure; `labels`: fields that describe its setting."""
         row = {
             "strategy": name,
             "options": dict(options),
@@ -418,7 +418,7 @@ class Advice:
         return True
 
     def _search_options(self) -> None:
-        """From the best of each strategy whose options are searched, with each codec that is nearly as soon.
+        """Search options from the best row of a strategy, with each codec that is nearly as soon.
 
         These options hide communication behind computing, so rows that hardly compute are as they are.
         """
@@ -523,7 +523,7 @@ def candidates(setting: Setting) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _money(row: Mapping[str, Any]) -> tuple[float, float]:
-    """The ends of what a row costs: dollars, or worker hours where hours have no price."""
+    """Ends of a row's cost: dollars, or worker hours where hours have no price."""
     if row["cost_by"].get("workers") is not None:
         return row["cost_low"], math.inf if row["cost_high"] is None else row["cost_high"]
     hours = row["worker_hours"] / row["days"] if row["days"] else 0.0
@@ -615,7 +615,7 @@ def _explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _what_would_fit(rows: Sequence[Mapping[str, Any]], setting: Setting) -> list[str]:
-    """If no row fits into the devices' memory: the number of devices a worker that the smallest row needs."""
+    """Number of devices a worker that the smallest row needs, if no row fits into the devices' memory."""
     if any(row["fits"] is not False for row in rows):
         return []
     least = min(rows, key=lambda row: row["memory_per_worker"])
@@ -667,18 +667,18 @@ def _is_part_of_a_group(site: str, row: Mapping[str, Any], topology: Topology) -
 def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | None) -> list[str]:
     lines = [
         "the loss at this scale: days and money are bands, from the fewest steps to the most that a strategy may need "
-        "to the loss that data-parallel has after the budget; rows whose bands overlap have one place, as nobody knows "
-        "which is sooner",
-        f"how far the network is from a real one ({NETWORK_ERROR:.1%} in the median of what was measured) and, without "
-        "--utilisation, what share of their peak devices reach (38 to 46 % in published trainings): bands have both",
+        "to the loss that data-parallel has after the budget; rows whose bands overlap have one place, as the order "
+        "between them is unknown",
+        f"the network's distance from a real one ({NETWORK_ERROR:.1%} in the median of measured calls) and, without "
+        "--utilisation, the reached share of devices' peak (38 to 46 % in published trainings): bands have both",
     ]
     lines += _ratio_lines(rows, ratios or {})
     lines.append(
-        "what lost workers, weather and other people's traffic cost, unless the topology or --set has them"
+        "the cost of lost workers, weather and other people's traffic, unless the topology or --set has them"
     )
     if any(row["fits"] is False for row in rows):
         lines.append(
-            "how long rows that do not fit would take: their times take them to fit, and they are ranked last"
+            "the times of rows that do not fit: theirs assume that they fit, and they are ranked last"
         )
     return lines
 

@@ -1,4 +1,4 @@
-"""`netgym plan`, `netgym advise`, `netgym reproduce`: what a strategy needs, before anything is paid."""
+"""`netgym plan`, `netgym advise`, `netgym reproduce`: needs of a strategy, before anything is paid."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def by_site(text: str, flag: str, number: Callable[[str], T]) -> T | dict[str, T
     """Parse one number for all, or one for each named host or region.
 
     Args:
-        text: what was given.
-        flag: where, for errors.
-        number: parses one; ValueError says what is expected.
+        text: value of the flag.
+        flag: its name, for errors.
+        number: parses one; ValueError names the expected form.
 
     Raises:
         InputError: it is neither.
@@ -128,11 +128,11 @@ _COUNT: dict[str, Any] = {"type": click.IntRange(1)}
 _BUDGET = _option(
     "--budget",
     "DOLLARS",
-    "In place of --tokens: money to spend, such as 500000; tokens and days are those that it pays for.",
+    "Money to spend, such as 500000, instead of --tokens: plan the tokens that it pays for.",
 )
 
 _WHERE = (
-    _option("--device", "NAME", "Every worker's device [the hosts' own]."),
+    _option("--device", "NAME", "Device of every worker [the hosts' own]."),
     _option(
         "--utilisation",
         "SHARE|SITE=SHARE,...",
@@ -142,7 +142,7 @@ _WHERE = (
     _option(
         "--devices-per-worker",
         "N|SITE=N,...",
-        "That act as one; by host or region where they differ.",
+        "Devices that share a worker's batch; by host or region where they differ.",
         default="1",
         show_default=True,
         callback=_by_site(devices),
@@ -150,7 +150,7 @@ _WHERE = (
     _option(
         "--memory",
         "bf16|8bit|offload|checkpointing,...",
-        "How workers keep less in memory.",
+        "Ways in which workers save memory.",
         default="",
         callback=_memory,
     ),
@@ -165,7 +165,7 @@ _WHERE = (
     _option(
         "--batch-by-speed",
         None,
-        "Share all workers' sequences of a step out by their devices' speed.",
+        "Divide all workers' sequences of a step by the devices' speed.",
         is_flag=True,
     ),
     _option("--batch-size", None, "Sequences of a worker in a step [the experiment's, else 256].", **_COUNT),
@@ -176,7 +176,7 @@ _WHERE = (
     _option(
         "--price",
         "DOLLARS|SITE=DOLLARS,...",
-        "Of a worker's hour, for the cost; by host or region where they differ.",
+        "Price of a worker's hour; by host or region where they differ.",
         callback=_by_site(dollars),
     ),
     _option("--json as_json", None, "Print JSON.", is_flag=True),
@@ -186,23 +186,25 @@ _WHERE = (
 @click.command()
 @click.argument("experiment", type=click.Path(path_type=Path), required=False)
 @_options(
-    _option("--model", "NAME", "Such as llama-13b; see: netgym list 'planned models'."),
-    _option("--strategy strategies", "NAME", "May be repeated.", multiple=True),
-    _option("--topology", "NAME", "A shipped network or a file."),
-    _option("--workers", None, "How many [one a host].", **_COUNT),
-    _option("--tokens", "NUMBER", "The budget, such as 200B, for days and cost."),
+    _option("--model", "NAME", "Model, such as llama-13b; see: netgym list 'planned models'."),
+    _option("--strategy strategies", "NAME", "Strategy. May be repeated.", multiple=True),
+    _option("--topology", "NAME", "Network: a shipped name or a file."),
+    _option("--workers", None, "Number of workers [one per host].", **_COUNT),
+    _option("--tokens", "NUMBER", "Tokens to train on, such as 200B, for days and dollars."),
     _BUDGET,
-    _option("--set overrides", "KEY=VALUE", "As netgym run has it.", multiple=True),
+    _option(
+        "--set overrides", "KEY=VALUE", "Change one key, as in netgym run. May be repeated.", multiple=True
+    ),
     _option(
         "--sweep sweeps",
         "KEY=A,B,...",
-        "Plan for each value; keys as in --set, and wan.bandwidth. May be repeated.",
+        "Plan each value; keys as in --set, and wan.bandwidth. May be repeated.",
         multiple=True,
     ),
     _option(
         "--without lost",
         "SITE",
-        "Plan without this site as well. May be repeated: each is left out by itself, then all.",
+        "Plan without this site too. May be repeated: each is left out alone, then all.",
         multiple=True,
     ),
     _option("--out", "DIR", "Write a page with plots.", type=click.Path(path_type=Path)),
@@ -217,9 +219,9 @@ def plan(
     as_json: bool,
     **words: Any,
 ) -> None:
-    """Say what the strategies of EXPERIMENT need: seconds, bytes, memory, days and money. Nothing is trained.
+    """Plan the strategies of EXPERIMENT: seconds, bytes, memory, days and money. Nothing is trained.
 
-    EXPERIMENT is a file, or the folder of a run, with what that measured. Without it: --model, --strategy, --topology.
+    EXPERIMENT is a file, or the folder of a run, with its measured times. Without it: --model, --strategy, --topology.
     """
     if out is not None:
         _check_folder(out)
@@ -345,7 +347,7 @@ def reproduce(
     from exogym_core.planning.published import reproduce as reproduced
 
     if name is None:
-        listed = [{"name": known, "source": source} for known, (source, _) in PUBLISHED.items()]
+        listed = [{"name": known, "source": entry["source"]} for known, entry in PUBLISHED.items()]
         lines = [f"{entry['name']:<18} {entry['source']}" for entry in listed]
         return click.echo(json.dumps(listed, indent=2) if as_json else "\n".join(lines))
     sizes = {"params": params, "layers": layers, "step_seconds": step and parse_seconds(step)}
@@ -377,12 +379,17 @@ def _cell_line(cell: dict[str, Any]) -> str:
 @click.command()
 @click.argument("topology")
 @_options(
-    _option("--model", "NAME", "As netgym plan has it.", required=True),
-    _option("--tokens", "NUMBER", "The budget, such as 200B; or give --budget."),
+    _option("--model", "NAME", "As in netgym plan.", required=True),
+    _option("--tokens", "NUMBER", "Tokens to train on, such as 200B; or give --budget."),
     _BUDGET,
-    _option("--workers", None, "How many [one a host].", type=click.IntRange(2)),
-    _option("--set overrides", "KEY=VALUE", "As netgym plan has it: failures.mtbf=8h.", multiple=True),
-    _option("--runs", "DIR", "A run of yours: its strategies' steps to a loss are applied."),
+    _option("--workers", None, "Number of workers [one per host].", type=click.IntRange(2)),
+    _option(
+        "--set overrides",
+        "KEY=VALUE",
+        "Change one key, such as failures.mtbf=8h. May be repeated.",
+        multiple=True,
+    ),
+    _option("--runs", "DIR", "Folder of a run of yours, whose steps to a loss are applied."),
     *_WHERE,
 )
 @_rare_collections()

@@ -153,7 +153,7 @@ _MOST_LOOKED_AT = 2_000_000  # pairs of members in all exchanges that are tried:
 
 
 def groupings(topology: Topology, hosts: Sequence[int], num_bytes: float) -> Iterator[Grouping]:
-    """For each number of groups that divides the hosts, the places of `hosts` ordered group by group; not one, nor all.
+    """Groupings of hosts for each number of groups that divides them, but one and all: places ordered group by group.
 
     Groups of a size are those whose farthest members are nearest, so that steps inside them are fast; ranks on one host
     are nearest. Orders whose groups are no nearer than any two hosts are left out, as there is nothing to gain.
@@ -177,7 +177,7 @@ def groupings(topology: Topology, hosts: Sequence[int], num_bytes: float) -> Ite
 def group_seconds(
     topology: Topology, hosts: Sequence[int], grouping: Grouping, num_bytes: int
 ) -> tuple[float, float]:
-    """About what an all-reduce takes inside the slowest group, and between one host of each.
+    """Approximate seconds of an all-reduce inside the slowest group, and between one host of each.
 
     By `netsim.collective`, ideally shared; to compare numbers of groups, not to plan.
 
@@ -185,7 +185,7 @@ def group_seconds(
         topology: the network.
         hosts: of each rank.
         grouping: of them.
-        num_bytes: of what is averaged.
+        num_bytes: of the averaged tensors.
     """
     size, order = grouping
     names = [topology.hosts[hosts[place]].name for place in order]

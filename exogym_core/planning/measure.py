@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.communicator.simulated.simulation import computes_crowd
 from exogym_core.planning.model_sizes import MEMORY_CHOICES
 from exogym_core.planning.rhythm import Rhythm, draws_bytes, rhythm
-from exogym_core.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together, repeats_from
+from exogym_core.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together
 from exogym_core.planning.setting import Setting
 from exogym_core.planning.sweep import is_of_model
 from exogym_core.planning.weather import (
@@ -75,9 +75,9 @@ class Plan:
         memory: the same by purpose.
         memory_with: bytes with one of `MEMORY_CHOICES` each, and no other.
         mfu: share of the devices' peak that the model's operations are, waiting included, by site.
-        memory_available: what the worker with least has on its devices; None: not known.
-        fits: whether the one goes into the other; what does not fit as it is has to be sharded or offloaded.
-        steady: whether rounds were seen to repeat; else means over what was simulated.
+        memory_available: on the devices of the worker with least; None: not known.
+        fits: the memory needed is available; else it has to be sharded or offloaded.
+        steady: simulated rounds repeat; else figures are means over them.
         tokens: that are worked through: the budget in whole rounds, or less where `until` ends it before; None
             without a budget. In `days` they come at `tokens_per_second`.
         tokens_low, tokens_high: band of the tokens that a budget of dollars pays for; None without such a budget.
@@ -87,16 +87,16 @@ class Plan:
         tokens_per_step: of all workers.
         staleness: displacements that a server has taken in since a worker had its parameters, when that worker's own
             comes, in the mean; None without such a server.
-        failures: what crashes take: `crashes_per_day` of all hosts, `seconds_lost_per_crash`, `tokens_lost_per_crash`
+        failures: cost of crashes: `crashes_per_day` of all hosts, `seconds_lost_per_crash`, `tokens_lost_per_crash`
             (each a restart), `restarts` in all, and `times_as_long`, by which `tokens_per_second`, `days` and `cost`
             are others; None where none are expected.
-        limit: what holds it up, and the cheapest remedy.
+        limit: resource that delays it most, and the cheapest remedy.
         cheaper: the `days`, `cost` and `egress` with other `collectives`, where those cost less; None where none do.
         expected_bytes: the bytes are those to be expected, as they depend on random numbers.
         protocol: how transfers use links, with the streams of each.
         placement: number of workers by site.
         collectives: the algorithms that were used, by operation.
-        remarks: what is to be known besides.
+        remarks: notes on the figures.
     """
 
     strategy: str
@@ -159,7 +159,7 @@ class Plan:
             share * times + (1 - share) * (1 + error)
             for times, error in zip(computing, (-NETWORK_ERROR, NETWORK_ERROR), strict=True)
         ]
-        costs = [self._money(factor, 1.0).get("cost") for factor in factors]
+        costs = [self.scaled(factor).cost for factor in factors]
         days = [self.days * factor for factor in factors]
         tokens: list[float | None] = [None, None]
         if is_of_money and self.tokens is not None and self.cost:
@@ -177,14 +177,28 @@ class Plan:
             tokens_high=tokens[1],
         )
 
-    def slowed(self, factor: float) -> Plan:
-        """Plan with so many times the time to the same tokens."""
-        days = None if self.days is None else self.days * factor
+    def scaled(self, seconds: float, rounds: float = 1.0) -> Plan:
+        """Plan that takes so many times the `seconds`, for so many times the `rounds`."""
+
+        def times(value: float | None, factor: float) -> float | None:
+            return None if value is None else value * factor
+
+        def whole(value: int | None) -> int | None:
+            return None if value is None else math.floor(value * rounds)
+
+        costs = {}
+        if self.cost_by:
+            egress = self.cost_by["egress"] or 0.0
+            costs = _costs(times(self.cost_by["workers"], seconds), egress * rounds)
         return replace(
             self,
-            tokens_per_second=self.tokens_per_second / factor,
-            days=days,
-            **self._money(factor, 1.0),
+            tokens_per_second=self.tokens_per_second / (seconds / rounds),
+            days=times(self.days, seconds),
+            tokens=times(self.tokens, rounds),
+            tokens_per_parameter=times(self.tokens_per_parameter, rounds),
+            rounds=whole(self.rounds),
+            steps=whole(self.steps),
+            **costs,
         )
 
     def ended(self, seconds: float) -> Plan:
@@ -192,37 +206,22 @@ class Plan:
         if self.days is None or self.tokens is None or self.days * SECONDS_A_DAY <= seconds:
             return self
         share = seconds / (self.days * SECONDS_A_DAY)
-        remark = f"until = {format_seconds(seconds)} ends it: {share:.3g} of the budget's tokens are worked through"
-        return replace(
-            self,
-            days=seconds / SECONDS_A_DAY,
-            tokens=self.tokens * share,
-            tokens_per_parameter=None
-            if self.tokens_per_parameter is None
-            else self.tokens_per_parameter * share,
-            rounds=None if self.rounds is None else math.floor(self.rounds * share),
-            steps=None if self.steps is None else math.floor(self.steps * share),
-            remarks=(*self.remarks, remark),
-            **self._money(share, share),
+        remark = (
+            f"until = {format_seconds(seconds)} ends it: {share:.3g} of the budget's tokens are processed"
         )
-
-    def _money(self, of_workers: float, of_traffic: float) -> dict[str, Any]:
-        """`cost` and `cost_by`, each part so many times as much."""
-        if not self.cost_by:
-            return {}
-        workers, egress = self.cost_by["workers"], self.cost_by["egress"] or 0.0
-        return _costs(None if workers is None else workers * of_workers, egress * of_traffic)
+        return replace(
+            self.scaled(share, share), days=seconds / SECONDS_A_DAY, remarks=(*self.remarks, remark)
+        )
 
 
 def _costs(workers: float | None, egress: float) -> dict[str, Any]:
-    """`cost` and `cost_by`; without a price of hours, what links charge is all that is known."""
+    """`cost` and `cost_by`; without a price of hours, links' charges alone."""
     parts = [part for part in (workers, egress or None) if part is not None]
     return {"cost": sum(parts) if parts else None, "cost_by": {"workers": workers, "egress": egress}}
 
 
 _ROUNDS_OF_NEW_PEERS = 24  # ranks that take turns among 256 others do so three times
 _ROUNDS = 3  # the first meets cold connections; the next two show that they repeat
-_ROUNDS_WITHOUT_MEMORY = 2  # on networks on which connections have none
 _ROUNDS_APART = 12  # of each worker, where workers go their own pace
 _NOTICEABLE = 1.01  # times the budget's steps
 
@@ -271,10 +270,10 @@ class Measured:
 
     Attributes:
         strategy, setting: which, and where.
-        plan: what it needs.
+        plan: its figures.
         rounds: those that were simulated.
         rounds_of: another number of them.
-        figures: what was simulated.
+        figures: of those rounds.
         are_peers_new: ranks meet others in other rounds.
     """
 
@@ -294,9 +293,6 @@ class Measured:
         self.rounds = self.rounds_of(num_rounds)
         assert found.period is not None
         figures = self.rounds.on(setting)
-        if num_rounds == _ROUNDS_WITHOUT_MEMORY and not _are_alike(figures):
-            self.rounds = self.rounds_of(_ROUNDS)
-            figures = self.rounds.on(setting)
         budget = setting.num_rounds(found.period)
         if setting.dollars is not None:  # at most so many, as nothing makes rounds shorter
             quiet = _pace(strategy, setting, found, figures)
@@ -352,7 +348,7 @@ class Measured:
         if needed > len(figures.round_seconds):
             if calls:
                 figures = self.rounds.on(setting, needed)
-            elif not setting.differs_for_ever():  # what ranks request cannot be lengthened
+            elif not setting.differs_for_ever():  # such requests cannot be lengthened
                 self.rounds = self.rounds_of(min(needed, self.rounds.most_live_rounds))
                 figures = self.rounds.on(setting)
         return figures, rounds_remarks(setting, figures.round_seconds, budget)
@@ -382,7 +378,7 @@ class Measured:
             setting = replace(setting, topology=replace(setting.topology, weather=Weather()))
         if not self.strategy.is_synchronous:
             return pace_apart(self.rounds.on(setting, factors=factors)).seconds
-        # Where rounds differ from each other the mean is over as many as were simulated, but for very many.
+        # The mean of rounds that differ is over as many as were simulated, with an upper bound.
         number = 2 if self._is_alike(setting) else min(len(self.figures.round_seconds), _ROUNDS_OF_NEW_PEERS)
         ends = self.rounds.on(setting, number, factors=factors).round_seconds
         return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else ends[0]
@@ -422,7 +418,7 @@ def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
         on_lines = max(
             (_least_seconds(rounds, rank, *lines) for rank, lines in _narrowest(setting)), default=0.0
         )
-    except (ValueError, RuntimeError):  # what a rank requests needs the others
+    except (ValueError, RuntimeError):  # its requests depend on the others
         on_lines = 0.0
     number = setting.num_rounds(found.period)
     assert number is not None
@@ -474,14 +470,8 @@ def _least_seconds(rounds: SimulatedRounds, rank: int, out: float, into: float) 
     return 8 * max(leaving / out, entering / into)
 
 
-def _are_alike(figures: RoundFigures) -> bool:
-    """True if the first round took as long as the second."""
-    first, second = figures.round_seconds
-    return repeats_from([first, second - first]) == 0
-
-
 def measure(strategy: Strategy, setting: Setting) -> Plan:
-    """Simulate `strategy`, not set up, until its rounds repeat, and compute what it needs in a setting."""
+    """Plan of `strategy`, not set up, in a setting: simulated until its rounds repeat."""
     return Measured(strategy, setting).plan
 
 
@@ -490,8 +480,8 @@ def _rounds_at_first(strategy: Strategy, setting: Setting, found: Rhythm) -> int
     if not strategy.is_synchronous:
         return _ROUNDS_APART
     if found.are_peers_new or (setting.differs_for_ever() and not found.goes_alone):
-        return _ROUNDS_OF_NEW_PEERS  # what such ranks request cannot be lengthened
-    return _ROUNDS if found.asks or not setting.is_plain() else _ROUNDS_WITHOUT_MEMORY
+        return _ROUNDS_OF_NEW_PEERS  # such requests cannot be lengthened
+    return _ROUNDS
 
 
 def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pace: Pace) -> Plan:
@@ -582,16 +572,16 @@ def _whole_round_remarks(setting: Setting, period: int) -> tuple[str, ...]:
 
 
 def _refuse_unseen_changes(name: str, plan: Plan, setting: Setting, ends: Sequence[float]) -> None:
-    """Raise RefusedPlanError where the network goes on to change during the budget, after what was simulated."""
-    simulated = ends[-1] if ends else 0.0  # of workers at their own pace means are known alone
+    """Raise RefusedPlanError where the network changes during the budget, after the simulated rounds."""
+    simulated = ends[-1] if ends else 0.0  # workers at their own pace have no common rounds
     end = 0.0 if plan.days is None else plan.days * SECONDS_A_DAY
     end = end if setting.until is None else min(end, setting.until)
     unseen = changes_between(setting.topology.weather, simulated, end)
     if unseen:
         raise RefusedPlanError(
-            f"plan: {name}: {unseen:,} changes of the network come after the {format_seconds(simulated)} whose "
-            f"rounds are simulated one by one, and before the budget's end, so its days are not known; plan fewer "
-            "--tokens, or give crashes as a rate: --set failures.mtbf=... --set failures.repair=..."
+            f"plan: {name}: the network changes {format_count(unseen, 'time')} after the {format_seconds(simulated)} "
+            f"whose rounds are simulated one by one, and before the budget's end, so its days are not known; plan "
+            "fewer --tokens, or give crashes as a rate: --set failures.mtbf=... --set failures.repair=..."
         )
 
 

@@ -29,7 +29,7 @@ _COUNTED_LAYERS = 2
 
 
 class SequenceModel:
-    """A language model on the meta device and what a sequence costs it.
+    """A language model on the meta device, and the cost of a sequence.
 
     Args:
         model: maps (tokens, targets) to a loss.
@@ -42,8 +42,8 @@ class SequenceModel:
         num_parameters: all of them.
         sequence_flops: of forward and backward over one sequence, counted by running them without values.
         activation_bytes: that one sequence's forward pass keeps for the backward pass, in fp32.
-        checkpointed_bytes: of these what is kept where each layer is computed again: the layers' inputs, and what one
-            layer and those outside of layers keep. Where layers are not known, all of them.
+        checkpointed_bytes: the part kept where each layer is computed again: the layers' inputs, and the activations
+            of one layer and of those outside of layers. Where layers are not known, all of them.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ def memory_in_use(
 def worker_memory(model: nn.Module, strategy: Strategy) -> dict[str, int]:
     """Bytes by purpose: `weights`, `gradients`, `optimizer`, `outer` (all else that the strategy keeps), `total`.
 
-    Shared storages count once. Gradients are as large as what the optimizer updates: a rank's part where
+    Shared storages count once. Gradients are as large as the optimizer's parameters: a rank's part where
     a replica is sharded. Activations are added by `memory_in_use`; what a round holds for an
     instant is not counted.
     """

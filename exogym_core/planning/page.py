@@ -406,7 +406,7 @@ def _in_lines(cell: str) -> str:
 
 
 def _plot(rows: Sequence[Mapping[str, Any]], inches: float, panels_a_row: int) -> bytes:
-    """PNG of the utilisation against what was swept, a line a strategy; bars where nothing was."""
+    """PNG of the utilisation against a swept quantity, a line a strategy; bars without a sweep."""
     from matplotlib.figure import Figure as Plot
 
     keys = list(_swept(rows))

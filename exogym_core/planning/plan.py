@@ -1,4 +1,4 @@
-"""A plan: what a strategy needs, and what shortens its round most when it is doubled, each by simulating it again."""
+"""Plan of a strategy with its limit: the resource whose doubling shortens a round most, by simulating each again."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 _FASTER = 2.0
-_CHEAPER = 0.999  # of the dollars: what differs by less is as dear
+_CHEAPER = 0.999  # of the dollars: plans that differ by less cost the same
 _AS_MUCH = 0.9  # of the largest saving: then the cheaper remedy is named
-_WORTH_IT = 0.01  # of a round: what a remedy must take away at least
+_WORTH_IT = 0.01  # of a round: a remedy must save this share
 _MANY_RANKS = 16  # beyond, simulating a round takes so long that fewer links are tried
 _MOST_LINKS, _FEW_LINKS = 4, 2
 _MOST_NAMED = 2
@@ -45,8 +45,9 @@ class _Doubling(NamedTuple):
 def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan:
     """Plan of `strategy`, with its limit.
 
-    The limit is what shortens a round most when it is doubled (latency: halved; stragglers: without): later rounds are
-    simulated with each, collectives by the algorithms of the plan. Of those that save nearly as much the cheapest is
+    The limit is the resource that shortens a round most when it is doubled (latency: halved; stragglers: without):
+    later rounds are simulated with each, collectives by the algorithms of the plan. Of those that save nearly as much
+    the cheapest is
     named: a setting before a line.
 
     Args:

@@ -1,4 +1,4 @@
-"""From an experiment, or a few words in its place, to the settings that are planned."""
+"""Requests for plans: settings from an experiment, or from a few words in its place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from exogym_core.cli.experiment import Experiment, apply_overrides
@@ -42,13 +42,13 @@ _BLOCK_SIZE, _BYTES, _TOKENS = 128, 256, 50304  # as the task text has them
 
 
 def trained_model(experiment: Experiment) -> tuple[SequenceModel, tuple[str, ...]]:
-    """The experiment's own model on its task's samples, and what is to be known of them.
+    """The experiment's own model on its task's samples, and remarks on them.
 
-    The task is made as a run makes it, and two of its samples are read. Where the task `text` misses its files, what
-    its options say is taken.
+    The task is made as a run makes it, and two of its samples are read. Where the task `text` misses its files,
+    its options are taken.
 
     Raises:
-        InputError: the task or the model cannot be made, or what a step takes cannot be counted.
+        InputError: the task or the model cannot be made, or the operations of a step cannot be counted.
     """
     remarks: tuple[str, ...] = ()
     try:
@@ -63,7 +63,8 @@ def trained_model(experiment: Experiment) -> tuple[SequenceModel, tuple[str, ...
     is_text = isinstance(inputs, torch.Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
     if not is_text:
         remarks += ("its samples are no rows of tokens: a token of this plan is a sample",)
-    length, shapes = inputs.shape[1] if is_text else 1, tree_map(_without_values, batch)
+    length = inputs.shape[1] if is_text else 1
+    shapes = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), batch)
     flops = 0
     if experiment.compute.flops is not None:
         counted = count_flops(model, shapes)
@@ -71,10 +72,6 @@ def trained_model(experiment: Experiment) -> tuple[SequenceModel, tuple[str, ...
         flops = counted.total // _COUNTED_SAMPLES
     kept = kept_bytes(model, shapes, length) // _COUNTED_SAMPLES
     return SequenceModel(model, length, flops, kept), remarks
-
-
-def _without_values(part: Any) -> Any:
-    return part.to("meta") if isinstance(part, torch.Tensor) else part
 
 
 def _first_samples(task: Task, num_workers: int) -> Any:
@@ -112,7 +109,7 @@ def _without_files(experiment: Experiment, error: MissingDataError) -> tuple[Tas
     )
 
 
-#: The one key of sweeps and --set that is not an experiment's: what every link between sites carries.
+#: The one key of sweeps and --set that is not an experiment's: the rate of every link between sites.
 WAN_BANDWIDTH = "wan.bandwidth"
 
 _SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
@@ -189,10 +186,10 @@ class Request:
         remarks: tuple[str, ...] = (),
         **options: Any,
     ) -> Request:
-        """With the experiment's model on the meta device: what its task would train, or a published one by name.
+        """Request with the experiment's model on the meta device: its task's, or a published one by name.
 
         Args:
-            experiment: what to plan.
+            experiment: to plan.
             sequence: tokens a sequence of a model by name; None: the task's block size, else 2,048.
             tokens: the budget.
             known: results that are shared with other requests.
@@ -341,7 +338,7 @@ def _checked(name: str, settings: Settings) -> Any:
 def _of_words(
     model: str | None, strategies: Sequence[str], topology: str | None, workers: int | None
 ) -> Document:
-    """An experiment's document from words of the command line; what concerns data is not used."""
+    """An experiment's document from words of the command line; its data are not used."""
     given = {"--model": model, "--strategy": strategies, "--topology": topology}
     if missing := [flag for flag, value in given.items() if not value]:
         raise InputError(f"plan: without an EXPERIMENT add {', '.join(missing)}")
@@ -363,29 +360,33 @@ def request_of(
     path: Path | None,
     point: Mapping[str, str],
     *,
-    model: str | None = None,
     strategies: Sequence[str] = (),
     topology: str | None = None,
-    workers: int | None = None,
     tokens: str | None = None,
     budget: str | float | None = None,
-    overrides: Sequence[str] = (),
-    device: str | None = None,
-    utilisation: float | Mapping[str, float] | None = None,
-    memory: tuple[str, ...] = (),
-    micro_batch: int = 1,
-    devices_per_worker: int | Mapping[str, int] = 1,
-    batch_size: int | None = None,
-    sequence: int | None = None,
-    protocol: str | None = None,
     price: float | Mapping[str, float] | None = None,
-    batch_by_speed: bool = False,
+    overrides: Sequence[str] = (),
+    utilisation: float | Mapping[str, float] | None = None,
+    sequence: int | None = None,
     known: Known | None = None,
+    model: str | None = None,
+    workers: int | None = None,
+    batch_size: int | None = None,
+    device: str | None = None,
+    protocol: str | None = None,
+    **of_setting: Any,
 ) -> Request:
     """Request of a command line, at one point of its sweeps.
 
+    Args:
+        path: of the experiment, or a run's folder; None: `model`, `strategies` and `topology` stand for it.
+        point: values of swept keys.
+        strategies, topology, tokens, budget, price, overrides, utilisation, sequence, known: flags.
+        model, workers, batch_size, device, protocol: flags that replace values of the experiment.
+        of_setting: flags that are attributes of the setting.
+
     Raises:
-        InputError: neither an experiment nor a model, a strategy and a topology; or what is wrong in them.
+        InputError: neither an experiment nor a model, a strategy and a topology; or a mistake in them.
     """
     if tokens is not None and budget is not None:
         raise InputError("plan: --tokens and --budget exclude each other: the budget's tokens are computed")
@@ -394,38 +395,38 @@ def request_of(
     sets, bandwidth = _without_wan([*overrides, *(f"{key}={value}" for key, value in point.items())])
     if topology is not None and Path(topology).is_file():
         topology = str(Path(topology).resolve())
-    not_charged: tuple[str, ...] = ()
-    is_folder = path is not None and path.is_dir()
-    if path is not None and is_folder:
-        path = path / "experiment.yaml"  # of a run, with what it measured
-        stored: Any = load_document(path).data
-        compute = stored.get("compute") if isinstance(stored, dict) else None
-        if isinstance(compute, dict) and "updates" in compute:
-            sets = [*sets, "compute.updates=free"]
-            not_charged = ("optimizers' steps are not charged, which the run did",)
+    is_folder, remarks = path is not None and path.is_dir(), tuple[str, ...]()
     if path is None:
         document, folder, name = _of_words(model, strategies, topology, workers), Path(), "plan"
+        batch_size = batch_size or _BATCH_SIZE
     else:
+        path = path / "experiment.yaml" if is_folder else path  # of a run, with its measured times
         document, folder, name = load_document(path), path.parent, path.stem
+        if is_folder and "updates" in _mapping(document.data, "compute"):
+            sets = [*sets, "compute.updates=free"]
+            remarks = ("optimizers' steps are not charged, which the run did",)
+    sites = utilisation if isinstance(utilisation, Mapping) else None
+    share = None if sites is not None else utilisation
+    if isinstance(document.data, dict):  # else the schema names the mistake
+        data = document.data
+        if model:
+            data["model"] = {**_mapping(data, "model"), "name": model}
+        if workers:
+            data["workers"] = {**_mapping(data, "workers"), "count": workers}
+        if batch_size:
+            data["batch_size"] = batch_size
+        if device is not None or utilisation is not None:
+            data["compute"] = _with_flops(_mapping(data, "compute"), device=device, utilisation=share)
+    # Last, so that --set and --sweep change values of other flags.
     named = {"topology": topology, "protocol": protocol}
     options = {key: value for key, value in named.items() if value is not None}
-    sites = utilisation if isinstance(utilisation, Mapping) else None
-    _set(
-        document.data,
-        model=model and {"name": model},
-        workers=workers and {"count": workers},
-        batch_size=batch_size or (_BATCH_SIZE if path is None else None),
-    )
-    if device is not None or utilisation is not None:
-        _set_flops(document.data, device=device, utilisation=None if sites is not None else utilisation)
-    # Last, so that --set and --sweep change values of other flags.
     settled = apply_overrides(document, sets, options)
-    data: Any = settled.data
     if path is None:
-        data.setdefault("compute", {"flops": {}})
+        settled.data.setdefault("compute", {"flops": {}})  # type: ignore[attr-defined]
     experiment = Experiment.from_document(settled, folder=folder, default_name=name)
     if path is not None and strategies:
         experiment = experiment.only(strategies[0])
+    flops = experiment.compute.flops
     return Request.of(
         experiment,
         sequence,
@@ -433,15 +434,12 @@ def request_of(
         known=known,
         wan_bandwidth=bandwidth,
         is_file=path is not None,
-        remarks=not_charged,
+        remarks=remarks,
         dollars=None if budget is None else parse_dollars(budget),
         dollars_per_hour=price,
-        devices_per_worker=devices_per_worker,
-        batch_by_speed=batch_by_speed,
         utilisation=sites,
-        is_utilisation_given=not is_folder and _gives_utilisation(experiment),
-        memory=memory,
-        micro_batch=micro_batch,
+        is_utilisation_given=flops is not None and "utilisation" in flops.model_fields_set and not is_folder,
+        **of_setting,
     )
 
 
@@ -459,32 +457,16 @@ def _without_wan(sets: list[str]) -> tuple[list[str], str | None]:
     return others, bandwidth[-1] if bandwidth else None
 
 
-def _set(data: Any, **given: Any) -> None:
-    """Put in a document what flags of their own say; a mapping there keeps its other keys."""
-    if not isinstance(data, dict):
-        return  # the schema says what is wrong with it
-    for key, value in given.items():
-        if isinstance(value, dict) and isinstance(data.get(key), dict):
-            data[key] = {**data[key], **value}
-        elif value is not None:
-            data[key] = value
+def _mapping(data: object, key: str) -> dict[str, Any]:
+    """Mapping under a key of a document; empty where there is none."""
+    found = data.get(key) if isinstance(data, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
-def _set_flops(data: Any, **given: Any) -> None:
-    """Time steps by operations on devices; other keys of `compute`, such as jitter and coding, stay."""
-    if not isinstance(data, dict):
-        return  # the schema names the mistake
-    before = data.get("compute")
-    kept = dict(before) if isinstance(before, dict) else {}
-    kept.pop("fixed", None)
-    if kept.pop("measured", None) is not None:
+def _with_flops(compute: Mapping[str, Any], **given: Any) -> dict[str, Any]:
+    """`compute` with steps timed by operations on devices; other keys, such as jitter and coding, stay."""
+    kept = {key: value for key, value in compute.items() if key not in ("fixed", "measured")}
+    if compute.get("measured") is not None:
         kept.pop("at_once", None)
-    flops = kept.get("flops")
     named = {key: value for key, value in given.items() if value is not None}
-    data["compute"] = {**kept, "flops": {**(flops if isinstance(flops, dict) else {}), **named}}
-
-
-def _gives_utilisation(experiment: Experiment) -> bool:
-    """True if an experiment's `compute` names a share of the devices' peak."""
-    flops = experiment.compute.flops
-    return flops is not None and "utilisation" in flops.model_fields_set
+    return {**kept, "flops": {**_mapping(compute, "flops"), **named}}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from exogym_core.communicator.exchange import Outcome, combine
 from exogym_core.communicator.simulated.calls import RankState
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.communicator.exchange import Signature
+    from exogym_core.communicator.exchange import Part
     from netsim.ranks import Answer, Question, Request, StampedRow
 
 __all__ = [
@@ -37,12 +37,16 @@ __all__ = [
     "Body",
     "Computing",
     "Recording",
+    "extrapolated",
     "goes_alone",
     "last_calls",
+    "last_round",
     "record",
     "record_kinds",
     "run_alone",
 ]
+
+T = TypeVar("T")
 
 # --- one rank alone ------------------------------------------------------------------------------------------
 
@@ -66,15 +70,8 @@ class _Alone:
     def request(self, request: Request) -> None:
         self.requests.append(request)
 
-    def post(
-        self,
-        key: Key,
-        ranks: tuple[int, ...],
-        member: int,
-        signature: Signature,
-        tensors: Sequence[Tensor],
-        waits: bool = False,
-    ) -> Outcome:
+    def post(self, part: Part, waits: bool = False) -> Outcome:
+        _, ranks, member, signature, tensors = part
         if signature.name == "sendrecv":
             raise InputError("a rank alone has no other to send to")
         name = signature.name
@@ -82,7 +79,7 @@ class _Alone:
             return Outcome(own={member: (tensors[member],) * len(ranks)})
         if name == "reduce_scatter":
             return Outcome(own={member: (tensors[member],)})
-        num = 1 if name in ("all_reduce", "reduce") else len(ranks)  # a sum is as large as what it is of
+        num = 1 if name in ("all_reduce", "reduce") else len(ranks)  # a sum is as large as each of its terms
         return combine(name, [tensors] * num, signature.reduce_op, signature.root)
 
     def take(self, ticket: Outcome, member: int) -> tuple[Tensor, ...]:
@@ -101,7 +98,7 @@ class _Alone:
         """Do nothing: plans have no monitor."""
 
     def flush(self) -> None:
-        """There is no clock."""
+        """Do nothing: there is no clock."""
 
     def ask(self, question: Question) -> Answer:
         if self._answers and isinstance(question, Ask):
@@ -170,7 +167,7 @@ class Recording:
     Attributes:
         num_ranks: how many there are.
         streams: one a rank, or one for each kind of ranks.
-        asks_for_time: what ranks do depends on when they do it: then this is not what they do elsewhere.
+        asks_for_time: requests depend on times, so on another network they are others.
         kinds: of each rank, which stream is its own; None: its own number's.
         groups: of each stream of a kind and of each rank, the groups made, which correspond in order.
     """
@@ -209,35 +206,26 @@ class Recording:
                 columns.append([tuple(calls) for calls in found[:-1]])
         return list(zip(*columns, strict=True))
 
-    def calls_at_the_end(self) -> int:
-        """Calls of all ranks between their last two marks."""
-        return self._num_calls(_last_part)
-
-    @property
-    def num_calls(self) -> int:
-        """Calls of all ranks."""
-        return self._num_calls(lambda stream: stream)
-
-    def _num_calls(self, part: Callable[[Stream], Stream]) -> int:
+    def num_calls(self, part: Callable[[Stream], Stream] = lambda stream: stream) -> int:
         """Calls of all ranks in a part of their streams."""
         counts = [sum(isinstance(request, Post) for request in part(stream)) for stream in self.streams]
         return sum(counts[kind] for kind in self.kinds or range(len(counts)))
 
     def lengthened(self, num_marks: int) -> Recording:
-        """This recording with the part between the last two marks repeated, until each rank has so many marks.
+        """Recording with the part between the last two marks repeated, until each rank has so many marks.
 
         As it is where that part is not what the one before it was, but for numbers that went on.
         """
         return replace(self, streams=[_lengthened(stream, num_marks) for stream in self.streams])
 
     @cached_property
-    def shortened(self) -> tuple[tuple[Recording, int], ...] | None:
-        """This recording with two and with four repetitions of its calls' longest repetition, and how many each omits.
+    def shortened(self) -> list[tuple[Recording, int]] | None:
+        """Recordings with two and with four repetitions of its calls' longest repetition, and how many each omits.
 
         None where rounds have few calls or no such stretch, as layers that are alike make it, or ranks or rounds have
         others.
         """
-        if self.num_calls <= MOST_CALLS:
+        if self.num_calls() <= MOST_CALLS:
             return None
         found = []
         for number in REPEATS:
@@ -247,7 +235,7 @@ class Recording:
                 return None
             streams = [each[0] for each in made if each is not None]
             found.append((replace(self, streams=streams), lefts.pop()))
-        return tuple(found)
+        return found
 
     def replay(
         self,
@@ -266,7 +254,7 @@ class Recording:
             num_marks: it ends with so many marks of each rank; None: with its end.
 
         Returns:
-            What it took, with `bytes_sent` and `wan_bytes` on this network in marked rows.
+            Times of the run, with `bytes_sent` and `wan_bytes` on this network in marked rows.
         """
         assert world.topology is not None
         is_quiet = not world.topology.weather
@@ -358,7 +346,7 @@ def record_kinds(
         kinds[rank] = signatures.index(signature)
 
     def between(first: int, last: int) -> None:
-        """Find the kinds of the ranks between two places at which they are known."""
+        """Find the kinds of the ranks between two places whose kinds are found."""
         shapes = {_shape(groups[rank]) for rank in order[first : last + 1]}
         middle = (first + last) // 2
         if kinds[order[first]] == kinds[order[last]] and len(shapes) == 1:
@@ -413,7 +401,7 @@ def _signature(alone: RequestsOfRank) -> Sequence[Any]:
 
 
 def goes_alone(made: Recording, body: Body, setup: Body) -> bool:
-    """True if one rank of each kind, alone, requests what all of them requested among the others."""
+    """True if one rank of each kind makes the same requests alone as all of them made among the others."""
     if made.asks_for_time or made.num_ranks < 2:
         return False
     try:
@@ -431,7 +419,7 @@ def _ends(stream: Stream) -> list[int]:
     return [place + 1 for place, request in enumerate(stream) if isinstance(request, Mark)]
 
 
-def _last_part(stream: Stream) -> Stream:
+def last_round(stream: Stream) -> Stream:
     """Requests between the last two marks."""
     ends = _ends(stream)
     return stream[ends[-2] : ends[-1]] if len(ends) > 1 else ()
@@ -447,13 +435,13 @@ def _lengthened(stream: Stream, num_marks: int) -> Stream:
         return stream
     pairs = list(zip(before, last, strict=True))
     made = list(stream[: ends[-1]])
-    made += (_later(*pair, times) for times in range(1, num_more + 1) for pair in pairs)
+    made += (extrapolated(*pair, times) for times in range(1, num_more + 1) for pair in pairs)
     steps = {
         later.key.group: later.key.number - earlier.key.number  # type: ignore[operator]
         for earlier, later in pairs
         if isinstance(earlier, Post | Wait) and isinstance(later, Post | Wait)
     }
-    for request in stream[ends[-1] :]:  # what was in flight at the end
+    for request in stream[ends[-1] :]:  # calls in flight at the end
         if isinstance(request, Post | Wait) and (step := steps.get(request.key.group, 0)):
             number = request.key.number + num_more * step
             made.append(request._replace(key=request.key._replace(number=number)))
@@ -463,7 +451,7 @@ def _lengthened(stream: Stream, num_marks: int) -> Stream:
 
 
 def _without_numbers(request: Request | Computing) -> Hashable:
-    """A request without its step, row or number of a call, which go on from round to round."""
+    """A request without its step, row or number of a call, which differ from round to round."""
     if isinstance(request, Computing | Mark):
         return type(request), getattr(request, "share", None)
     if isinstance(request, Post | Wait):
@@ -472,21 +460,25 @@ def _without_numbers(request: Request | Computing) -> Hashable:
     return request
 
 
-def _later(earlier: Request | Computing, later: Request | Computing, times: int) -> Request | Computing:
-    """Extrapolation of these two, which differ in numbers alone, by so many repetitions."""
-    if isinstance(earlier, Computing) and isinstance(later, Computing):
-        return later._replace(step=_next(earlier.step, later.step, times))
-    if isinstance(earlier, Mark) and isinstance(later, Mark):
-        return Mark({name: _next(earlier.row[name], value, times) for name, value in later.row.items()})
-    if isinstance(earlier, Post | Wait) and isinstance(later, Post | Wait):
-        return later._replace(
-            key=later.key._replace(number=_next(earlier.key.number, later.key.number, times))
-        )
-    return later
+def extrapolated(one: T, other: T, times: int, of: int = 1) -> T:
+    """A value as far beyond `other` as that is beyond `one`, `times` / `of` times; numbers inside grow in proportion.
 
-
-def _next(earlier: Any, later: Any, times: int) -> Any:
-    return later + times * (later - earlier) if isinstance(later, int) else later
+    >>> extrapolated([3, {"a": 1.0}], [5, {"a": 2.0}], 6, 2), extrapolated(Wait(Key("g", 1)), Wait(Key("g", 3)), 2)
+    ([11, {'a': 5.0}], Wait(key=Key(group='g', number=7)))
+    """
+    first: Any = one
+    second: Any = other
+    if first == second or isinstance(second, bool):
+        return other
+    if isinstance(second, int | float):
+        more = (second - first) * times
+        return second + (more // of if isinstance(more, int) else more / of)  # type: ignore[return-value]
+    if isinstance(second, dict):
+        return {key: extrapolated(first[key], value, times, of) for key, value in second.items()}  # type: ignore[return-value]
+    if not isinstance(second, list) and not hasattr(second, "_make"):
+        return other
+    parts = [extrapolated(*pair, times, of) for pair in zip(first, second, strict=True)]
+    return parts if isinstance(second, list) else second._make(parts)  # type: ignore[return-value]
 
 
 def last_calls(stream: Iterable[Request | Computing]) -> list[tuple[Call, int]]:
@@ -560,10 +552,10 @@ def record(
     seconds: Sequence[Callable[[int], float]] | None = None,
     collectives: str | Mapping[str, str] | None = "auto",
 ) -> Recording:
-    """Every rank runs, each with its own speed.
+    """Record every rank, each at its own speed.
 
     Args:
-        body: what a rank does.
+        body: program of a rank.
         num_ranks: how many.
         seconds: of computing by step, one function a rank; None: it takes no time.
         collectives: as `run_ranks` has them.

@@ -53,7 +53,7 @@ class _WithoutUpdates(TorchFunctionMode):
     """Updates in place of tensors without values do nothing: a rank alone gets parts as large as its own."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do what is asked, but for updates."""
+        """Call `func`, unless it is an update."""
         if func in _UPDATES and args[0].is_meta:
             return args[0]
         return func(*args, **(kwargs or {}))
@@ -67,18 +67,13 @@ def without_updates(strategy: Strategy) -> AbstractContextManager[Any]:
     return _WithoutUpdates() if strategy.overlaps_backward else nullcontext()
 
 
-def _gradient_of(parameter: Tensor) -> Tensor:
-    """A gradient without values; empty_like takes ten times as long."""
-    return torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-
-
 def _arrive(parameter: Tensor) -> None:
     """Give a parameter a gradient without values, and call its hooks as a backward pass does."""
-    if parameter._backward_hooks:  # what they do is torch's own affair
+    if parameter._backward_hooks:  # torch calls these itself
         torch.autograd.backward(parameter, torch.empty_like(parameter))
         return
     if parameter.grad is None:
-        parameter.grad = _gradient_of(parameter)
+        parameter.grad = torch.empty_like(parameter)
     hooks: Any = parameter._post_accumulate_grad_hooks
     for hook in list(hooks.values()) if hooks else ():
         hook(parameter)
@@ -90,7 +85,7 @@ _FORWARD_SHARE = 1 / 3  # of a step's computing; the backward pass does two prod
 class PlannedRank:
     """A rank of a plan: the strategy's own steps, without gradients' values and its optimizers' arithmetic.
 
-    Where the strategy sends gradients while the backward pass goes on, each parameter's gradient comes when
+    Where the strategy sends gradients during the backward pass, each parameter's gradient comes when
     its share of that pass is done, the last parameters' first.
 
     Args:
@@ -136,7 +131,7 @@ class PlannedRank:
                 self._computing(context.number, share)
                 _arrive(parameter)
             elif parameter.grad is None:
-                parameter.grad = _gradient_of(parameter)
+                parameter.grad = torch.empty_like(parameter)
         return math.nan
 
     def quiet_step(self, step: int) -> None:
@@ -167,7 +162,7 @@ class PlannedServer:
             setattr(strategy, name, self._arrived if name == "arrived" else _nothing)
 
     def run(self) -> None:
-        """Until no worker sends anything any more."""
+        """Serve until no worker sends anything any more."""
         self._strategy.serve(_nothing)
         self._strategy.finish()
 
@@ -208,7 +203,7 @@ def _step_of_kinds(optimizer: Optimizer, step: Callable[..., Any], *arguments: A
 
 
 class _ExpectedSelector(IndexSelector):
-    """As many indices as a random selector chooses on average, without drawing them."""
+    """Selects as many indices as a random selector does on average, without drawing them."""
 
     def get_indices(self, param: Tensor, iteration: int) -> Tensor:
         return torch.empty(self.count(param.numel()), dtype=torch.long, device="meta")
@@ -231,7 +226,7 @@ def draws_bytes(strategy: Strategy) -> bool:
 
 @contextmanager
 def quiet_schedules() -> Iterator[None]:
-    """Without torch's warning that schedules go on and optimizers do not."""
+    """Suppress torch's warning that schedules advance and optimizers do not."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
         yield
@@ -247,7 +242,7 @@ _LONG_RUN = 1_000  # times as long as a trial
 _MOST_TRIPLED = 27  # times the longest option: 3, 9 and 27 of it are looked at
 
 
-#: Steps at a round's beginning that are simulated; the last of them stands for what is left out.
+#: Steps at a round's beginning that are simulated; the last of them stands for the steps that are left out.
 NUM_SIMULATED = 3
 #: Rounds that are shorter are simulated as they are.
 FEWEST_STEPS = NUM_SIMULATED + 2
@@ -270,9 +265,9 @@ class Rhythm(NamedTuple):
         period: steps a round; None: it never repeats itself.
         quiet: whether each step of a round sends nothing.
         are_peers_new: ranks meet others in other rounds.
-        goes_alone: what a rank requests does not depend on what others send, so one of a kind can stand for all.
+        goes_alone: a rank's requests do not depend on others' messages, so one of a kind can stand for all.
         repeats: every step of a round sends as much as the one before, but for the last one.
-        asks: ranks ask for the time, so what they request depends on it.
+        asks: ranks ask for the time, so their requests depend on it.
         begins_longer: in a longer run more steps pass before it repeats itself.
         num_steps: without a period: how many steps to simulate, so that every option can show.
     """
@@ -303,7 +298,7 @@ def rhythm(strategy: Strategy, num_ranks: int) -> Rhythm:
     ranks = num_ranks if num_ranks <= _TRIAL_RANKS else _fewest_ranks(strategy, num_ranks)
     try:
         found = _found(_TinyRuns(strategy, ranks, is_alone=True))
-    except (ValueError, RuntimeError):  # what rank 0 does needs the others
+    except (ValueError, RuntimeError):  # rank 0 depends on the others
         found = None
     return found if found is not None and found.goes_alone else _found(_TinyRuns(strategy, ranks))
 
@@ -412,7 +407,7 @@ def _tiny(num_layers: int) -> nn.Module:
 
 
 def _unlike(num_layers: int) -> nn.Module:
-    """No two of its layers are alike."""
+    """Model without two layers that are alike."""
     return nn.Sequential(*(nn.Linear(width, width + 1) for width in range(2, num_layers + 2)))
 
 
@@ -458,7 +453,7 @@ def _body(
                 runner.step(step)
                 done = step + 1
                 comm.mark({"payload_bytes": comm.traffic.payload_bytes})
-            mine.finish()  # what is in flight comes to its end
+            mine.finish()  # calls in flight complete
 
     return body
 
@@ -475,7 +470,7 @@ def _recorded(strategy: Strategy, body: Body, num_ranks: int) -> Recording:
         except RankError as error:
             name = type(strategy).__name__
             raise InputError(
-                f"plan: {name} computes with values, which a plan has none of, so what it sends is not known before; "
+                f"plan: {name} computes with values, which a plan does not have, so its messages cannot be planned; "
                 f"plan another strategy, or run it on a small model\n{error}"
             ) from None
 
@@ -540,7 +535,7 @@ def period_of(series: Sequence[Hashable]) -> int | None:
 
 
 def _alike_from(series: Sequence[Hashable]) -> list[int]:
-    """For each place, how many values from there on equal those from the beginning on (the Z function; linear time)."""
+    """Number of values, from each place on, that equal those from the beginning on (the Z function; linear time)."""
     number = len(series)
     alike = [number, *[0] * (number - 1)] if number else []
     first = last = 0  # the match found so far that reaches farthest

@@ -1,7 +1,7 @@
 """Rounds of a strategy, simulated by its own code on every rank without values: figures, repetition, pace.
 
-What ranks do does not depend on the network unless they ask for the time, and most do the same as each other. So a rank
-that stands for all runs once, and what it requests is simulated on as many networks as there are questions.
+Requests of ranks do not depend on the network unless they ask for the time, and most ranks make the same requests. So a
+rank that stands for all runs once, and its requests are simulated on every network in question.
 """
 
 from __future__ import annotations
@@ -11,11 +11,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from exogym_core.communicator.simulated.simulation import Schedules, World
 from exogym_core.planning.models import worker_memory
-from exogym_core.planning.recording import REPEATS, Recording, last_calls, record, record_kinds, run_alone
+from exogym_core.planning.recording import (
+    REPEATS,
+    Recording,
+    extrapolated,
+    last_calls,
+    last_round,
+    record,
+    record_kinds,
+    run_alone,
+)
 from exogym_core.planning.rhythm import (
     FEWEST_STEPS,
     NUM_SIMULATED,
@@ -48,13 +57,10 @@ __all__ = [
     "Pace",
     "RoundFigures",
     "SimulatedRounds",
-    "extrapolated",
     "pace_apart",
     "pace_together",
     "repeats_from",
 ]
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -70,9 +76,9 @@ class RoundFigures:
         link_bytes: payload that crossed each link, over all of them.
         peers: ranks that each rank met in each round.
         rank_ends: virtual time at which each worker finished each round: [rank][round].
-        staleness: of what servers took in, see `PlannedServer`.
+        staleness: of displacements at servers, see `PlannedServer`.
         server_wan_bytes: payload that servers sent to other regions.
-        contributions: of ranks to rounds, where rounds may go on without some.
+        contributions: of ranks to rounds, which may continue without some.
     """
 
     round_seconds: list[float]
@@ -91,31 +97,10 @@ class RoundFigures:
     contributions: int = 0
 
 
-def extrapolated(one: T, other: T, times: int, of: int) -> T:
-    """Figures as far beyond `other` as this is beyond `one`, `times` / `of` times; numbers inside grow in proportion.
-
-    >>> extrapolated([3, {"a": 1.0}], [5, {"a": 2.0}], 6, 2)
-    [11, {'a': 5.0}]
-    """
-    first: Any = one
-    second: Any = other
-    if isinstance(second, bool) or not isinstance(second, int | float | list | dict | RoundFigures):
-        return other
-    if isinstance(second, RoundFigures):
-        grown = {name: extrapolated(value, vars(other)[name], times, of) for name, value in vars(one).items()}
-        return RoundFigures(**grown)  # type: ignore[return-value]
-    if isinstance(second, dict):
-        return {key: extrapolated(first[key], value, times, of) for key, value in second.items()}  # type: ignore[return-value]
-    if isinstance(second, list):
-        return [extrapolated(*pair, times, of) for pair in zip(first, second, strict=True)]  # type: ignore[return-value]
-    more = (second - first) * times
-    return second + (more // of if isinstance(more, int) else more / of)  # type: ignore[return-value]
-
-
 def repeats_from(seconds: Sequence[float], tolerance: float = 1e-4) -> int | None:
     """The first of these rounds from which all take equally long, if at least two do; else None.
 
-    Equal is what differs by less than the share `tolerance`: windows of TCP go on growing for a while.
+    Equal are rounds that differ by less than the share `tolerance`: windows of TCP keep growing for a while.
 
     >>> repeats_from([3.0, 2.5, 2.5]), repeats_from([3.0, 2.5])
     (1, None)
@@ -139,7 +124,7 @@ class Pace(NamedTuple):
         ends: when the rounds that were simulated were over; none where all there is to know is the pace.
         steady: whether rounds were seen to repeat.
         span: rounds of which bytes are means.
-        remarks: what is to be known besides.
+        remarks: notes on the figures.
     """
 
     seconds: float
@@ -163,7 +148,7 @@ def pace_together(figures: RoundFigures, *, are_peers_new: bool, differ: bool = 
     """Pace of ranks that end their rounds together.
 
     Args:
-        figures: what was simulated.
+        figures: of the simulated rounds.
         are_peers_new: with others in other rounds.
         differ: rounds differ by chance, even where two happen to be equal.
     """
@@ -181,7 +166,7 @@ def pace_together(figures: RoundFigures, *, are_peers_new: bool, differ: bool = 
             least, most = min(rounds[first:]), max(rounds[first:])
             remarks.append(
                 f"no two rounds took equally long ({rounds[0]:.6g} s the first, then {least:.6g} to {most:.6g} s): "
-                f"figures are means over what was simulated"
+                f"figures are means over the simulated rounds"
             )
     kept = rounds[-1:] if steady else rounds[first:]
     a_round = sum(kept) / len(kept)
@@ -317,7 +302,7 @@ class SimulatedRounds:
 
     def _run_rank(self, comm: Communicator, computing: Callable[[int, float], None]) -> None:
         # With several busy steps a round their places may depend on the model, as those of fragments do.
-        # Who serves counts steps of its own; who asks for the time looks in every step how far messages have come.
+        # Servers count their own steps; ranks that ask for the time check in every step how far messages have come.
         quiet = self._rhythm.quiet
         skips = quiet.count(False) == 1 and self._strategy.is_synchronous and not self._rhythm.asks
         mine = copy.deepcopy(self._strategy)
@@ -363,7 +348,7 @@ class SimulatedRounds:
                         "took_part": part.absence is None or "averaged_ranks" in mine.row(),
                     }
                 )
-        mine.finish()  # what is in flight comes to its end, after the last row
+        mine.finish()  # calls in flight complete, after the last row
 
     def on(
         self,
@@ -373,11 +358,11 @@ class SimulatedRounds:
         whole: bool = True,
         factors: Sequence[float] | None = None,
     ) -> RoundFigures:
-        """Simulate it in a setting; collectives go by what was chosen in the first one.
+        """Simulate it in a setting; collectives go by the algorithms chosen in the first one.
 
         Args:
             setting: network and computing.
-            num_rounds: fewer rounds than there are, or more, if later ones go on as the last ones did; None: all.
+            num_rounds: fewer rounds than there are, or more, if later ones repeat the last ones; None: all.
             whole: with the steps that were left out.
             factors: on each worker's seconds of computing; None: 1.
         """
@@ -404,8 +389,8 @@ class SimulatedRounds:
         shortened = None if topology.weather or self._leaves_out else recording.shortened
         if shortened is None:
             return figures(recording, names)
-        one, other = (figures(each, None) for each, _ in shortened)
-        return extrapolated(one, other, shortened[1][1], REPEATS[1] - REPEATS[0])
+        one, other = (vars(figures(each, None)) for each, _ in shortened)
+        return RoundFigures(**extrapolated(one, other, shortened[1][1], REPEATS[1] - REPEATS[0]))
 
     def _placement(self, setting: Setting) -> Sequence[str] | None:
         return with_servers(
@@ -427,7 +412,7 @@ class SimulatedRounds:
     @property
     def calls_a_round(self) -> int:
         """Calls of all ranks in the last round; 0 where it depends on the time."""
-        return self._recording.calls_at_the_end() if self._recording is not None else 0
+        return self._recording.num_calls(last_round) if self._recording is not None else 0
 
     @property
     def most_live_rounds(self) -> int:
@@ -435,7 +420,7 @@ class SimulatedRounds:
         return max(_MOST_LIVE_STEPS // (self._num_ranks * self._period), self._num_rounds)
 
     def _live(self, setting: Setting, seconds: Sequence[Callable[[int], float]]) -> RunResult[None]:
-        """By ranks that run as it is simulated."""
+        """Run every rank while it is simulated."""
         if self._num_ranks > _MOST_LIVE_RANKS:
             raise InputError(
                 f"plan: {type(self._strategy).__name__} goes by the clock, so each of {self._num_ranks:,} ranks has to "

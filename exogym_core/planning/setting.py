@@ -36,7 +36,7 @@ PUBLISHED_MFU = (0.38, 0.46)
 
 
 class Known:
-    """Cache of results by what they depend on, shared by the plans of one command."""
+    """Cache of results, shared by the plans of one command."""
 
     def __init__(self) -> None:
         self._found: dict[Hashable, Any] = {}
@@ -55,7 +55,7 @@ class Known:
         return found
 
     def number_of(self, thing: object) -> int:
-        """A number that equal things share, for what cannot be hashed itself.
+        """A number that equal things share, for things that cannot be hashed.
 
         >>> known = Known()
         >>> known.number_of({"a": 1}), known.number_of([]), known.number_of({"a": 1})
@@ -127,8 +127,8 @@ class Setting:
         memory: how workers keep less in memory, of `MEMORY_CHOICES`.
         micro_batch: sequences that a device computes at once: their activations are in memory.
         is_utilisation_given: compute's utilisation is the user's; else its default stands for a range.
-        remarks: what is to be known of what is planned.
-        known: what other plans have found out, and this one need not.
+        remarks: notes on the plan.
+        known: cache of results, shared with other plans.
     """
 
     model: SequenceModel
@@ -258,10 +258,6 @@ class Setting:
         is_steady = not self.compute.varies and not topology.weather
         return is_steady and not any(link.dollars_per_byte for link in topology.links)
 
-    def is_plain(self) -> bool:
-        """True if in addition connections have no state, so that rounds are alike."""
-        return self.resolved_protocol.is_plain and self.is_even()
-
     @property
     def resolved_protocol(self) -> Protocol:
         """Protocol of the plan, else of its topology, else the default."""
@@ -282,7 +278,7 @@ class Setting:
         return period * self.num_ranks * self.batch_size * self.model.length
 
     def num_rounds(self, period: int, missed: int = 0) -> int | None:
-        """Whole rounds that the budget of tokens takes; None without a budget.
+        """Number of whole rounds in the budget of tokens; None without a budget.
 
         Args:
             period: steps of a round.
@@ -321,7 +317,7 @@ class Setting:
         return 1 + more
 
     def memory_available(self) -> float | None:
-        """Bytes that the worker with least memory has on its devices; None where no device's memory is known."""
+        """Bytes on the devices of the worker with least memory; None where no device's memory is listed."""
         if self.compute.flops is None:
             return None  # a time was given, and no device
         found = []

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
 from exogym_core.results.run_folder import RunFolder
+from netsim import load_document
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,43 +32,19 @@ __all__ = [
     "steps_range",
 ]
 
-#: (A, alpha) by workers, table 7; 0 is data-parallel.
-LOSS_LAW: Mapping[int, tuple[float, float]] = {
-    0: (18.129, -0.0953),
-    1: (18.363, -0.0961),
-    2: (18.768, -0.0969),
-    4: (19.762, -0.0992),
-    8: (21.051, -0.1018),
-}
+_DATA: Any = load_document(Path(__file__).with_name("step_ratios.yaml")).data
 
-#: The losses themselves, by parameters: data-parallel, 1, 2, 4, 8 workers; tables 4 and 5. The law was fitted to those
-#: up to 2.4B; those of 4B and 10B were trained with hyperparameters by joint fits.
+#: (A, alpha) by workers; 0 is data-parallel.
+LOSS_LAW: Mapping[int, tuple[float, float]] = {int(key): tuple(law) for key, law in _DATA["loss_law"].items()}
+
+#: The losses to which the law was fitted, by parameters: data-parallel, 1, 2, 4, 8 workers.
 PRINTED_LOSSES: Mapping[float, tuple[float, ...]] = {
-    35e6: (3.485, 3.482, 3.508, 3.554, 3.621),
-    90e6: (3.167, 3.162, 3.182, 3.213, 3.265),
-    180e6: (2.950, 2.943, 2.957, 2.981, 3.019),
-    335e6: (2.784, 2.777, 2.788, 2.808, 2.841),
-    550e6: (2.653, 2.645, 2.657, 2.673, 2.698),
-    1.3e9: (2.460, 2.451, 2.464, 2.472, 2.493),
-    2.4e9: (2.326, 2.317, 2.323, 2.332, 2.351),
-    4e9: (2.224, 2.219, 2.220, 2.230),
-    10e9: (2.090, 2.086, 2.086, 2.096),
+    float(key): tuple(losses) for key, losses in _DATA["printed_losses"].items()
 }
 
-#: Steps to the targets of the benchmark's small tier, digits and byte GPT (docs/benchmark.md); None: missed.
+#: Steps to the targets of the benchmark's small tier; None: missed.
 BENCHMARK_STEPS: Mapping[str, tuple[int | None, int | None]] = {
-    "AllReduce": (25, 10),
-    "FedAvg": (40, 10),
-    "LocalSGD": (40, 16),
-    "DiLoCo": (55, 20),
-    "DelayedDiLoCo": (None, 30),
-    "StreamingDiLoCo": (60, 27),
-    "SPARTA": (55, 20),
-    "DeMo": (55, 10),
-    "SparseLoCo": (30, 30),
-    "MuLoCo": (35, 20),
-    "SlowMo": (40, 10),
-    "NoLoCo": (45, 30),
+    name: tuple(steps) for name, steps in _DATA["benchmark_steps"].items()
 }
 
 _CODED_GRADIENTS = 30 / 25  # QSGD's steps on digits, in four bits a gradient, over AllReduce's
@@ -84,7 +61,7 @@ class Ratio:
     Attributes:
         mean, low, high: of the ratio; low and high over the runs' seeds (alike where there was one), or by how far the
             law is from the losses that were printed.
-        source: which runs, and which loss; or which law, and what of it is outside of what it was fitted for.
+        source: runs and loss; or the law, and options outside of those for which it was fitted.
         is_law: a published law says so, and no run of the user's.
     """
 

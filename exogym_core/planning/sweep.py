@@ -25,12 +25,12 @@ __all__ = [
     "step_ratio_lines",
 ]
 
-# Keys that change how long a step takes, and not what is learned in it.
+# Keys that change the duration of a step, and not its learning.
 _OF_TIME = ("protocol", "wan", "topology", "placement", "collectives", "compute", "transport")
 
 
 def grid(sweeps: Iterable[str]) -> list[dict[str, str]]:
-    """Every combination of what `KEY=a,b,c` texts list; one empty combination without any.
+    """Every combination of the values in `KEY=a,b,c` texts; one empty combination without any.
 
     Raises:
         InputError: a text is not of that form.
@@ -142,7 +142,7 @@ def break_even(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]
     seconds a token, over the logarithm of the value.
 
     Args:
-        rows: plans as mappings, each with `point`, the values of what is swept.
+        rows: plans as mappings, each with `point`, the values of swept keys.
         key: which of these runs along the line; numbers or rates.
 
     Returns:
@@ -254,7 +254,7 @@ def step_ratio_lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _compared(
     first: Mapping[str, Any], second: Mapping[str, Any]
 ) -> tuple[tuple[str, str], dict[str, str]] | None:
-    """As `_distinguished`, of two rows."""
+    """`_distinguished` of two rows."""
     one, two = first.get("point", {}), second.get("point", {})
     lines = [_Line(*_names(row), tuple(row.get("point", {}).items()), ()) for row in (first, second)]
     differ = [key for key in one if one[key] != two[key]]

@@ -89,8 +89,13 @@ def num_rounds_needed(
 
 def rounds_remarks(setting: Setting, ends: Sequence[float], budget: float | None) -> tuple[str, ...]:
     """Remarks on figures from so many rounds."""
+    weather = setting.topology.weather
+    if not weather and not setting.differs_for_ever():
+        return ()
     if budget is not None and len(ends) >= budget:
-        return ("all rounds of the budget were simulated, with the weather and draws that training meets",)
+        late = setting.topology.weather_after(ends[-1])
+        whole = "all rounds of the budget were simulated, with the weather and draws that training meets"
+        return (whole if late is None else f"{whole}: it ends before {late}",)
     if setting.differs_for_ever():
         rounds = [later - earlier for earlier, later in pairwise(ends)]
         mean = sum(rounds) / len(rounds)
@@ -100,21 +105,18 @@ def rounds_remarks(setting: Setting, ends: Sequence[float], budget: float | None
             f"rounds differ by chance, {min(rounds):.6g} to {max(rounds):.6g} s: figures are means over "
             f"{len(rounds)} of them, known to {error:.1%} (one standard error)",
         )
-    weather = setting.topology.weather
     last = last_change_seconds(weather)
-    if not weather:
-        return ()
     if ends[-1] < last:
         return (
-            f"the network's last change is at {last:.6g} s, and rounds were simulated up to {ends[-1]:.6g} s: what "
-            "comes later is not in these figures",
+            f"the network's last change is at {last:.6g} s, and rounds were simulated up to {ends[-1]:.6g} s: later "
+            "changes are not in these figures",
         )
     return (f"the network changes until {last:.6g} s, which was simulated; a round is one after that",)
 
 
 _MOMENTS = 4  # single crashes that are simulated, each of another host in another part of a round
 _ROUNDS = 3  # a crash is in the second; in the third all have met again
-_MOST_RANKS = 32  # beyond, what a crash takes is its repair and half of what is computed between two calls
+_MOST_RANKS = 32  # beyond, a crash costs its repair and half of the computing between two calls
 _MOST_ROUNDS = 40  # simulated of a repair; a longer one is extrapolated from there
 _AFTER = 3  # rounds after the repair, in which the crashed worker returns
 _FREQUENT = 0.5  # hosts that are away in the mean: beyond, crashes meet each other
@@ -127,7 +129,7 @@ class Loss(NamedTuple):
         seconds: by which the others are later, or where workers go their own pace, the one that crashed.
         tokens: that do not count, as rounds went on without the one that crashed.
         fatal: share of crashes that end a run, as a transport gives a connection up before the repair. They take the
-            repair, and what had been done of the round: as if the run were resumed from there.
+            repair, and the begun round again: as if the run were resumed from its beginning.
     """
 
     seconds: float
@@ -136,7 +138,7 @@ class Loss(NamedTuple):
 
 
 def with_failures(measured: Measured, crashes: Crashes) -> Plan:
-    """The plan with what crashes take: fewer tokens a second, so more days and money; rounds stay as they are."""
+    """The plan with the cost of crashes: fewer tokens a second, so more days and money; rounds stay as they are."""
     quiet, setting = measured.plan, measured.setting
     hosts = sorted(set(setting.hosts))
     loss = loss_of_a_crash(measured, crashes, hosts)
@@ -144,14 +146,14 @@ def with_failures(measured: Measured, crashes: Crashes) -> Plan:
     if measured.rounds.has_absences:
         lost = loss.tokens * len(hosts) / each / quiet.tokens_per_second
         factor = (1 + loss.seconds * len(hosts) / each) / (1 - lost) if lost < 1 else math.inf
-    elif measured.strategy.is_synchronous:  # it goes on only while all are there
+    elif measured.strategy.is_synchronous:  # it runs only while all are there
         factor = (1 + loss.seconds / crashes.mean_seconds) ** len(hosts)
     else:
         factor = 1 + loss.seconds / crashes.mean_seconds
     remarks = list(quiet.remarks)
     if len(hosts) * crashes.repair_seconds / each > _FREQUENT:
         remarks.append(
-            "crashes are so frequent that several hosts are often away at once: what they take is an estimate"
+            "crashes are so frequent that several hosts are often away at once: their cost is an estimate"
         )
     if loss.fatal:
         remarks.append(
@@ -164,7 +166,7 @@ def with_failures(measured: Measured, crashes: Crashes) -> Plan:
         "tokens_lost_per_crash": loss.tokens,
         "times_as_long": factor,
     }
-    slowed = quiet.slowed(factor)
+    slowed = quiet.scaled(factor)
     if slowed.days is not None:
         values["restarts"] = values["crashes_per_day"] * slowed.days
     return replace(slowed, failures=values, remarks=tuple(remarks))

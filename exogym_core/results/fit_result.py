@@ -138,6 +138,7 @@ class FitResult:
         payload_bytes: a rank's encoded messages, their mean.
         compute_utilisation: computing / the run's virtual seconds, mean over ranks; None without a topology.
         window_limit: where a sender's window limited collectives most, with the remedy; None where links did.
+        later_weather: entries of the topology's weather that begin after the end; None where all were met.
         hosts: of each worker, by name in the topology; empty without one.
         collectives: the algorithms by which collectives went over the simulated network, by operation.
         link_history: rows of virtual_seconds and of the payload bytes that had crossed each link by then (`a->b`), at
@@ -157,7 +158,7 @@ class FitResult:
         mean_of_replicas_loss: the mean model's at the end, a diagnostic.
         minibatch_size: samples a forward pass, as resolved.
         compute: the compute time as resolved, in the form of an experiment; None where it is free.
-        dropped_peers: absences of ranks that rounds went on without, see `exogym_core.results.recorder:Rounds`; None
+        dropped_peers: absences of ranks that rounds continued without, see `exogym_core.results.recorder:Rounds`; None
             where all are waited for. Rows of `history` are then means over the ranks in the round (bytes: sums over
             all), `num_peers` is their number, and `virtual_seconds` is when they ended.
         averaged_ranks: ranks in such rounds, by the step that ended them.
@@ -184,6 +185,7 @@ class FitResult:
     wan_bytes: int = 0
     compute_utilisation: float | None = None
     window_limit: str | None = None
+    later_weather: str | None = None
     hosts: list[str] = field(default_factory=list)
     collectives: dict[str, list[str]] = field(default_factory=dict)
     link_history: list[dict[str, float]] = field(default_factory=list)

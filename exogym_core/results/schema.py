@@ -84,7 +84,9 @@ TRAIN = (
     Column("payload_bytes", "encoded messages of a worker once each, mean over workers", "B"),
     Column("wan_bytes", "part of bytes_sent between regions, and what servers sent between regions", "B"),
     Column("compute_utilisation", "computing / virtual seconds, mean over ranks", "share"),
-    Column("num_peers", "ranks in the step's round, where rounds go on without absent ones", optional=True),
+    Column(
+        "num_peers", "ranks in the step's round, where rounds continue without absent ones", optional=True
+    ),
 )
 """A row of `metrics/<strategy>.csv` is a step."""
 
@@ -191,6 +193,9 @@ class Summary:
     window_limit: str | None = column(
         "where a sender's window limited collectives most", "text", optional=True
     )
+    later_weather: str | None = column(
+        "weather of the topology that begins after its end and changed nothing", "text", optional=True
+    )
     coding: str | None = column(
         "`not charged` where encoding took no time although `compute.coding` has speeds",
         "text",
@@ -204,7 +209,11 @@ class Summary:
         "first step with a loss that was nan or infinite", over_seeds="least", optional=True
     )
     dropped_peers: Sequence[Mapping[str, Any]] = column(
-        "absences of ranks that rounds went on without", "list", over_seeds="none", optional=True, default=()
+        "absences of ranks that rounds continued without",
+        "list",
+        over_seeds="none",
+        optional=True,
+        default=(),
     )
     wall_seconds: float | None = column("seconds by the clock of a real transport", "s", optional=True)
     incomplete: bool = column(

@@ -142,7 +142,7 @@ def check(
         options: the constructor's; where it takes `H` and none is given, H is 6, so that there are rounds.
         num_workers: workers that train; servers come on top.
         num_steps: steps that each does.
-        progress: called before each law with its name, its position from 1, and how many there are.
+        progress: called before each law that is tried with its name, its position from 1, and how many there are.
 
     Raises:
         InputError: the strategy cannot be made.
@@ -155,12 +155,12 @@ def check(
     rows: list[CheckRow] = []
     failed: set[str] = set()
     for position, (name, law) in enumerate(LAWS.items(), start=1):
-        progress(name, position, len(LAWS))
         blocked = [earlier for earlier in law.after if earlier in failed]
         if blocked:
             failed.add(name)  # unknown: what builds on it is unknown too
-            rows.append(CheckRow(name, law.about, "skipped", f"not tried: mend {blocked[0]!r} first"))
+            rows.append(CheckRow(name, law.about, "skipped", f"not tried: fix {blocked[0]!r} first"))
             continue
+        progress(name, position, len(LAWS))
         reason = law.skipped(made)
         fault = None if reason else trials.fault_in(name)
         if fault is not None:
@@ -206,7 +206,11 @@ def _made(strategy: Any, options: dict[str, Any]) -> tuple[Strategy, dict[str, A
         options = {"H": _SHORT_ROUND, **options}
     made = factory(**options)
     if not isinstance(made, Strategy):
-        raise InputError(f"check: {strategy!r} gives a {type(made).__name__}, not an exogym_core.Strategy")
+        called = strategy if isinstance(strategy, str) else getattr(factory, "__qualname__", repr(factory))
+        raise InputError(
+            f"check: {called}: returned {type(made).__name__}, not an exogym_core.Strategy; name a class that derives "
+            "from Strategy, or a function that returns one"
+        )
     return made, options
 
 
@@ -243,7 +247,7 @@ class _Trials:
     def run(
         self, *, stop: int | None = None, coding: Coding | None = None, **options: Any
     ) -> RunResult[_Trace]:
-        """Train; after `stop` steps each worker goes on with a fresh strategy that has loaded the state."""
+        """Train; after `stop` steps each worker continues with a fresh strategy that has loaded the state."""
         given, problem = self.strategy, self.problem
 
         def body(comm: Communicator) -> _Trace:
@@ -394,7 +398,7 @@ def _counts(trials: _Trials) -> str | None:
             for link, carried in zip(trials.topology.links, run.link_bytes, strict=True)
             if link.source == host
         )
-        # What is under way when a run without rounds ends has left its rank, and not come through its link.
+        # Bytes in flight when a run without rounds ends have left their rank, and not crossed its link.
         lost = traffic.bytes_sent - round(left)
         if lost if trials.strategy.is_synchronous else lost < 0:
             return (
@@ -447,7 +451,7 @@ def _runs_on_sockets(trials: _Trials) -> str | None:
         "the run over gloo",
         "let no value depend on comm.transport, comm.now() or the order of arrival",
         tolerance=_TOLERANCE,
-        # Which algorithm is the fastest, and so how often a value is sent, differs with the network.
+        # The fastest algorithm, and so the number of times that a value is sent, depends on the network.
         counts=("payload_bytes",) if trials.topology is not None else _COUNTS,
     )
 
@@ -490,9 +494,9 @@ def _charges(trials: _Trials) -> str | None:
     for rank, trace in enumerate(run.results[: trials.num_workers]):
         if trace.coding == "not charged":
             return (
-                f"rank {rank} sends encoded values whose coding takes no time: give setup() coding=None, hand it to "
-                "super().setup(..., coding=coding), and encode by self.charged(codec) or call "
-                "self.charge(NAME, 'encode', num_values); else results say 'coding not charged'"
+                f"rank {rank} sends whole numbers or encoded values whose encoding takes no time: encode by "
+                "self.charged(codec), or call self.charge(NAME, 'encode', num_values) (an own setup() takes "
+                "coding=None and passes it to super().setup()); else results say 'coding not charged'"
             )
     return None
 
@@ -545,7 +549,9 @@ LAWS: dict[str, _Law] = {
     "bytes": _Law("payload_bytes and bytes_sent are what was sent", _counts),
     "generator": _Law("draws nothing from the global generators", _draws_nothing),
     "twice": _Law("gives the same bits twice", _repeats),
-    "state": _Law("goes on from a saved and loaded state with the same bits", _comes_back, ("runs", "twice")),
+    "state": _Law(
+        "continues from a saved and loaded state with the same bits", _comes_back, ("runs", "twice")
+    ),
     "processes": _Law(
         "gives the same bits in threads and in processes", _runs_in_processes, ("runs", "twice")
     ),
@@ -556,7 +562,7 @@ LAWS: dict[str, _Law] = {
         _has_no_rounds,
     ),
     "resume": _Law(
-        "goes on from a checkpoint with the same bits",
+        "continues from a checkpoint with the same bits",
         _resumes,
         ("runs", "judged", "twice", "state", "processes"),
     ),

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
-from exogym_core.data.batches import as_loss, move_batch
-from exogym_core.workers.rng import RandomStates
+from exogym_core.data.batches import as_loss, device_of, move_batch
+from exogym_core.workers.rng import kept_rng
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +38,6 @@ __all__ = [
     "TorchLearner",
     "autocast_to",
     "fitting_size",
-    "kept_rng",
     "memory_limit",
     "saved_bytes",
 ]
@@ -46,17 +45,6 @@ __all__ = [
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Half precisions of `autocast`, by name."""
-
-
-@contextmanager
-def kept_rng(device: torch.device) -> Iterator[None]:
-    """Restore torch's, numpy's and `random`'s global generators at the end of the block."""
-    states = RandomStates.of_process()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        try:
-            yield
-        finally:
-            states.load()
 
 
 def autocast_to(precision: str | None, device: torch.device) -> AbstractContextManager[object]:
@@ -93,7 +81,7 @@ def saved_bytes(model: nn.Module, batch: Any, precision: str | None = None) -> i
             kept[storage.data_ptr()] = tensor  # alive, so that no other storage gets its address
         return tensor
 
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     model.train()
     with (
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
@@ -125,7 +113,7 @@ def fitting_size(
     Raises:
         Exception: as raised by the model, at once.
     """
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     if limit_bytes is None:
         limit_bytes = memory_limit(device)
     sizes = [size for size in range(1, batch_size + 1) if batch_size % size == 0]
@@ -283,7 +271,7 @@ class TorchLearner:
     ) -> None:
         self._model, self._comm, self._before_backward = model, comm, before_backward
         self._cost, self._autocast = cost, autocast
-        self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self._device = device_of(model)
         self.scaler = torch.amp.GradScaler(self._device.type) if autocast == "fp16" else None
         self._clock = _BackwardClock(model, comm) if spreads_backward and not cost.is_free else None
 

@@ -12,6 +12,7 @@ from exogym_core.checkpoints.files import random_streams, restore_random_streams
 from exogym_core.checkpoints.own_code import StateTrial
 from exogym_core.checkpoints.writing import RankCheckpoints
 from exogym_core.cost.speeds import charge_updates
+from exogym_core.data.batches import device_of
 from exogym_core.run.snapshots import (
     END,
     EvaluationTimes,
@@ -85,7 +86,7 @@ def take_step(
 def set_up(
     strategy: Strategy, model: nn.Module, comm: Communicator, max_steps: int, seed: int, coding: Coding | None
 ) -> None:
-    """Set a strategy up; an override of `setup` that takes no `coding` is of a time in which it was free."""
+    """Set a strategy up; an override of `setup` that takes no `coding` was written when coding was free."""
     takes_coding = coding is not None and "coding" in inspect.signature(strategy.setup).parameters
     strategy.setup(model, comm, max_steps, seed, **({"coding": coding} if takes_coding else {}))
 
@@ -100,7 +101,7 @@ class Role(Stateful):
         strategy: its own copy, not yet set up.
         seed: of the run.
         evaluations: steps and times of evaluations.
-        checkpoints: folder for this rank's state, and the checkpoint to go on from.
+        checkpoints: folder for this rank's state, and the checkpoint to resume from.
         is_copy: the replicas are copies of one model, so nothing needs to be broadcast.
     """
 
@@ -123,7 +124,7 @@ class Role(Stateful):
 
     @property
     def _device(self) -> torch.device:
-        return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+        return device_of(self.model)
 
     def _begin_snapshots(self) -> None:
         """Begin snapshots of a strategy that is set up."""

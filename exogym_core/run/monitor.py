@@ -179,7 +179,8 @@ def _continued(request: FitRequest) -> Path | None:
     path = Path(request.resume_from)
     if request.out is not None and Path(request.out).resolve() != path.resolve():
         raise InputError(
-            f"fit: resume_from is the run folder {visible(path)}, where the run goes on; leave out out={request.out!r}"
+            f"fit: resume_from is the run folder {visible(path)}, in which the run continues: leave out "
+            f"out={request.out!r}"
         )
     return path
 
@@ -331,7 +332,7 @@ class RunMonitor:
         listeners: called with rows, besides those that the request names.
 
     Attributes:
-        resumed: the checkpoint that the run goes on from, if it does.
+        resumed: the checkpoint that the run resumes from; None for a run from the start.
         writer: completes checkpoints.
         recorder: merges rows.
         evaluations: evaluates snapshots, in its own thread or in the depositing rank's turn.
@@ -422,7 +423,7 @@ def planned_together(program: Program, host: TorchrunHost, monitor: RunMonitor |
     """Share the monitoring process's preparations among processes that torchrun has started, off the clock.
 
     Raises:
-        InputError: a rank's part of the checkpoint to go on from is missing; on all of them.
+        InputError: a rank's part of the checkpoint to resume from is missing; on all of them.
     """
     comm, side = host.comm, host.side
 
@@ -439,13 +440,13 @@ def planned_together(program: Program, host: TorchrunHost, monitor: RunMonitor |
                 own = follow(program, planned, (comm.rank, comm.world_size), newest_complete)
             except InputError as error:
                 refused = str(error)
-        said = [text for text in comm.all_gather_object(refused) if text]
+        refusals = [text for text in comm.all_gather_object(refused) if text]
     if monitor is not None:
         if planned["mark"]:
             (Path(planned["home"]) / planned["mark"]).unlink(missing_ok=True)
         monitor.writer.on_complete = lambda step: side.post(_COMPLETE, str(step))
-    if said:
-        raise InputError("\n".join(said))
+    if refusals:
+        raise InputError("\n".join(refusals))
     if own is not None:
         own.keep_only(planned["resumed step"] or None)
     program.request = replace(program.request, on_event=None)

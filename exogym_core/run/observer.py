@@ -1,6 +1,6 @@
 """Observer of a run: folds the snapshots of ranks as they come, evaluates models off the clock, reports rows.
 
-No rank waits for it. Early snapshots are kept in a buffer that spills to a private file, so memory is bounded however
+No rank waits for it. Early snapshots are kept in a buffer that spills to private files, so memory is bounded however
 far ahead some ranks are. Parts are added up in rank order, in fp32, so that results do not depend on arrival order.
 """
 
@@ -19,10 +19,10 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from exogym_core.communicator.exchange import accumulator_dtype
 from exogym_core.data.batches import as_mean_loss, batch_reader, move_batch
 from exogym_core.data.samples import Draws, EpochOrder
-from exogym_core.run.learner import autocast_to, kept_rng
+from exogym_core.run.learner import autocast_to
 from exogym_core.run.snapshots import load_named, pack, unpack, whole_state
 from exogym_core.workers.journal import SpillBuffer
-from exogym_core.workers.rng import RandomStates, seed_device
+from exogym_core.workers.rng import RandomStates, kept_rng, seed_device
 from netsim.errors import InputError
 from netsim.units import format_count
 
@@ -42,7 +42,7 @@ class Evaluation:
 
     Args:
         dataset: to take samples from.
-        val_size: how many; all of the dataset where it has fewer.
+        val_size: number of samples; all of the dataset where it has fewer.
         batch_size: samples a forward pass.
         seed: of the choice, which is the same on all ranks.
         device: where models are.
@@ -162,7 +162,7 @@ class _Mean:
             total = [flat.to(accumulator_dtype(flat.dtype), copy=True) for flat in first]
             for _ in range(self.count - 2):
                 _add(total, first)
-            spill.drop(self.first)
+            spill.pop(self.first)
             self.first = None
         else:
             assert self.total is not None
@@ -309,7 +309,7 @@ class Observer:
                 pending.parts |= unpack(layouts[part], sections[part])
         if not note["is_replica"]:  # a server's, which has the judged model
             pending.version = note["version"]
-            self._spill.drop(ticket)
+            self._spill.pop(ticket)
             return
         pending.mean.add(self._spill, replica)
         if "correlate" in pending.what:
@@ -322,7 +322,7 @@ class Observer:
             self._judge_replica(pending, note, sections, accuracy=True)
         if pending.judged == "replica":
             self._check_equal(pending, note, sections["parameters"])
-        self._spill.drop(ticket)
+        self._spill.pop(ticket)
 
     def _check_equal(
         self, pending: _PendingEvaluation, note: Mapping[str, Any], parameters: Sequence[Tensor]
@@ -470,7 +470,7 @@ class Observer:
 
         value = correlation_of(chunks, len(tickets), sum(sizes))
         for ticket in tickets:
-            self._spill.drop(ticket)
+            self._spill.pop(ticket)
         return value
 
 
@@ -508,7 +508,7 @@ def correlation_of(chunks: Callable[[], Any], num_replicas: int, num_values: int
 
     Args:
         chunks: gives the replicas' values piece by piece, [replica, value] in double precision; called twice.
-        num_replicas, num_values: how many there are in all.
+        num_replicas, num_values: totals.
     """
     if num_replicas < 2:
         return float("nan")

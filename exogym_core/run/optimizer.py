@@ -73,8 +73,8 @@ class DiLoCoOptimizer(Configured, Optimizer):
     without `sharding`: torch averages gradients, and each rank brings its parts together with its like in other sites
     and holds both optimizers' states for these alone. `state_dict` returns them as DTensors.
 
-    With a time-out a round goes on without ranks that are late or cut off, as in `DiLoCoStrategy`: a rank that is left
-    out downloads what the others have, and its `local_step` and `local_epoch` are theirs from then on. So count
+    With a time-out a round continues without ranks that are late or cut off, as in `DiLoCoStrategy`: a rank that is
+    left out downloads the others' state, and its `local_step` and `local_epoch` are theirs from then on. So count
     rounds, `while optimizer.local_epoch < rounds`, not steps.
 
     Args:

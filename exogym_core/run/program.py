@@ -38,14 +38,14 @@ from exogym_core.data.samples import (
     stream_length,
 )
 from exogym_core.names import visible
-from exogym_core.run.learner import StepCost, TorchLearner, fitting_size, kept_rng
+from exogym_core.run.learner import StepCost, TorchLearner, fitting_size
 from exogym_core.run.loop import Loop, RankOutcome, Server
 from exogym_core.run.observer import Evaluation, Observer
 from exogym_core.run.snapshots import EvaluationTimes
 from exogym_core.run.stacked import Stack, StackedLearner, StackingError, backward_order
 from exogym_core.strategy.trials import coding_trials, own_codec_trials
 from exogym_core.workers.failures import own_frames
-from exogym_core.workers.rng import seed_device
+from exogym_core.workers.rng import kept_rng, seed_device
 from exogym_core.workers.spec import num_cores
 from exogym_core.workers.turns import intra_op_threads
 from netsim.errors import InputError, NetsimError
@@ -427,7 +427,7 @@ class Program:
             )
 
     def refuse_fewer_steps_than(self, resumed: StoredCheckpoint) -> None:
-        """Raise InputError if the run is known to end before the checkpoint that it is to go on from."""
+        """Raise InputError if the run ends before the checkpoint that it resumes from."""
         if (steps := self.known_max_steps()) is not None:
             self._refuse_fewer_steps(steps, resumed)
 
@@ -539,7 +539,7 @@ class Program:
             self.step_flops, host.device, f"host {host.name}: ", request.autocast is not None
         )
         seconds *= host.slowdown(hosts[: request.num_nodes].count(hosts[rank]))  # servers compute nothing
-        # A host is known by its first rank, so that renaming hosts changes no draw.
+        # A host is named by its first rank, so that renaming hosts changes no draw.
         return StepDurations(compute, seconds, request.seed, hosts.index(hosts[rank]))
 
     def _evaluation(self, device: torch.device) -> Evaluation:

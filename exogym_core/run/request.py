@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from exogym_core.workers.spec import WorkerSpec
+    from netsim import HostEvent
 
 
 __all__ = ["FitRequest", "with_servers"]
@@ -76,6 +77,7 @@ class FitRequest(RunConfig):
     until: float | None
     val_seconds: float | None
     failures: Mapping[str, float] | None
+    crashes: tuple[HostEvent, ...] = ()  # drawn for `failures`, part of the weather
 
     @classmethod
     def check(cls, options: RunConfig) -> FitRequest:
@@ -129,8 +131,6 @@ class FitRequest(RunConfig):
                         f"fit: transport {self.transport!r} has no virtual time and no {name}; "
                         f"drop {name} or use 'netsim'"
                     )
-        if self.carrier.has_clock and self.topology is None and self.placement is not None:
-            raise InputError("fit: placement needs a topology to place ranks in; pass topology=")
         if self.topology is None and self.compute is not None:
             warnings.warn("fit: compute has no effect without a topology", UserWarning, stacklevel=5)
             self.compute = None
@@ -146,10 +146,12 @@ class FitRequest(RunConfig):
                 "processes of torchrun do not run: start it without torchrun (transport 'gloo' or 'netsim'), or use a "
                 "strategy without servers"
             )
-        timed = [name for name, each in OPTIONS.items() if each.is_timed]
-        name = next((name for name in timed if getattr(self, name) is not None), None)
-        if name is not None and (self.topology is None or not self.carrier.has_clock):
-            raise InputError(f"fit: {name} needs virtual time; pass topology=, and transport 'netsim'")
+        if self.topology is None or not self.carrier.has_clock:
+            for name in (name for name, each in OPTIONS.items() if each.is_timed):
+                if getattr(self, name) not in (None, "auto"):
+                    raise InputError(
+                        f"fit: {name} needs virtual time; pass topology=, and transport 'netsim'"
+                    )
 
     def _place_servers(self) -> None:
         """Workers as without servers, and each kind of servers spread likewise."""
@@ -168,6 +170,7 @@ class FitRequest(RunConfig):
             sorted(set(hosts)), self.failures["mtbf"], self.failures["repair"], self.until, self.seed
         )
         weather = self.topology.weather
+        self.crashes = tuple(crashes)
         events = sorted((*weather.host_events, *crashes), key=lambda event: (event.at_seconds, event.host))
         self.topology = replace(self.topology, weather=replace(weather, host_events=tuple(events)))
 
@@ -177,6 +180,14 @@ class FitRequest(RunConfig):
     def num_ranks(self) -> int:
         """Number of workers and servers."""
         return self.num_nodes + self.strategy.num_servers
+
+    def weather_after(self, seconds: float) -> str | None:
+        """Weather of the topology that begins at `seconds` or later, in a line; drawn crashes are left out."""
+        if self.topology is None:
+            return None
+        weather = self.topology.weather
+        given = tuple(event for event in weather.host_events if event not in self.crashes)
+        return replace(self.topology, weather=replace(weather, host_events=given)).weather_after(seconds)
 
     @property
     def hosts(self) -> list[str]:

@@ -47,7 +47,7 @@ _MOST_FACTS, _MOST_CHARACTERS_OF_A_FACT = 2000, 100  # of a run, for other sites
 
 
 def find_resumed(program: Program) -> StoredCheckpoint | None:
-    """The checkpoint that the request goes on from; None for a run from the start.
+    """The checkpoint that the request resumes from; None for a run from the start.
 
     Measured seconds of a step and the micro-batch are taken from it.
 
@@ -127,9 +127,9 @@ def _refuse_edited_code(resumed: StoredCheckpoint, identity: Mapping[str, Any], 
     edit = f"{visible(resumed.path)}: {visible(edited[0], 100)}{more} was edited since this checkpoint"
     if not accepted:
         raise InputError(
-            f"{edit}; undo the edit, or add --edited-code (fit: edited_code=True) to go on with the code as it is now"
+            f"{edit}; undo the edit, or add --edited-code (fit: edited_code=True) to continue with the current code"
         )
-    warnings.warn(f"{edit}; the run goes on with the code as it is now", UserWarning, stacklevel=2)
+    warnings.warn(f"{edit}; the run continues with the current code", UserWarning, stacklevel=2)
 
 
 def there_is(program: Program) -> str:
@@ -137,7 +137,7 @@ def there_is(program: Program) -> str:
     folder = program.checkpoints.folder
     last = find_checkpoint(folder) if folder is not None and folder.is_dir() else None
     if last is None:
-        return "there is no checkpoint to go on from (checkpoint_interval= makes some)"
+        return "there is no checkpoint to resume from (checkpoint_interval= makes some)"
     return f"the last checkpoint is of step {last.step}, in {folder}"
 
 
@@ -167,7 +167,7 @@ def follow(
         newest_complete: returns the step of the newest checkpoint that rank 0 has completed.
 
     Raises:
-        InputError: this rank's part of the checkpoint to go on from is not here, or not whole.
+        InputError: this rank's part of the checkpoint to resume from is not here, or not whole.
         RecordError: the checkpoint is damaged, or there can be no folder.
     """
     size = planned["minibatch size"]

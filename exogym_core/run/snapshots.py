@@ -3,7 +3,7 @@
     layout, flats = pack(dict(model.named_parameters()))    # one flat tensor a dtype, copies on the CPU
     named = unpack(layout, flats)                           # name -> view of it
 
-A rank deposits a copy of its model and of the judged one and goes on at once: it waits for nothing, in virtual time
+A rank deposits a copy of its model and of the judged one and continues at once: it waits for nothing, in virtual time
 or host time. A whole state is a model's `state_dict` and the buffers that this leaves out.
 """
 

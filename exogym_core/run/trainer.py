@@ -70,6 +70,8 @@ def fit_local(program: Program, result: FitResult, listeners: Sequence[_Listener
         run, final = _carry(program, result, monitor)
     request = program.request
     _account(run, result, monitor.recorder.rounds.has_any, request.num_nodes)
+    if run.virtual_seconds is not None:
+        result.later_weather = request.weather_after(run.virtual_seconds)
     workers = run.results[: request.num_nodes]
     result.rank_states = [outcome.state for outcome in workers]
     result.max_steps = run.results[0].max_steps
@@ -351,7 +353,7 @@ def _conclude(remarks: Sequence[str], result: FitResult) -> None:
         warnings.warn(remark, UserWarning, stacklevel=4)
     if result.first_non_finite_step is not None:
         warnings.warn(
-            f"fit: the loss was not finite at step {result.first_non_finite_step} and training went on; "
+            f"fit: the loss was not finite at step {result.first_non_finite_step} and training continued; "
             "lower the learning rate or clip gradients (max_norm)",
             UserWarning,
             stacklevel=4,

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from exogym_core.communicator.base import Communicator
-    from exogym_core.communicator.collectives import CollectiveCall, Delivery
+    from exogym_core.communicator.base import CollectiveCall, Communicator, Delivery
     from netsim import PeerAddress
 
 __all__ = [
@@ -208,7 +207,7 @@ class SiteCommunicator(ElasticCommunicator):
     connects such a process to all others).
 
     Args:
-        link: to the rendezvous; its lane is this process's place in the site.
+        link: to the rendezvous; its local rank is this process's in the site.
         secret: known to the run's processes; members of groups test each other with it.
         on_mark: called with rows that are marked.
         processes: connects the site's processes; None: this one is the site.
@@ -266,7 +265,7 @@ class SiteCommunicator(ElasticCommunicator):
             run: name of the run at the rendezvous, besides NETGYM_RUN.
             facts: settings of the training, by name: two runs are compared by them.
             resumed: this process resumes from a state, even where all others have finished the run.
-            past_step: of the checkpoint from which it goes on.
+            past_step: of the checkpoint from which it resumes.
             on_mark: called with rows that are marked.
             patience_seconds: how long the rendezvous may be away.
             processes: connects the site's processes, where that is done already.
@@ -278,7 +277,7 @@ class SiteCommunicator(ElasticCommunicator):
         place, secret = MeetingPlace.from_environment(), shared_secret()
         name = " ".join(filter(None, [place.run, run]))
 
-        def link(site: int | None, lane: int = 0) -> SiteLink:
+        def link(site: int | None, local_rank: int = 0) -> SiteLink:
             about: Any = {
                 "run": name,
                 "own_name": place.run,
@@ -287,7 +286,7 @@ class SiteCommunicator(ElasticCommunicator):
                 "past_step": past_step,
                 "patience_seconds": patience_seconds,
             }
-            return SiteLink(place.address, secret, site, lane=lane, **about)
+            return SiteLink(place.address, secret, site, local_rank=local_rank, **about)
 
         if processes is None and processes_of_site() > 1:
             processes = GlooCommunicator.from_environment()
@@ -336,8 +335,8 @@ class SiteCommunicator(ElasticCommunicator):
         weights = dict(answer["present"])
         members = sorted(weights)
         while self.rank in members:
-            result, is_through = self._attempt(answer, members, [weights[site] for site in members], work)
-            are_through = all(self._leader.gather(is_through))
+            result, is_finished = self._attempt(answer, members, [weights[site] for site in members], work)
+            are_finished = all(self._leader.gather(is_finished))
             answer = self._leader.ask(
                 "confirm",
                 number=number,
@@ -345,7 +344,7 @@ class SiteCommunicator(ElasticCommunicator):
                 group=answer["group"],
                 members=members,
                 seconds=averaging_seconds,
-                is_through=are_through,
+                is_finished=are_finished,
             )
             members = sorted(answer["left"])
             if "attempt" not in answer and self.rank in members:
@@ -410,7 +409,7 @@ class SiteCommunicator(ElasticCommunicator):
         Raises:
             ConnectionLostError, DeadlockError: not all of them could be reached in time.
         """
-        store = PrefixStore(f"{group}/{self._link.lane}", self._store)
+        store = PrefixStore(f"{group}/{self._link.local_rank}", self._store)
         secret = hmac.digest(self._secret, group.encode(), "sha256")
         among = Rendezvous.among(store, self.rank, self.world_size, seconds, secret, self._link.address)
         try:
@@ -491,7 +490,7 @@ class SiteCommunicator(ElasticCommunicator):
             _in_background(self._serve, message)
         if message["push"] == "test":
             for peer, places in message["peers"].items():
-                place = places.get(str(self._link.lane))
+                place = places.get(str(self._link.local_rank))
                 if place is not None:
                     about = (message["group"], int(peer), tuple(place), float(message["seconds"]))
                     _in_background(self._test, *about)

@@ -215,7 +215,7 @@ class _SiteMonitor(RunMonitor):
             with self._lock:
                 if "observed" in row:
                     self._take_in(row["observed"])
-                elif "through" in row:
+                elif "finished" in row:
                     self._has_finished.add(rank // self._size)
                 else:
                     self._take(rank, row)
@@ -250,7 +250,7 @@ class _SiteMonitor(RunMonitor):
         final = self.evaluations.finish()
         with self._lock:
             self.settle()
-            self._send(self._first, {"through": True})
+            self._send(self._first, {"finished": True})
         comm.link.send_rows()
         comm.link.send("done")
         until = time.monotonic() + _LAST_ROWS_SECONDS
@@ -343,7 +343,7 @@ class SiteHost:
         watch: monitor of the site, in its first process.
 
     Attributes:
-        resumed: the checkpoint that the run goes on from, once the ranks of the site have agreed on it.
+        resumed: the checkpoint from which the run resumes, once the ranks of the site have agreed on it.
     """
 
     def __init__(self, program: Program, watch: _SiteMonitor | None) -> None:

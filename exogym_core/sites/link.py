@@ -54,7 +54,7 @@ class SiteLink:
         address: of the rendezvous.
         secret: known to the run's processes.
         site: this process's; None: the rendezvous chooses it.
-        lane: its place among the processes of its site, 0 for the first.
+        local_rank: of this process in its site, as torchrun numbers them.
         run: name of the run, of several at one rendezvous.
         own_name: the user's part of `run` (NETGYM_RUN): another run of that name is refused.
         facts: settings of the training, by name: two runs are compared by them.
@@ -83,7 +83,7 @@ class SiteLink:
         secret: bytes,
         site: int | None,
         *,
-        lane: int = 0,
+        local_rank: int = 0,
         run: str = "",
         own_name: str = "",
         facts: Mapping[str, str] | None = None,
@@ -97,7 +97,7 @@ class SiteLink:
         self.on_line: Callable[[str], None] = lambda line: None
         self.on_resend: Callable[[int], None] = lambda since: None
         self.place_in_code: Callable[[], str] = str
-        self.site, self.lane, self.run, self.num_sites = site, lane, run, 0
+        self.site, self.local_rank, self.run, self.num_sites = site, local_rank, run, 0
         self._patience_seconds = patience_seconds
         self.session = secrets.token_hex(8)
         self.where = _whereabouts()
@@ -208,7 +208,7 @@ class SiteLink:
             if time.monotonic() < last + _SECONDS_BETWEEN_PULSES:
                 continue
             last = time.monotonic()
-            if self.lane:
+            if self.local_rank:
                 self.send("beat")
             else:
                 with contextlib.suppress(TimeoutError, RankError, InputError):
@@ -265,7 +265,7 @@ class SiteLink:
 
     def _hello(self) -> dict[str, Any]:
         with self._lock:
-            names = ("session", "site", "lane", "run", "where")
+            names = ("session", "site", "local_rank", "run", "where")
             return {name: getattr(self, name) for name in names} | self._remembered
 
     def _listen(self) -> None:

@@ -102,7 +102,7 @@ class Membership:
         else:
             self.say(f"site {site} is back: {known.where}")
         known.heard, known.lost = now, math.inf
-        known.lanes[0] = hello.get("tests_at")
+        known.processes[0] = hello.get("tests_at")
         known.goes_further = bool(hello.get("goes_further"))
         known.has_begun = known.has_begun or bool(hello.get("has_begun"))
         known.newest = max(known.newest, int(hello.get("newest", START - 1)))
@@ -125,12 +125,12 @@ class Membership:
                 self.say(f"site {site} is lost: {info.where}{progress_of(info)}")
         self.update(now)
 
-    def hear(self, site: int, lane: int, is_silent: bool, now: float) -> None:
+    def hear(self, site: int, local_rank: int, is_silent: bool, now: float) -> None:
         """Record that a process of a site is silent, or sends messages again."""
-        silent = self.sites[site].silent_lanes
-        if is_silent != (lane in silent):
-            silent.symmetric_difference_update({lane})
-            self.say(f"site {site}: its process {lane} {'hangs' if is_silent else 'is heard of again'}")
+        silent = self.sites[site].silent_processes
+        if is_silent != (local_rank in silent):
+            silent.symmetric_difference_update({local_rank})
+            self.say(f"site {site}: its process {local_rank} {'hangs' if is_silent else 'is heard of again'}")
             self.update(now)
 
     def done(self, site: int, now: float) -> None:
@@ -195,10 +195,10 @@ class Membership:
             self.pairs.test([site, without[-1]], test_seconds(math.inf), now)
         self.update(now)
 
-    def tested(self, site: int, lane: int, asked: Mapping[str, Any], now: float) -> None:
+    def tested(self, site: int, local_rank: int, asked: Mapping[str, Any], now: float) -> None:
         """Take the result of a pair test from a process of a site: `group`, `peer`, `is_reached`."""
         self.pairs.take_result(
-            site, lane, str(asked["group"]), int(asked["peer"]), bool(asked["is_reached"]), now
+            site, local_rank, str(asked["group"]), int(asked["peer"]), bool(asked["is_reached"]), now
         )
         self.update(now)
 

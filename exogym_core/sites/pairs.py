@@ -67,16 +67,18 @@ class SitePairs:
         there = tuple(sorted(site for site in members if self._sites[site].is_connected))
         made = PairTest(self._members.new_group(), there, now + seconds + _ANSWER_SECONDS)
         made.missing = {
-            (site, lane, other)
+            (site, local_rank, other)
             for site, other in permutations(there, 2)
-            for lane in self._sites[site].lanes
-            if self._sites[other].lanes.get(lane) is not None
+            for local_rank in self._sites[site].processes
+            if self._sites[other].processes.get(local_rank) is not None
         }
         if made.missing:
             self._tests[made.group] = made
         for site in there:
             peers = {
-                str(other): {str(lane): place for lane, place in self._sites[other].lanes.items()}
+                str(other): {
+                    str(local_rank): place for local_rank, place in self._sites[other].processes.items()
+                }
                 for other in there
                 if other != site
             }
@@ -86,18 +88,20 @@ class SitePairs:
                 )
         return made
 
-    def take_result(self, site: int, lane: int, group: str, other: int, is_reached: bool, now: float) -> None:
+    def take_result(
+        self, site: int, local_rank: int, group: str, other: int, is_reached: bool, now: float
+    ) -> None:
         """Take the result of one process's test."""
         test = self._tests.get(group)
-        if test is None or (site, lane, other) not in test.missing:
+        if test is None or (site, local_rank, other) not in test.missing:
             return
-        test.missing.discard((site, lane, other))
+        test.missing.discard((site, local_rank, other))
         if not is_reached:  # one report is enough
             test.missing = {each for each in test.missing if _pair(each[0], each[2]) != _pair(site, other)}
         if is_reached or not self._sites[other].is_connected:
-            self._reports.pop((site, lane, other), None)
+            self._reports.pop((site, local_rank, other), None)
         else:
-            self._reports[site, lane, other] = self._sessions(site, other)
+            self._reports[site, local_rank, other] = self._sessions(site, other)
         self._settle(site, other, now)
 
     def is_over(self, test: PairTest, among: Collection[int], now: float) -> bool:
@@ -134,9 +138,9 @@ class SitePairs:
                 del self._tests[test.group]
                 for site in test.members:
                     self._members.send(site, {"push": "dissolved", "group": test.group})
-        for (site, lane, other), sessions in list(self._reports.items()):
+        for (site, local_rank, other), sessions in list(self._reports.items()):
             if self._sessions(site, other) != sessions:  # of a process that has ended
-                del self._reports[site, lane, other]
+                del self._reports[site, local_rank, other]
                 self._settle(site, other, now)
         for pair in list(self._broken):
             there = all(self._sites[site].is_connected for site in pair)

@@ -328,7 +328,7 @@ class PendingRounds:
         return made
 
     def confirm(self, site: int, question: int, asked: Mapping[str, Any], now: float) -> None:
-        """Record that a member finished or failed: `number`, `attempt`, `group`, `members`, `seconds`, `is_through`."""
+        """Record a member's success or failure: `number`, `attempt`, `group`, `members`, `seconds`, `is_finished`."""
         number, nth, group = key = (int(asked["number"]), int(asked["attempt"]), str(asked["group"]))
         attempt = self._attempts.get(key)
         if attempt is None:  # begun before this rendezvous was restarted: rebuilt from its members' answers
@@ -345,7 +345,7 @@ class PendingRounds:
                     awaited=frozenset(),
                     is_settled=True,
                 )
-        attempt.questions[site], attempt.results[site] = question, bool(asked["is_through"])
+        attempt.questions[site], attempt.results[site] = question, bool(asked["is_finished"])
         self._members.update(now)
 
     def _update_attempt(self, attempt: Attempt, now: float) -> None:
@@ -358,7 +358,7 @@ class PendingRounds:
                 self._report_wait(attempt, attempt.results, set(attempt.members) - set(attempt.results), now)
                 return
             elif left := self._left(attempt, now):
-                self._go_on(attempt, left, now)
+                self._retry(attempt, left, now)
             else:
                 return
         for site, question in attempt.questions.items():
@@ -434,12 +434,12 @@ class PendingRounds:
             info.num_slow += 1
 
     def _without_weakest(self, attempt: Attempt) -> tuple[int, ...]:
-        """All members answer, and still fail: the members without the one with the slowest connection here."""
+        """Members without the one with the slowest connection here, where all answer and still fail."""
         delays = {site: float(self._sites[site].pulse.get("delay", 0.0)) for site in attempt.members}
         weakest = max(attempt.members, key=lambda site: (delays[site], site))
         return tuple(site for site in attempt.members if site != weakest)
 
-    def _go_on(self, attempt: Attempt, left: tuple[int, ...], now: float) -> None:
+    def _retry(self, attempt: Attempt, left: tuple[int, ...], now: float) -> None:
         attempt.left = left
         lost = sorted(set(attempt.members) - set(left))
         slow = [site for site in lost if site in self._sites and self._sites[site].num_slow]

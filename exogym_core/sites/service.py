@@ -170,7 +170,7 @@ class RendezvousService:
                 del self._runs[oldest.name]
         run = self._runs[name] = RunSession(name, self._num_sites, self._say, self._wait_seconds)
         for each in others:
-            if hello is None or each.has_had(hello):  # it goes on to its next strategy
+            if hello is None or each.has_had(hello):  # it begins its next strategy
                 continue
             differing = differences(known_facts(hello), each.facts)
             line = (

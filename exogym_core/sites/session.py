@@ -173,7 +173,7 @@ class _Connection:
         channel: to it.
         session: names the process.
         heard: instant of its last message.
-        past_step: of the checkpoint from which it goes on; 0: of none.
+        past_step: of the checkpoint from which it resumes; 0: of none.
         num_rows: sent to it; None: it does not watch.
     """
 
@@ -195,9 +195,9 @@ class RunSession:
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         self.name, self.num_sites, self.own_name = name, num_sites, ""
-        self.connections: dict[tuple[int, int], _Connection] = {}  # of a site's lanes
+        self.connections: dict[tuple[int, int], _Connection] = {}  # of a site's processes
         self._say_on = say
-        self._facts: dict[int, Mapping[str, Any]] = {}  # what a site trains, by name
+        self._facts: dict[int, Mapping[str, Any]] = {}  # settings of a site's training, by name
         self._facts_of_finished: Mapping[str, Any] = {}  # of a site that finished
         self._requested_since: dict[str, int] = {}  # first step of rows that a session is to send again
         self._queued_lines = defaultdict[str, list[str]](list)  # for a session, sent when it watches
@@ -214,23 +214,23 @@ class RunSession:
         )
 
     def welcome(self, channel: SignedChannel, hello: Mapping[str, Any], now: float) -> tuple[int, int]:
-        """Let a process in; returns its site and lane.
+        """Let a process in; returns its site and local rank.
 
         Raises:
             ValueError: refused; the text says why.
         """
-        session, lane, site = str(hello["session"]), int(hello["lane"]), hello["site"]
+        session, local_rank, site = str(hello["session"]), int(hello["local_rank"]), hello["site"]
         is_known = any(info.session == session for info in self.members.sites.values())
         goes_further = bool(hello.get("resumed") and differences(known_facts(hello), self._facts_of_finished))
         if self.is_over and not is_known and not goes_further:
             raise ValueError(self.members.refusal)
         hello = {**hello, "goes_further": goes_further}
-        if lane == 0:
+        if local_rank == 0:
             site = self._arrived(site, session, hello, now)
             self._compare(int(site), session, hello)
-        client = (int(site), lane)
+        client = (int(site), local_rank)
         if client[0] in self.members.sites:
-            self.members.sites[client[0]].lanes[lane] = hello.get("tests_at")
+            self.members.sites[client[0]].processes[local_rank] = hello.get("tests_at")
         earlier = self.connections.pop(client, None)
         if earlier is not None:
             earlier.channel.close()
@@ -248,7 +248,9 @@ class RunSession:
     @property
     def facts(self) -> Mapping[str, Any]:
         """Facts of a site that is connected."""
-        return next((self._facts[site] for site, lane in sorted(self.connections) if lane == 0), {})
+        return next(
+            (self._facts[site] for site, local_rank in sorted(self.connections) if local_rank == 0), {}
+        )
 
     def has_had(self, hello: Mapping[str, Any]) -> bool:
         """True if this process, or an earlier one of its site that finished, has been connected."""
@@ -264,7 +266,7 @@ class RunSession:
         Raises:
             ValueError: the files differ, it names no run of its own (NETGYM_RUN), and it has not been a member before.
         """
-        here = min((site for site, lane in self.connections if lane == 0), default=None)
+        here = min((site for site, local_rank in self.connections if local_rank == 0), default=None)
         if here is None or hello.get("was_here") or self.has_had(hello):
             return
         if str(hello.get("own_name", "")) != self.own_name:
@@ -288,7 +290,12 @@ class RunSession:
     def _compare(self, site: int, session: str, hello: Mapping[str, Any]) -> None:
         """Report a site whose file has another length."""
         theirs = next(
-            (self._facts[other] for other, lane in self.connections if lane == 0 and other != site), {}
+            (
+                self._facts[other]
+                for other, local_rank in self.connections
+                if local_rank == 0 and other != site
+            ),
+            {},
         )
         self._facts[site] = known_facts(hello)
         if differing := differences(self._facts[site], theirs):
@@ -312,7 +319,7 @@ class RunSession:
             return
         del self.connections[client]
         if client[1] and client[0] in self.members.sites:
-            self.members.sites[client[0]].lanes.pop(client[1], None)
+            self.members.sites[client[0]].processes.pop(client[1], None)
             self.members.hear(*client, False, now)
         self._store.drop_client(client)
         if client[1] == 0:
@@ -321,9 +328,9 @@ class RunSession:
     def silent(self, now: float, seconds: float) -> list[SignedChannel]:
         """Connections of sites that have sent nothing for `seconds`."""
         found = []
-        for (site, lane), connection in self.connections.items():
-            if lane and site in self.members.sites and now > connection.heard + seconds:
-                self.members.hear(site, lane, True, now)
+        for (site, local_rank), connection in self.connections.items():
+            if local_rank and site in self.members.sites and now > connection.heard + seconds:
+                self.members.hear(site, local_rank, True, now)
         for site, info in self.members.sites.items():
             if info.is_connected and now > info.heard + seconds:
                 found += [each.channel for client, each in self.connections.items() if client[0] == site]
@@ -334,15 +341,15 @@ class RunSession:
 
     def take(self, client: tuple[int, int], message: Mapping[str, Any], now: float) -> None:
         """Handle a message of a site."""
-        what, (site, lane), members = message["say"], client, self.members
+        what, (site, local_rank), members = message["say"], client, self.members
         connection = self.connections.get(client)
         if connection is None:  # of a process in whose place another has come
             return
         connection.heard = now
-        if lane == 0:
+        if local_rank == 0:
             members.sites[site].heard = now
-        elif lane in members.sites[site].silent_lanes:
-            members.hear(site, lane, False, now)
+        elif local_rank in members.sites[site].silent_processes:
+            members.hear(site, local_rank, False, now)
         if what == "note":
             self._store.ask(client, int(message["id"]), message)
         elif what == "pulse":
@@ -365,9 +372,9 @@ class RunSession:
         elif what == "fetched":
             members.fetched(site, int(message["number"]), now)
         elif what == "tests_at":
-            members.sites[site].lanes[lane] = message["place"]
+            members.sites[site].processes[local_rank] = message["place"]
         elif what == "tested":
-            members.tested(site, lane, message, now)
+            members.tested(site, local_rank, message, now)
         elif what == "done":
             members.done(site, now)
         elif what == "end":
@@ -444,7 +451,7 @@ class RunSession:
         self._send(client, {"id": question, **answer})
 
     def _send_site(self, site: int, message: Mapping[str, Any]) -> None:
-        """Send to the first lane of a site, and messages for all lanes to all."""
+        """Send to the first process of a site, and pushes to all of its processes."""
         for client in [client for client in self.connections if client[0] == site]:
             if client[1] == 0 or "push" in message:
                 self._send(client, message)

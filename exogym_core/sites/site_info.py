@@ -40,9 +40,9 @@ class SiteInfo:
         slow_until: until then no site waits for its downloads, as two averages took too long.
         missed: first of the rounds without it, up to the last one; None: it took part.
         reported_missed: instant of the last report of that.
-        lanes: its processes, by place in the site, and the address at which each answers others' tests.
+        processes: address at which each of its processes answers others' tests, by local rank.
         pulse: step, round and place, as last reported.
-        silent_lanes: its processes that hang: connected, and silent for long.
+        silent_processes: its processes that hang: connected, and silent for long.
     """
 
     site: int
@@ -62,18 +62,18 @@ class SiteInfo:
     slow_until: float = -math.inf
     missed: int | None = None
     reported_missed: float = 0.0
-    lanes: dict[int, Any] = field(default_factory=lambda: {0: None})
+    processes: dict[int, Any] = field(default_factory=lambda: {0: None})
     pulse: Mapping[str, Any] = field(default_factory=dict)
-    silent_lanes: set[int] = field(default_factory=set)
+    silent_processes: set[int] = field(default_factory=set)
 
     def is_gone(self, now: float) -> bool:
         """True if the site is not expected back soon."""
-        return self.has_ended or bool(self.silent_lanes) or now >= self.lost + _RETURN_SECONDS
+        return self.has_ended or bool(self.silent_processes) or now >= self.lost + _RETURN_SECONDS
 
     @property
     def can_serve(self) -> bool:
         """True if other sites can download from it."""
-        return self.is_connected and not self.silent_lanes
+        return self.is_connected and not self.silent_processes
 
     @property
     def is_connected(self) -> bool:

@@ -78,7 +78,7 @@ class _Asked:
         given = (self.search, self.trials, self.seeds, self.topology, self.scale, self.overrides, self.out)
         if self.resume is not None and any((*given, *others)):
             raise InputError(
-                f"--resume {visible(self.resume)}: goes on as it was begun: leave out the other options"
+                f"--resume {visible(self.resume)}: continues with its own settings: leave out the other options"
             )
         return self.resume
 
@@ -148,7 +148,7 @@ def in_order(folder: RunFolder, again: str, empty: Callable[[], None] = lambda: 
         try:
             yield
         except KeyboardInterrupt:
-            click.echo(f"interrupted: to go on: {again}", err=True)
+            click.echo(f"interrupted: to continue: {again}", err=True)
             raise click.exceptions.Exit(interruption.exit_code or 130) from None
         except InputError:
             empty()

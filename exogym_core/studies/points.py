@@ -167,9 +167,9 @@ class Sweep(Schema):
                     ("minimise",), "a grid tries all points: leave it out, or add search: optuna"
                 )
         elif not self.trials:
-            raise part.error(("search",), "how many points? add trials, such as trials: 50")
+            raise part.error(("search",), "the number of points is missing: add trials, such as trials: 50")
         if self.search == "optuna" and self.minimise is None:
-            problem = "what is to be small? add minimise, such as minimise: virtual_seconds_to_target"
+            problem = "nothing to minimise: add minimise, such as minimise: virtual_seconds_to_target"
             raise part.error(("search",), problem)
         if self.search != "grid" and not self.axes and self.listed == [{}]:
             raise part.error(

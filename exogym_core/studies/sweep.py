@@ -424,7 +424,7 @@ def probe(experiment: Experiment) -> Probe:
 
 def _train(experiment: Experiment, task: Task, steps: int, stepped: Callable[[], None]) -> None:
     trainer = Trainer(experiment.build_model(task), task.train, task.validation)
-    given = experiment.fit_arguments()
+    given = experiment.fit_arguments(experiment.strategies[0])
     given.setdefault("val_size", len(task.validation) if isinstance(task.validation, Sized) else 256)
     given |= {"max_steps": steps, "val_interval": 10**9}
     given.pop("checkpoint_interval", None)
@@ -435,12 +435,7 @@ def _train(experiment: Experiment, task: Task, steps: int, stepped: Callable[[],
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer.fit(
-            strategy=experiment.build_strategy(experiment.strategies[0]),
-            on_event=emit,
-            progress=False,
-            **given,
-        )
+        trainer.fit(on_event=emit, progress=False, **given)
 
 
 def _peak_bytes(experiment: Experiment) -> int:

@@ -10,11 +10,9 @@ from netsim.ranks import Post, Progress
 
 if TYPE_CHECKING:
     from exogym_core.communicator.simulated.calls import ScheduleBook
-    from netsim.ranks import Call, Key, Request, StampedRow
+    from netsim.ranks import Key, Request, StampedRow
 
 __all__ = ["CallSite", "CallSites", "Instant", "SiteTotals"]
-
-_MOST_KINDS = 4096  # of calls that are counted one by one before their bytes are added up
 
 
 class CallSite(NamedTuple):
@@ -111,7 +109,6 @@ class CallSites:
         self._sites = [_OUTSIDE] * self.num_ranks
         self._counted_until = [(0.0, 0.0)] * self.num_ranks
         self._totals: defaultdict[CallSite, SiteTotals] = defaultdict(SiteTotals)
-        self._posts: Counter[tuple[int, Call, int]] = Counter()
         self._overlaps = [_Overlap() for _ in range(self.num_ranks)]
         self._posted_at: dict[tuple[int, Key], CallSite] = {}  # until the rank has waited for the call
 
@@ -124,9 +121,9 @@ class CallSites:
         self.num_calls += 1
         totals.calls += 1
         totals.num_bytes += request.call.num_bytes
-        self._posts[rank, request.call, request.member] += 1
-        if len(self._posts) >= _MOST_KINDS:
-            self._add_up()
+        sent, wan = self.book.traffic(request.call, request.member)
+        self.bytes_sent[rank] += sent
+        self.wan_bytes[rank] += wan
 
     def take_row(self, row: StampedRow) -> None:
         """Add a row that a rank has marked."""
@@ -187,13 +184,6 @@ class CallSites:
             totals.exposed_seconds += exposed_seconds - exposed
             totals.network_seconds += network_seconds - network
 
-    def _add_up(self) -> None:
-        for (rank, call, member), num in self._posts.items():
-            sent, wan = self.book.traffic(call, member)
-            self.bytes_sent[rank] += num * sent
-            self.wan_bytes[rank] += num * wan
-        self._posts.clear()
-
     def finish(self, waited: list[tuple[float, float]], instant: float) -> dict[CallSite, SiteTotals]:
         """The sites in order of their waiting, the longest first.
 
@@ -201,7 +191,6 @@ class CallSites:
             waited: seconds of waiting of each rank when the run ended, and the network's part of them.
             instant: of that end.
         """
-        self._add_up()
         for rank, seconds in enumerate(waited):
             self._count_waiting(rank, *seconds)
             overlap = self._overlaps[rank]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -40,7 +40,7 @@ __all__ = ["command"]
     metavar="HOW",
     default="live",
     show_default=True,
-    help="What computing costs: 'live', 'live 0.1' (measured, times a factor), 'flops h100 0.4', or 'marks'.",
+    help="Cost of computing: 'live', 'live 0.1' (measured, times a factor), 'flops h100 0.4', or 'marks'.",
 )
 @click.option("--collectives", metavar="NAME", help="Algorithm of all collectives [the fastest here].")
 @click.option("--until", metavar="TIME", help="Cut the run at this virtual time, such as '60 s'.")
@@ -53,21 +53,19 @@ __all__ = ["command"]
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
+    script: str,
+    arguments: tuple[str, ...],
+    is_module: bool,
     num_ranks: int | None,
     topology: str,
-    protocol: str | None,
     placement: str | None,
     compute: str,
-    collectives: str | None,
     until: str | None,
-    cuda_as_cpu: bool,
-    is_module: bool,
     out: Path | None,
     trace: bool,
     chakra: bool,
     as_json: bool,
-    script: str,
-    arguments: tuple[str, ...],
+    **others: Any,
 ) -> None:
     """Run the torch.distributed program SCRIPT on a simulated network.
 
@@ -97,14 +95,12 @@ def command(
         Script(script, arguments, is_module, as_json),
         num_ranks,
         network,
-        compute=compute,
-        placement=placement.split(",") if placement is not None else None,
-        protocol=protocol,
-        collectives=collectives,
+        compute,
+        placement.split(",") if placement is not None else None,
         until_seconds=until_seconds,
-        cuda_as_cpu=cuda_as_cpu,
         trace=folder.path / "trace.json.gz" if folder is not None and trace else None,
         chakra=folder.path if folder is not None and chakra else None,
+        **others,
     )
     _run(launch, folder, as_json=as_json)
 
@@ -134,6 +130,10 @@ def _run(launch: Launch, folder: RunFolder | None, *, as_json: bool) -> None:
             raise click.exceptions.Exit(interruption.exit_code or 130) from None
     _show(report, folder, as_json=as_json)
     if error is not None:
+        if not launch.cuda_as_cpu and "cuda" in str(error).partition("\n")[0].lower():
+            error.add_note(
+                "Where the script names CUDA devices and this machine has none, add --cuda-as-cpu."
+            )
         raise error
     if report.ending == "interrupted":
         click.echo("interrupted: the figures are those until then", err=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from exogym_core.communicator.collectives import CollectiveCall
+from exogym_core.communicator.base import CollectiveCall
 from exogym_core.torch_backend.private import DEFAULT_SECONDS, Profile
 from exogym_core.torch_backend.tensors import (
     add_up_sparse,
@@ -350,23 +350,6 @@ class NetsimGroup(dist.ProcessGroup):
             source = self._comm.recv(_line(tensors[0].detach()), None, tag)
         return self._work("recvAnySource", [], tensors, source=source)
 
-    # --- groups --------------------------------------------------------------------------------------------
-
-    def split_group(
-        self,
-        new_ranks: Sequence[int],
-        timeout: datetime.timedelta | None = None,
-        opts: Any = None,
-        group_name: str | None = None,
-        group_desc: str | None = None,
-        device_types: Any = None,
-    ) -> NetsimGroup | None:
-        if self.rank() not in new_ranks:
-            return None
-        comm = self._comm.group(list(new_ranks))
-        comm.call_seconds = timeout.total_seconds() if timeout is not None else self._comm.call_seconds
-        return NetsimGroup(self._session, comm, self._store, group_name or "")
-
     # --- how every call goes -------------------------------------------------------------------------------
 
     def _posted(
@@ -378,7 +361,7 @@ class NetsimGroup(dist.ProcessGroup):
         shown: Sequence[Tensor] | None = None,
     ) -> NetsimWork:
         """Post calls, each with the delivery of its values, as one that c10d calls `name`."""
-        # Without async_op c10d waits for what it gets at once.
+        # Without async_op c10d waits for the returned work at once.
         waits, handles = self._coalesced is not None or not getattr(opts, "asyncOp", True), []
         with self._session:
             for call, deliver in calls:
@@ -424,7 +407,7 @@ class NetsimWork(dist.Work):
         op: c10d's name of the call.
         handles: of the calls, or works that this one waits for.
         finish: called when all values are delivered.
-        outputs: what `result` and futures give.
+        outputs: of `result` and futures.
         source: the sender of a received message.
     """
 

@@ -20,11 +20,11 @@ import torch
 
 from exogym_core.communicator.simulated.calls import RankState
 from exogym_core.torch_backend.launched import Launched, listen
+from exogym_core.torch_backend.lone_rank import LoneRank
 from exogym_core.torch_backend.session import ComputeClock, RankSession, attach
 from exogym_core.workers.failures import reported_error
 from exogym_core.workers.processes.children import ChannelClosed, Pipe, fork
 from exogym_core.workers.processes.protocol import Ended, Failed
-from exogym_core.workers.processes.rank_group import RankGroup
 from exogym_core.workers.processes.shared_memory import Arena
 from exogym_core.workers.turns import Aborted
 from netsim.errors import InputError, NetsimError, RankError
@@ -58,8 +58,8 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
         raise launched.refused_rank(rank, num_ranks)
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         raise InputError(
-            "netsim: torchrun has restarted this program, and its simulation cannot go on from there: run it without "
-            "--max-restarts"
+            "netsim: torchrun has restarted this program, and its simulation cannot continue from there: run it "
+            "without --max-restarts"
         )
     text = os.environ.get("NETGYM_COMPUTE", "live") if launched is None else launched.compute
     compute = ComputeClock.parse(text)
@@ -69,18 +69,17 @@ def connect(store: Store, rank: int, num_ranks: int) -> RankSession:
     channel = Pipe(_connected(path, launched))
     try:
         channel.send((rank, os.getpid(), num_ranks))
-        mistake = channel.recv()
-        if mistake is not None:
-            raise InputError(mistake)
-        arena = Arena(channel.recv_fds(1)[0], num_regions=num_ranks + 1, region=rank + 1)
-        channel.reads_ahead = True
+        refusal = channel.recv()
+        if refusal is not None:
+            raise InputError(refusal)
+        arena = Arena(channel.recv_fd(), num_regions=num_ranks + 1, region=rank + 1)
     except ChannelClosed:
         raise RankError(f"rank {rank}: the simulation has ended before all ranks were there", rank) from None
     # The launcher reports itself why the run has ended.
     unwind = _ended_run if launched is None else lambda reason: SystemExit(1)
-    block = RankGroup.alone(num_ranks, rank, channel, arena, unwind)
-    comm = block.communicator(rank, RankState())
-    return attach(comm, compute, functools.partial(_leave, block, channel, rank))
+    rank_group = LoneRank(num_ranks, rank, channel, arena, unwind)
+    comm = rank_group.communicator(rank, RankState())
+    return attach(comm, compute, functools.partial(_leave, rank_group, channel, rank))
 
 
 def _connected(path: str, launched: Launched | None) -> socket.socket:
@@ -101,23 +100,23 @@ def _ended_run(reason: str) -> BaseException:
     return RankError(": ".join(filter(None, ["the simulated run has been ended", reason])), -1)
 
 
-def _leave(block: RankGroup, channel: Pipe, rank: int, session: RankSession) -> None:
+def _leave(rank_group: LoneRank, channel: Pipe, rank: int, session: RankSession) -> None:
     """Report at the end of the rank's process or thread whether its program ended by itself."""
     failure = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if isinstance(failure, SystemExit):
         # torch.multiprocessing ends a rank that has raised with exit code 1.
         failure = (failure.__context__ or failure) if failure.code not in (None, 0) else None
     try:
-        if block.reason:  # the run has failed before
+        if rank_group.reason:  # the run has failed before
             return
         if failure is not None:
-            block.queue(Failed(rank, reported_error(rank, failure)))
+            rank_group.queue(Failed(rank, reported_error(rank, failure)))
         else:
             session.settle()
             session.end()
             session.comm.finish()
-            block.queue(Ended(rank, b"\x80\x04N.", RankState()))
-        block.flush()
+            rank_group.queue(Ended(rank, b"\x80\x04N.", [], RankState()))
+        rank_group.flush()
     except (ChannelClosed, NetsimError, Aborted):  # reported by the simulation itself
         pass
     finally:

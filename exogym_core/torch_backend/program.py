@@ -20,6 +20,7 @@ import torch
 import torch.distributed.rpc
 
 from exogym_core.torch_backend.launched import Launched, listen
+from exogym_core.torch_backend.lone_rank import LoneRank
 from exogym_core.torch_backend.run import (
     JoinedRanks,
     Launch,
@@ -30,7 +31,6 @@ from exogym_core.torch_backend.run import (
 )
 from exogym_core.torch_backend.script import become_launched, run_rank, run_script
 from exogym_core.workers.processes.children import Children
-from exogym_core.workers.processes.rank_group import RankGroup
 from exogym_core.workers.processes.shared_memory import Arena
 from netsim.errors import InputError, NetsimError, RankError
 
@@ -112,17 +112,15 @@ def _start_ranks(launch: Launch, launched: Launched, warn: Callable[[str], None]
         Children(partial(_be_rank, num_ranks, body), num_ranks) as children,
     ):
         for channel in children.channels:
-            channel.send_fds([arena_fd])
-            channel.reads_ahead = True
+            channel.send_fd(arena_fd)
         run.serve(children)
     return run
 
 
 def _be_rank(num_ranks: int, body: Callable[[SimulatedCommunicator], Any], index: int, channel: Pipe) -> None:
-    arena = Arena(channel.recv_fds(1)[0], num_regions=num_ranks + 1, region=index + 1)
-    channel.reads_ahead = True
+    arena = Arena(channel.recv_fd(), num_regions=num_ranks + 1, region=index + 1)
     torch.set_num_threads(1)
-    RankGroup.alone(num_ranks, index, channel, arena).run(body)
+    LoneRank(num_ranks, index, channel, arena).run(body)
 
 
 def _let_ranks_start(launch: Launch, launched: Launched, warn: Callable[[str], None]) -> LaunchedRun:

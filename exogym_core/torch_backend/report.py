@@ -61,7 +61,7 @@ class RankTimes(_Part):
     computing_seconds: float
     waiting_seconds: float = Field(description="for other ranks, which had not come to the call yet")
     network_seconds: float = Field(description="waited while the network was at work")
-    down_seconds: float = Field(description="its host was down, or what it had computed was lost by that")
+    down_seconds: float = Field(description="its host was down, or its computing was lost by that")
     bytes_sent: int = Field(description="payload that left it")
     steps: int = Field(description="calls of step() by the first optimizer that stepped")
 
@@ -89,7 +89,7 @@ class SteadyState(_Part):
     """Mean step, over ranks and the steps from the end of the first to the end of the last."""
 
     steps: int = Field(description="that the means are over, on the rank with the fewest")
-    told_by: str = Field(description="what ends a step")
+    told_by: str = Field(description="call that ends a step")
     seconds: float
     computing_seconds: float
     waiting_seconds: float
@@ -122,7 +122,7 @@ class LaunchReport(_Part):
     placement: list[str] = Field(description="host of each rank")
     algorithms: dict[str, list[str]] = Field(description="those that each operation went by")
     algorithms_from: str = Field(description="'auto': the fastest of each call on this network")
-    compute: str = Field(description="what computing costs, as --compute has it")
+    compute: str = Field(description="cost of computing, as --compute has it")
     cuda_as_cpu: bool
     until_seconds: float | None
     virtual_seconds: float = Field(description="when the last rank ended, or the run did")
@@ -134,6 +134,9 @@ class LaunchReport(_Part):
     wan_bytes: int = Field(description="payload of all ranks to other regions")
     link_bytes: dict[str, float] = Field(description="as the network counts them")
     uncharged: list[str] = Field(description="backends used alongside the simulated network, not charged")
+    later_weather: str | None = Field(
+        default=None, description="weather of the topology that begins after the end and changed nothing"
+    )
     host_decisions: list[HostDecision] = Field(
         default=[], description="where host time decided, so that times may differ from run to run"
     )
@@ -217,6 +220,7 @@ def report_of(
             if count
         },
         uncharged=list(sites.uncharged),
+        later_weather=world.topology.weather_after(whole),
         host_decisions=list(host_decisions),
     )
 
@@ -225,7 +229,7 @@ def _rank_times(
     rank: int, host: str, end: float, computed: float, waited: tuple[float, float], sites: CallSites
 ) -> RankTimes:
     exposed, network = waited
-    computing = min(computed, max(end - exposed, 0.0))  # what is under way was counted as a whole
+    computing = min(computed, max(end - exposed, 0.0))  # computing under way was counted as a whole
     return RankTimes(
         rank=rank,
         host=host,
@@ -334,6 +338,8 @@ def _facts(report: LaunchReport) -> list[tuple[str, str]]:
     ]
     if report.uncharged:
         facts.append(("not charged", ", ".join(map(visible, report.uncharged))))
+    if report.later_weather is not None:
+        facts.append(("not met", report.later_weather))
     facts += [("host time", _decided(each)) for each in report.host_decisions]
     return facts
 
@@ -343,8 +349,8 @@ def _decided(each: HostDecision) -> str:
     times = "once" if each.times == 1 else f"{each.times} times, first"
     calls = f" (in flight: {visible('; '.join(each.calls), 300)})" if each.calls else ""
     return (
-        f"decided {times} at {format_seconds(each.virtual_seconds)}: others waited for the clock{calls}, and it went "
-        f"on without {ranks}, asleep; times may differ from run to run"
+        f"decided {times} at {format_seconds(each.virtual_seconds)}: others waited for the clock{calls}, and it "
+        f"advanced without {ranks}, asleep; times may differ from run to run"
     )
 
 
@@ -451,8 +457,8 @@ def page_of_launch(path: Path, report: LaunchReport) -> str:
         headings=list(_CALL_HEADINGS),
         rows=[(False, cells) for cells in _calls(report)],
         note=(
-            "Where the script called, and waited. Waiting for others ends when the last member has come; the rest is "
-            f"the network's. {_NOTE}"
+            "Calls and waits by line of the script. Waiting for others ends when the last member has posted; the rest "
+            f"is the network's. {_NOTE}"
         ),
         status="" if report.ending == "finished" else "This run was stopped before its end.",
         tables=[
@@ -462,6 +468,7 @@ def page_of_launch(path: Path, report: LaunchReport) -> str:
                 ["link", "bytes"],
                 [(name, [count]) for name, count in _links(report)],
                 f"To other regions: {format_bytes(report.wan_bytes)}.",
+                is_prose=False,
             ),
         ],
         network=network_matrix(report.topology),
@@ -493,4 +500,5 @@ def _ranks_table(report: LaunchReport) -> TextTable:
             for rank in report.ranks
         ],
         "Seconds of virtual time from init_process_group on; start-up before it is not counted.",
+        is_prose=False,
     )

@@ -19,11 +19,12 @@ from exogym_core.communicator.exchange import combine
 from exogym_core.communicator.simulated.simulation import World
 from exogym_core.torch_backend.call_sites import CallSites
 from exogym_core.torch_backend.chakra import ExecutionTraces
+from exogym_core.torch_backend.outside import OutsideMeetings
 from exogym_core.torch_backend.report import Ending, HostDecision, report_of
 from exogym_core.workers.host import Sinks
 from exogym_core.workers.journal import Journal
 from exogym_core.workers.processes.children import ChannelClosed, Pipe, Poller
-from exogym_core.workers.processes.process_runner import ProcessRunner, blocks_of
+from exogym_core.workers.processes.process_runner import blocks_of
 from exogym_core.workers.processes.protocol import Failed
 from exogym_core.workers.processes.shared_memory import Arena
 from netsim import Protocol, Recorder, write_trace
@@ -190,8 +191,7 @@ class JoinedRanks:
         """Let every rank begin."""
         for channel in self.channels:
             channel.send(None)
-            channel.send_fds([arena_fd])
-            channel.reads_ahead = True
+            channel.send_fd(arena_fd)
 
     def refuse(self, reason: str) -> None:
         """Raise an error in every rank."""
@@ -225,7 +225,7 @@ def _is_ours(connection: socket.socket) -> bool:
     return bool(struct.unpack("3i", raw)[1] == os.getuid())
 
 
-class LaunchedRun(ProcessRunner):
+class LaunchedRun(OutsideMeetings):
     """A process a rank, each running the user's program.
 
     A rank's failure ends the run when the clock needs that rank: of several failures the one that is first in virtual
@@ -255,7 +255,7 @@ class LaunchedRun(ProcessRunner):
         )
         blocks = blocks_of(world.num_ranks, world.num_ranks)
         combined = partial(combine, empty=arena.empty)
-        super().__init__(world, blocks, arena, sinks, combined, meets_outside=True)
+        super().__init__(world, blocks, arena, sinks, combined)
         self._sites.book = self.schedules
         self.kernel.until_seconds = launch.until_seconds
         self.kernel.follow(self._sites.take_progress)

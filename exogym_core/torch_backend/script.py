@@ -160,10 +160,11 @@ class _Generator(torch.Generator):
         return super().__new__(cls, _on_cpu(device))  # type: ignore[call-arg]
 
 
-class _Stream:
+class _Stream(torch.cpu.Stream):
     """A stream, whose work on the CPU is always in order."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__()
         self.device, self.cuda_stream = torch.device("cuda"), 0
 
     def __enter__(self) -> _Stream:
@@ -172,7 +173,7 @@ class _Stream:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def record_event(self, event: _Event | None = None) -> _Event:
+    def record_event(self, event: _Event | None = None) -> _Event:  # type: ignore[override]
         event = event or _Event()
         event.record()
         return event
@@ -186,13 +187,12 @@ class _Stream:
     def synchronize(self) -> None:
         pass
 
-    wait_stream = wait_event = lambda self, other: None
 
-
-class _Event:
+class _Event(torch.cpu.Event):
     """An instant of host time."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__()
         self._seconds = 0.0
 
     def record(self, stream: Any = None) -> None:
@@ -201,15 +201,6 @@ class _Event:
     def elapsed_time(self, end: _Event) -> float:
         """Milliseconds between two events."""
         return (end._seconds - self._seconds) * 1e3
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-    def wait(self, stream: Any = None) -> None:
-        pass
 
 
 def _patch_cuda(num_devices: int) -> None:

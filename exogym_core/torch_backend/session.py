@@ -1,4 +1,4 @@
-"""This process's rank in a simulated run: its communicator, and what its computing costs."""
+"""This process's rank in a simulated run: its communicator, and the cost of its computing."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class ComputeClock:
             self._flops.__enter__()  # type: ignore[no-untyped-call]
 
     def take_seconds(self) -> float:
-        """Virtual seconds of computing since the last call of `go_on`, or since the thread began."""
+        """Virtual seconds of computing since the last call of `resume`, or since the thread began."""
         if self.kind == "live":
             return (self._spent() - self._last) * self.factor
         if self._flops is not None:
@@ -113,7 +113,7 @@ class ComputeClock:
             return seconds
         return 0.0
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Resume measuring, before the program's own code runs."""
         if self.kind == "live":
             self._last = self._spent()
@@ -144,7 +144,7 @@ class RankSession:
         self.has_begun = True
         startup = self._startup_seconds + self._compute.take_seconds()
         self.comm.mark({"startup_seconds": startup})
-        self._compute.go_on()
+        self._compute.resume()
         return True
 
     def __enter__(self) -> SimulatedCommunicator:
@@ -165,7 +165,7 @@ class RankSession:
     ) -> None:
         self._depth -= 1
         if self._depth == 0 and self.has_begun:
-            self._compute.go_on()
+            self._compute.resume()
 
     def advance(self, seconds: float) -> None:
         """Compute for a number of virtual seconds; before the clock has started they are part of the start-up."""

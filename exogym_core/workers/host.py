@@ -64,13 +64,13 @@ class RunResult(Generic[T]):
     """Results of the ranks of a host, and times and traffic of their run.
 
     Attributes:
-        results: what `body` returned, in rank order.
+        results: values that `body` returned, in rank order.
         virtual_seconds: when the last rank ended; None without a topology, or on a real transport.
         rank_virtual_seconds: when each rank ended, likewise.
         compute_seconds, exposed_seconds: virtual seconds each rank computed, and waited without computing.
         rows: marked rows, in order of virtual time.
-        traffic: what each rank sent.
-        network_seconds: the part of `exposed_seconds` in which what a rank waited for was under way.
+        traffic: of each rank.
+        network_seconds: the part of `exposed_seconds` in which the awaited call was in flight.
         window_limit: where a sender's window limited collectives most, with the remedy; None where links did.
         collectives: the algorithms that were used, by operation; empty where nothing was simulated.
         link_bytes: payload that crossed each link of the topology; empty where nothing was simulated.

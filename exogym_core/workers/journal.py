@@ -2,18 +2,17 @@
 
 Generators cannot be saved, but a fresh kernel that is fed the same requests arrives at the same instant with
 the same transfers in flight. A request is a line of JSON; groups and keys are nested tuples of numbers and
-names, which JSON writes as lists. Tensors stay in memory up to a bound, beyond it in a private file.
+names, which JSON writes as lists. Tensors stay in memory up to a bound, beyond it in private files.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -57,101 +56,72 @@ _MEMORY_BYTES = 64 * 2**20
 
 
 class SpillBuffer:
-    """Keeps lists of flat CPU tensors by ticket; threads may share it.
+    """Keeps lists of flat CPU tensors by ticket, beyond a bound mapped from files; threads may share it.
 
-    The file has no name, so nothing of it is left behind however the process ends; room in it is used again.
+    The files have no names, so nothing of them is left behind however the process ends, and go with their tensors.
 
     Args:
-        memory_bytes: what is held in memory; more goes to the file.
+        memory_bytes: limit of bytes held in memory; more go to files.
 
     Attributes:
-        bytes_in_memory, bytes_in_file: what is held now, and how large the file has become.
+        bytes_in_memory, bytes_in_file: bytes held now.
     """
 
     def __init__(self, memory_bytes: int = _MEMORY_BYTES) -> None:
-        self.bytes_in_memory = 0
-        self.bytes_in_file = 0
+        self.bytes_in_memory = self.bytes_in_file = 0
         self._memory_bytes = memory_bytes
-        self._held: dict[int, list[Tensor] | list[tuple[int, int, torch.dtype]]] = {}
+        self._held: dict[int, tuple[list[Tensor], bool]] = {}  # and whether they are in memory
         self._next = 0
-        self._free: dict[int, list[int]] = defaultdict(list)  # size -> offsets
-        self._file: BinaryIO | None = None
         self._lock = threading.Lock()
 
     def put(self, tensors: Sequence[Tensor]) -> int:
         """Keep `tensors`, which stay unchanged meanwhile; returns their ticket."""
-        num_bytes = sum(tensor.nbytes for tensor in tensors)
         with self._lock:
             ticket, self._next = self._next, self._next + 1
-            if self.bytes_in_memory + num_bytes <= self._memory_bytes:
-                self.bytes_in_memory += num_bytes
-                self._held[ticket] = list(tensors)
-            else:
-                self._held[ticket] = [self._written(tensor) for tensor in tensors]
-            return ticket
+            fits = self.bytes_in_memory + _num_bytes(tensors) <= self._memory_bytes
+            self._count(tensors, fits, 1)
+        self._held[ticket] = list(tensors if fits else map(_in_file, tensors)), fits
+        return ticket
 
     def get(self, ticket: int) -> list[Tensor]:
         """Tensors kept under a ticket."""
-        with self._lock:
-            return [self._part(item, 0, None) for item in self._held[ticket]]
+        return list(self._held[ticket][0])
 
     def part(self, ticket: int, index: int, start: int, stop: int) -> Tensor:
         """Slice of the tensor at `index` under a ticket."""
-        with self._lock:
-            return self._part(self._held[ticket][index], start, stop)
+        return self._held[ticket][0][index][start:stop]
 
     def pop(self, ticket: int) -> list[Tensor]:
         """Remove and return the tensors kept under a ticket."""
-        tensors = self.get(ticket)
-        self.drop(ticket)
+        tensors, fits = self._held.pop(ticket)
+        with self._lock:
+            self._count(tensors, fits, -1)
         return tensors
 
-    def drop(self, ticket: int) -> None:
-        """Forget what is kept under a ticket."""
-        with self._lock:
-            for item in self._held.pop(ticket):
-                if isinstance(item, Tensor):
-                    self.bytes_in_memory -= item.nbytes
-                else:
-                    offset, size, dtype = item
-                    self._free[size * dtype.itemsize].append(offset)
-
     def close(self) -> None:
-        """Give the file back."""
-        with self._lock:
-            self._held.clear()
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+        """Forget everything."""
+        self._held.clear()
 
-    def _written(self, tensor: Tensor) -> tuple[int, int, torch.dtype]:
-        if self._file is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close)
-        size = tensor.nbytes
-        if self._free[size]:
-            offset = self._free[size].pop()
+    def _count(self, tensors: Sequence[Tensor], fits: bool, sign: int) -> None:
+        if fits:
+            self.bytes_in_memory += sign * _num_bytes(tensors)
         else:
-            offset, self.bytes_in_file = self.bytes_in_file, self.bytes_in_file + size
-        content = memoryview(tensor.contiguous().view(torch.uint8).numpy().data)
-        written = 0
-        while written < size:
-            written += os.pwrite(self._file.fileno(), content[written:], offset + written)
-        return offset, tensor.numel(), tensor.dtype
+            self.bytes_in_file += sign * _num_bytes(tensors)
 
-    def _part(self, item: Tensor | tuple[int, int, torch.dtype], start: int, stop: int | None) -> Tensor:
-        if isinstance(item, Tensor):
-            return item[start:stop]
-        offset, size, dtype = item
-        stop = size if stop is None else min(stop, size)
-        raw = bytearray((stop - start) * dtype.itemsize)
-        if not raw:
-            return torch.empty(0, dtype=dtype)
-        assert self._file is not None
-        view, filled = memoryview(raw), 0
-        while filled < len(raw):
-            place = offset + start * dtype.itemsize + filled
-            filled += os.preadv(self._file.fileno(), [view[filled:]], place)
-        return torch.frombuffer(raw, dtype=dtype)
+
+def _num_bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _in_file(tensor: Tensor) -> Tensor:
+    """The tensor with its values in a file of its own; changes stay in memory."""
+    if not tensor.nbytes:
+        return tensor
+    with tempfile.TemporaryFile() as file:
+        file.write(tensor.contiguous().view(torch.uint8).numpy().data)
+        file.flush()
+        place = f"/dev/fd/{file.fileno()}"
+        return torch.from_file(place, shared=False, size=tensor.nbytes, dtype=torch.uint8).view(tensor.dtype)
 
 
 # --- messages in flight at a checkpoint ----------------------------------------------------------------------
@@ -161,26 +131,26 @@ MessageName = tuple[tuple["Hashable", int], int]
 """((box, sender), number among the sender's messages to the box)."""
 
 
-def message_name(take: Take, letter: Letter) -> MessageName:
+def message_name(take: Take, message: Letter) -> MessageName:
     """Name of a message that a `Take` returned."""
-    return (take.box, letter.source), letter.number
+    return (take.box, message.source), message.number
 
 
 class MessagesInFlight:
     """Messages in flight, and those that a checkpoint needs.
 
     Args:
-        step: of the checkpoint that the run goes on from; 0 for one from the start.
+        step: of the checkpoint that the run resumes from; 0 for one from the start.
         kept: the messages that lie in it.
 
     Attributes:
         kept: as given.
-        look: returns the tensors of a message that has not been taken; set by the owner of the values.
+        tensors_of: returns the tensors of a message that has not been taken; set by the owner of the values.
     """
 
     def __init__(self, step: int = 0, kept: Mapping[MessageName, tuple[Tensor, ...]] | None = None) -> None:
         self.kept = dict(kept or {})
-        self.look: Callable[[MessageName], tuple[Tensor, ...]] = self.kept.__getitem__
+        self.tensors_of: Callable[[MessageName], tuple[Tensor, ...]] = self.kept.__getitem__
         self._last_complete = step
         self._passed: Counter[int] = Counter()  # rank -> the step of the last checkpoint that has its state
         self._under_way: dict[MessageName, int] = {}  # not taken -> what its sender had passed
@@ -202,12 +172,12 @@ class MessagesInFlight:
             sent = self._under_way.pop(name)
             crossed = [step for step in self._open if sent < step <= self._passed[rank]]
             for step in crossed:
-                self._open[step][name] = self.look(name)
+                self._open[step][name] = self.tensors_of(name)
 
     def complete(self, step: int) -> dict[MessageName, tuple[Tensor, ...]]:
         """Messages of a step's checkpoint, which every rank has passed."""
         taken = self._open.pop(step, {})
-        waiting = {name: self.look(name) for name, sent in self._under_way.items() if sent < step}
+        waiting = {name: self.tensors_of(name) for name, sent in self._under_way.items() if sent < step}
         self._open = {other: taken for other, taken in self._open.items() if other > step}
         self._last_complete = max(step, self._last_complete)
         return taken | waiting

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import random
 import struct
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,11 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
-__all__ = ["RandomStates", "seed_device"]
+__all__ = ["RandomStates", "kept_rng", "seed_device"]
 
 _TWISTER_BYTES = 625 * 4  # 624 words and the position among them
 
@@ -79,6 +80,17 @@ def seed_device(device: torch.device, seed: int, rank: int) -> None:
         torch.cuda.default_generators[index].manual_seed(_torch_seed(_stream_words(seed, rank)))
 
 
+@contextmanager
+def kept_rng(device: torch.device) -> Iterator[None]:
+    """Restore torch's, numpy's and `random`'s global generators at the end of the block."""
+    states = RandomStates.of_process()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            states.load()
+
+
 class RandomStates:
     """The states of the process's global generators as one rank left them.
 
@@ -124,7 +136,7 @@ class RandomStates:
         """Make this rank's generators the process's.
 
         Args:
-            leaving: whose states the process holds now, just saved; None if unknown.
+            leaving: states that the process holds now, just saved; None if unknown.
         """
         torch.default_generator.set_state(self._torch)
         if self._cuda:

@@ -82,7 +82,7 @@ class Transport:
         carry: runs `body(comm)` on every rank and returns their results; ours do so on a `Host`.
         has_clock: ranks live in virtual time, on a topology that may be given with placement and protocol, and
             the run can be traced.
-        can_leave_behind: rounds go on without ranks that are late or cut off (`Communicator.among_present`).
+        can_leave_behind: rounds continue without ranks that are late or cut off (`Communicator.among_present`).
         joins_launchers: ranks that torchrun has started join each other over it, instead of being started.
     """
 
@@ -147,7 +147,7 @@ def run_ranks(
         transport: `netsim` (simulated), `gloo` (processes and real sockets on loopback), or a registered one.
         workers: `threads`, `processes`, `ray`, or a mapping as in an experiment; `gloo` ignores it.
         placement: host names, one a rank; by default ranks are spread evenly over regions.
-        protocol: how transfers use links; by default the topology's, else `linux-tcp`.
+        protocol: use of links by transfers; by default the topology's, else `linux-tcp`.
         collectives: as for `fit`: `auto`, the name of an algorithm, or operation -> name; `gloo` has its own.
         seed: every rank's torch, numpy and `random` streams are made from (seed, rank).
         on_row, on_deposit: receivers of marked rows and of snapshots, see `Sinks`.

@@ -15,14 +15,14 @@ from exogym_core.workers.host import SimulatedHost
 from exogym_core.workers.journal import message_name
 from exogym_core.workers.turns import SECONDS_BETWEEN_ROWS, Turns
 from netsim.errors import NetsimError
-from netsim.ranks import Key, Mark, Request, StampedRow
+from netsim.ranks import Mark, Request, StampedRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
-    from exogym_core.communicator.exchange import Signature, Slot
+    from exogym_core.communicator.exchange import Part, Slot
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.workers.host import Sinks
     from exogym_core.workers.turns import Silence
@@ -37,11 +37,11 @@ class Runner(Simulation):
     Args:
         world: where it takes place.
         sinks: receivers of rows, snapshots and requests.
-        combined: what collectives compute.
+        combined: computes the results of collectives.
 
     Attributes:
         failure: the error that ended the run, if any.
-        results: what `body` returned, in rank order.
+        results: values that `body` returned, in rank order.
         states: every rank's counters.
     """
 
@@ -50,7 +50,7 @@ class Runner(Simulation):
         super().__init__(world, journal.past, sinks.recorder, combined)
         self._on_request, self._in_flight = journal.on_request, journal.in_flight
         if self._in_flight is not None:
-            self._in_flight.look = self.exchange.message
+            self._in_flight.tensors_of = self.exchange.message
             for name, tensors in self._in_flight.kept.items():
                 self.exchange.keep_message(name, tensors)
         self.failure = FirstFailure()
@@ -77,7 +77,7 @@ class Runner(Simulation):
                 self.exchange.drop_message(name)
 
     def _silent(self, silence: Silence, block: range) -> None:
-        """Warn of a rank that makes no call, once, if it is those of its process alone that can go on."""
+        """Warn once of a rank that makes no call, if only ranks of its process can make progress."""
         which = (silence.rank, silence.num_calls)
         others_wait = self.exchange.running <= set(block) and len(self.states) > 1
         if silence.is_unusual and others_wait and which not in self._reported_silences:
@@ -169,17 +169,9 @@ class _ThreadPort:
         if behind and self._turns.is_rank_thread(self._rank):
             self._turns.give_way_to_host(self._rank)
 
-    def post(
-        self,
-        key: Key,
-        ranks: tuple[int, ...],
-        member: int,
-        signature: Signature,
-        tensors: Sequence[Tensor],
-        waits: bool = False,
-    ) -> Slot:
+    def post(self, part: Part, waits: bool = False) -> Slot:
         self._turns.check()
-        return self._exchange.put(self._rank, key, ranks, member, signature, tensors)
+        return self._exchange.put(part)
 
     def take(self, ticket: Slot, member: int) -> tuple[Tensor, ...]:
         self._turns.check()

@@ -87,7 +87,7 @@ class WorkerSpec(Schema):
             kind = "processes" if worth_it or self.processes is not None else "threads"
         if kind in IN_ONE_PROCESS:
             return self.model_copy(update={"kind": kind, "processes": None})
-        if kind == "ray":  # how many there is room for is known once the cluster is
+        if kind == "ray":  # the number that fit is resolved with the cluster
             return self.model_copy(
                 update={"num_gpus": int(on_cuda) if self.num_gpus is None else self.num_gpus}
             )

@@ -67,7 +67,7 @@ class Silence(NamedTuple):
     Attributes:
         rank: which.
         seconds: for how long, in host time.
-        num_calls: how often ranks of its process have called so far.
+        num_calls: number of calls of its process so far.
         place: file, line and function of a user's code where it is; else of ours, the innermost.
         is_unusual: nothing in this run took as long before.
     """
@@ -84,7 +84,7 @@ class Silence(NamedTuple):
         where = f"in {function} at {os.path.basename(path)}:{line}" if is_own(path) else "inside of netgym"
         text = (
             f"rank {self.rank} has made no call for {self.seconds:.0f} s while others wait for it: it is {where} "
-            "(if it only computes, wait; else end the run)"
+            "(if it is computing, wait; if it hangs, stop the run)"
         )
         warnings.warn_explicit(text, UserWarning, path, line)
 
@@ -166,7 +166,7 @@ def spent_seconds(pid: int) -> tuple[float, bool]:
 
 
 _HOST = -1
-# What a rank's own code may take to come to an end after Ctrl-C, before it is interrupted, and then once more.
+# Limit for a rank's own code to end after Ctrl-C, before it is interrupted, and then once more.
 _GRACE_SECONDS = 0.5
 _SECONDS_TO_EXIT = 10.0  # its number may have passed to a new thread
 
@@ -194,7 +194,7 @@ class Turns:
         ranks: the ranks that live here.
         seed: random streams are made from (seed, rank).
         intra_op_threads: torch's threads for one operator, in every rank thread.
-        nth_core: which of this process's cores all its ranks share; a hand-over on one core costs 5 to 15 us,
+        nth_core: number of the core that all its ranks share; a hand-over on one core costs 5 to 15 us,
             between two 15 to 33. Ignored with more intra-op threads than one.
         on_silence: called, in a thread of its own, with a rank that has the turn and makes no call for long.
     """
@@ -212,7 +212,7 @@ class Turns:
         self.aborting = False
         self._intra_op_threads = intra_op_threads
         self._states = {rank: RandomStates(seed, rank) for rank in ranks}
-        self._locks = {who: threading.Lock() for who in (_HOST, *ranks)}
+        self._locks = {each: threading.Lock() for each in (_HOST, *ranks)}
         for lock in self._locks.values():
             lock.acquire()
         self._threads: dict[int, threading.Thread] = {}
@@ -278,19 +278,19 @@ class Turns:
             raise Aborted
 
     def give_way_to_host(self, rank: int) -> None:
-        """Pass the turn to the host though this rank could go on."""
+        """Pass the turn to the host though this rank is ready."""
         self.ready.append(rank)
         self._hand_over(rank, _HOST)
         if self.aborting:
             raise Aborted
 
     def park(self, rank: int) -> None:
-        """Give way until another rank says `unpark`, or no other rank can go on."""
+        """Give way until another rank says `unpark`, or no other rank is ready."""
         self.parked[rank] = None
         self.give_way(rank)
 
     def unpark(self, ranks: Iterable[int]) -> None:
-        """Let parked ones of these ranks go on."""
+        """Make parked ones of these ranks ready."""
         for rank in ranks:
             if rank in self.parked:
                 del self.parked[rank]

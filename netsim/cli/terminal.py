@@ -228,9 +228,12 @@ class DelayedProgress:
 
     def _print_lines(self) -> None:
         task = self._progress.tasks[0]
+        every, printed, due = self._every_seconds or 0.0, "", 0.0
         while not self._is_over.is_set():
             done = "" if task.total is None else f", {task.completed:.0f} of {task.total:.0f} done"
-            self._progress.console.print(
-                f"{task.description}{done}", markup=False, highlight=False, soft_wrap=True
-            )
-            self._is_over.wait(self._every_seconds)
+            line, elapsed = f"{task.description}{done}", task.elapsed or 0.0
+            if line != printed or elapsed >= due:  # an unchanged line comes at twice the time of the last one
+                text = f"{line}, {elapsed:.0f} s"
+                self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+                printed, due = line, 2 * elapsed
+            self._is_over.wait(every)

@@ -22,7 +22,7 @@ from netsim.files.plain_files import output_file
 from netsim.network.trace import tracing
 from netsim.topology.protocol import Protocol, window_limit
 from netsim.topology.topology import Topology
-from netsim.transfers import read_flows, time_flows
+from netsim.transfers import later_weather, read_flows, time_flows
 from netsim.units import format_bits_per_second, format_bytes, format_count, format_seconds, parse_seconds
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["collective_command", "flows_command"]
 
 _MOST_ROWS = 32
+_AFTER_END = "weather after the end, which changed nothing: {}"
 
 
 @click.command("flows", cls=OneLineCommand)
@@ -69,6 +70,8 @@ def flows_command(
     limit = window_limit(network, parsed, [(flow.src, flow.dst, flow.num_bytes) for flow in table.flows])
     if limit is not None:
         click.echo(str(limit), err=True)
+    if (late := later_weather(network, finish)) is not None:
+        click.echo(_AFTER_END.format(late), err=True)
     if out is None:
         table.write(finish, sys.stdout)
     else:
@@ -160,7 +163,7 @@ def _as_mapping(topology: Topology, protocol: Protocol, times: CollectiveTimes) 
         "lower_bound_seconds": times.bound_seconds,
         "dollars": times.dollars,
         "window_limit": asdict(limit) if limit is not None else None,
-    }
+    } | ({"later_weather": times.later_weather} if times.later_weather is not None else {})
 
 
 def _print(topology: Topology, protocol: Protocol, hosts: tuple[int, ...], times: CollectiveTimes) -> None:
@@ -179,6 +182,8 @@ def _print(topology: Topology, protocol: Protocol, hosts: tuple[int, ...], times
         lines.append(f"each repetition: {', '.join(format_seconds(each) for each in timing.seconds)}")
     if times.window_limit is not None:
         lines.append(str(times.window_limit))
+    if times.later_weather is not None:
+        lines.append(_AFTER_END.format(times.later_weather))
     if times.dollars:
         lines.append(f"its traffic costs {times.dollars:.4g} $")
     for line in lines:

@@ -41,6 +41,7 @@ class CollectiveTimes:
         bound_seconds: the least that any algorithm could take on this network.
         repeat_seconds: of each repetition.
         window_limit: where a sender's window limits it, and what would help; None where links do.
+        later_weather: entries of the topology's weather that begin after its end; None where all were met.
         dollars: what its traffic costs, by the links' `egress`, in the last repetition.
         schedule: the messages that it consisted of.
         timing: the same figures by link and rank, as the network ran them.
@@ -53,6 +54,7 @@ class CollectiveTimes:
     bound_seconds: float
     repeat_seconds: list[float]
     window_limit: WindowLimit | None = None
+    later_weather: str | None = None
     dollars: float = 0.0
     schedule: Schedule = field(repr=False, default=None)  # type: ignore[assignment]
     timing: Timing = field(repr=False, default=None)  # type: ignore[assignment]
@@ -131,6 +133,7 @@ def collective(
         window_limit=window_limit(
             net, parsed, [(hosts[src], hosts[dst], sent) for src, dst, sent in made.pair_bytes]
         ),
+        later_weather=net.weather_after(sum(timing.seconds) + pause_seconds * (repeat - 1)),
         dollars=net.egress_dollars(timing.link_bytes),
         schedule=made,
         timing=timing,

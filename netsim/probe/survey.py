@@ -318,7 +318,7 @@ class _Lead:
             if abs((now - theirs) - gone) > _MOST_CLOCK_DRIFT * gone + slack:
                 raise PeerError(
                     f"{name}: its clock went {now - theirs:.2f} s while that of {next(iter(self._places))} went"
-                    f" {gone:.2f} s: rates cannot be compared; mend the clock of one of them"
+                    f" {gone:.2f} s: rates cannot be compared; correct the clock of one of them"
                 )
 
 

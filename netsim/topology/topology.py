@@ -190,7 +190,7 @@ class Topology:
         return machine.region if machine.region is not None else machine.name
 
     def place(self, num_ranks: int, placement: Sequence[str] | None = None) -> tuple[int, ...]:
-        """The host of each of `num_ranks`: _spread evenly over regions, or by `placement`, a host's name a rank.
+        """The host of each of `num_ranks`: spread evenly over regions, or by `placement`, a host's name a rank.
 
         Raises InputError where the number of ranks is not positive or the names do not match it.
         """
@@ -207,6 +207,10 @@ class Topology:
     def to_mapping(self) -> dict[str, Any]:
         """Plain data in the form of the file, exact and in canonical order: loads back to an equal topology."""
         return plain_form(self)
+
+    def weather_after(self, seconds: float) -> str | None:
+        """Weather that begins at `seconds` of virtual time or later, in a line; None where there is none."""
+        return self.weather.after(seconds, self)
 
     @cached_property
     def _host_indices(self) -> dict[str, int]:

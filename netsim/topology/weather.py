@@ -37,7 +37,7 @@ from netsim.topology.values import (
     Share,
     written,
 )
-from netsim.units import parse_bits_per_second, parse_seconds, shown
+from netsim.units import format_seconds, parse_bits_per_second, parse_seconds, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -65,6 +65,7 @@ __all__ = [
 
 MAX_TRACE_BYTES = 10_000_000
 _MOST_SECONDS = 1e9
+_MOST_NAMED = 3  # entries in a line
 _UP_FOR_GOOD = "a link or host that comes up stays up: remove '{}'"
 
 
@@ -379,6 +380,18 @@ class Weather:
     def __bool__(self) -> bool:
         return any(getattr(self, each.name) for each in fields(self))
 
+    def after(self, seconds: float, topology: Topology) -> str | None:
+        """Entries that begin at `seconds` of virtual time or later, in a line; None where there are none.
+
+        A simulation that ends then has met none of them. `topology` names hosts and links.
+        """
+        entries: list[Entry] = [entry for each in fields(self) for entry in getattr(self, each.name)]
+        late = sorted(
+            (_begin(entry), _named(entry, topology)) for entry in entries if _begin(entry) >= seconds
+        )
+        lines = [f"{name} at {format_seconds(begin)}" for begin, name in late[:_MOST_NAMED]]
+        return ", ".join(lines + [f"{len(late) - len(lines)} more"] * (len(late) > len(lines))) or None
+
 
 def random_crashes(
     hosts: Sequence[int], mean_seconds: float, repair_seconds: float, until_seconds: float, seed: int
@@ -413,6 +426,29 @@ def random_crashes(
 
 
 Entry = LinkEvent | HostEvent | Trace | Background | Drift
+
+
+def _begin(entry: Entry) -> float:
+    """Virtual time before which an entry changes nothing."""
+    match entry:
+        case LinkEvent() | HostEvent():
+            return entry.at_seconds
+        case Trace():
+            return entry.times_seconds[0]
+        case Background():
+            return entry.start_seconds
+    return 0.0
+
+
+def _named(entry: Entry, topology: Topology) -> str:
+    """Kind and subject of an entry."""
+    match entry:
+        case HostEvent():
+            return f"{'return' if entry.is_up else 'crash'} of host {topology.hosts[entry.host].name}"
+        case Background():
+            return f"traffic from {topology.hosts[entry.source].name} to {topology.hosts[entry.target].name}"
+    link = topology.links[entry.links[0]]
+    return f"{'trace' if isinstance(entry, Trace) else 'event'} of link {link.source}-{link.target}"
 
 
 def check(entry: Entry, hosts: Sequence[Host], num_links: int) -> None:

@@ -19,8 +19,8 @@ import torch
 from conformance_cases import run
 
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
-from exogym_core.workers.gloo.ranks import launch_gloo
 from exogym_core.workers.processes.children import Children, Pipe
+from exogym_core.workers.run import run_ranks
 from netsim.errors import DeadlockError, RankError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def test_an_exception_without_a_text_is_still_named(transport: str) -> None:
 
 def test_the_other_ranks_calls_are_reported_in_a_line_each() -> None:
     with pytest.raises(RankError) as caught:
-        launch_gloo(_dies(_raises), 3)
+        run_ranks(_dies(_raises), 3, transport="gloo")
     lines = str(caught.value).splitlines()
     assert lines[-3] == "other ranks:"
     for rank, line in zip((0, 2), lines[-2:], strict=True):
@@ -134,7 +134,7 @@ def _hides_the_cause(comm: Communicator) -> None:
 
 def test_a_collective_in_a_finally_block_does_not_hide_the_cause() -> None:
     with pytest.raises(RankError, match="ValueError: the cause"):
-        launch_gloo(_hides_the_cause, 3)
+        run_ranks(_hides_the_cause, 3, transport="gloo")
 
 
 @pytest.mark.parametrize("transport", PROCESSES)
@@ -149,7 +149,7 @@ def test_many_failed_runs_leave_nothing() -> None:
     before = _left_behind()
     for _ in range(20):
         with pytest.raises(RankError):
-            launch_gloo(_dies(_raises), 2)
+            run_ranks(_dies(_raises), 2, transport="gloo")
     assert _left_behind() == before
 
 
@@ -162,7 +162,7 @@ def _waits_for_ever(comm: GlooCommunicator) -> None:
 
 def test_a_rank_that_never_calls_costs_the_time_out_and_is_named() -> None:
     with pytest.raises(DeadlockError) as caught:
-        launch_gloo(_waits_for_ever, 2, timeout_seconds=0.2)
+        run_ranks(_waits_for_ever, 2, transport="gloo", timeout_seconds=0.2)
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("rank 0 waits in all_reduce(float32[2], op=sum) at test_endings.py:")
     assert "within 0.2 s" in lines[0]
@@ -180,7 +180,7 @@ def test_an_unreceived_message_is_reported_at_the_end() -> None:
     with pytest.raises(
         DeadlockError, match=r"every rank has ended, but rank 0 send\(float32\[2\]\) at .*rank 1"
     ):
-        launch_gloo(_never_received, 2)
+        run_ranks(_never_received, 2, transport="gloo")
 
 
 def _listening(comm: GlooCommunicator) -> list[str]:
@@ -199,7 +199,7 @@ def _listening(comm: GlooCommunicator) -> list[str]:
 
 
 def test_ranks_listen_on_loopback_only() -> None:
-    listening = launch_gloo(_listening, 2).results
+    listening = run_ranks(_listening, 2, transport="gloo").results
     assert all(addresses for addresses in listening)  # or the test would see nothing
     assert all(address.startswith("0100007F:") for addresses in listening for address in addresses)
 
@@ -207,7 +207,7 @@ def test_ranks_listen_on_loopback_only() -> None:
 _SCRIPT = """
 import os, signal, sys
 import torch
-from exogym_core.workers.gloo.ranks import launch_gloo
+from exogym_core.workers.run import run_ranks
 
 def body(comm):
     comm.barrier()
@@ -215,10 +215,10 @@ def body(comm):
     while True:
         comm.all_reduce(torch.ones(3))
 
-def tell(rank, row):
-    print(row["pid"], flush=True)
+def tell(row):
+    print(row.row["pid"], flush=True)
 
-launch_gloo(body, 2, on_mark=tell)  # not guarded: no child imports this script
+run_ranks(body, 2, transport="gloo", on_row=tell)  # not guarded: no child imports this script
 """
 
 

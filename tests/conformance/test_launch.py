@@ -20,8 +20,10 @@ from exogym_core.communicator.gloo import rendezvous as gloo_rendezvous
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous, choose_backend
 from exogym_core.plain import packed, unpacked
-from exogym_core.workers.gloo.ranks import launch_gloo
+from exogym_core.workers.gloo.ranks import GlooHost
+from exogym_core.workers.host import Sinks
 from exogym_core.workers.processes.children import Children, Pipe
+from exogym_core.workers.run import run_ranks
 from exogym_core.workers.torchrun.side_channel import SideChannel
 from netsim import shared_secret
 from netsim.errors import DeadlockError, InputError, RankError
@@ -61,29 +63,29 @@ def test_every_marked_row_comes_with_its_rank_in_its_order(transport: str) -> No
 
 def test_rows_are_handed_over_as_they_come() -> None:
     seen: list[tuple[int, Mapping[str, Any]]] = []
-    launch_gloo(_marks, 2, on_mark=lambda rank, row: seen.append((rank, row)))
+    run_ranks(_marks, 2, transport="gloo", on_row=lambda row: seen.append((row.rank, row.row)))
     assert sorted(row["step"] for rank, row in seen if rank == 1) == [0, 1]
 
 
-@pytest.mark.parametrize("options", [{"check": False}, {"method": "spawn"}])
-def test_the_real_transport_without_checks_and_in_fresh_processes(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("host", [GlooHost(2, check=False), GlooHost(2, method="spawn")])
+def test_the_real_transport_without_checks_and_in_fresh_processes(host: GlooHost) -> None:
     cases = [
         Case(operation, 0, torch.float32, (3, 2), "plain", "sum", 1, number % 2 or None, False, number)
         for number, operation in enumerate(OPERATIONS)
     ]
     program = [(0, 1), (1, 0)], cases
-    check(program, launch_gloo(partial(carry_out, program), 2, **options).results, exact=False)
+    check(program, host.run(partial(carry_out, program), Sinks(lambda row: None)).results, exact=False)
 
 
 def test_a_result_that_cannot_be_sent_is_named() -> None:
     with pytest.raises(InputError, match=r"\['rows'\] \(generator\) cannot be sent"):
-        launch_gloo(lambda comm: {"rows": (number for number in range(3))}, 1)
+        run_ranks(lambda comm: {"rows": (number for number in range(3))}, 1, transport="gloo")
 
 
 @pytest.mark.parametrize("num_ranks", [0, -1, 2.0, True])
 def test_the_number_of_ranks_is_checked(num_ranks: Any) -> None:
     with pytest.raises(InputError, match="num_ranks"):
-        launch_gloo(lambda comm: None, num_ranks)
+        run_ranks(lambda comm: None, num_ranks, transport="gloo")
 
 
 def test_unknown_backends_are_refused() -> None:

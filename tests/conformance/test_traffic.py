@@ -11,7 +11,7 @@ from conformance_cases import TRANSPORTS, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exogym_core.communicator.gloo.communicator import sent_bytes
+from exogym_core.communicator.simulated.simulation import sent_bytes
 from netsim import default_algorithm, schedule
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _WHOLE = ("all_reduce", "broadcast", "reduce", "reduce_scatter")
     "op", ["all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "gather", "scatter"]
 )
 @given(st.integers(1, 20), st.integers(0, 50), st.sampled_from([1, 2, 4, 8]), st.integers(0, 19))
-def test_the_formulas_are_the_schedules(
+def test_bytes_over_sockets_are_those_of_the_schedules(
     op: str, num_ranks: int, elements: int, width: int, root: int
 ) -> None:
     root %= num_ranks

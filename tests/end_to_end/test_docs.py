@@ -97,6 +97,14 @@ def test_what_is_not_run_is_parsed(page: Path) -> None:
             compile(text, page.name, "exec")
 
 
+@pytest.mark.parametrize("page", [ROOT / "README.md", *GUIDES], ids=lambda page: page.stem)
+def test_commands_in_indented_blocks_are_parsed(page: Path) -> None:
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    for line in re.findall(r"^    (?:\w+=\S+ )*((?:netgym|netsim) [a-z].*)", text, re.M):
+        if "--help" not in line:
+            parse(shlex.split(line, comments=True))
+
+
 @pytest.mark.docs
 @pytest.mark.timeout(400)
 def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:

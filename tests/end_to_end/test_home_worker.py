@@ -52,9 +52,9 @@ def test_the_report_tells_it_too(folder: Path, capsys: pytest.CaptureFixture[str
     assert netgym(["report", str(folder)]) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert re.search(
-        r"time-outs went on without rank 3 from step 140 \(3\d\.\d+ s\) to step \d+ \(85\.\d+ s\)\.", output
+        r"time-outs continued without rank 3 from step 140 \(3\d\.\d+ s\) to step \d+ \(85\.\d+ s\)\.", output
     )
-    assert "went on without rank 3" in (folder / "report.html").read_text()
+    assert "continued without rank 3" in (folder / "report.html").read_text()
 
 
 def test_a_late_joiner_is_a_key_too(tmp_path: Path) -> None:

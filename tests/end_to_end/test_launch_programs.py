@@ -531,6 +531,20 @@ def test_what_a_program_leaves_behind_ends_with_it(launch_here: Launch, tmp_path
         other.kill()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the script would run")
+def test_a_script_for_gpus_alone_is_pointed_to_the_option(
+    launch_here: Launch, line: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "on_gpu.py"
+    script.write_text(
+        "import torch\ntorch.distributed.init_process_group()\ntorch.distributed.barrier()\ntorch.cuda.set_device(0)\n"
+    )
+    code, _, err = launch_here("-n", "2", "--topology", line, str(script))
+    assert code == 1
+    assert "on_gpu.py:4" in err.partition("\n")[0]
+    assert "add --cuda-as-cpu" in err
+
+
 def test_a_script_for_gpus_runs_as_it_is(launch_here: Launch, line: str) -> None:
     """Autocast, a scaler, fused AdamW, pinned memory and device_ids; the clock is measured, start-up is not on it."""
     options = ["-n", "2", "--topology", line, "--cuda-as-cpu", "--json"]

@@ -234,7 +234,7 @@ def test_a_run_that_fails_says_where_its_remains_are(netgym: Netgym, monkeypatch
     lines = err[err.index("error: ") :].splitlines()
     assert lines[0].startswith("error: rank ")
     assert lines[0].endswith(" failed at failing.py:5: AssertionError: as wanted")
-    assert lines[-1] == "What was done is in runs/small-1; to go on: netgym compare --resume runs/small-1"
+    assert lines[-1] == "What was done is in runs/small-1; to continue: netgym compare --resume runs/small-1"
     assert json.loads((netgym.folder / "runs/small-1/summary.json").read_text())[0]["incomplete"]
 
 
@@ -308,7 +308,7 @@ def test_a_signal_ends_the_run_in_order(
     err = ended.stderr
     assert ended.returncode == code, err
     assert "Traceback" not in err
-    assert err.splitlines()[-1].startswith("interrupted: what was done is in out, marked incomplete")
+    assert err.splitlines()[-1].startswith("interrupted: results so far are in out, marked incomplete")
     entry, *others = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert entry["name"] == "AllReduce"
     assert all(other["incomplete"] for other in others)  # that trained beside it

@@ -138,7 +138,7 @@ class Site:
             self.say_how_it_went(answer, not self.breaks)
             self.breaks = False
 
-    def say_how_it_went(self, answer: dict[str, Any], is_through: bool) -> None:
+    def say_how_it_went(self, answer: dict[str, Any], is_finished: bool) -> None:
         self.waits_in = {}
         about = {
             "attempt": answer["attempt"],
@@ -146,7 +146,7 @@ class Site:
             "seconds": 2.0,
             "members": self.members,
         }
-        about |= {"number": self.round, "is_through": is_through}
+        about |= {"number": self.round, "is_finished": is_finished}
         self.world.members.rounds.confirm(self.number, self.ask(), about, self.world.now)
 
     def fetch(self) -> None:
@@ -211,7 +211,7 @@ def test_sites_that_were_all_stopped_wait_for_each_other_when_they_come_again() 
             assert bool(sent) == (site == 1), (life, site, sent)
         attempt = {"number": START, "attempt": 0, "group": sent[-1][1]["group"], "members": [0, 1]}
         for site in (0, 1):
-            members.rounds.confirm(site, 2, {**attempt, "seconds": 9.0, "is_through": True}, now + 10)
+            members.rounds.confirm(site, 2, {**attempt, "seconds": 9.0, "is_finished": True}, now + 10)
             members.publish(site, 0, now + 10)
         for site in (0, 1):
             members.depart(site, f"{site}.{life}", now + 20)

@@ -86,7 +86,7 @@ def test_letters_that_cross_the_cut_lie_in_the_checkpoint(name: str, tmp_path: P
     assert result.checkpoint_folder is not None
     checkpoint = find_checkpoint(result.checkpoint_folder)
     assert checkpoint is not None
-    assert checkpoint.letters()
+    assert checkpoint.messages()
     assert (checkpoint.path / "letters.safetensors").is_file()
 
 
@@ -101,7 +101,7 @@ def test_which_letters_cross() -> None:
     """Put before the sender's mark and taken after the receiver's, whichever of them comes first."""
     letters = MessagesInFlight()
     values = {(("box", 0), number): (torch.tensor([float(number)]),) for number in range(4)}
-    letters.look = values.__getitem__
+    letters.tensors_of = values.__getitem__
     call = Call("sendrecv", (0, 1), 4)
 
     def mark(rank: int, step: int) -> None:

@@ -38,7 +38,7 @@ SITES, H = 4, 5
 SECRET = b"of this bed alone"
 PORT = 29400
 AVERAGING_SECONDS = 4.0
-ROUNDS_AFTER = 80  # of calm, a sixth of a second each, until the end
+ROUNDS_AFTER = 20  # of calm, a sixth of a second each, until the end
 SECONDS_TO_END = 120.0
 INSIDE = "NETGYM_BED_INSIDE"
 CLONE_NEWNET, PR_SET_PDEATHSIG = 0x40000000, 1
@@ -243,6 +243,8 @@ class Schedule:
                 if self.random.random() < 0.5:
                     self.mend_all()
             self.mend_all()
+            # All take part again before the last round is set: a killed one may need longer to start than that takes.
+            self.wait_for_round(max(self.shared[site] for site in range(SITES)) + 1, range(SITES))
             self.end()
         finally:
             for pid in (rendezvous, *self.sites.values()):

@@ -91,7 +91,7 @@ def _damaged_part(choices: Choices, name: str, content: bytes) -> bytes:
 def _loaded(folder: Path) -> bool:
     found = StoredCheckpoint.open(folder)
     found.past()
-    found.letters()
+    found.messages()
     for rank in range(min(found.world_size, 4)):
         found.rank_state(rank)
     return True

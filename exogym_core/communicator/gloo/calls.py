@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from exogym_core.communicator.base import Handle
-from exogym_core.communicator.collectives import CallState
+from exogym_core.communicator.base import CallState, Handle
 from exogym_core.communicator.gloo.deadlock_detector import Want, fulfil
 from exogym_core.communicator.gloo.messages import GlooMailboxes, PeerMessages
 from exogym_core.communicator.gloo.wire import ENDED, Wire, call_record, disagreement
@@ -36,7 +35,7 @@ __all__ = ["GlooRank", "GroupCalls"]
 T = TypeVar("T")
 R = TypeVar("R")
 
-# What waits in gloo comes back when its connections are cut; Python must not end under it.
+# Waits in gloo return when its connections are cut; Python must not end under them.
 _CUT_SECONDS = 1.0
 _IN_FLIGHT = 2  # as torch's gloo has two threads a group, and `netsim`'s protocol of that name two lanes
 
@@ -47,9 +46,9 @@ class GlooRank(CallState):
 
     Attributes:
         rendezvous: its way to the others.
-        on_mark: receives what is marked.
-        on_deposit: receives what is deposited.
-        traffic: what it has sent, in all its groups.
+        on_mark: receives marked rows.
+        on_deposit: receives snapshots.
+        traffic: sent so far, in all its groups.
         off_clock: calls are not counted now.
         compares_places: members must make a collective at the same place.
         start_seconds: when it began, by `time.monotonic`.
@@ -241,7 +240,7 @@ class _CallQueue:
     members issue in the same order, and as with torch's own gloo the gaps of one call are filled by the next.
 
     Args:
-        in_flight: how many calls may be under way; as many threads start when they are needed.
+        in_flight: most calls in flight; as many threads start when they are needed.
     """
 
     def __init__(self, in_flight: int) -> None:

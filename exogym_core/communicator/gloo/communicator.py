@@ -14,96 +14,30 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-from exogym_core.communicator.collectives import Collectives, write_first
+from exogym_core.communicator.base import Communicator, write_first
 from exogym_core.communicator.exchange import caller
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
 from exogym_core.communicator.gloo.deadlock_detector import DeadlockDetector
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
 from exogym_core.communicator.gloo.wire import exchange_shapes, flattened
+from exogym_core.communicator.simulated.simulation import sent_bytes
 from netsim.errors import MismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from exogym_core.communicator.base import Handle
-    from exogym_core.communicator.collectives import CollectiveCall, Delivery
+    from exogym_core.communicator.base import CollectiveCall, Delivery, Handle
     from exogym_core.communicator.gloo.wire import Wire
 
-__all__ = ["GlooCommunicator", "sent_bytes"]
-
-
-def sent_bytes(
-    op: str,
-    num_ranks: int,
-    member: int,
-    *,
-    num_bytes: int,
-    element_bytes: int = 1,
-    root: int = 0,
-    parts: tuple[int, ...] = (),
-) -> int:
-    """Payload bytes that `member` of `num_ranks` sends.
-
-    Args:
-        op: name of the collective, or `send`.
-        num_ranks: members of the group.
-        member: whose bytes, 0 to num_ranks - 1.
-        num_bytes: the tensor this member gives; for `scatter` one part, for `reduce_scatter` the whole input.
-        element_bytes: chunks of a ring hold whole elements.
-        root: source or destination, where there is one.
-        parts: bytes for each member (`all_to_all`).
-
-    >>> [sent_bytes("all_reduce", 4, rank, num_bytes=100) for rank in range(4)]
-    [150, 150, 150, 150]
-    >>> [sent_bytes("broadcast", 4, rank, num_bytes=100) for rank in range(4)]
-    [200, 100, 0, 0]
-    """
-    if num_ranks == 1:
-        return 0
-    match op:
-        case "all_reduce":  # reduce-scatter, then all-gather
-            kept = _chunk(num_bytes, num_ranks, element_bytes, member)
-            return (
-                2 * num_bytes - kept - _chunk(num_bytes, num_ranks, element_bytes, (member + 1) % num_ranks)
-            )
-        case "reduce_scatter":
-            return num_bytes - _chunk(num_bytes, num_ranks, element_bytes, member)
-        case "all_gather":
-            return (num_ranks - 1) * num_bytes
-        case "broadcast":
-            return _children((member - root) % num_ranks, num_ranks) * num_bytes
-        case "reduce" | "gather":
-            return num_bytes if member != root else 0
-        case "scatter":
-            return (num_ranks - 1) * num_bytes if member == root else 0
-        case "all_to_all":
-            return sum(parts) - parts[member]
-        case "send":
-            return num_bytes
-        case "barrier" | "recv":
-            return 0
-    raise AssertionError(f"no collective is called {op}")
-
-
-def _chunk(num_bytes: int, num_ranks: int, element_bytes: int, index: int) -> int:
-    """Bytes of chunk `index` of `num_ranks`, each of ceil(elements / num_ranks) elements, the last of less."""
-    chunk_bytes = -(-(num_bytes // element_bytes) // num_ranks) * element_bytes
-    return max(0, min(chunk_bytes, num_bytes - index * chunk_bytes))
-
-
-def _children(virtual: int, num_ranks: int) -> int:
-    """Children in a binomial tree of member `virtual`: virtual + 2^j below num_ranks for 2^j > virtual."""
-    return sum(
-        virtual + (1 << power) < num_ranks for power in range(virtual.bit_length(), num_ranks.bit_length())
-    )
+__all__ = ["GlooCommunicator"]
 
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-class GlooCommunicator(Collectives):
-    """Communicator of a rank over real sockets; made by `launch_gloo` or `from_environment`, and by `group`.
+class GlooCommunicator(Communicator):
+    """Communicator of a rank over real sockets; made by `run_ranks` or `from_environment`, and by `group`.
 
     Tensors of any device are staged to the backend's: the CPU under gloo. A tensor that is reduced keeps its
     dtype (int16 travels as int32, halves as fp32, others have no arithmetic in torch and are refused); what is
@@ -142,7 +76,7 @@ class GlooCommunicator(Collectives):
 
         Args:
             check: compare calls before they run.
-            timeout_seconds: how long a rank waits for others before it gives up; by default four times as long as it
+            timeout_seconds: limit of a rank's wait for others; by default four times as long as it
                 has itself worked since its last call, and half an hour at least. Lost ranks and ranks
                 that wait for each other are noticed at once, whatever this is.
             backend: `gloo`, `nccl`, or `auto`: nccl where each local rank has a GPU of its own.
@@ -228,7 +162,7 @@ class GlooCommunicator(Collectives):
         if name == "reduce_scatter":
             line = torch.cat([self._stage(part, own=False) for part in tensors])
             own = slice(*(sum(part.numel() for part in tensors[: self.rank + end]) for end in (0, 1)))
-            # What gloo does for a reduce-scatter too: reduce everything and keep a part.
+            # As gloo does for a reduce-scatter: reduce everything and keep a part.
             return lambda: [wire.all_reduce(line, reduce_op)[own].clone()]
         flat = self._stage(call.signed[0], own=async_op or name in ("reduce", "scatter"))
         match name:

@@ -2,7 +2,7 @@
 
 A rank counts its posts, lane by lane: calls of a group, messages of a tag from one rank to another. A wait needs so
 many posts of others. Counts only grow, and those of a rank that waits stand still. So reports may be old and still show
-a deadlock truly: the first rank to go on would have needed a post that another one had not made when it reported.
+a deadlock truly: the first rank to continue would have needed a post that another one had not made when it reported.
 
 A rank that has waited for half a second reports its wait in the store at which the ranks have met (signed, and
 no port more). Each checks whether all reports amount to a deadlock. gloo cannot be called back from a wait: so it
@@ -104,13 +104,13 @@ class Posted:
 
 
 def deadlock_among(pending: Mapping[int, Pending], others: Mapping[int, str]) -> DeadlockError | None:
-    """The error if some of the ranks can never go on, by what they said last.
+    """The error if some of the ranks can never make progress, by their last reports.
 
     Args:
-        pending: of ranks that have said that they wait; those that have not may do anything.
+        pending: of ranks that have reported that they wait; the others may do anything.
         others: other lines of the table, by rank.
     """
-    missing = {rank: _missing(said, pending) for rank, said in pending.items()}
+    missing = {rank: _missing(report, pending) for rank, report in pending.items()}
 
     def can_go_on(rank: int, able: AbstractSet[int]) -> bool:
         enough = any if pending[rank].want.any_one else all
@@ -123,18 +123,18 @@ def deadlock_among(pending: Mapping[int, Pending], others: Mapping[int, str]) ->
     }
     if not stuck:
         return None
-    table = {rank: f"waits in {said.want.text}" for rank, said in pending.items()} | dict(others)
+    table = {rank: f"waits in {report.want.text}" for rank, report in pending.items()} | dict(others)
     table |= {rank: f"waits for {text}" for rank, text in stuck.items()}
     return deadlock_error(stuck, dict(sorted(table.items())))
 
 
-def _missing(said: Pending, pending: Mapping[int, Pending]) -> list[int]:
+def _missing(report: Pending, pending: Mapping[int, Pending]) -> list[int]:
     """The ranks whose posts are not known to be there; none if what it waits for is under way."""
     needs = [
         (rank, rank in pending and pending[rank].has_posted(lane, number))
-        for rank, lane, number in said.want.needs
+        for rank, lane, number in report.want.needs
     ]
-    if said.want.any_one and any(is_there for _, is_there in needs):
+    if report.want.any_one and any(is_there for _, is_there in needs):
         return []
     return sorted({rank for rank, is_there in needs if not is_there})
 
@@ -171,7 +171,7 @@ class DeadlockDetector:
         rendezvous: where the ranks have met.
 
     Attributes:
-        posted: what this rank has posted; count before you wait.
+        posted: posts of this rank; count before you wait.
         abandoned: futures still waited for in threads, though no call needs them any more.
     """
 
@@ -233,23 +233,23 @@ class DeadlockDetector:
     # --- the thread ----------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        said: _Wait | None = None
+        reported: _Wait | None = None
         next_look = 0.0
         while not self._ended.wait(_TICK_SECONDS):
             wait, now = self._now, time.monotonic()
             with contextlib.suppress(*_STORE_ERRORS):
                 if self._store is None:
                     self._store = self._rendezvous.another_store()
-                if said is not None and said is not wait:
-                    said = None
+                if reported is not None and reported is not wait:
+                    reported = None
                     self._store.set(f"waits {self._rank}", "")
                 if self._store.check(["ask"]):
                     self._store.set(f"stack {self._rank}", self._stack())
                 # With several threads of the user's, one that waits does not mean that the rank does.
                 if wait is None or now - wait.since < _FIRST_LOOK_SECONDS or len(self._users) > 1:
                     continue
-                if said is None:
-                    said, next_look = wait, now
+                if reported is None:
+                    reported, next_look = wait, now
                     self._store.set(f"waits {self._rank}", self.posted.pending(wait.want).to_text())
                 if now >= next_look or self._store.check(["deadlock"]):
                     next_look = now + min(max(now - wait.since, _FIRST_LOOK_SECONDS), _LONGEST_BETWEEN_LOOKS)
@@ -257,7 +257,7 @@ class DeadlockDetector:
 
     def _judge(self, wait: _Wait) -> None:
         assert self._store is not None
-        pending, others = self._said()
+        pending, others = self._reports()
         error = deadlock_among(pending, others)
         if error is not None:
             if not self._store.check(["deadlock"]):
@@ -267,7 +267,7 @@ class DeadlockDetector:
             with contextlib.suppress(InvalidStateError):
                 wait.result.set_exception(error)
 
-    def _said(self) -> tuple[dict[int, Pending], dict[int, str]]:
+    def _reports(self) -> tuple[dict[int, Pending], dict[int, str]]:
         """Reports of waiting ranks; of the others, that they run."""
         assert self._store is not None
         pending: dict[int, Pending] = {}
@@ -283,8 +283,8 @@ class DeadlockDetector:
     def _where_everybody_is(self) -> list[str]:
         """A line for each other rank that waits; for those that do not, where they are."""
         with contextlib.suppress(*_STORE_ERRORS):
-            store = self._rendezvous.another_store()
-            pending, running = self._said_to(store)
+            self._store = store = self._rendezvous.another_store()
+            pending, running = self._reports()
             store.set("ask", "where are you?")
             deadline, silent = time.monotonic() + _ANSWER_SECONDS, set(running) - {self._rank}
             while silent and time.monotonic() < deadline:
@@ -302,10 +302,6 @@ class DeadlockDetector:
                     lines.append(f"  rank {rank}: waits in {pending[rank].want.text}")
             return lines
         return []
-
-    def _said_to(self, store: SignedStore) -> tuple[dict[int, Pending], dict[int, str]]:
-        self._store = store
-        return self._said()
 
     def _stack(self) -> str:
         """The innermost frames of the rank's own thread, each a line."""

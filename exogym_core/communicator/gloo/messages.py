@@ -209,7 +209,7 @@ class PeerMessages:
         return Want(f"{signature}, from anyone", tuple(needs), any_one=True)
 
     def _leave(self, lane: tuple[int, int, int], flat: Tensor) -> Callable[[_MessageHandle[Any]], bool]:
-        """Function that cancels a receive: its own work goes on, for the next one like it."""
+        """Function that cancels a receive: its own work continues, for the next one like it."""
 
         def cancel(handle: _MessageHandle[Any]) -> bool:
             self._left[lane].append((handle, flat))
@@ -255,7 +255,7 @@ class PeerMessages:
 
         def wait() -> None:
             for number, work in enumerate(works):
-                patience = self._rendezvous.message_timeout
+                patience = self._rendezvous.timeout
                 work.wait(patience if limit_seconds is None else datetime.timedelta(seconds=limit_seconds))
                 if record is not None and number == 0:
                     _judge((peer, me), record, signature)
@@ -384,22 +384,22 @@ class GlooMailboxes:
         got = self._collect(box)
         if got or wait == 0 or self._store is None:
             return got
-        self._say("waits" if math.isinf(wait) else "busy", box)
+        self._publish("waits" if math.isinf(wait) else "busy", box)
         try:
             while not (got := self._collect(box)) and time.monotonic() < deadline:
                 if math.isinf(wait) and self._cannot_progress():
                     break
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
         finally:
-            self._say("busy")
+            self._publish("busy")
         return got
 
     def end(self) -> None:
         """Announce that this member puts no more messages."""
         if self._store is not None:
-            self._say("ended")
+            self._publish("ended")
 
-    # --- what the store says -------------------------------------------------------------------------------
+    # --- through the store ---------------------------------------------------------------------------------
 
     def _collect(self, box: str) -> list[tuple[int, Tensor]]:
         got = self._own.pop(box, [])
@@ -429,7 +429,7 @@ class GlooMailboxes:
         num_put = store.add("put", 0)
         first = self._wire.size  # of the members that wait since before the last message
         for member in range(self._wire.size):
-            word, num_seen, box, num_taken = self._said(member)
+            word, num_seen, box, num_taken = self._state_of(member)
             if word == "busy" or (word == "waits" and store.add(f"letters {member} {box}", 0) != num_taken):
                 return False
             if word == "waits" and num_seen != num_put:
@@ -439,12 +439,12 @@ class GlooMailboxes:
         self._num_seen = num_put
         return True
 
-    def _say(self, word: str, box: str = "") -> None:
+    def _publish(self, word: str, box: str = "") -> None:
         """Publish this member's state: `busy`, `waits` (for a message to `box`) or `ended`."""
         state = [word, self._num_seen, box, self._num_taken[box]]
         self._shared_store().set(f"member {self._wire.member}", json.dumps(state))
 
-    def _said(self, member: int) -> tuple[str, int, str, int]:
+    def _state_of(self, member: int) -> tuple[str, int, str, int]:
         store = self._shared_store()
         if not store.check([f"member {member}"]):
             return "busy", -1, "", 0

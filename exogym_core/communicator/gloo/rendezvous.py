@@ -77,7 +77,7 @@ class SignedStore(Store):
     def _seal(self, key: str, content: bytes) -> bytes:
         return hmac.digest(self._secret, key.encode() + b"\0" + content, "sha256")
 
-    # What is not signed is passed on: nothing of ours, nor of gloo's, trusts it.
+    # Unsigned calls are passed on: nothing of ours, nor of gloo's, trusts them.
 
     def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
         """Wait for all `keys`."""
@@ -116,8 +116,8 @@ T = TypeVar("T")
 TIMEOUT_SECONDS = 1800.0
 """Least seconds that ranks of a real run wait for each other, where no time-out is given."""
 
-# A rank may be 3 % slower than the others over rounds of many hours, or thrice as slow at once: a rank that is told
-# nothing else waits for as long as this many times what it has worked itself since its last call.
+# A rank may be 3 % slower than the others over rounds of many hours, or thrice as slow at once: without a time-out
+# a rank waits for this many times its own work since its last call.
 _TIMES_OWN_WORK = 4.0
 
 _LOOPBACK = "127.0.0.1"
@@ -154,13 +154,13 @@ class Rendezvous:
         num_ranks: all ranks of the run.
         store_path: a file that all ranks on this machine can open; empty: by torchrun's environment.
         check: whether calls are compared before they run.
-        timeout_seconds: how long a rank waits for others; None: by its own rounds, see `TIMEOUT_SECONDS`.
-        backend: what carries tensors, `gloo` or `nccl`.
+        timeout_seconds: limit of a rank's wait for others; None: by its own rounds, see `TIMEOUT_SECONDS`.
+        backend: carrier of tensors, `gloo` or `nccl`.
         device: where the backend takes tensors.
         secret: known to the run's ranks alone: their records at the rendezvous are signed with it, and
             every connection is authenticated, since any process that reaches their ports can connect.
         address: of this machine, for gloo to listen on; empty: that of GLOO_SOCKET_IFNAME, or what gloo finds.
-        time_option: what users call `timeout_seconds`.
+        time_option: users' name of `timeout_seconds`.
     """
 
     rank: int
@@ -178,7 +178,7 @@ class Rendezvous:
     _num_groups: Counter[int] = field(default_factory=Counter)  # groups with each other rank so far
     _num_made: Counter[tuple[int, ...]] = field(default_factory=Counter)  # groups of just these ranks so far
     _grows: bool = field(init=False, default=False)  # no time-out was given
-    _left: float = field(init=False, default_factory=time.monotonic)  # when it was through with its last call
+    _left: float = field(init=False, default_factory=time.monotonic)  # when its last call had finished
     _made: weakref.WeakSet[Any] = field(init=False, default_factory=weakref.WeakSet)  # gloo's groups
     _files: set[int] = field(default_factory=set)  # that were opened while groups were made
 
@@ -274,14 +274,10 @@ class Rendezvous:
         raise ConnectionLostError(f"{waiting}: the connection to another rank was lost ({reason})", self.rank)
 
     @property
-    def _timeout(self) -> datetime.timedelta:
+    def timeout(self) -> datetime.timedelta:
+        """Time-out of calls and messages as torch takes it: gloo has one for a group."""
         assert self.timeout_seconds is not None
         return datetime.timedelta(seconds=self.timeout_seconds)
-
-    @property
-    def message_timeout(self) -> datetime.timedelta:
-        """Time-out of a message: gloo has only that of its group."""
-        return self._timeout
 
     def _be_patient(self) -> None:
         """Wait longer from now on if this rank itself has worked long since its last call."""
@@ -289,7 +285,7 @@ class Rendezvous:
         if self._grows and self.timeout_seconds is not None and needed > self.timeout_seconds:
             self.timeout_seconds = needed
             for group in self._made:
-                group.set_timeout(self._timeout)
+                group.set_timeout(self.timeout)
 
     def another_store(self) -> SignedStore:
         """A connection of its own to the store at which the ranks met, for another thread."""
@@ -306,7 +302,7 @@ class Rendezvous:
         if self.store_path:
             self.address = _LOOPBACK  # else the interface of this machine's name
             meeting = FileStore(self.store_path, self.num_ranks)
-            meeting.set_timeout(self._timeout)  # torch's own is 5 minutes
+            meeting.set_timeout(self.timeout)  # torch's own is 5 minutes
             return meeting
         address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
         if address == "localhost" or address.startswith("127."):
@@ -318,7 +314,7 @@ class Rendezvous:
             None if again else self.num_ranks,
             is_master=hosting,
             wait_for_workers=not again,
-            timeout=self._timeout,
+            timeout=self.timeout,
             # Left to itself it would listen on all interfaces of this machine.
             master_listen_fd=_listener(address, port) if hosting else None,
         )
@@ -365,7 +361,7 @@ class Rendezvous:
         if self.backend == "gloo":
             return ProcessGroups(control, control, notes)
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = self._timeout
+        options._timeout = self.timeout
         return ProcessGroups(
             dist.ProcessGroupNCCL(PrefixStore("nccl", store), *place, options), control, notes
         )
@@ -380,9 +376,9 @@ class Rendezvous:
 
     def _gloo(self, store: Store, place: int, size: int) -> Any:
         if not self.address or ("GLOO_SOCKET_IFNAME" in os.environ and not self.store_path):
-            return dist.ProcessGroupGloo(store, place, size, timeout=self._timeout)
+            return dist.ProcessGroupGloo(store, place, size, timeout=self.timeout)
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = self._timeout
+        options._timeout = self.timeout
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self.address)]
         return dist.ProcessGroupGloo(store, place, size, options)
 

@@ -44,7 +44,7 @@ _OPS: dict[str, Any] = {
     "product": dist.ReduceOp.PRODUCT,
 }
 
-# How what gloo cannot add up, or not without losing it, travels.
+# Wider dtypes for sums that gloo cannot compute, or not without loss.
 _WIDER = {torch.int16: torch.int32, torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 

@@ -10,17 +10,19 @@ import itertools
 import math
 import weakref
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from exogym_core.communicator.collectives import nothing, write_first
-from exogym_core.communicator.simulated.calls import PostingRank
-from netsim.errors import InputError
+from exogym_core.communicator.base import Communicator, nothing, write_first
+from exogym_core.communicator.exchange import Part, own_value
+from exogym_core.communicator.simulated.calls import InFlight, Own, RankState, SimulatedHandle
+from netsim.errors import BrokenCallError, InputError
 from netsim.ranks import (
+    Advance,
     Ask,
     Call,
     Confirm,
@@ -32,6 +34,7 @@ from netsim.ranks import (
     Key,
     Lane,
     Mark,
+    Post,
     Publish,
     Put,
     Take,
@@ -40,10 +43,10 @@ from netsim.ranks import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
-    from exogym_core.communicator.base import Communicator, Handle
-    from exogym_core.communicator.collectives import Delivery
-    from exogym_core.communicator.simulated.calls import Parking
-    from netsim.ranks import Arrival, Letter
+    from exogym_core.communicator.base import CollectiveCall, Delivery, Handle
+    from exogym_core.communicator.exchange import Signature
+    from exogym_core.communicator.simulated.calls import Parking, Port, ScheduleBook
+    from netsim.ranks import Answer, Arrival, Letter, Question, Request
 
 __all__ = ["SimulatedCommunicator"]
 
@@ -54,14 +57,196 @@ T = TypeVar("T")
 _CALLS_A_ROUND = 1 << 20  # of a group with a number; JSON and floats hold 2**33 such rounds exactly
 
 
-class SimulatedCommunicator(PostingRank):
-    """Communicator of a rank on the simulated network; its arguments are those of `PostingRank`."""
+class SimulatedCommunicator(Communicator):
+    """Communicator of a rank on the simulated network.
+
+    Args:
+        port: the rank's way to the simulation.
+        ranks: the group's members, as ranks of the run.
+        rank: this rank's position among them.
+        book: traffic of calls.
+        state: shared by all communicators of this rank.
+        group_id: equal on all members, different for every group.
+
+    Attributes:
+        call_seconds: virtual seconds that each call may take from its post; one that takes longer breaks the group:
+            its calls end undone, with BrokenCallError in the ranks that wait for one.
+    """
 
     transport = "netsim"
     can_leave_behind = True
+    _state: RankState
+
+    def __init__(
+        self,
+        port: Port,
+        ranks: Sequence[int],
+        rank: int,
+        book: ScheduleBook,
+        state: RankState | None = None,
+        group_id: Hashable = 0,
+    ) -> None:
+        self.rank, self.world_size = rank, len(ranks)
+        self._port, self._ranks, self._book = port, tuple(ranks), book
+        self._state = state if state is not None else RankState()
+        self._group_id = group_id
+        self.call_seconds = math.inf
+        self._num_calls: Counter[Hashable] | None = None  # None: as the state has it
+        self._first_call = 0
+
+    @property
+    def state(self) -> RankState:
+        """State shared by all communicators of this rank."""
+        return self._state
+
+    def _withdrawn(self, key: Key, ticket: Any, signature: Signature) -> None:
+        """Give this receive's number, and its values if they have come, to the next receive of the lane."""
+        self._state.in_flight.pop((key, 1), None)
+        counter = self._counter
+        counter[key.group, "recv"] -= 1
+        if not counter[key.group, "recv"]:
+            del counter[key.group, "recv"]
+        if self._port.ready(ticket, 1):
+            self._state.withdrawn[key] = (ticket, signature)
+        else:
+            self._port.forget(ticket, 1)
+
+    def _collective(
+        self, call: CollectiveCall, deliver: Delivery[T], async_op: bool, *, waits: bool = False
+    ) -> T | Handle[T]:
+        """Post a call; with `waits`, its handle is waited for next."""
+        name, tensors, like, reduce_op, root = call.name, call.tensors, call.signed, call.reduce_op, call.root
+        signature = self._signature(name, like, reduce_op, root)
+        request = Call(
+            name, self._ranks, self._charged_bytes(name, like), root, like[0].element_size() if like else 1
+        )
+        if name == "all_to_all":  # the sizes of the others' parts are theirs to request
+            own = tuple(tensor.nbytes for tensor in tensors)
+            request = request._replace(num_bytes=sum(own), parts=(own,))
+        lane = self._lane()
+        key = Key(lane, self._next_number(lane))
+        # Values that are only moved are handed over as they are, and others may take them long after this rank
+        # has changed its tensors. Reduced values are read when the last member posts, while the receivers wait.
+        goes_on = async_op or not reduce_op or (name == "reduce" and self.rank != root)
+        keeps = goes_on and not self._port.copies
+        inputs = [tensor.detach().clone() if keeps else tensor.detach() for tensor in tensors]
+        waits = waits or not async_op
+        handle = self._post(Part(key, self._ranks, self.rank, signature, inputs), request, deliver, waits)
+        return handle if async_op else handle.wait()
+
+    def _charged_bytes(self, name: str, like: Sequence[Tensor]) -> int:
+        """`num_bytes` of `netsim.collectives.schedule`: the tensor, or the sum over ranks."""
+        own = sum([tensor.nbytes for tensor in like])
+        return own * self.world_size if name in ("all_gather", "gather", "scatter") else own
+
+    def _post(self, part: Part, call: Call, deliver: Delivery[T], waits: bool = False) -> Handle[T]:
+        key, _, member, signature, tensors = part
+        on_clock = not self._state.off_clock
+        ticket, earlier = self._state.withdrawn.pop(key, (None, signature))
+        if ticket is None and signature.needs_nobody(member):
+            self._port.post(part)
+            value = own_value(signature, tensors, member, len(call.ranks))
+            if not waits and self._port.copies:  # the rank may change what it has given before it waits
+                value = tuple(tensor.clone() for tensor in value)
+            ticket = Own(value)
+        elif ticket is None:
+            ticket = self._port.post(part, waits)
+        elif earlier.agreed() != signature.agreed():
+            raise InputError(f"rank {self.rank}: {signature} must ask for what the cancelled {earlier} did")
+        if on_clock:
+            self._count(call, member, tensors)
+            self._request(Post(key, member, call, self.call_seconds))
+        handle = SimulatedHandle(self, part, ticket, deliver, on_clock)
+        if self._state.noted is None and not waits:
+            self._state.in_flight[key, member] = InFlight(signature, ticket, weakref.ref(handle))
+            if len(self._state.in_flight) >= self._state.look_at:
+                self._let_go()
+        return handle
+
+    def _post_alone(self, kind: str, key: Key, tensors: Sequence[Tensor] = ()) -> Any:
+        """Post a call of this rank alone, which has the exchange store tensors or return them; returns its ticket."""
+        given = [tensor.detach() for tensor in tensors]
+        return self._port.post(Part(key, (self._ranks[self.rank],), 0, self._signature(kind, given), given))
+
+    def _handed_over(self, kind: str, key: Key) -> list[Tensor]:
+        """Copies of the tensors that the exchange returns."""
+        ticket = self._post_alone(kind, key)
+        tensors = [tensor.clone() for tensor in self._port.take(ticket, 0)]
+        self._port.taken(ticket)
+        return tensors
+
+    def _take(self, ticket: Any, member: int) -> tuple[Tensor, ...]:
+        return ticket.tensors if isinstance(ticket, Own) else self._port.take(ticket, member)
+
+    def _taken(self, ticket: Any) -> None:
+        if not isinstance(ticket, Own):
+            self._port.taken(ticket)
+
+    def _is_ready(self, ticket: Any, member: int) -> bool:
+        return isinstance(ticket, Own) or self._port.ready(ticket, member)
+
+    def _let_go(self) -> None:
+        """Forget calls that are over and that no rank can wait for any more."""
+        state = self._state
+        for (key, member), flight in list(state.in_flight.items()):
+            if flight.handle() is None and self._is_ready(flight.ticket, member):
+                del state.in_flight[key, member]
+                with suppress(BrokenCallError):
+                    self._take(flight.ticket, member)
+                    self._taken(flight.ticket)
+                state.unwaited = flight.signature
+        state.look_at = max(8, 2 * len(state.in_flight))
+
+    def _count(self, call: Call, member: int, tensors: Sequence[Tensor]) -> None:
+        traffic = self._state.traffic
+        bytes_sent, wan_bytes = self._book.traffic(call, member)
+        traffic.bytes_sent += bytes_sent
+        traffic.wan_bytes += wan_bytes
+        traffic.count(tensors)
+
+    def _lane(self) -> Hashable:
+        return (self._group_id, "off") if self._state.off_clock else self._group_id
+
+    def _next_number(self, lane: Hashable, side: str = "") -> int:
+        state = self._state
+        if state.again is not None:
+            return state.again.pop(0)
+        counter = self._counter
+        number = self._first_call + counter[lane, side]
+        counter[lane, side] += 1
+        if state.noted is not None:
+            state.noted.append(number)
+        return number
+
+    @property
+    def _counter(self) -> Counter[Hashable]:
+        """Number of calls in each lane of this group."""
+        if self._num_calls is not None:
+            return self._num_calls
+        counts = self._state.num_calls.get(self._group_id)
+        return counts if counts is not None else self._state.num_calls.setdefault(self._group_id, Counter())
+
+    def _request(self, request: Request) -> None:
+        state = self._state
+        if state.repeating:
+            return
+        if state.pending_seconds:
+            self._request_advance()
+        self._port.request(request)
+
+    def _request_advance(self) -> None:
+        """Request the seconds computed since the last request, as one."""
+        if self._state.pending_seconds:
+            seconds, self._state.pending_seconds = self._state.pending_seconds, 0.0
+            self._port.request(Advance(seconds))
+
+    def _ask(self, question: Question) -> Answer:
+        self._state.has_asked = True
+        self._request_advance()
+        return self._port.ask(question)
 
     def _own_tensors(self, got: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-        # What comes is shared by all members.
+        # Received tensors are shared by all members.
         return [tensor.to(device, copy=True, memory_format=torch.contiguous_format) for tensor in got]
 
     @property
@@ -96,7 +281,7 @@ class SimulatedCommunicator(PostingRank):
         lane = Lane(self._group_id, src, dst, tag)
         number = self._next_number(lane, side)
         member = 0 if side == "send" else 1
-        return self._post(Key(lane, number), call, member, signature, tensors, deliver)
+        return self._post(Part(Key(lane, number), ranks, member, signature, tensors), call, deliver)
 
     def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
         self._check_peer("put", "dst", dst, tensor)
@@ -113,9 +298,9 @@ class SimulatedCommunicator(PostingRank):
         self._check_on_clock("take")
         self._check_wait(wait)
         name = self._box(self.rank, box)
-        letters = cast("tuple[Letter, ...]", self._ask(Take(name, float(wait))))
+        messages = cast("tuple[Letter, ...]", self._ask(Take(name, float(wait))))
         taken = []
-        for source, number in letters:
+        for source, number in messages:
             (tensor,) = self._handed_over("taken", Key(("taken", name, source), number))
             taken.append((self._ranks.index(source), tensor))
         return taken
@@ -160,8 +345,8 @@ class SimulatedCommunicator(PostingRank):
                 return members, result
             if not left:
                 raise InputError(
-                    f"rank {self.rank}, average_present: not through in {averaging_seconds:g} s, though all "
-                    "members answer and none has a narrower connection than the others; give it more time"
+                    f"rank {self.rank}, average_present: not finished in {averaging_seconds:g} s, though all "
+                    "members answer and none has a narrower connection than the others; raise averaging_seconds"
                 )
             present = left
         return members, None

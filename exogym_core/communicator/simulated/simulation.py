@@ -24,6 +24,7 @@ from netsim import (
     WindowLimit,
     algorithm_names,
     are_many,
+    default_algorithm,
     is_crowd,
     parse_collectives,
     schedule,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from netsim import Collective, Recorder, Topology, Waiting
     from netsim.ranks import Call, Cancel, Enter, Key, Request, StampedRow
 
-__all__ = ["LinkHistory", "Schedules", "Simulation", "World", "algorithms_of", "computes_crowd"]
+__all__ = ["LinkHistory", "Schedules", "Simulation", "World", "algorithms_of", "computes_crowd", "sent_bytes"]
 
 _MOST = 120  # instants that are kept after each thinning; twice as many at most
 _MOST_NUMBERS = 50_000  # in all rows: networks of thousands of links are looked at less often
@@ -55,36 +56,36 @@ class LinkHistory:
     dropped, and from then on those that come too soon after the last.
 
     Args:
-        network: whose links.
+        network: owner of the links.
     """
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._looks: list[tuple[float, NDArray[float64]]] = [(network.env.now, network.link_bytes)]
+        self._samples: list[tuple[float, NDArray[float64]]] = [(network.env.now, network.link_bytes)]
         self._gap_seconds = 0.0
 
     def record(self) -> None:
         """Sample the bytes that have crossed links, if the last sample is long enough ago."""
         now = float(self._network.env.now)
-        if now <= self._looks[-1][0] or now < self._looks[-1][0] + self._gap_seconds:
+        if now <= self._samples[-1][0] or now < self._samples[-1][0] + self._gap_seconds:
             return
-        self._looks.append((now, self._network.link_bytes))
-        if len(self._looks) > 2 * _MOST:
-            self._looks = self._looks[::2]
+        self._samples.append((now, self._network.link_bytes))
+        if len(self._samples) > 2 * _MOST:
+            self._samples = self._samples[::2]
             self._gap_seconds = now / (2 * _MOST)
 
     def rows(self) -> list[dict[str, float]]:
         """A row an instant: `virtual_seconds`, and bytes from the start over each link (`a->b`) that carried any."""
         now = float(self._network.env.now)
         end = (now, self._network.link_bytes)
-        looks = [look for look in self._looks if look[0] < now] + [end]
+        samples = [sample for sample in self._samples if sample[0] < now] + [end]
         names = [f"{link.source}->{link.target}" for link in self._network.topology.links]
         used = [index for index, total in enumerate(end[1].tolist()) if total > 0]
-        stride = 1 + len(looks) * len(used) // _MOST_NUMBERS
-        looks = [look for number, look in enumerate(looks) if number % stride == 0 or look is end]
+        stride = 1 + len(samples) * len(used) // _MOST_NUMBERS
+        samples = [sample for number, sample in enumerate(samples) if number % stride == 0 or sample is end]
         return [
             {"virtual_seconds": at, **{names[index]: round(float(totals[index])) for index in used}}
-            for at, totals in looks
+            for at, totals in samples
         ]
 
 
@@ -106,10 +107,10 @@ class World:
     """World of a run, in plain data that any process can have.
 
     Attributes:
-        num_ranks: how many ranks there are.
+        num_ranks: number of ranks.
         topology: the network; None where communication takes no time.
         hosts: the host of each rank (index into `topology.hosts`).
-        protocol: how transfers use links.
+        protocol: use of links by transfers.
         collectives: op -> algorithm, for ops that shall not use the fastest one.
     """
 
@@ -145,7 +146,7 @@ class World:
 
 
 class Schedules:
-    """The schedule of every call in a world, and what it sends; computed once."""
+    """The schedule of every call in a world, and its traffic; computed once."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -206,6 +207,53 @@ class Schedules:
         return list(zip(sent, map(int, plan.region_bytes(self._world.regions(call.ranks))), strict=True))
 
 
+def sent_bytes(
+    op: str,
+    num_ranks: int,
+    member: int,
+    *,
+    num_bytes: int,
+    element_bytes: int = 1,
+    root: int = 0,
+    parts: tuple[int, ...] = (),
+) -> int:
+    """Payload bytes that `member` of `num_ranks` sends.
+
+    Args:
+        op: name of the collective, or `send`.
+        num_ranks: members of the group.
+        member: 0 to num_ranks - 1.
+        num_bytes: the tensor this member gives; for `scatter` one part, for `reduce_scatter` the whole input.
+        element_bytes: chunks hold whole elements.
+        root: source or destination, where there is one.
+        parts: bytes for each member (`all_to_all`).
+
+    >>> [sent_bytes("all_reduce", 4, rank, num_bytes=100) for rank in range(4)]
+    [150, 150, 150, 150]
+    >>> [sent_bytes("broadcast", 4, rank, num_bytes=100) for rank in range(4)]
+    [200, 100, 0, 0]
+    """
+    if op == "all_to_all":
+        return sum(parts) - parts[member]
+    if num_ranks == 1 or op in ("barrier", "recv"):
+        return 0
+    return num_bytes if op == "send" else _sent_bytes(op, num_ranks, num_bytes, element_bytes, root)[member]
+
+
+@lru_cache(maxsize=512)
+def _sent_bytes(op: str, num_ranks: int, num_bytes: int, element_bytes: int, root: int) -> list[int]:
+    """Payload bytes of each member, by the schedule that a simulation without a network takes."""
+    plan = schedule(
+        op,
+        num_ranks,
+        num_bytes=num_bytes * (num_ranks if op in ("all_gather", "gather", "scatter") else 1),
+        algorithm=default_algorithm(op),
+        root=root,
+        element_bytes=element_bytes,
+    )
+    return [int(each) for each in plan.sent_bytes]
+
+
 class Simulation(RankSource, RankSink):
     """The exchange and the kernel of one run, joined: source and sink of the kernel's ranks.
 
@@ -216,15 +264,15 @@ class Simulation(RankSource, RankSink):
         past: requests of each rank in an earlier part of this run, replayed before all else; empty for a run from
             the start.
         recorder: trace of the network; None: no trace.
-        combined: what collectives compute.
+        combined: computes the results of collectives.
         schedules: of calls, cached in another run of this world; None: searched again.
         abridged: long collectives and crowds of messages are computed by formulas, see `netsim.collectives.Abridged`.
 
     Attributes:
-        away: ranks that wait for something of their own while others' time is running out: the clock goes on.
+        away: ranks that wait for something outside of the simulation; the clock does not wait for them.
         algorithms: of each operation that was called, the algorithms that it went by.
-        window_limit: the way on which a sender's window limited collectives most; None where links did.
-        link_history: what crossed links, looked at with rank 0's rows; None without a topology.
+        window_limit: the route on which a sender's window limited collectives most; None where links did.
+        link_history: bytes over links, sampled with rank 0's rows; None without a topology.
     """
 
     def __init__(
@@ -321,7 +369,7 @@ class Simulation(RankSource, RankSink):
 
     def row(self, row: StampedRow) -> None:
         """Sample the links' traffic with rank 0's rows."""
-        # One rank's rows are occasions enough: a look takes longer than a step, where collectives are known by heart.
+        # One rank's rows are occasions enough: a sample takes longer than a step of cached collectives.
         if self.link_history is not None and row.rank == 0:
             self.link_history.record()
 

@@ -149,6 +149,11 @@ def _draw_legend(axes: Axes) -> None:
     points = float(matplotlib.rcParams["legend.fontsize"])
     column_inches = (max(map(len, labels)) * 0.6 + 5) * points / 72
     columns = max(1, min(len(labels), int(figure.get_figwidth() / column_inches)))
+    # Room for the label beside the axes, that below them, and the legend's lines.
+    text_inches = float(matplotlib.rcParams["font.size"]) / 72
+    label_inches = (0.6 * len(axes.get_ylabel()) + 5) * text_inches
+    legend_inches = 1.5 * points / 72 * -(-len(labels) // columns)
+    figure.set_figheight(max(figure.get_figheight(), label_inches + legend_inches))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 

@@ -79,12 +79,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table below the results, whose first column holds headings of rows."""
+    """A table below the results, whose first column holds headings of rows; `is_prose`: its next two hold sentences."""
 
     title: str
     headings: Sequence[str]
     rows: Sequence[tuple[str, Sequence[str]]]
     note: str = ""
+    is_prose: bool = True
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ def head_facts(results: Results) -> list[tuple[str, str]]:
     if results.clock == WALL_CLOCK:  # whatever topology the file names
         return [*facts, ("network", _REAL_NETWORK)]
     if not isinstance(topology, dict):
-        return [*facts, ("network", "none: nothing is known of time")]
+        return [*facts, ("network", "none: no virtual time")]
     protocol = settings.get("protocol") or topology.get("protocol") or "ideal"  # as earlier versions took it
     if isinstance(protocol, str) and protocol != "ideal":
         protocol = {"preset": protocol, "streams": 1}

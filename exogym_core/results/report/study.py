@@ -189,16 +189,11 @@ def default_keys(members: Sequence[Member]) -> list[str]:
     return [*keys, *(key for key in swept if len({member.value(key) for member in members}) > 1), "strategy"]
 
 
-def group_runs(members: Sequence[Member], keys: Sequence[str], where: Sequence[str] = ()) -> list[Group]:
-    """Members in groups, in the order of their first ones.
-
-    Args:
-        members: to be grouped.
-        keys: in which members of a group agree.
-        where: `key=value` texts; members with another value are left out.
+def selected(members: Sequence[Member], where: Sequence[str]) -> Sequence[Member]:
+    """Members that fit `where`, `key=value` texts.
 
     Raises:
-        InputError: no member has one of the keys, none is left, or a group holds runs that differ in more than seeds.
+        InputError: none fits.
     """
     for text in where:
         key, separator, value = text.partition("=")
@@ -208,6 +203,19 @@ def group_runs(members: Sequence[Member], keys: Sequence[str], where: Sequence[s
         members = [member for member in members if member.value(key) == value]
         if not members:
             raise InputError(f"--where {text}: no run has it: {key} is {', '.join(known[:12])}")
+    return members
+
+
+def group_runs(members: Sequence[Member], keys: Sequence[str]) -> list[Group]:
+    """Members in groups, in the order of their first ones.
+
+    Args:
+        members: to be grouped.
+        keys: in which members of a group agree.
+
+    Raises:
+        InputError: no member has one of the keys, or a group holds runs that differ in more than seeds.
+    """
     for key in keys:
         if all(member.value(key) == _MISSING for member in members):
             raise InputError(
@@ -292,7 +300,7 @@ def _decided(groups: Sequence[Group]) -> tuple[str, Group | None]:
     )
     what = "to the target" if holders else "final loss"
     if not ordered:
-        return "No group has come to its end.", None
+        return "No group has finished.", None
     first, missed = ordered[0], _missed(ended, holders)
     write = format_seconds if holders else "{:.4g}".format
     shown = write(means[first.values])
@@ -307,7 +315,7 @@ def _decided(groups: Sequence[Group]) -> tuple[str, Group | None]:
     )
     lead = f"{first.name} comes first ({shown} {what}), then {second.name}"
     if interval is None:
-        return f"{lead}; with one seed in common nothing is known of how much seeds differ.{missed}", None
+        return f"{lead}; one seed in common does not show how much seeds differ.{missed}", None
     difference = f"the difference is {_signed(interval[0], write)} to {_signed(interval[1], write)}"
     pairs = f"95 % interval over {format_count(len(seeds), 'seed')} in common"
     if interval[0] > 0:
@@ -376,15 +384,16 @@ class StudyReport(Report):
     def __init__(
         self, paths: Sequence[str | Path], by: Sequence[str] = (), where: Sequence[str] = ()
     ) -> None:
-        members = members_of(find_runs(paths))
+        members: Sequence[Member] = members_of(find_runs(paths))
         if not members:
             names = ", ".join(map(visible, paths))
             raise InputError(f"{names}: no strategy has ended yet: netgym status shows the progress")
+        members = selected(members, where)
         self.keys = list(dict.fromkeys([*by, "strategy"])) if by else default_keys(members)
-        groups = group_runs(members, self.keys, where)
+        groups = group_runs(members, self.keys)
         self.members = [member for group in groups for member in group.members]
-        self.title = ", ".join(Path(path).resolve().name for path in paths)
-        self.caption = visible(self.title, 200)
+        self.title = ", ".join([*(Path(path).resolve().name for path in paths), *where])
+        self.caption = f"{visible(self.title, 200)}: means over runs, in brackets the 95 % bootstrap interval"
         self.verdict, self.winners = study_verdict(groups)
         self.winner = self.winners[0].name if len(self.winners) == 1 else None
         self.groups = sorted(groups, key=_order)
@@ -392,7 +401,7 @@ class StudyReport(Report):
             (group in self.winners, [visible(cell, 80) for cell in [*group.values, *group.cells()]])
             for group in self.groups
         ]
-        self.table = ResultTable([*self.keys, *HEADINGS], rows)
+        self.table = ResultTable([*self.keys, *HEADINGS], rows, len(self.keys))
         self.failures = [
             (f"{member.run.run} {member.run.point} {member.result.name}", member.result.error or "incomplete")
             for member in self.members

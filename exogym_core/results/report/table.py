@@ -45,10 +45,12 @@ class ResultTable(NamedTuple):
     Attributes:
         headings: of the columns.
         rows: whether it won, and its cells.
+        num_names: columns that name a row, the first ones.
     """
 
     headings: Sequence[str]
     rows: Sequence[tuple[bool, Sequence[str]]]
+    num_names: int = 1
 
     def _with_values(self) -> list[int]:
         """Columns with a value in some row."""
@@ -89,10 +91,11 @@ class ResultTable(NamedTuple):
             # A winner's figures need not be the best of their columns.
             lines.append(" & ".join([rf"\textbf{{{name}}}" if is_winner else name, *others]) + r" \\")
         body = "\n".join(f"    {line}" for line in lines)
+        align = "".join("l" if column < self.num_names else "r" for column in shown)
         return (
             "% \\usepackage{booktabs}\n\\begin{table}\n  \\centering\n"
             f"  \\caption{{{latex_text(caption)}}}\n"
-            f"  \\begin{{tabular}}{{l{'r' * (len(shown) - 1)}}}\n    \\toprule\n{body}\n    \\bottomrule\n"
+            f"  \\begin{{tabular}}{{{align}}}\n    \\toprule\n{body}\n    \\bottomrule\n"
             "  \\end{tabular}\n\\end{table}\n"
         )
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["Verdict", "verdict"]
 
 _MOST_ABSENCES = 3  # listed one by one
+_HOLDING = (
+    "A target is held if at least two later evaluations confirm it: train longer, or evaluate more often "
+    "(evaluate.every)."
+)
 _CLOSE = 1.05  # leads below this count as equal: models of networks are less accurate
 
 
@@ -42,11 +46,11 @@ def verdict(results: Results) -> Verdict:
     contest = _Contest.of(results)
     decision = _decided(contest)
     text = decision.text + contest.unfinished() + _silent(contest) + _absent(results) + _failed(results)
-    text += _uncharged(results)
+    text += _uncharged(results) + _after_end(results)
     if results.running is None:
         return Verdict(text, decision.winner)
     so_far = f" So far: {text}" if contest.rivals else ""
-    return Verdict(f"This run is going on ({visible(results.running, 200)}).{so_far}")
+    return Verdict(f"This run is in progress ({visible(results.running, 200)}).{so_far}")
 
 
 @dataclass(frozen=True)
@@ -289,19 +293,20 @@ def _by_loss(contest: _Contest) -> Verdict:
     is_timed = any(each.virtual_seconds is not None for each in rivals)
     if results.target_loss is not None and is_timed:
         goal = f"loss {results.target_loss:g} in {_span(results)}"
+        touched = [each for each in rivals if any(run.target == "touched" for run in contest.runs(each))]
         if len(rivals) > 1:
-            lead = f"No strategy reached {goal}, so there is no winner."
+            lead = f"No strategy {'held' if touched else 'reached'} {goal}, so there is no winner."
         else:
             lead = f"{_name(best)} did not reach {goal}."
-        touched = [each for each in rivals if any(run.target == "touched" for run in contest.runs(each))]
         sentences = "".join(f" {_name(each)} {_reaches(contest, each)}." for each in touched)
         lead = sentences.strip() if touched and len(rivals) == 1 else lead + sentences
+        lead += f" {_HOLDING}" if touched else ""
         return Verdict(f"{lead} {text}")
     if not is_timed:
-        text += " There is no topology, so nothing is known of time."
+        text += " There is no topology, so there is no virtual time."
     elif len(rivals) > 1 and best.virtual_seconds is not None:
         text += f" It took {format_seconds(best.virtual_seconds)} of {results.clock}; without a target_loss,"
-        text += " how soon strategies get anywhere is not compared."
+        text += " the time to a loss is not compared."
     if len(rivals) == 1 or not wins_all:
         return Verdict(text)
     return Verdict(text + _why(best, results.baseline) + _one_seed(contest), best.name)
@@ -376,6 +381,15 @@ def _uncharged(results: Results) -> str:
     return f" Coding is not charged to {_listed(named)}: the times lack what encoding takes." if named else ""
 
 
+def _after_end(results: Results) -> str:
+    """Sentences on weather that strategies ended before."""
+    ended: dict[str, list[str]] = {}
+    for result in results.strategies:
+        for line in dict.fromkeys(run.later_weather for run in result.runs if run.later_weather):
+            ended.setdefault(line, []).append(_name(result))
+    return "".join(f" {_listed(names)} ended before {line}." for line, names in ended.items())
+
+
 def _absent(results: Results) -> str:
     """Sentences on ranks that strategies went on without."""
     text = ""
@@ -386,7 +400,7 @@ def _absent(results: Results) -> str:
             if absences:
                 absences += [f"in {more} more absences (see dropped_peers)"] if more else []
                 seed = f" with seed {run.seed}" if len(results.seeds) > 1 else ""
-                text += f" {_name(result)}{seed} went on without {', '.join(absences)}."
+                text += f" {_name(result)}{seed} continued without {', '.join(absences)}."
     return text
 
 

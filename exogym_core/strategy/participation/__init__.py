@@ -48,18 +48,20 @@ class Participants:
         return num_ranks - self.num_servers
 
     def take_servers(self, count: int) -> None:
-        """Set the number of servers, where there are any at all.
+        """Set the number of servers.
 
         Raises:
-            InputError: the strategy cannot do with so many.
+            InputError: the strategy has no servers, or cannot do with so many.
         """
         least, most = self.accepted_servers
-        if self.num_servers and not least <= count <= most:
+        if not self.num_servers:
+            raise InputError(f"{type(self).__name__}: servers={count}, but it has none; leave servers out")
+        if not least <= count <= most:
             accepted = f"{least}" if least == most else f"{least} at least"
             raise InputError(
                 f"{type(self).__name__}: servers={count}, but it takes {accepted}; leave servers out"
             )
-        self.num_servers = count if self.num_servers else 0
+        self.num_servers = count
 
     def serve(self, updated: Callable[[float], None]) -> None:
         """Serve instead of training, until no worker sends anything any more.

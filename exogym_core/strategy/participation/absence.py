@@ -399,8 +399,8 @@ class AmongPresent(RoundModule):
         waiting = [each for each in others if not (each.goes_first or isinstance(each, AmongPresent))]
         if waiting:
             raise InputError(
-                f"{where}: rounds that go on without absent ranks do not go with {type(waiting[0]).__name__}, which "
-                "waits for all; leave the time-outs out"
+                f"{where}: rounds that continue without absent ranks do not combine with "
+                f"{type(waiting[0]).__name__}, which waits for all; leave the time-outs out"
             )
 
     def enter(self, strategy: Chain, scope: Scope) -> Scope:

@@ -16,19 +16,17 @@ import torch
 
 from exogym_core.communicator.base import Traffic
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
-from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, Rendezvous, choose_backend
+from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, Rendezvous
 from exogym_core.workers.failures import reported_error
 from exogym_core.workers.host import RunResult, Sinks, rows_in_order, untimed_row
 from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe
 from exogym_core.workers.rng import RandomStates
-from netsim.errors import InputError, NetsimError, RankError
+from netsim.errors import NetsimError, RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
-    from exogym_core.workers.host import OnDeposit
-
-__all__ = ["GlooHost", "launch_gloo"]
+__all__ = ["GlooHost"]
 
 T = TypeVar("T")
 
@@ -41,22 +39,18 @@ class GlooHost:
     """A process a rank, on this machine.
 
     Attributes:
-        num_ranks: how many ranks.
+        num_ranks: number of ranks.
         seed: every rank's torch, numpy and `random` streams are made from (seed, rank).
         check: compare calls before they run, so that ranks that disagree raise an error.
-        timeout_seconds: how long a rank waits for others; None: four times its own longest work, half an hour at least.
-        backend: `gloo`, `nccl`, or `auto`: nccl where there is a GPU for every rank.
-        method: how processes start: `fork`, `spawn`, or `auto` (see `Children`).
-        intra_op_threads: torch's threads for one operator; forked processes can have one only.
+        timeout_seconds: limit of a rank's wait for others; None: four times its longest work, half an hour at least.
+        method: start of processes: `fork`, `spawn`, or `auto` (see `Children`).
     """
 
     num_ranks: int
     seed: int = 0
     check: bool = True
     timeout_seconds: float | None = 60.0
-    backend: str = "gloo"
     method: str = "auto"
-    intra_op_threads: int = 1
 
     def run(self, body: Callable[[Any], T], sinks: Sinks) -> RunResult[T]:
         """Run `body(comm)` on every rank; its result must be picklable.
@@ -68,8 +62,6 @@ class GlooHost:
                 the others were doing.
             MismatchError, DeadlockError, InputError: as raised in a rank.
         """
-        backend = choose_backend(self.backend, self.num_ranks)
-        method = "spawn" if self.method == "auto" and self.intra_op_threads > 1 else self.method
         past = [untimed_row(rank, row) for rank, row in sinks.journal.past_rows()]
         for stamped in rows_in_order(past, self.num_ranks):
             sinks.take_untimed(stamped.rank, stamped.row)
@@ -80,40 +72,12 @@ class GlooHost:
                 store_path=path,
                 check=self.check,
                 timeout_seconds=self.timeout_seconds,
-                backend=backend,
                 secret=secrets.token_bytes(32),
             )
-            target = partial(_rank, body, make, self.intra_op_threads, self.seed)
+            target = partial(_rank, body, make, self.seed)
             names = [f"gloo rank {rank}" for rank in range(self.num_ranks)]
-            with Children(target, self.num_ranks, method=method, names=names) as children:
+            with Children(target, self.num_ranks, method=self.method, names=names) as children:
                 return _Gathering(children, self.num_ranks, sinks).run()
-
-
-def launch_gloo(
-    body: Callable[[GlooCommunicator], T],
-    num_ranks: int,
-    *,
-    on_mark: Callable[[int, Mapping[str, Any]], None] = lambda rank, row: None,
-    on_deposit: OnDeposit | None = None,
-    **options: Any,
-) -> RunResult[T]:
-    """Run `body(comm)` on every rank of a `GlooHost` with these options.
-
-    Args:
-        body: what a rank does; its result must be picklable.
-        num_ranks: how many ranks.
-        on_mark: called in this process with (rank, row) as rows arrive.
-        on_deposit: likewise with (rank, note, tensors) of snapshots.
-        options: of `GlooHost`.
-
-    Raises:
-        NetsimError: as `GlooHost.run`.
-        InputError: `num_ranks` is no number of ranks.
-    """
-    if isinstance(num_ranks, bool) or not isinstance(num_ranks, int) or num_ranks < 1:
-        raise InputError(f"launch_gloo: num_ranks is {num_ranks!r}; give a whole number from 1 up")
-    sinks = Sinks(lambda stamped: on_mark(stamped.rank, stamped.row), on_deposit)
-    return GlooHost(num_ranks, **options).run(body, sinks)
 
 
 @contextlib.contextmanager
@@ -133,19 +97,15 @@ def _store_file() -> Iterator[str]:
 def _rank(
     body: Callable[[GlooCommunicator], Any],
     make: Callable[..., Rendezvous],
-    intra_op_threads: int,
     seed: int,
     rank: int,
     channel: Pipe,
 ) -> None:
     """Program of a rank's process: sends the parent ("row", row), then ("done", ...) or ("failed", ...)."""
-    torch.set_num_threads(intra_op_threads)
+    torch.set_num_threads(1)
     RandomStates(seed, rank).load()
     try:
-        rendezvous = make(rank)
-        if rendezvous.backend == "nccl":
-            rendezvous.use_gpu(rank)
-        comm = GlooCommunicator.connect(rendezvous, lambda row: channel.send(("row", dict(row))))
+        comm = GlooCommunicator.connect(make(rank), lambda row: channel.send(("row", dict(row))))
         comm.observed_by(lambda note, tensors: channel.send(("deposit", note, list(tensors))))
         result = body(comm)
         comm.finish()

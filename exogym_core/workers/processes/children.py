@@ -45,6 +45,7 @@ __all__ = [
     "Poller",
     "RankEnd",
     "can_fork",
+    "end_process",
     "fork",
     "trim_memory",
 ]
@@ -54,7 +55,6 @@ __all__ = [
 
 _HEADER = struct.Struct("<QI")  # length of a frame, number of its parts
 _LENGTH = struct.Struct("<Q")  # of a part
-_MAX_FDS = 250  # Linux refuses more in one message
 _BYTES_AT_ONCE = INLINE_BYTES
 
 
@@ -98,9 +98,8 @@ class Pipe:
     Frames may be pickles, so both ends must be processes of one run. Threads may send side by side, and while one
     receives.
 
-    Attributes:
-        reads_ahead: what has come is read as far as it goes: fewer calls of the system, but descriptors would be lost,
-            and `recv_all` has to be used by the caller that selects.
+    An end that has sent or received a descriptor reads ahead: all that has come at once, with fewer calls of the
+    system. Then callers that select have to use `recv_all`, and further descriptors would be lost.
 
     Raises:
         ChannelClosed: (`send`, `recv`, ...) the other end is gone. What it sent before can still be received.
@@ -110,7 +109,7 @@ class Pipe:
         self._socket = connection
         self._sending = threading.Lock()
         self._writer, self._reader = MessageEncoder(), MessageDecoder()
-        self.reads_ahead = False
+        self._reads_ahead = False
         self._room = bytearray(_BYTES_AT_ONCE)
         self._ahead = memoryview(b"")  # read, and not handed out
 
@@ -163,26 +162,20 @@ class Pipe:
             received.append(self.recv())
         return received
 
-    def send_fds(self, fds: Sequence[int]) -> None:
-        """Hand over open file descriptors; the other end gets its own copies."""
+    def send_fd(self, fd: int) -> None:
+        """Hand over an open file descriptor; the other end gets its own copy. From now on this end reads ahead."""
         with _closed():
-            for start in range(0, len(fds), _MAX_FDS):
-                socket.send_fds(self._socket, [b"F"], list(fds[start : start + _MAX_FDS]))
+            socket.send_fds(self._socket, [b"F"], [fd])
+        self._reads_ahead = True
 
-    def recv_fds(self, num: int) -> list[int]:
-        """Receive what the other end gave to one `send_fds` of `num` descriptors; the caller closes them."""
-        received: list[int] = []
-        while len(received) < num:
-            expected = min(_MAX_FDS, num - len(received))
-            data, fds, _, _ = socket.recv_fds(self._socket, 1, expected)
-            received += fds
-            if not data or len(fds) != expected:
-                for fd in received:
-                    os.close(fd)
-                raise ChannelClosed(f"expected {num} descriptors, and the channel ended before")
-        for fd in received:
-            os.set_inheritable(fd, False)
-        return received
+    def recv_fd(self) -> int:
+        """The descriptor that the other end hands over; the caller closes it. From now on this end reads ahead."""
+        _, fds, _, _ = socket.recv_fds(self._socket, 1, 1)
+        if not fds:
+            raise ChannelClosed("expected a descriptor, and the channel ended before")
+        os.set_inheritable(fds[0], False)
+        self._reads_ahead = True
+        return fds[0]
 
     def waiting(self) -> bool:
         """True if something has come already."""
@@ -217,7 +210,7 @@ class Pipe:
             if num_bytes > len(self._room):
                 view = memoryview(bytearray(num_bytes))
             else:
-                view = memoryview(self._room) if self.reads_ahead else memoryview(self._room)[:num_bytes]
+                view = memoryview(self._room) if self._reads_ahead else memoryview(self._room)[:num_bytes]
             view[:got] = bytes(self._ahead)
             while got < num_bytes:
                 with _closed():
@@ -277,7 +270,7 @@ class Children:
     `add` forks further children.
 
     Args:
-        target: what each child runs, with its index and its end of the channel.
+        target: called in each child, with its index and its end of the channel.
         num: number of children.
         method: `fork`, `spawn`, or `auto`: fork on Linux while neither CUDA, autograd's GPU threads nor Ray run here.
         names: names of the processes as seen in `ps` (15 characters count), one a child or none.
@@ -305,9 +298,7 @@ class Children:
         self._statuses: dict[int, int | None] = {}
 
     def __enter__(self) -> Self:
-        for stream in (sys.stdout, sys.stderr):  # or forked children would write the same text again
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
+        flush_output()  # or forked children would write the same text again
         try:
             payload = dumps_for_child(self._target) if self.method == "spawn" else b""
             for index in range(self._num):
@@ -459,7 +450,7 @@ class Children:
         started = range(len(self.pids))
         try:
             for channel in self.channels:
-                channel.finish()  # a child that waits for its parent goes on, to its end
+                channel.finish()  # a child that waits for its parent continues to its end
             self._wait(started, grace_seconds)
         finally:
             for index in started:
@@ -470,6 +461,19 @@ class Children:
             self._pidfds.clear()
             for channel in self.channels:
                 channel.close()
+
+
+def flush_output() -> None:
+    """Write out what has been printed, where somebody still reads it."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+def end_process(code: int) -> NoReturn:
+    """End at once, without exit handlers and `finally` blocks; printed text is written out."""
+    flush_output()
+    os._exit(code)
 
 
 def fork() -> int:
@@ -564,10 +568,7 @@ def _run(target: Callable[[int, Pipe], None], index: int, channel: Pipe) -> NoRe
     except BaseException:
         traceback.print_exc()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
-        os._exit(code)
+        end_process(code)
 
 
 def _spawned(fd: int, index: int, parent: int, name: str) -> NoReturn:

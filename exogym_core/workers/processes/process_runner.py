@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import math
 import time
 import warnings
-from collections import Counter, deque
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from exogym_core.communicator.exchange import Combine, Outcome, combine
+from exogym_core.communicator.exchange import Combine, Outcome, Part, combine
 from exogym_core.workers.host import SimulatedHost
 from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe
 from exogym_core.workers.processes.protocol import (
@@ -26,19 +25,16 @@ from exogym_core.workers.processes.protocol import (
     Failed,
     Freed,
     Requests,
-    Values,
     loads,
 )
 from exogym_core.workers.processes.rank_group import RankGroup
 from exogym_core.workers.processes.shared_memory import Arena, Leases, blocks_in
 from exogym_core.workers.runner import Runner
-from exogym_core.workers.turns import SECONDS_OF_SILENCE, Silence, spent_seconds
+from exogym_core.workers.turns import SECONDS_OF_SILENCE, Silence
 from netsim.errors import BrokenCallError, InputError, MismatchError, NetsimError, RankError
-from netsim.ranks import Await, CallEnding, gives_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Iterable, Sequence
 
     from exogym_core.communicator.exchange import Slot
     from exogym_core.communicator.simulated.simulation import World
@@ -47,15 +43,13 @@ if TYPE_CHECKING:
     from exogym_core.workers.processes.shared_memory import Block, Store
     from netsim.ranks import Answer, Key, StampedRow
 
-__all__ = ["ProcessHost", "ProcessRunner", "WorkerProcesses", "blocks_of", "ready_in_time", "ready_or_idle"]
+__all__ = ["ProcessHost", "ProcessRunner", "WorkerProcesses", "blocks_of"]
 
 # --- worker processes ----------------------------------------------------------------------------------------
 
 
 # A process with a busy rank says so this often at least, as long as its Python runs (host time).
 _SECONDS_OF_SILENCE = 1.5 * SECONDS_OF_SILENCE
-# Ranks are idle whose processes sleep, or use less than this share of a processor, at most of the looks at them.
-_SECONDS_A_LOOK, _BUSY_SHARE = 0.1, 0.3
 
 
 class WorkerProcesses(Protocol):
@@ -79,71 +73,11 @@ class WorkerProcesses(Protocol):
         """True if a signal has stopped it."""
 
 
-def ready_in_time(
-    children: WorkerProcesses,
-    live: Sequence[int],
-    can_go_on: Callable[[int], bool],
-    names: Callable[[int], str],
-) -> list[int]:
-    """Processes that have sent a message; blocks for the first, and warns of silent ones.
-
-    Args:
-        children: all of them.
-        live: those whose ranks have not ended.
-        can_go_on: whether a rank of one can.
-        names: of one's ranks.
-    """
-    ready = children.ready(live, _SECONDS_OF_SILENCE)
-    if ready:
-        return ready
-    for index in filter(can_go_on, live):
-        pid = children.pids[index]
-        state = (
-            f"is stopped: kill -CONT {pid} has it go on"
-            if children.is_stopped(index)
-            else "sends nothing: it is busy in a call that holds Python's lock"
-        )
-        warnings.warn(f"the process of {names(index)} ({pid}) {state}", UserWarning, stacklevel=2)
-    return children.ready(live)
-
-
-def ready_or_idle(
-    children: WorkerProcesses, live: Sequence[int], can_go_on: Callable[[int], bool], seconds: float
-) -> list[int]:
-    """Processes that have sent a message; none when the others have been idle for so long.
-
-    Where a rank has given a call a time, others may wait outside of our calls for what it does when that is up.
-    """
-    num_looks = math.ceil(seconds / _SECONDS_A_LOOK)
-    while True:
-        num_busy, spent = 0, _spent_seconds(children, live, can_go_on)[0]
-        for _ in range(num_looks):
-            ready = children.ready(live, seconds / num_looks)
-            if ready:
-                return ready
-            now, is_asleep = _spent_seconds(children, live, can_go_on)
-            num_busy += not is_asleep or now - spent > _BUSY_SHARE * seconds / num_looks
-            spent = now
-        if num_busy < num_looks / 2:
-            return []
-
-
-def _spent_seconds(
-    children: WorkerProcesses, live: Sequence[int], can_go_on: Callable[[int], bool]
-) -> tuple[float, bool]:
-    """Processor seconds of the processes whose ranks can go on; and whether all of them sleep."""
-    seen = [spent_seconds(children.pids[index]) for index in filter(can_go_on, live)]
-    return sum(spent for spent, _ in seen), all(is_asleep for _, is_asleep in seen)
-
-
 # --- the runner ----------------------------------------------------------------------------------------------
 
 
-# What unwinding ranks may take before their processes are killed (host time).
+# Limit for unwinding ranks before their processes are killed (host time).
 _GRACE_SECONDS = 1.0
-# Ranks that may meet outside of our calls: how long nothing may arrive (host time) before their calls are answered
-# early; how long they may stand idle before the clock goes on without them; and before others' time is up.
-_SECONDS_TO_EARLY, _SECONDS_IDLE, _MOST_SECONDS_IDLE = 0.1, 1.0, 30.0
 
 
 class ProcessRunner(Runner):
@@ -154,9 +88,10 @@ class ProcessRunner(Runner):
         blocks: the ranks of each process.
         store: where values lie.
         sinks: receivers of rows, snapshots and requests.
-        combined: what collectives compute.
-        meets_outside: ranks may wait for each other outside of our calls, as programs of others do (files, stores).
+        combined: computes the results of collectives.
     """
+
+    children: WorkerProcesses
 
     def __init__(
         self,
@@ -165,8 +100,6 @@ class ProcessRunner(Runner):
         store: Store,
         sinks: Sinks,
         combined: Combine = combine,
-        *,
-        meets_outside: bool = False,
     ) -> None:
         super().__init__(world, sinks, combined)
         self._steps: dict[int, int] = {}  # the last of each rank that was marked
@@ -176,12 +109,6 @@ class ProcessRunner(Runner):
         self._unfinished = [set(block) for block in blocks]
         self._live = list(range(len(blocks)))  # processes whose ranks have not all ended
         self._inboxes: deque[tuple[int, list[NamedTuple]]] = deque()
-        self._meets_outside = meets_outside
-        self._gives_times = False  # a rank has given a call a time
-        self._awaited: dict[int, Key] = {}  # by rank, the call whose end it asks for
-        self._num_early: Counter[int] = Counter()  # by rank, questions answered before the clock had
-        self._undone: set[Key] = set()  # calls of broken groups, whose members hear of it at its virtual time
-        self.children: WorkerProcesses | None = None
 
     def run(self, children: WorkerProcesses) -> None:
         """Bring the run to its end; `failure` says whether that was its own."""
@@ -195,7 +122,6 @@ class ProcessRunner(Runner):
 
     def _abort(self) -> None:
         """Unwind every rank, and receive the cause behind the first failure."""
-        assert self.children is not None
         live = {index for index, ranks in enumerate(self._unfinished) if ranks}
         for index in live:
             self._send(index, Abort(str(self.failure.error).partition("\n")[0]))
@@ -213,7 +139,6 @@ class ProcessRunner(Runner):
 
     def _let_run(self, rank: int | None) -> bool:
         """Take in what children have sent, waiting for the first; called when the kernel needs `rank`."""
-        assert self.children is not None
         # Raised here and not below: what ranks had requested before a failure is served first.
         self.failure.raise_if_any()
         if not self._inboxes:
@@ -233,86 +158,26 @@ class ProcessRunner(Runner):
         return True
 
     def _ready(self, rank: int | None) -> list[int]:
-        """The processes that have sent something, waiting for the first; none where the clock goes on without ranks."""
-        assert self.children is not None
-        away, running = self.away, self.exchange.running
-        if rank is None and running <= away:
-            return self.children.ready(self._live, self._seconds_before_alarm())
-        while self._meets_outside and rank not in away:
-            early = [each for each, key in self._awaited.items() if self._is_there(each, key)]
-            patience = self._patience_seconds()
-            if early:
-                ready = self.children.ready(self._live, _SECONDS_TO_EARLY)
-            elif patience < math.inf:
-                ready = ready_or_idle(self.children, self._live, self._can_go_on, patience)
-            else:
-                break
-            if ready or not early:
-                if not ready:
-                    self._goes_on_without(running - away)
-                return ready
-            for each in early:
-                self._answer_early(each)
-        return ready_in_time(self.children, self._live, self._can_go_on, self._names)
-
-    def _goes_on_without(self, ranks: AbstractSet[int]) -> None:
-        if not self.away:
-            warnings.warn(
-                f"rank {min(ranks)} makes no call and sleeps, while others whose calls have time-outs wait for the "
-                "clock: it goes on without that rank, so times of this run may depend on the machine",
-                UserWarning,
-                stacklevel=2,
+        """Processes that have sent a message; blocks for the first, and warns of silent ones."""
+        children = self.children
+        ready = children.ready(self._live, _SECONDS_OF_SILENCE)
+        if ready:
+            return ready
+        for index in filter(self._can_go_on, self._live):
+            pid = children.pids[index]
+            state = (
+                f"is stopped: kill -CONT {pid} resumes it"
+                if children.is_stopped(index)
+                else "sends nothing: it is busy in a call that holds Python's lock"
             )
-        self.away |= ranks
+            warnings.warn(f"the process of {self._names(index)} ({pid}) {state}", UserWarning, stacklevel=2)
+        return children.ready(self._live)
 
     def row(self, row: StampedRow) -> None:
         """Report a row, and note its step."""
         if "step" in row.row:
             self._steps[row.rank] = row.row["step"]
         super().row(row)
-
-    def recall(self) -> bool:
-        """Wait for a call of a rank that is away; False where none is."""
-        return bool(self.away) and self._let_run(min(self.away))
-
-    # --- ranks that meet outside of our calls ----------------------------------------------------------------
-
-    def _is_there(self, rank: int, key: Key) -> bool:
-        """True if the values of a call that the rank has posted are known."""
-        slot = self.exchange.open_call(key)
-        if slot is None:
-            return key not in self._undone
-        member = slot.ranks.index(rank)
-        signature = slot.signatures[member]
-        return member in slot.served or (signature is not None and signature.needs_nobody(member))
-
-    def _answer_early(self, rank: int) -> None:
-        """A call's values are there: the rank need not wait until the clock, too, has got to its end.
-
-        The clock may need a rank that waits for this one outside of our calls. Times do not change; should the call
-        turn out to have ended undone, the run ends.
-        """
-        self._num_early[rank] += 1
-        del self._awaited[rank]
-        self.exchange.unblock(rank)
-        self._send(self._process_of[rank], Answered(rank, CallEnding.DONE))
-
-    def _seconds_before_alarm(self) -> float:
-        """Seconds of host time to wait for ranks that are away as others' time will be up next; 0 where it will not."""
-        kernel = self.kernel
-        alarm = kernel.seconds_to_alarm
-        is_next = alarm < math.inf and kernel.clock.peek() >= kernel.clock.now + alarm
-        return min(alarm, _MOST_SECONDS_IDLE) if is_next else 0.0
-
-    def _patience_seconds(self) -> float:
-        """Seconds of host time that ranks may stand idle before the clock goes on.
-
-        As long as it takes, unless ranks wait for the clock that give calls a time; up to that time where its end
-        would be next.
-        """
-        if not (self._gives_times and self.exchange.is_clock_awaited):
-            return math.inf
-        return self._seconds_before_alarm() or _SECONDS_IDLE
 
     def _can_go_on(self, index: int) -> bool:
         return not self.exchange.running.isdisjoint(self._unfinished[index])
@@ -322,18 +187,13 @@ class ProcessRunner(Runner):
         error = None
         match record:
             case Requests():
-                self._gives_times = self._gives_times or any(map(gives_time, record.requests))
                 self.kernel.streams[record.rank].extend(record.requests)
-                last = record.requests[-1]
-                if isinstance(last, Await):
-                    self._awaited[record.rank] = last.key
-            case Values():
-                blocks = blocks_in(record.refs)
+            case Part():
+                blocks = blocks_in(record.tensors)
                 if blocks:
                     self._leases.lend(blocks)
                     self._given.setdefault(record.key, []).extend(blocks)
-                tensors = [store.get(ref) for ref in record.refs]
-                exchange.put(record.rank, record.key, record.ranks, record.member, record.signature, tensors)
+                exchange.put(Part(*record[:-1], [store.get(ref) for ref in record.tensors]))
             case Deposited():
                 if self.on_deposit is not None:
                     self.on_deposit(record.rank, record.note, [store.get(ref) for ref in record.refs])
@@ -346,7 +206,8 @@ class ProcessRunner(Runner):
             case Asking():
                 exchange.block_for_clock(record.rank)
             case Ended():
-                self.results[record.rank] = loads(record.result, lambda ref: store.get(ref).clone())
+                buffers = [store.get(ref).clone().numpy() for ref in record.refs]
+                self.results[record.rank] = loads(record.result, buffers)
                 self.states[record.rank] = record.state
                 self._unfinished[index].discard(record.rank)
                 self._live = [each for each, ranks in enumerate(self._unfinished) if ranks]
@@ -381,32 +242,17 @@ class ProcessRunner(Runner):
             done.append((index, Done(slot.key, tuple(local), shared, theirs, slot.error, [])))
             self._leases.lend(done[-1][1].blocks)
         if slot.is_over:
-            if slot.error is not None:
-                self._undone.add(slot.key)
             self._leases.give_back(self._given.pop(slot.key, []))
         for index, message in done:
             freed = self._leases.due_to(index)
             self._send(index, message._replace(freed=freed) if freed else message)
 
     def answer(self, rank: int, value: Answer) -> None:
-        """Resume `rank` with the kernel's answer, unless it was resumed early."""
-        if self._num_early[rank]:
-            self._num_early[rank] -= 1
-            if value != CallEnding.DONE:
-                at = f"{self.kernel.clock.now:.10g} s"
-                self.failure.add(
-                    BrokenCallError(
-                        f"rank {rank}: a call has ended undone at {at}, and the rank had gone on with its values since "
-                        "others met outside of torch.distributed meanwhile: give the call a longer time-out"
-                    )
-                )
-            return
-        self._awaited.pop(rank, None)
+        """Resume `rank` with the kernel's answer."""
         self.exchange.unblock(rank)
         self._send(self._process_of[rank], Answered(rank, value))
 
     def _send(self, index: int, message: NamedTuple) -> None:
-        assert self.children is not None
         try:
             received = self.children.channels[index].send_receiving(message)
         except ChannelClosed:
@@ -418,7 +264,6 @@ class ProcessRunner(Runner):
         return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
 
     def _died(self, index: int) -> RankError:
-        assert self.children is not None
         ended = self.children.describe_exit(index, timeout_seconds=1.0) or "closed its channel"
         calls = self.exchange.calls_in_flight()
         flight = f"; in flight: {calls[0]}" if calls else ""
@@ -458,8 +303,7 @@ class ProcessHost(SimulatedHost):
                 Children(target, processes, method=method) as children,
             ):
                 for channel in children.channels:
-                    channel.send_fds([arena.fd])
-                    channel.reads_ahead = True
+                    channel.send_fd(arena.fd)
                 run = ProcessRunner(world, blocks, arena, sinks, partial(combine, empty=arena.empty))
                 run.run(children)
                 run.failure.raise_if_any()
@@ -482,7 +326,6 @@ def _run_child(
     index: int,
     channel: Pipe,
 ) -> None:
-    arena = Arena(channel.recv_fds(1)[0], num_regions=len(blocks) + 1, region=index + 1)
-    channel.reads_ahead = True
+    arena = Arena(channel.recv_fd(), num_regions=len(blocks) + 1, region=index + 1)
     block = RankGroup.by_turns(world, blocks[index], channel, arena, seed, intra_op_threads, nth_core=index)
     block.run(body)

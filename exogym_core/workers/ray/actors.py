@@ -220,7 +220,7 @@ class _Actors:
         blocks: the ranks of each.
         start: makes a rank group of `ranks` and `nth_core`, a channel and a store.
         needs: of each, in Ray's words.
-        body: what ranks run, pickled.
+        body: program of the ranks, pickled.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 
@@ -19,12 +19,12 @@ from exogym_core.communicator.gloo.rendezvous import TIMEOUT_SECONDS, Rendezvous
 from exogym_core.plain import packed, unpacked
 from exogym_core.workers.host import RunResult
 from exogym_core.workers.journal import SpillBuffer
+from exogym_core.workers.processes.children import end_process
 from exogym_core.workers.rng import RandomStates
 from exogym_core.workers.torchrun.side_channel import SideChannel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import FrameType
 
     from torch import Tensor
 
@@ -41,7 +41,7 @@ class Ending:
     """Context manager: handles SIGTERM and SIGINT.
 
     Python runs a signal's handler when the main thread is back from what it is in, which in gloo can be never. So a
-    thread hears of the signal at once: it reports, and ends the process if the main thread has not
+    thread receives the signal at once: it reports, and ends the process if the main thread has not
     left this context some seconds later. Outside of the main thread it does nothing.
 
     Args:
@@ -61,7 +61,7 @@ class Ending:
             theirs.setblocking(False)
             self._before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
             if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-                signal.signal(signal.SIGTERM, _interrupt)
+                signal.signal(signal.SIGTERM, signal.default_int_handler)
                 self._restores = True
             else:
                 self._restores = False
@@ -90,19 +90,8 @@ class Ending:
                         self._report(number)
                     self._reported.set()
                     if not self._left.wait(self._grace_seconds):
-                        _end(128 + number)
+                        end_process(128 + number)
                     return
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def _end(code: int) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
 
 
 # --- snapshots -----------------------------------------------------------------------------------------------
@@ -116,7 +105,7 @@ class SnapshotCollector:
         on_deposit: takes what comes; on rank 0.
 
     Attributes:
-        num_put: how much this rank has deposited.
+        num_put: snapshots that this rank has deposited.
     """
 
     def __init__(self, comm: GlooCommunicator, on_deposit: OnDeposit | None) -> None:
@@ -219,9 +208,9 @@ class TorchrunHost:
     error says which, and where it was; under torchrun, which ends all ranks then, rank 0 prints it before it ends.
 
     Args:
-        there_is: describes what there is to go on from, such as the last checkpoint.
+        there_is: describes the last checkpoint.
         seed: of the run.
-        timeout_seconds: how long ranks wait for each other; None: as `GlooCommunicator.from_environment` has it.
+        timeout_seconds: limit of waits for other ranks; None: as `GlooCommunicator.from_environment` has it.
         compare_calls: whether calls are compared before they run.
 
     Attributes:

@@ -241,7 +241,7 @@ class SideChannel:
         return found
 
     def explained(self, error: Exception, there_is: str) -> Exception:
-        """`error`, or what is behind it: the rank that was lost, where it was, and what there is to go on from."""
+        """`error`, or what is behind it: the rank that was lost, its place, and the last checkpoint."""
         if not isinstance(error, ConnectionLostError | DeadlockError) or str(error).startswith("deadlock: "):
             return error
         lost, ended = self.missing()

@@ -1,0 +1,118 @@
+"""A rank that has its process to itself: in the thread of a program that others have written."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, cast
+
+from exogym_core.communicator.base import CODE_CARRIERS
+from exogym_core.workers.processes.rank_group import RankGroup
+from exogym_core.workers.turns import Aborted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from exogym_core.workers.processes.children import RankEnd
+    from exogym_core.workers.processes.rank_group import Body
+    from exogym_core.workers.processes.shared_memory import Store
+    from exogym_core.workers.turns import Turns
+    from netsim.ranks import Call
+
+__all__ = ["LoneRank"]
+
+
+class _OnlyTurn:
+    """The turn of one rank in the thread that called it, in place of `Turns`.
+
+    Nothing has to be handed over: programs that others have written keep their main thread, their signals and
+    their random streams. Calls may come from any thread of the process, one at a time.
+
+    Args:
+        unwinding: makes what is raised when the run is being unwound.
+
+    Attributes:
+        ready: filled by what is read: the rank can go on.
+        read: takes in one message from the channel; False when the run is being unwound.
+    """
+
+    def __init__(self, unwinding: Callable[[], BaseException]) -> None:
+        self._unwinding = unwinding
+        self.ready: deque[int] = deque()
+        self.aborting = False
+        self.read: Callable[[], bool] = lambda: False
+        self._reading = threading.RLock()
+
+    def check(self) -> None:
+        """Raise if the run is being unwound.
+
+        Raises:
+            BaseException: the run is being unwound.
+        """
+        if self.aborting:
+            raise self._unwinding()
+
+    def require_rank_thread(self, rank: int) -> None:
+        """Any thread may wait."""
+
+    def give_way(self, rank: int) -> None:
+        """Read until the rank can go on.
+
+        Raises:
+            BaseException: the run is being unwound.
+        """
+        with self._reading:
+            while rank not in self.ready:
+                if not self.read():
+                    raise self._unwinding()
+            self.ready.remove(rank)
+
+
+class _Uncounted:
+    """Traffic of zero: the simulation counts what calls send.
+
+    To find the fastest algorithm of every call takes longer than many a program's call.
+    """
+
+    carrier_of_codes = CODE_CARRIERS[0]
+
+    def traffic(self, call: Call, member: int) -> tuple[int, int]:
+        """Return zero: the simulation counts traffic."""
+        return 0, 0
+
+
+class LoneRank(RankGroup):
+    """One rank, run in the calling thread, without counting its traffic.
+
+    Args:
+        num_ranks: of the whole run.
+        rank: this one.
+        channel: to the process of the simulation.
+        arena: memory shared with it.
+        unwind: makes what is raised in the rank when the run has failed, from the reason.
+    """
+
+    has_turns = False
+
+    def __init__(
+        self,
+        num_ranks: int,
+        rank: int,
+        channel: RankEnd,
+        arena: Store,
+        unwind: Callable[[str], BaseException] = lambda reason: Aborted(),
+    ) -> None:
+        alone = _OnlyTurn(lambda: unwind(self.reason))
+        alone.read = self._read
+        super().__init__(num_ranks, range(rank, rank + 1), channel, arena, cast("Turns", alone), _Uncounted())
+
+    def run(self, body: Body) -> None:
+        """Run `body(comm)`, to the end or until the run is given up."""
+        with contextlib.suppress(Aborted):  # the other side reports what ended the run
+            self.run_rank(self.ranks[0], body)
+        self.flush()
+
+    def _read(self) -> bool:
+        self.flush()
+        return self.take_in(self.channel.recv())

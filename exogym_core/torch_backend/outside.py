@@ -1,0 +1,176 @@
+"""Ranks that may wait for each other outside of our calls, as programs of others do: by files, stores, or sleeping.
+
+The clock may need a rank that waits outside for one which waits for the clock. So calls whose values are there are
+answered early, and the clock passes ranks that stand idle while others' calls have time-outs.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from exogym_core.workers.processes.process_runner import ProcessRunner
+from exogym_core.workers.processes.protocol import Answered, Requests
+from exogym_core.workers.turns import spent_seconds
+from netsim.errors import BrokenCallError
+from netsim.ranks import Await, CallEnding, gives_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from exogym_core.communicator.exchange import Slot
+    from exogym_core.workers.processes.process_runner import WorkerProcesses
+    from netsim.ranks import Answer, Key
+
+__all__ = ["OutsideMeetings", "ready_or_idle"]
+
+# Ranks are idle whose processes sleep, or use less than this share of a processor, at most of the looks at them.
+_SECONDS_A_LOOK, _BUSY_SHARE = 0.1, 0.3
+# How long nothing may arrive (host time) before calls are answered early; how long ranks may stand idle before the
+# clock goes on without them; and before others' time is up.
+_SECONDS_TO_EARLY, _SECONDS_IDLE, _MOST_SECONDS_IDLE = 0.1, 1.0, 30.0
+
+
+def ready_or_idle(
+    children: WorkerProcesses, live: Sequence[int], can_go_on: Callable[[int], bool], seconds: float
+) -> list[int]:
+    """Processes that have sent a message; none when the others have been idle for so long.
+
+    Where a rank has given a call a time, others may wait outside of our calls for what it does when that is up.
+    """
+    num_looks = math.ceil(seconds / _SECONDS_A_LOOK)
+    while True:
+        num_busy, spent = 0, _spent_seconds(children, live, can_go_on)[0]
+        for _ in range(num_looks):
+            ready = children.ready(live, seconds / num_looks)
+            if ready:
+                return ready
+            now, is_asleep = _spent_seconds(children, live, can_go_on)
+            num_busy += not is_asleep or now - spent > _BUSY_SHARE * seconds / num_looks
+            spent = now
+        if num_busy < num_looks / 2:
+            return []
+
+
+def _spent_seconds(
+    children: WorkerProcesses, live: Sequence[int], can_go_on: Callable[[int], bool]
+) -> tuple[float, bool]:
+    """Processor seconds of the processes whose ranks can go on; and whether all of them sleep."""
+    seen = [spent_seconds(children.pids[index]) for index in filter(can_go_on, live)]
+    return sum(spent for spent, _ in seen), all(is_asleep for _, is_asleep in seen)
+
+
+class OutsideMeetings(ProcessRunner):
+    """A run whose ranks may wait for each other outside of our calls."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._gives_times = False  # a rank has given a call a time
+        self._awaited: dict[int, Key] = {}  # by rank, the call whose end it asks for
+        self._num_early: Counter[int] = Counter()  # by rank, questions answered before the clock had
+        self._undone: set[Key] = set()  # calls of broken groups, whose members hear of it at its virtual time
+
+    def recall(self) -> bool:
+        """Wait for a call of a rank that is away; False where none is."""
+        return bool(self.away) and self._let_run(min(self.away))
+
+    def _ready(self, rank: int | None) -> list[int]:
+        """The processes that have sent something, waiting for the first; none where the clock goes on without ranks."""
+        away, running = self.away, self.exchange.running
+        if rank is None and running <= away:
+            return self.children.ready(self._live, self._seconds_before_alarm())
+        while rank not in away:
+            early = [each for each, key in self._awaited.items() if self._is_there(each, key)]
+            patience = self._patience_seconds()
+            if early:
+                ready = self.children.ready(self._live, _SECONDS_TO_EARLY)
+            elif patience < math.inf:
+                ready = ready_or_idle(self.children, self._live, self._can_go_on, patience)
+            else:
+                break
+            if ready or not early:
+                if not ready:
+                    self._goes_on_without(running - away)
+                return ready
+            for each in early:
+                self._answer_early(each)
+        return super()._ready(rank)
+
+    def _goes_on_without(self, ranks: AbstractSet[int]) -> None:
+        if not self.away:
+            warnings.warn(
+                f"rank {min(ranks)} makes no call and sleeps, while others whose calls have time-outs wait for the "
+                "clock: it advances without that rank, so times of this run may depend on the machine",
+                UserWarning,
+                stacklevel=2,
+            )
+        self.away |= ranks
+
+    def _is_there(self, rank: int, key: Key) -> bool:
+        """True if the values of a call that the rank has posted are known."""
+        slot = self.exchange.open_call(key)
+        if slot is None:
+            return key not in self._undone
+        member = slot.ranks.index(rank)
+        signature = slot.signatures[member]
+        return member in slot.served or (signature is not None and signature.needs_nobody(member))
+
+    def _answer_early(self, rank: int) -> None:
+        """A call's values are there: the rank need not wait until the clock, too, has got to its end.
+
+        The clock may need a rank that waits for this one outside of our calls. Times do not change; should the call
+        turn out to have ended undone, the run ends.
+        """
+        self._num_early[rank] += 1
+        del self._awaited[rank]
+        self.exchange.unblock(rank)
+        self._send(self._process_of[rank], Answered(rank, CallEnding.DONE))
+
+    def _seconds_before_alarm(self) -> float:
+        """Seconds of host time to wait for ranks that are away as others' time will be up next; 0 where it will not."""
+        kernel = self.kernel
+        alarm = kernel.seconds_to_alarm
+        is_next = alarm < math.inf and kernel.clock.peek() >= kernel.clock.now + alarm
+        return min(alarm, _MOST_SECONDS_IDLE) if is_next else 0.0
+
+    def _patience_seconds(self) -> float:
+        """Seconds of host time that ranks may stand idle before the clock goes on.
+
+        As long as it takes, unless ranks wait for the clock that give calls a time; up to that time where its end
+        would be next.
+        """
+        if not (self._gives_times and self.exchange.is_clock_awaited):
+            return math.inf
+        return self._seconds_before_alarm() or _SECONDS_IDLE
+
+    def _take_in(self, index: int, record: NamedTuple) -> None:
+        if isinstance(record, Requests):
+            self._gives_times = self._gives_times or any(map(gives_time, record.requests))
+            last = record.requests[-1]
+            if isinstance(last, Await):
+                self._awaited[record.rank] = last.key
+        super()._take_in(index, record)
+
+    def _serve(self, slot: Slot, members: Sequence[int]) -> None:
+        if slot.is_over and slot.error is not None:
+            self._undone.add(slot.key)
+        super()._serve(slot, members)
+
+    def answer(self, rank: int, value: Answer) -> None:
+        """Resume `rank` with the kernel's answer, unless it was resumed early."""
+        if not self._num_early[rank]:
+            self._awaited.pop(rank, None)
+            super().answer(rank, value)
+            return
+        self._num_early[rank] -= 1
+        if value != CallEnding.DONE:
+            at = f"{self.kernel.clock.now:.10g} s"
+            self.failure.add(
+                BrokenCallError(
+                    f"rank {rank}: a call has ended undone at {at}, and the rank had continued with its values, "
+                    "since others met outside of torch.distributed: give the call a longer time-out"
+                )
+            )
