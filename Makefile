@@ -4,22 +4,26 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-browser bench wheels docs lint suite alone setup clean
+.PHONY: demo test test-all test-browser bench wheels docs lint suite ray alone setup clean
 
 demo: $(VENV)/.demo
 	$(BIN)/netgym compare examples/digits_wan.yaml
 
-# Types are checked beside the tests: one process more than there are cores keeps all of them busy.
+# Types are checked beside the tests, and Ray starts its processes: more processes than there are cores keep all of them busy.
 test: setup
-	$(MAKE) --jobs=2 --keep-going lint suite
+	$(MAKE) --jobs=3 --keep-going lint suite ray
 	$(MAKE) alone
 
 suite: setup
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --ignore tests/test_ray.py --ignore tests/test_probe.py
 
-# After the others, as the only ones: tests that measure rates of links, and Ray's, whose process cannot be forked any more.
+# In a process of its own, which cannot be forked any more.
+ray: setup
+	$(BIN)/python -m pytest tests/test_ray.py
+
+# After the others, as the only ones: tests that measure rates of links.
 alone: setup
-	$(BIN)/python -m pytest tests/test_probe.py tests/test_ray.py
+	$(BIN)/python -m pytest tests/test_probe.py
 
 # The long soaks, about two hours: a million damaged files, 2,000 networks that fail, 100 kills, 50 broken runs. What they find
 # lies in build/soak, one line of JSON a piece; docs/promises.md tells what they found. SOAK=10 runs a tenth of each.
@@ -65,26 +69,33 @@ lint: setup
 
 setup: $(VENV)/.ready
 
-$(VENV)/.demo: pyproject.toml constraints.txt
+# What is never imported need not be compiled: of most packages that is most.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+EDITABLE := $(INSTALL) --config-settings editable_mode=compat --editable
+
+$(VENV)/.torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --config-settings editable_mode=compat --editable '.[demo]'
+	$(INSTALL) torch
 	touch $@
 
-$(VENV)/.ready: $(VENV)/.demo
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --config-settings editable_mode=compat --editable '.[demo,dev,docs]'
+$(VENV)/.demo: pyproject.toml $(VENV)/.torch
+	$(EDITABLE) '.[demo]'
 	touch $@
+
+$(VENV)/.ready: pyproject.toml $(VENV)/.torch
+	$(EDITABLE) '.[demo,dev,docs]'
+	touch $(VENV)/.demo $@
 
 $(VENV)/.soak: $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --config-settings editable_mode=compat --editable '.[soak]'
+	$(EDITABLE) '.[soak]'
 	touch $@
 
 $(VENV)/.browser: $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --config-settings editable_mode=compat --editable '.[browser]'
+	$(EDITABLE) '.[browser]'
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.demo
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --config-settings editable_mode=compat --editable '.[demo,docs]'
+	$(EDITABLE) '.[demo,docs]'
 	touch $@
 
 clean:

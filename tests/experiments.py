@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import yaml
 from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
+from exogym_core.results.report import Results, comparison_table, verdict
 from exogym_core.strategy import AllReduceStrategy, OptimSpec
 from exogym_core.tasks import build_model
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from exogym_core.results.fit_result import FitResult
 
 SMALL = {
@@ -74,3 +75,37 @@ def results_of(folder: Path) -> dict[str, bytes]:
     """Contents of the files that equal runs have equal, by path."""
     files = [*folder.glob("metrics/*"), *folder.glob("models/*"), folder / "summary.json"]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+VERDICTS = yaml.safe_load(Path(__file__).with_name("verdicts.yaml").read_text(encoding="utf-8"))
+
+
+def entry(name: str, **given: Any) -> dict[str, Any]:
+    """What the summary of a run says of a strategy."""
+    return {
+        "name": name,
+        "final_loss": 0.2,
+        "accuracy": 0.95,
+        "virtual_seconds": 100.0,
+        "virtual_seconds_to_target": 50.0,
+        "compute_utilisation": 0.5,
+        "bytes_sent_per_worker": 1_000_000,
+        "wan_bytes": 2_000_000,
+        "strategy": name,
+        "steps": 4,
+    } | given
+
+
+def check_verdict(results: Results, row: dict[str, Any]) -> None:
+    """Fail where the verdict is not what a row of verdicts.yaml expects."""
+    decision = verdict(results)
+    assert decision.winner == row.get("winner")
+    assert decision.text == row.get("is", decision.text)
+    assert decision.text.startswith(row.get("starts", ""))
+    assert decision.text.endswith(row.get("ends", ""))
+    assert [part for part in row.get("has", ()) if part not in decision.text] == []
+    assert row.get("lacks", "\n") not in decision.text
+    assert "once" not in row or decision.text.count(row["once"]) == 1
+    if "row" in row:
+        line, column, cell = row["row"]
+        assert comparison_table(results).rows[line][1][column] == cell

@@ -71,11 +71,6 @@ def facts(results: list[Any]) -> list[list[tuple[int, list[int], bool]]]:
 ALL, OTHERS = [0, 1, 2], [0, 1]
 
 
-def test_without_trouble_all_are_there_each_time() -> None:
-    results = run_ranks(rounds, 3, star([])).results
-    assert facts(results) == [[(number, ALL, True) for number in range(1, 6)]] * 3
-
-
 @pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
 def test_a_rank_cut_off_during_an_average_is_left_out_and_catches_up(protocol: str) -> None:
     # A round takes 2 s and the exchange about 5.4 s: home is cut off in the middle of the second.
@@ -98,18 +93,6 @@ def test_a_rank_cut_off_during_an_average_is_left_out_and_catches_up(protocol: s
         assert results[2][1][4] == pytest.approx(51 + 0.02 + 4, abs=1e-6)
 
 
-def test_values_are_the_mean_of_those_present() -> None:
-    results = run_ranks(rounds, 3, star([down("11 s", "40 s")])).results
-    states: dict[int, float] = {0: 0.0}
-    for number, members, value, took_part, *_ in results[0]:
-        assert took_part
-        before = states[number - 1]
-        states[number] = sum(before + rank for rank in members) / len(members)
-        assert value == pytest.approx(states[number])
-    for number, _, value, *_ in results[2]:
-        assert value == pytest.approx(states[number] + 2)
-
-
 def test_the_download_is_charged_to_its_receiver() -> None:
     quiet = run_ranks(rounds, 3, star([down("11 s", "40 s")]), collectives="ring").results[2]
     before, after = quiet[0][5], quiet[1][5]
@@ -117,49 +100,11 @@ def test_the_download_is_charged_to_its_receiver() -> None:
     assert attempt == pytest.approx(4 * 4 * MEGABYTE * 4 / 3, rel=1e-3)
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_processes_give_what_threads_give(processes: int) -> None:
-    topology = star([down("11 s", "40 s")], "linux-tcp")
-    threads = run_ranks(rounds, 3, topology)
-    others = run_ranks(rounds, 3, topology, workers={"kind": "processes", "processes": processes})
-    assert others.results == threads.results
-    assert others.rank_virtual_seconds == threads.rank_virtual_seconds
-    assert others.exposed_seconds == threads.exposed_seconds
-
-
-def test_a_rank_that_never_returns_is_lost_and_the_others_end() -> None:
-    results = run_ranks(rounds, 3, star([down("11 s", None)])).results
-    assert results[2][-1] == "lost"
-    assert [row[0] for row in results[0]] == [1, 2, 3, 4, 5]
-    assert all(row[1] == OTHERS for row in results[0][1:])
-
-
 def test_a_download_outlives_the_connections_that_tcp_gives_up() -> None:
     """TCP gives a dead link up after 924.6 s; whoever waits for a state connects anew."""
     results = run_ranks(rounds, 3, star([down("11 s", "1000 s")], "linux-tcp")).results
     assert [row[0] for row in results[2]] == [1, 5]
     assert 1011 + 4 < results[2][1][4] < 1011 + 8
-
-
-def test_a_crashed_host_that_never_returns_ends_no_other_run() -> None:
-    results = run_ranks(rounds, 3, star([{"host": "home", "at": "9.5 s", "crash": True}])).results
-    assert results[2][-1] == "lost"
-    assert all(row[1] == OTHERS for row in results[0][1:])
-
-
-def test_a_crashed_host_catches_up_at_its_return() -> None:
-    results = run_ranks(
-        rounds, 3, star([{"host": "home", "at": "9.5 s", "crash": True, "for": "15 s"}])
-    ).results
-    home = facts(results)[2]
-    assert home[0] == (1, ALL, True)
-    assert home[1][1:] == (OTHERS, False)
-    assert results[2][1][4] > 24.5
-
-
-def test_a_rank_too_slow_for_the_time_out_is_left_out() -> None:
-    results = run_ranks(rounds, 3, star([], home="1 Mbit/s")).results
-    assert [row[:2] for row in results[0]] == [(number, OTHERS) for number in range(1, 6)]
 
 
 def test_where_all_are_slow_alike_the_time_is_too_short() -> None:

@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 from exogym_core.cli.main import main
 from exogym_core.cost.compute import Compute
 from exogym_core.planning import advise as advise_module
-from exogym_core.planning.advise import SEARCHED, Advice, advise, alike_text, hill_climb, merged
+from exogym_core.planning.advise import SEARCHED, Advice, advise, alike_text, merged
 from exogym_core.planning.groups import EXACT_SITES, best_cycle
 from exogym_core.planning.measure import Setting, least_days, measure
 from exogym_core.planning.models import planned_model
 from exogym_core.strategy import build_strategy
 from netsim import Topology
-from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -101,36 +99,6 @@ def test_money_is_ranked_by_what_it_buys(
         assert row["place"] == 1 + sum(other["worth_low"] > row["worth_high"] for other in ranked)
     assert main([*words.replace(" --json", "").split(), "--budget", "1k", "--price", "2"]) == 0
     assert "for 1,000 dollars:" in capsys.readouterr().out
-    assert main([*words.split(), "--budget", "1k"]) == 2
-    assert "add --price DOLLARS" in capsys.readouterr().err
-    assert main(words.split()) == 2
-    assert "add --tokens, such as --tokens 200B, or --budget" in capsys.readouterr().err
-
-
-def test_options_are_searched_by_what_they_need() -> None:
-    """Least days where waiting ends, and there the smallest tau; combinations that are refused are passed over."""
-
-    def planned(options: Mapping[str, Any]) -> dict[str, Any]:
-        if options["num_fragments"] > 8:
-            raise InputError("too many")
-        waiting = max(0, 6 - options["tau"]) + (8 - options["num_fragments"])
-        return {**options, "days": 10.0 + waiting}
-
-    start = {"tau": 0, "num_fragments": 4}
-    rows = hill_climb(start, planned(start), list(start), planned, 100)
-    best = min(rows, key=lambda row: (row["days"], row["tau"]))
-    assert (best["tau"], best["num_fragments"]) == (6, 8)
-    late = {"tau": 20, "num_fragments": 8}
-    assert hill_climb(late, planned(late), list(late), planned, 100)[-1]["days"] >= 10
-    assert (
-        min(
-            row["tau"]
-            for row in hill_climb(late, planned(late), list(late), planned, 100)
-            if row["days"] == 10
-        )
-        == 6
-    )
-    assert len(hill_climb(start, planned(start), list(start), planned, 3)) == 3
 
 
 def test_a_codec_that_makes_it_slower_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

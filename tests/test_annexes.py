@@ -65,14 +65,6 @@ def test_what_an_annex_declares_is_there(path: Path) -> None:
         assert getattr(importlib.import_module(module), attribute) is not None
 
 
-def test_help_imports_neither_torch_nor_an_annex() -> None:
-    code = "import sys; from exogym_core.cli.main import main; main(['--help']); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    imported = set(done.stdout.splitlines()[-1].split())
-    assert not imported & {"torch", *(f"exogym_core.{path.parent.name}" for path in FILES)}
-    assert " sweep " in done.stdout
-
-
 def test_an_annex_that_is_missing_is_reported() -> None:
     with pytest.raises(InputError, match="NETGYM_RENDEZVOUS is set: this installation of netgym has no part"):
         annexes.required("elastic", "nothing", "NETGYM_RENDEZVOUS is set")

@@ -26,7 +26,6 @@ from exogym_core.strategy import (
 )
 from exogym_core.strategy.parts.outer import DelayedNesterov
 from netsim import random_crashes
-from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from exogym_core.results.fit_result import FitResult
@@ -284,21 +283,3 @@ def test_failures_cost_synchronous_strategies_more() -> None:
         result = fit(strategy, **churn)
         done[name] = sum(result.compute_seconds)
     assert done["async"] > 1.2 * done["sync"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"until": "2"}, "fit: until is '2'"),
-        ({"until": "1 s", "topology": None, "compute": None}, "fit: until needs virtual time"),
-        ({"failures": {"mtbf": "1 s"}}, "fit: failures need until="),
-        ({"failures": {"repair": "1 s"}}, "give {mtbf: 8 h, repair: 10 min}"),
-        ({"servers": 0}, "fit: servers is 0"),
-        ({"servers": 2}, "AsyncDiLoCoStrategy: servers=2, but it takes 1; leave servers out"),
-        ({"servers": 1, "strategy": HALoSStrategy()}, "HALoSStrategy: servers=1, but it takes 2 at least"),
-    ],
-)
-def test_mistakes_are_one_line(options: dict[str, Any], message: str, tmp_path: Any) -> None:
-    with pytest.raises((InputError, ValueError), match=None) as caught:
-        fit(**{"strategy": AsyncDiLoCoStrategy(H=4), "save_dir": tmp_path, **options})
-    assert message in str(caught.value)

@@ -9,7 +9,7 @@ import torch
 
 from exogym_core.communicator import run_ranks
 from exogym_core.communicator.gloo.calls import _CallQueue
-from netsim.errors import InputError, MismatchError
+from netsim.errors import MismatchError
 
 
 def test_two_calls_are_under_way_and_issued_in_order() -> None:
@@ -93,10 +93,3 @@ def test_calls_in_flight_give_what_they_give_in_simulation(compare: bool) -> Non
     simulated = run_ranks(_many, 3)
     assert real.results == simulated.results
     assert real.results[2] == ([6.0] * 5, [(1, 4), (2, 4), (3, 4)], [0, 1, 2])
-
-
-def test_compare_calls_is_a_truth_value() -> None:
-    from exogym_core import Trainer
-
-    with pytest.raises(InputError, match="compare_calls"):
-        Trainer(torch.nn.Linear(2, 2), [(torch.zeros(2), 0)]).fit(compare_calls="often")

@@ -27,10 +27,9 @@ from exogym_core.strategy import (
     SPARTADiLoCoStrategy,
     SPARTAStrategy,
     all_reduce,
-    build_strategy,
 )
 from exogym_core.strategy.parts.codecs import Int8Codec
-from netsim.errors import InputError, UnknownNameError
+from netsim.errors import InputError
 
 SEED = 3
 ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
@@ -72,17 +71,6 @@ def same_runs(first: Any, second: Any, num_ranks: int = 4) -> None:
 )
 def test_strategies_are_chains(strategy: Any, chain: Any) -> None:
     same_runs(strategy, chain)
-
-
-def test_modules_of_exo_gyms_strategy_bring_their_sites_along() -> None:
-    """A site's gradients were not averaged: its ranks drifted apart, and a round took one of them for the site."""
-    model, batches = reference.make_problem(4, 4, 4, 6, seed=1)
-    strategy = CommunicateOptimizeStrategy([DiLoCoCommunicator(2, ranks_per_worker=2)], optim_spec=ADAMW)
-    run = reference.run_strategy(strategy, model, batches, SEED)
-    joined = [[tuple(map(torch.cat, zip(*step[k : k + 2], strict=True))) for k in (0, 2)] for step in batches]
-    expected = reference.reference_local(model, joined, ADAMW, reference.outer(model, 2))  # type: ignore[arg-type]
-    for rank, got in enumerate(run.results):
-        torch.testing.assert_close(got, reference.vector(expected[rank // 2]), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("module", [SparseCommunicator(p_sparta=0.3), AveragingCommunicator(H=2)])
@@ -244,46 +232,3 @@ def test_mistakes_are_reported_in_one_line(make: Any, line: str) -> None:
         make()
     assert str(caught.value).startswith(line)
     assert "\n" not in str(caught.value)
-
-
-def test_sites_are_named_once() -> None:
-    model, batches = reference.make_problem(4, 1, 2, 2, seed=1)
-    with pytest.raises(InputError, match="Chain: has sites already; name Sites once"):
-        reference.run_strategy(Chain([Sites(2), DiLoCoCommunicator(2, ranks_per_worker=2)]), model, batches)
-    with pytest.raises(InputError, match="Chain: ranks_per_worker=3 does not divide the 4 ranks"):
-        reference.run_strategy(Chain([Sites(3)]), model, batches)
-
-
-@pytest.mark.parametrize("name", ["adamw", "rmsprop", torch.optim.Adam])
-def test_demo_refuses_optimizers_that_make_another_algorithm_of_it(name: Any) -> None:
-    """As EXO Gym's nanogpt_train builds it: AdamW, whose rate was taken there and nothing else."""
-    with pytest.raises(
-        InputError, match=r"DeMoStrategy: optim_spec=\w+ would take DeMo's signs.* write lr=0.002"
-    ):
-        build_strategy("DeMo", optim_spec=name, lr=0.002)
-
-
-@pytest.mark.parametrize("kwargs", [{"warmup_steps": None}, {"floor": None, "cosine_anneal": None}])
-def test_what_a_file_leaves_null_is_the_default(kwargs: dict[str, Any]) -> None:
-    """`warmup_steps:` without a value crashed inside a rank."""
-    model, batches = reference.make_problem(1, 2, 2, 2, seed=1)
-    given = DiLoCoStrategy("sgd", lr=0.1, lr_scheduler="lambda_cosine", lr_scheduler_kwargs=kwargs)
-    plain = DiLoCoStrategy("sgd", lr=0.1, lr_scheduler="lambda_cosine")
-    got, want = (reference.run_strategy(s, model, batches).results[0] for s in (given, plain))
-    assert torch.equal(got, want)
-
-
-def test_unknown_arguments_are_refused_even_as_none() -> None:
-    with pytest.raises(UnknownNameError, match="unknown argument of DiLoCoStrategy 'galaxy_size'"):
-        DiLoCoStrategy(galaxy_size=None)
-
-
-@pytest.mark.parametrize("transport", ["netsim", "gloo"])
-def test_torchs_form_of_all_gather_says_what_to_write(transport: str) -> None:
-    def body(comm: Any) -> None:
-        tensor = torch.ones(2)
-        comm.all_gather([torch.empty(2) for _ in range(2)], tensor)
-
-    line = r"rank \d, all_gather: takes a tensor, got list.* write tensors = comm.all_gather\(tensor\)"
-    with pytest.raises(InputError, match=line):
-        reference.run_ranks(body, 2, transport=transport)

@@ -15,7 +15,6 @@ from exogym_core import Strategy
 from exogym_core.cli.main import main
 from exogym_core.run.check import LAWS, CheckReport, check
 from exogym_core.strategy import STRATEGIES, Chain
-from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -224,14 +223,6 @@ def test_it_takes_factories_references_and_chains() -> None:
     assert check("exogym_core.strategy:FedAvgStrategy", {"H": 1}, **short).passed
     assert check("Chain", {"modules": [{"name": "DiLoCo", "H": 2}]}, **short).passed
     assert check(Chain(), **short).passed  # ranks that train alone
-    for wrong, line in [
-        (dict, "check: dict: returned dict, not an exogym_core.Strategy; name a class"),
-        ("nowhere:Class", "cannot import 'nowhere'"),
-        ("json:Nothing", "'json' has no callable 'Nothing'"),
-        ("DiLoKo", "did you mean 'DiLoCo'?"),
-    ]:
-        with pytest.raises(InputError, match=line.replace("?", r"\?")):
-            check(wrong)
 
 
 def test_the_command_names_the_broken_law(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
@@ -254,7 +245,3 @@ def test_the_command_names_the_broken_law(tmp_path: Path, capsys: Any, monkeypat
     output = json.loads(capsys.readouterr().out)
     assert output["options"] == {"by": 0.1, "lr": 0.01}
     assert [row["law"] for row in output["rows"] if row["status"] == "failed"] == ["judged"]
-    assert main(["check", "own_drift:Drift", "bye"]) == 2
-    assert "expected KEY=VALUE, such as H=10" in capsys.readouterr().err
-    assert main(["check", "own_drift.py"]) == 2
-    assert "check: own_drift.py: is a file: write module:Class, such as own_drift:" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import chain, chain_form, star, star_form
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy.parts.average import Averaging
@@ -94,20 +95,7 @@ def test_under_gloo_it_is_gloos_own_unless_fixed() -> None:
 
 def test_groups_that_no_algorithm_can_tell_apart_are_chosen_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs of a thousand hosts talk to each other in turn: the memory holds one choice for all alike."""
-    topology = Topology.from_mapping(
-        {
-            "name": "star",
-            "source": "test",
-            "hosts": {f"h{index}": {} for index in range(40)},
-            "routers": ["sw"],
-            "links": [
-                {"between": [f"h{index}", "sw"], "bandwidth": "1 Gbit/s", "latency": "1 ms"}
-                for index in range(40)
-            ],
-            "protocol": "ideal",
-        }
-    )
-    choices = Choices(topology, TCP)
+    choices = Choices(star(40, "1 Gbit/s", "1 ms"), TCP)
     searched = []
     fastest = _Trial.fastest
     monkeypatch.setattr(_Trial, "fastest", lambda trial: searched.append(trial) or fastest(trial))
@@ -142,43 +130,17 @@ def test_what_a_lossy_line_takes_does_not_grow_with_the_bytes(monkeypatch: pytes
         return time_collective(net, protocol, made, hosts, **options)
 
     monkeypatch.setattr("netsim.collectives.estimate.time_collective", watched)
-    lossy = Topology.from_mapping(
-        {
-            "name": "lossy",
-            "source": "test",
-            "hosts": {"a": {}, "b": {}},
-            "links": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s", "latency": "20 ms", "loss": "0.1 %"}],
-            "protocol": "ideal",
-        }
-    )
+    lossy = chain("ab", "1 Gbit/s", "20 ms", "0.1 %")
     assert Choices(lossy, TCP).algorithm("all_reduce", (0, 1), 40_000_000_000) != "tree"
     assert max(simulated) <= 256_000_000
 
 
 def test_pieces_of_a_long_message_are_timed_on_a_lossy_line_too() -> None:
     """gloo's algorithm cuts large tensors into thousands of pieces, for which it was taken for lossless and chosen."""
-    links = [
-        {
-            "between": ["home", "hub"],
-            "up": "40 Mbit/s",
-            "down": "300 Mbit/s",
-            "latency": "5 ms",
-            "loss": "0.1 %",
-        },
-        *(
-            {"between": [name, "hub"], "bandwidth": "1 Gbit/s", "latency": "20 ms"}
-            for name in ("a", "b", "c")
-        ),
-    ]
-    sites = Topology.from_mapping(
-        {
-            "name": "sites",
-            "hosts": ["home", "a", "b", "c"],
-            "routers": ["hub"],
-            "links": links,
-            "protocol": "ideal",
-        }
-    )
+    form = star_form("abc", "1 Gbit/s", "20 ms")
+    home = {"between": ["home", "switch"], "up": "40 Mbit/s", "down": "300 Mbit/s", "latency": "5 ms"}
+    form |= {"hosts": ["home", *"abc"], "links": [home | {"loss": "0.1 %"}, *form["links"]]}
+    sites = Topology.from_mapping(form)
     # By gloo it takes three times as long.
     assert Choices(sites, TCP).algorithm("all_reduce", range(4), 500_000_000) == "direct"
 
@@ -239,8 +201,7 @@ def test_around_a_ring_sums_are_encoded_again_at_every_hop() -> None:
 
 def test_a_run_tells_that_a_window_limits_it() -> None:
     """1 Gbit/s over a round trip of 150 ms is 18 MB in flight, more than four windows of 4 MiB."""
-    link = {"between": ["a", "b"], "bandwidth": "1 Gbit/s", "latency": "75 ms"}
-    pair = {"hosts": ["a", "b"], "links": [link], "protocol": "ideal"}
+    pair = chain_form("ab", "1 Gbit/s", "75 ms")
 
     def body(comm: Communicator) -> None:
         comm.all_reduce(torch.ones(4_000_000))

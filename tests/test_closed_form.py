@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_live_collectives import draw_call, ends, star, started, topologies
+from test_live_collectives import draw_call, ends, started, topologies
+from worlds import star
 
 from netsim import Clock, Network, Protocol, Topology, schedule
 from netsim.collectives.closed_form import contention_free_seconds, undisturbed_seconds
@@ -98,13 +99,8 @@ def test_steps_of_equal_delay_are_one_multiplication(
     num: int, num_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gloo's ring of many pieces takes the same by its steps and by the pace they settle to."""
-    links = [
-        {"between": [f"h{i}", "sw"], "bandwidth": f"{1 + i % 3} Gbit/s", "latency": f"{i + 1} ms"}
-        for i in range(num)
-    ]
-    topology = Topology.from_mapping(
-        {"hosts": {f"h{i}": {} for i in range(num)}, "routers": ["sw"], "links": links, "protocol": "ideal"}
-    )
+    rates = {f"h{i}": f"{1 + i % 3} Gbit/s" for i in range(num)}
+    topology = star(rates, rates, {f"h{i}": f"{i + 1} ms" for i in range(num)})
     made = schedule("all_reduce", num, num_bytes=num_bytes, algorithm="gloo", element_bytes=1)
     whole = undisturbed_seconds(made, range(num), topology, IDEAL)
     monkeypatch.setattr("netsim.collectives.closed_form._LONG", 50)

@@ -22,7 +22,7 @@ from exogym_core.cost.devices import DEVICES, find_device
 from exogym_core.cost.flops import FlopCount, count_flops
 from exogym_core.cost.speeds import measure_seconds
 from exogym_core.tasks import GPT, MLP
-from netsim.errors import InputError, UnknownNameError
+from netsim.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -64,24 +64,14 @@ def test_device_table_is_complete_and_plausible():
         assert 1e10 < device.flops["fp32"] <= max(device.flops.values()) < 1e16
     assert DEVICES["a100"].flops_for("bf16", "a100") == 312e12
     assert DEVICES["v100"].flops_for("bf16", "v100") == 15.7e12  # has no bf16 units
-    with pytest.raises(UnknownNameError, match=r"^host us\.0: unknown device 'h10'"):
-        find_device("h10", "host us.0: ")
-    with pytest.raises(InputError, match="device 3 is no name"):
-        find_device(3)
 
 
 def test_step_seconds_follow_the_device():
     compute = Compute.parse({"flops": {"utilisation": 0.5}})
     assert compute.step_seconds(1e12, "h100") == 1e12 / (67e12 * 0.5)
     assert compute.step_seconds(1e12, "h100", half=True) == 1e12 / (989.5e12 * 0.5)
-    with pytest.raises(InputError, match=r"host us\.0: names no device, .* give compute='measured'"):
-        compute.step_seconds(1e12, None, "host us.0: ")
     assert Compute.parse({"flops": {"device": "t4", "dtype": "fp16"}}).step_seconds(26e12, "h100") == 1.0
     assert Compute.parse("3 s").step_seconds(1e12, "h100") == 3.0
-    with pytest.raises(UnknownNameError, match="host us: unknown device 'teapot'"):
-        compute.step_seconds(1.0, "teapot", "host us: ")
-    with pytest.raises(InputError, match="before it has been measured"):
-        Compute.parse("measured").step_seconds(1.0, None)
 
 
 def test_flops_of_an_mlp_are_counted_by_hand():

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import worlds
+from experiments import fitted
 
-from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
 from exogym_core.strategy import DiLoCoStrategy
 from netsim.errors import DeadlockError
 from netsim.network.clock import on_grid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from exogym_core.communicator import Communicator, RunResult
@@ -137,18 +136,6 @@ def test_a_rank_that_no_other_waits_for_is_reported_too() -> None:
     run_ranks(compute, 3, star(crash("b", 3.5)))  # it has ended by then
 
 
-def test_recurring_weather_gives_no_hope() -> None:
-    background = [
-        {"from": "a", "to": "c", "bytes": 1000, "every": "1 s"},
-        {"from": "a", "to": "c", "rate": "1 kbit/s"},
-    ]
-    drift = [{"link": ["a", "switch"], "kind": "lognormal", "every": "1 s", "sigma": 0.1}]
-    with pytest.raises(
-        DeadlockError, match=r"^host b crashed at 2\.5 s and never comes back, and rank 1 on a"
-    ):
-        run_ranks(compute, 3, star(crash("b", 2.5), background=background, drift=drift))
-
-
 def test_ranks_that_share_a_host_share_its_fate() -> None:
     run = run_ranks(compute, 6, star(crash("b", 1.5, 10)), placement=["a", "b", "c", "a", "b", "c"])
     assert [result[-1] for result in run.results] == [3.0, 13.5, 3.0] * 2
@@ -179,36 +166,6 @@ def facts(run: RunResult[Any]) -> list[Any]:
     return [run.rank_virtual_seconds, run.compute_seconds, run.exposed_seconds, rows]
 
 
-@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
-def test_threads_and_processes_agree_under_crashes(protocol: str, tmp_path: Path) -> None:
-    topology = star(crash("b", 1.3, 2.1), crash("a", 2.2, 0.7), crash("b", 6.0, 1.0), crash("c", 6.5, 3.0))
-    traces = [tmp_path / "threads.json.gz", tmp_path / "processes.json.gz"]
-    one, other = (
-        run_ranks(walk, 4, topology, protocol=protocol, workers=workers, trace=trace)
-        for workers, trace in zip(CARRIERS, traces, strict=True)
-    )
-    assert facts(one) == facts(other)
-    assert traces[0].read_bytes() == traces[1].read_bytes()
-    untraced = run_ranks(walk, 4, topology, protocol=protocol)
-    assert facts(untraced) == facts(one)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_every_run_ends_later_than_without_crashes_but_no_later_than_all_of_them_take(seed: int) -> None:
-    chance = random.Random(seed)
-    protocol = chance.choice(["ideal", "linux-tcp", "gloo"])
-    calm = run_ranks(walk, 3, star(), protocol=protocol).virtual_seconds
-    at, events = 0.0, []
-    for _ in range(chance.randint(1, 5)):
-        at += chance.expovariate(1.0)
-        events.append(crash(chance.choice("abc"), round(at, 3), round(chance.expovariate(0.5), 3)))
-    stormy = run_ranks(walk, 3, star(*events), protocol=protocol).virtual_seconds
-    assert calm is not None
-    assert stormy is not None
-    away = sum(float(event["for"].split()[0]) for event in events)
-    assert calm <= stormy < calm + away + 4.0 * len(events)
-
-
 def test_a_crash_of_a_host_without_ranks_changes_nothing() -> None:
     calm = run_ranks(walk, 2, star(), placement=["a", "b"])
     assert facts(run_ranks(walk, 2, star(crash("c", 0.5)), placement=["a", "b"])) == facts(calm)
@@ -231,76 +188,24 @@ def test_pairs_of_instants(tmp_path: Path) -> None:
         run = run_ranks(walk, 3, star(crash("b", begin, end - begin)))
         assert calm.virtual_seconds is not None
         assert run.virtual_seconds is not None
-        assert run.virtual_seconds >= calm.virtual_seconds - 1e-6
+        assert -1e-6 <= run.virtual_seconds - calm.virtual_seconds < end - begin + 4.0
 
 
 # -- training ---------------------------------------------------------------------------------------------------
-
-
-def fit(
-    topology: Topology, folder: Path | None = None, stop_at: int | None = None, workers: Any = "threads"
-) -> tuple[list[Any], dict[str, torch.Tensor]]:
-    """Twelve steps of DiLoCo on three hosts, half a second each; its rows and model."""
-
-    def watch(row: Mapping[str, Any]) -> None:
-        if row["kind"] == "step" and row["step"] == stop_at:
-            raise KeyboardInterrupt
-
-    generator = torch.Generator().manual_seed(0)
-    data = torch.utils.data.TensorDataset(
-        torch.randn(64, 3, generator=generator), torch.zeros(64, dtype=torch.int64)
-    )
-    torch.manual_seed(0)
-    trainer = Trainer(Judge(), data, data)
-    try:
-        model = trainer.fit(
-            strategy=DiLoCoStrategy(H=4), num_nodes=3, max_steps=12, batch_size=4, val_interval=6, device="cpu",
-            topology=topology, compute=0.5, workers=workers, seed=3, on_event=watch,
-            checkpoint_interval=3 if folder else None, resume_from=folder,
-        )  # fmt: skip
-    except KeyboardInterrupt:
-        return [], {}
-    result = trainer.result
-    assert result is not None
-    times = [
-        result.virtual_seconds,
-        result.compute_seconds,
-        result.exposed_seconds,
-        result.compute_utilisation,
-    ]
-    return [*result.history, *times], model.state_dict()
-
-
-class Judge(torch.nn.Module):
-    """A linear layer that gives its own loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(3, 2)
-
-    def forward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
 
 
 STORM = star(crash("b", 1.3, 2.1), crash("a", 2.2, 0.7), crash("b", 6.0, 3.0), protocol="linux-tcp")
 
 
 def test_crashes_change_the_times_of_training_and_not_what_is_learnt() -> None:
-    calm, model = fit(star())
-    stormy, other = fit(STORM)
-    assert all(torch.equal(model[name], other[name]) for name in model)
-    assert [row["train_loss"] for row in calm[:-4]] == [row["train_loss"] for row in stormy[:-4]]
-    *_, calm_end, calm_computing, _, calm_utilisation = calm
-    *_, stormy_end, stormy_computing, _, stormy_utilisation = stormy
-    assert stormy_end > calm_end + 5
-    assert stormy_computing == calm_computing
-    assert stormy_utilisation < calm_utilisation
-
-
-@pytest.mark.parametrize("stop_at", [4, 8, 11])
-def test_stopped_and_resumed_between_crashes_it_is_the_same_run(tmp_path: Path, stop_at: int) -> None:
-    rows, model = fit(STORM)
-    assert fit(STORM, tmp_path, stop_at) == ([], {})
-    again, other = fit(STORM, tmp_path, workers={"kind": "processes", "processes": 2})
-    assert again == rows
-    assert all(torch.equal(model[name], other[name]) for name in model)
+    """Twelve steps of DiLoCo on three hosts, half a second each."""
+    calm, stormy = (
+        fitted(strategy=DiLoCoStrategy(H=4), num_nodes=3, max_steps=12, topology=topology, compute=0.5)
+        for topology in (star(), STORM)
+    )
+    for name, value in calm.judged_state.items():
+        assert torch.equal(stormy.judged_state[name], value)
+    assert [row["train_loss"] for row in calm.history] == [row["train_loss"] for row in stormy.history]
+    assert stormy.virtual_seconds > calm.virtual_seconds + 5
+    assert stormy.compute_seconds == calm.compute_seconds
+    assert stormy.compute_utilisation < calm.compute_utilisation

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from exogym_core.data.batches import batch_reader, collate_of, move_batch
 from exogym_core.data.samples import EpochOrder, OwnData, Reading, SharedData, StreamedData
-from netsim.errors import InputError, UnknownNameError
+from netsim.errors import InputError
 
 worlds = st.integers(1, 6)
 batches = st.integers(1, 5)
@@ -104,15 +104,6 @@ def test_order_is_new_each_epoch_repeatable_and_seeded():
     plain = shared(10, 1, 2, 2, shuffle=False)
     assert [samples_of(step) for step in epoch_of(plain)] == [[1, 3], [5, 7], [9]]
     assert samples_of(plain.next_step()) == [1, 3]
-
-
-def test_order_is_kept_for_two_epochs_only():
-    order = EpochOrder(5, True, 0)
-    first = order.of(0)
-    assert order.of(0) is first
-    order.of(1), order.of(2)
-    assert order.of(0) is not first
-    assert torch.equal(order.of(0), first)
 
 
 def test_micro_batches_cut_a_step():
@@ -220,18 +211,3 @@ def test_dataloader_arguments_are_checked():
     assert collate_of(None) == (None, False, {})
     assert collate_of({"collate_fn": len, "drop_last": True, "num_workers": 0}) == (len, True, {})
     assert collate_of({"num_workers": 2, "collate_fn": len}) == (len, False, {"num_workers": 2})
-    with pytest.raises(InputError, match="'batch_size', which the trainer sets; use batch_size"):
-        collate_of({"batch_size": 3})
-    with pytest.raises(UnknownNameError, match="did you mean 'num_workers'"):
-        collate_of({"num_worker": 3})
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_loader_with_workers_gives_the_same_batches():
-    plain, loaded = shared(20, 0, 2, 5, 3), shared(20, 0, 2, 5, 3, loader={"num_workers": 1})
-    torch.manual_seed(0)
-    expected = torch.rand(1)
-    torch.manual_seed(0)
-    for _ in range(3):
-        assert samples_of(loaded.next_step()) == samples_of(plain.next_step())
-    assert torch.equal(torch.rand(1), expected)

@@ -190,14 +190,6 @@ def test_going_on_with_ones_own_run_asks_for_nothing_also_elsewhere(
     assert "seal" in json.loads(Path("out/environment.json").read_text())
 
 
-def test_trust_goes_with_resume(capsys: pytest.CaptureFixture[str]) -> None:
-    written(("STRATEGY", "AllReduce"))
-    assert invoke(capsys, "run", "file.yaml", "--trust") == (
-        2,
-        "error: --trust: goes with --resume: leave it out\n",
-    )
-
-
 # --- one owner ---------------------------------------------------------------------------------------------
 
 _HOLDS = """
@@ -273,24 +265,6 @@ def test_a_folder_that_was_taken_meanwhile_is_not_empty(here: Path, monkeypatch:
 
 
 # --- what no system takes ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("more", "arguments", "line"),
-    [
-        ("topology: " + "a" * 100_000, [], "error: file.yaml:9: topology: unknown topology or file 'aaa"),
-        ("", ["--topology", "a" * 300], "unknown topology or file 'aaa"),
-        ("target_loss: true", [], "error: file.yaml:9: target_loss: true is no number"),
-    ],
-)
-def test_names_too_long_and_booleans_are_reported_in_a_line(
-    more: str, arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    written(("[STRATEGY]", f"[AllReduce]\n{more}"))
-    code, text = invoke(capsys, "run", "file.yaml", *arguments)
-    assert code == 2
-    assert line in text
-    assert len(text.splitlines()) == 1
 
 
 def test_processes_share_less_memory_where_the_address_space_is_limited() -> None:

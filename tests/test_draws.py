@@ -72,16 +72,6 @@ def test_noise_is_new_for_each_seed_rank_epoch_and_step_and_the_same_with_worker
     assert torch.equal(flat(steps_of(by_workers, 4)), flat(steps_of(shared(kind()), 4)))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("loader", [{}, {"num_workers": 1}])
-def test_a_source_that_goes_on_inside_an_epoch_draws_what_it_would_have_drawn(loader):
-    whole, part, resumed = (shared(HoldingNoise(), loader=loader) for _ in range(3))
-    expected = steps_of(whole, 5)
-    steps_of(part, 2)
-    resumed.load_state_dict(part.state_dict())
-    assert torch.equal(flat(steps_of(resumed, 3)), flat(expected[2:]))
-
-
 def test_how_a_dataset_has_seeded_its_own_generators_counts():
     assert not torch.equal(
         flat(steps_of(shared(HoldingNoise(0)), 1)), flat(steps_of(shared(HoldingNoise(1)), 1))

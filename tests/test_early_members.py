@@ -103,21 +103,3 @@ def test_receives_that_are_taken_back_leave_nothing(workers: Any, monkeypatch: p
     finally:
         tracemalloc.stop()
     assert run.results[0] < 100
-
-
-def taken_back(comm: Communicator) -> list[float]:
-    """A receive is taken back whose message has been sent in host time: the next one gets it."""
-    if comm.rank:
-        comm.advance(1.0)
-        handles = [comm.isend(torch.full((2,), float(number)), 0, tag=5) for number in (1, 2)]
-        for handle in handles:
-            handle.wait()
-        return []
-    first = comm.irecv(torch.zeros(2), 1, tag=5)
-    assert first.cancel()
-    return [float(comm.recv(torch.zeros(2), 1, tag=5)[0]) for _ in range(2)]
-
-
-@pytest.mark.parametrize("workers", CARRIERS)
-def test_a_receive_after_a_cancelled_one_gets_the_message(workers: Any) -> None:
-    assert run_ranks(taken_back, 2, "two-datacenters", workers=workers).results[0] == [1.0, 2.0]

@@ -10,7 +10,6 @@ import yaml
 
 from exogym_core.cli.experiment import Experiment
 from exogym_core.cli.main import main
-from netsim import parse_document
 from netsim.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -183,24 +182,6 @@ def test_a_task_or_model_that_does_not_exist_is_reported_with_its_line(write: An
         experiment.build_model(experiment.build_task())
 
 
-def test_an_inlined_topology_is_checked_like_a_file(write: Any) -> None:
-    inlined = "topology: {hosts: {a: {}, b: {}}, links: [{betwen: [a, b]}]}"
-    path = write(SMALL.replace("topology: two-datacenters", inlined))
-    with pytest.raises(InputError) as caught:
-        Experiment.load(path)
-    assert str(caught.value).startswith(
-        f"{path}:3: topology: links[0].betwen: unknown key 'betwen': did you mean"
-    )
-
-
-def test_a_placement_needs_a_network(write: Any) -> None:
-    path = write(SMALL.replace("topology: two-datacenters", "placement: [a]"))
-    with pytest.raises(
-        InputError, match=r":3: placement: needs virtual time, and there is no topology: add one"
-    ):
-        Experiment.load(path)
-
-
 @pytest.mark.parametrize("transport", ["gloo", "netsim"])
 def test_a_transport_without_virtual_time_refuses_a_topology_before_anything_runs(
     write: Any,
@@ -243,17 +224,6 @@ def test_servers_go_to_the_strategies_that_have_some(write: Any) -> None:
     given = [experiment.fit_arguments(entry) for entry in experiment.strategies]
     assert [arguments["strategy"].num_servers for arguments in given] == [0, 3]
     assert [arguments.get("servers") for arguments in given] == [None, 3]
-
-
-@pytest.mark.parametrize("text", ["", "3", "[]", "just text", "- a\n- b"])
-def test_what_is_no_mapping_is_refused(write: Any, text: str) -> None:
-    with pytest.raises(InputError, match=r"small\.yaml"):
-        Experiment.load(write(text), ["steps=3"])
-
-
-def test_a_mapping_without_a_file_is_checked_alike() -> None:
-    with pytest.raises(InputError, match=r"(?m)^<text>:2: steps: expected a whole number"):
-        Experiment.from_document(parse_document("task: digits\nsteps: x"))
 
 
 SCALES = """\
@@ -301,16 +271,3 @@ def test_a_file_without_scales_says_so(write: Any) -> None:
     path = write(SMALL)
     with pytest.raises(InputError, match=f"--scale tiny: {path} has no 'scales'; leave --scale out"):
         Experiment.load(path, scale="tiny")
-
-
-def test_a_mistake_in_an_inlined_topology_is_reported_at_its_own_line(write: Any) -> None:
-    """Not at the line of `topology:`, which may be far above."""
-    link = "    - between: [a, b]\n      bandwidth: 300 MB/s\n      latency: 1 ms"
-    inlined = f"topology:\n  hosts: [a, b]\n  links:\n{link}"
-    path = write(SMALL.replace("topology: two-datacenters", inlined))
-    wrong = 1 + path.read_text().splitlines().index("      bandwidth: 300 MB/s")
-    with pytest.raises(InputError) as caught:
-        Experiment.load(path)
-    assert str(caught.value).startswith(
-        f"{path}:{wrong}: topology: links[0].bandwidth: '300 MB/s' is in bytes"
-    )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,23 +20,13 @@ from netsim import (
     Faults,
     HostEvent,
     Network,
-    Protocol,
     Topology,
     Weather,
-    default_algorithm,
-    schedule,
-    start_collective,
-    time_collective,
     time_flows,
 )
-from netsim.errors import DeadlockError, InputError
-from netsim.topology.weather import Background, LinkEvent, Trace
+from netsim.errors import DeadlockError
+from netsim.topology.weather import Background
 from netsim.weather.faults import drift_factors
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from netsim.weather.faults import Entry
 
 MEGABYTE = 1_000_000
 A, B, C = range(3)
@@ -361,29 +350,6 @@ def test_drift_to_nothing_passes() -> None:
     assert finish(star(**weather), ONE)[0] > 1.02
 
 
-def test_recurring_weather_keeps_no_collective_alive() -> None:
-    topology = star(events=FOREVER, **RECURRING)
-    made = schedule("all_reduce", 3, num_bytes=3 * MEGABYTE)
-    with pytest.raises(DeadlockError, match=r"went dead at 0.5 s and never comes back"):
-        time_collective(topology, Protocol.parse("ideal"), made, (A, B, C))
-
-
-@pytest.mark.parametrize("weather", [{}, RECURRING])
-@pytest.mark.parametrize("protocol", ["ideal", "gloo"])
-def test_ranks_that_wait_for_a_dead_link_are_reported(weather: dict[str, Any], protocol: str) -> None:
-    import torch
-
-    def body(comm: Any) -> None:
-        comm.advance(1.0)
-        comm.all_reduce(torch.zeros(250_000))
-
-    with pytest.raises(DeadlockError) as error:
-        run_ranks(body, 3, star(events=FOREVER, **weather), protocol=protocol)
-    line = str(error.value).splitlines()[0]
-    assert "went dead at 0.5 s and never comes back" in line
-    assert "rank 0 in all_reduce, rank 1 in all_reduce, rank 2 in all_reduce wait" in line
-
-
 def test_ranks_meet_the_weather_of_their_topology() -> None:
     import torch
 
@@ -452,35 +418,6 @@ def test_ranks_whose_connection_is_given_up_are_reported(protocol: str, num_rank
     )
 
 
-@pytest.mark.parametrize("seconds", [None, 1000.0])
-@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
-def test_observers_of_a_call_cut_off_by_a_crash_read_the_same(
-    protocol: str, seconds: float | None, tmp_path: Path
-) -> None:
-    """A call that is kept off the network until then is shown to a recorder on a copy, which has no say."""
-    import torch
-
-    def report(trace: Path | None) -> str:
-        lasting = {} if seconds is None else {"for": f"{seconds} s"}
-        # The first messages have left and not arrived: on the copy they still do, and wait for the host there.
-        topology = star(events=[{"host": "b", "at": "10 ms", "crash": True, **lasting}])
-        try:
-            run = run_ranks(
-                lambda comm: comm.all_reduce(torch.zeros(250_000)),
-                3,
-                topology,
-                protocol=protocol,
-                trace=trace,
-            )
-        except DeadlockError as error:
-            return str(error)
-        return str(run.rank_virtual_seconds)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a trace was cut short
-        assert report(tmp_path / "t.json") == report(None)
-
-
 def test_a_host_that_is_away_for_too_long_is_given_up() -> None:
     topology = star(events=[{"host": "b", "at": "0.1 s", "crash": True, "for": "1000 s"}])
     message = r"^host b crashed at 0.1 s and stayed so for longer than linux-tcp waits \(924.6 s\), and transfer 1 \(a"
@@ -500,64 +437,6 @@ def test_background_that_is_given_up_is_lost_and_counted() -> None:
 
 
 # -- collectives: every tier agrees with events ---------------------------------------------------------------
-
-
-def run_once(
-    entries: Sequence[Entry], op: str, protocol: str, *, by_events: bool
-) -> tuple[list[float], np.ndarray, float]:
-    """When each member is through, and the bytes on links, of a collective with the given weather."""
-    clock = Clock()
-    network = Network(clock, Topology.load("wan-4-regions"), protocol)
-    faults = Faults(network, Weather())
-    hosts = network.topology.place(4)
-    name = default_algorithm(op, gloo=network.protocol.rendezvous)
-    made = schedule(op, 4, num_bytes=40 * MEGABYTE, algorithm=name, element_bytes=4)
-    times: list[float] = []
-    if by_events:  # traffic between two others keeps every collective on the network
-        idle = next(host for host in range(len(network.topology.hosts)) if host not in hosts)
-        faults.add(Background(idle, hosts[0] if idle != hosts[0] else hosts[1], bits_per_second=1e-6))
-    for repetition in range(2):
-        ends: dict[int, float] = {}
-        one = start_collective(
-            network, made, hosts, on_done=lambda member, ends=ends: ends.__setitem__(member, clock.now)
-        )
-        for member in range(4):
-            clock.run(until=60.0 * repetition + (member + 1) / 64)
-            one.arrive(member)
-        if not repetition:
-            for entry in entries:
-                faults.add(entry)
-        faults.run_until(lambda ends=ends: len(ends) == 4)
-        times += [ends[member] for member in range(4)]
-    return times, network.link_bytes, network.dropped_bytes
-
-
-WAN = [link.index for link in Topology.load("wan-4-regions").links if "." not in link.source + link.target]
-
-
-@pytest.mark.parametrize("op", ["all_reduce", "broadcast", "all_to_all"])
-@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp", "gloo"])
-@pytest.mark.parametrize(
-    "entries",
-    [
-        [LinkEvent(0.1, tuple(WAN), bits_per_second=1e8)],
-        [LinkEvent(0.1, tuple(WAN), is_up=False, for_seconds=0.5)],
-        [Trace(tuple(WAN), "bits_per_second", (0.05, 0.3, 0.4), (3e7, 0.0, 1e8))],
-        [Trace(tuple(WAN), "latency_seconds", (0.05, 0.3), (0.2, 0.01))],
-        [Drift(tuple(WAN), "lognormal", 0.1, sigma=0.5)],
-        [HostEvent(0.1, 0, is_up=False, for_seconds=1.0)],
-    ],
-    ids=["degraded", "down", "rates", "latencies", "drift", "crash"],
-)
-def test_a_change_mid_way_sends_a_collective_through_events(
-    op: str, protocol: str, entries: list[Entry]
-) -> None:
-    fast = run_once(entries, op, protocol, by_events=False)
-    events = run_once(entries, op, protocol, by_events=True)
-    assert fast[0] == pytest.approx(events[0], rel=1e-9)
-    assert fast[0] != run_once([], op, protocol, by_events=False)[0]
-    assert fast[1] == pytest.approx(events[1], rel=1e-6, abs=1.0)
-    assert fast[2] == pytest.approx(events[2], rel=1e-6, abs=1.0)
 
 
 # -- the documentation ---------------------------------------------------------------------------------------
@@ -582,29 +461,3 @@ def vars_of(weather: Weather) -> dict[str, Any]:
         name: getattr(weather, name)
         for name in ("link_events", "host_events", "traces", "background", "drift")
     }
-
-
-def test_the_program_of_the_page_runs() -> None:
-    (text,) = blocks("python")
-    scope: dict[str, Any] = {}
-    exec(compile(text, str(PAGE), "exec"), scope)
-    assert scope["network"].env.now > 5
-
-
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        (LinkEvent(0.0, (0,)), "exactly one"),
-        (LinkEvent(0.0, (0,), is_up=False, loss=0.1), "exactly one"),
-        (LinkEvent(0.0, (99,), is_up=False), "no link 99"),
-        (HostEvent(0.0, 3, is_up=False), "no host 3"),
-        (LinkEvent(math.nan, (0,), is_up=False), "at_seconds"),
-        (Background(A, A, bits_per_second=1.0), "to itself"),
-        (Background(A, B), "either bits_per_second"),
-        (Drift((0,), "lognormal", 0.0, sigma=1.0), "every_seconds"),
-    ],
-)
-def test_entries_that_make_no_sense_are_refused(entry: Entry, message: str) -> None:
-    faults = Faults(Network(Clock(), star()))
-    with pytest.raises(InputError, match=message):
-        faults.add(entry)

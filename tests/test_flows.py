@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 from click.testing import CliRunner
-from worlds import chain_form
+from worlds import chain, chain_form
 
-from netsim import Topology, time_flows
+from netsim import time_flows
 from netsim.cli.timing import flows_command as command
 
 if TYPE_CHECKING:
@@ -73,18 +73,6 @@ def test_a_bare_number_is_a_host_in_natural_order_where_no_host_is_called_so(fol
     assert error.startswith("Error: flows.csv:2: column src: unknown host '0'")
 
 
-def test_unreadable_files_are_reported(folder: Path) -> None:
-    result = CliRunner().invoke(command, [str(folder / "net.yaml"), str(folder / "none.csv")])
-    assert result.exit_code == 1
-    assert "none.csv: cannot be read: No such file or directory" in result.stderr
-
-
 def test_from_python_hosts_are_names_or_indices() -> None:
-    topology = Topology.from_mapping(
-        {
-            "hosts": {"x": {}, "y": {}},
-            "links": [{"between": ["x", "y"], "bandwidth": "8 Mbit/s", "latency": "0 s"}],
-            "protocol": "ideal",
-        }
-    )
+    topology = chain("xy", latency="0 s")
     assert time_flows(topology, [(0.0, "x", 1, 1e6), (3.0, 0, "y", 0)]).tolist() == [1.0, 3.0]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,8 +21,7 @@ from netsim.formats.builder import Assumed, safe_name
 from netsim.formats.commands import read_foreign
 from netsim.formats.networks import shaping_script
 
-if TYPE_CHECKING:
-    from pathlib import Path
+FILES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("foreign.yaml").read_text(encoding="utf-8"))
 
 
 def write(folder: Path, files: dict[str, Any]) -> list[Path]:
@@ -125,34 +126,11 @@ def test_iperf3_of_a_server_and_as_a_stream_of_events(tmp_path: Path) -> None:
     assert way(net, "10.0.0.1.0", "10.0.0.3.0") == pytest.approx((200e6, 0.03))
 
 
-BUSYBOX = """PING 192.0.2.7 (192.0.2.7): 56 data bytes
-64 bytes from 192.0.2.7: seq=0 ttl=50 time=80.240 ms
-
---- 192.0.2.7 ping statistics ---
-20 packets transmitted, 20 packets received, 0% packet loss
-round-trip min/avg/max = 80.000/80.400/81.100 ms
-"""
-MACOS = """PING 192.0.2.7 (192.0.2.7): 56 data bytes
---- 192.0.2.7 ping statistics ---
-200 packets transmitted, 190 packets received, 5.0% packet loss
-round-trip min/avg/max/stddev = 80.000/81.000/84.000/1.200 ms
-"""
-WINDOWS = """
-Pinging 192.0.2.7 with 32 bytes of data:
-Reply from 192.0.2.7: bytes=32 time=80ms TTL=50
-
-Ping statistics for 192.0.2.7:
-    Packets: Sent = 200, Received = 190, Lost = 10 (5% loss),
-Approximate round trip times in milli-seconds:
-    Minimum = 80ms, Maximum = 82ms, Average = 80ms
-"""
-
-
-@pytest.mark.parametrize(("text", "loss"), [(BUSYBOX, 0.0), (MACOS, 0.05), (WINDOWS, 0.05)])
-def test_pings_of_other_systems(text: str, loss: float, tmp_path: Path) -> None:
-    net = topology_of(tmp_path, {"ping.txt": text}, bits_per_second=1e9)
+@pytest.mark.parametrize("ping", FILES["pings"])
+def test_pings_of_other_systems(ping: dict[str, Any], tmp_path: Path) -> None:
+    net = topology_of(tmp_path, {"ping.txt": ping["text"]}, bits_per_second=1e9)
     assert way(net, "here.0", "192.0.2.7.0")[1] == pytest.approx(0.04)
-    assert max(net.loss) == pytest.approx(loss)
+    assert max(net.loss) == pytest.approx(ping["loss"])
 
 
 def test_skyplanes_tables_as_they_are(tmp_path: Path) -> None:
@@ -174,68 +152,9 @@ def test_skyplanes_tables_as_they_are(tmp_path: Path) -> None:
     assert way(net, "azure-uksouth.0", "aws-eu-south-1.0") == pytest.approx((9043348420.7, 0.015))
 
 
-PLAIN = """from,to,rtt,throughput,loss
-us,eu,80 ms,1.2 Gbit/s,0.1 %
-eu,us,82 ms,800 Mbit/s,
-us,asia,150 ms,400 Mbit/s,
-eu,asia,200 ms,300 Mbit/s,
-"""
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "plain": {"ways.csv": PLAIN},
-    "squares": {
-        "rtt.csv": "rtt ms,us,eu,asia\nus,0,80,150\neu,82,0,200\nasia,,,0\n",
-        "rate.csv": "throughput Gbit/s,us,eu,asia\nus,-,1.2,0.4\neu,0.8,-,0.3\nasia,,,-\n",
-    },
-    "objects": {
-        "ways.json": [
-            {"from": "us", "to": "eu", "rtt_ms": 80, "throughput_gbit_s": 1.2},
-            {"from": "eu", "to": "us", "rtt_ms": 82, "throughput_mbit_s": 800},
-            {"from": "us", "to": "asia", "rtt": "150 ms", "throughput": "400 Mbit/s"},
-            {"from": "eu", "to": "asia", "rtt": "200 ms", "throughput": "300 Mbit/s"},
-        ]
-    },
-    "nested": {
-        "ways.json": {
-            "rtt_ms": {"us": {"us": 1, "eu": 80, "asia": 150}, "eu": {"us": 82, "asia": 200}},
-            "throughput_gbit_s": {"us": {"eu": 1.2, "asia": 0.4}, "eu": {"us": 0.8, "asia": 0.3}},
-        }
-    },
-    "cloudping and skyplane": {
-        "ping.json": [
-            {
-                "region": "us",
-                "averages": [{"regionTo": "eu", "average": 80}, {"regionTo": "asia", "average": 150}],
-            },
-            {
-                "region": "eu",
-                "averages": [{"regionTo": "us", "average": 82}, {"regionTo": "asia", "average": 200}],
-            },
-        ],
-        "sky.csv": (
-            "src_region,dst_region,src_tier,dst_tier,throughput_sent,throughput_recieved\n"
-            "us,eu,PREMIUM,PREMIUM,1300000000,1200000000\nus,eu,STANDARD,STANDARD,9e9,9e9\n"
-            "eu,us,PREMIUM,PREMIUM,8e8,8e8\nus,asia,PREMIUM,PREMIUM,4e8,4e8\neu,asia,PREMIUM,PREMIUM,3e8,3e8\n"
-        ),
-    },
-    "cloudping's newer": {
-        "ping.json": {"metadata": {}, "data": {"us": {"eu": 80, "asia": 150}, "eu": {"us": 82, "asia": 200}}},
-        "rate.csv": "throughput Gbit/s,us,eu,asia\nus,-,1.2,0.4\neu,0.8,-,0.3\nasia,,,-\n",
-    },
-    "wondernetwork": {
-        "pings.csv": (
-            '"source","destination","timestamp","min","avg","max","mdev"\n'
-            '"1","2","2020-07-19 00:00:01","79","80","90","1"\n"2","1","2020-07-19 00:00:01","80","82","90","1"\n'
-            '"1","3","2020-07-19 00:00:01","149","150","160","1"\n"2","3","2020-07-19 00:00:01","190","200","210","1"\n'
-        ),
-        "servers.csv": '"id","name","title"\n"1","us","x"\n"2","eu","x"\n"3","asia","x"\n',
-        "rate.csv": "throughput Gbit/s,us,eu,asia\nus,-,1.2,0.4\neu,0.8,-,0.3\nasia,,,-\n",
-    },
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", FILES["layouts"])
 def test_tables_in_every_layout_say_the_same(layout: str, tmp_path: Path) -> None:
-    net = topology_of(tmp_path, LAYOUTS[layout], hosts=2)
+    net = topology_of(tmp_path, FILES["layouts"][layout], hosts=2)
     assert [host.name for host in net.hosts] == ["asia.0", "asia.1", "eu.0", "eu.1", "us.0", "us.1"]
     assert way(net, "us.0", "eu.1") == pytest.approx((1.2e9, 0.0405), rel=1e-6)
     assert way(net, "eu.0", "us.0") == pytest.approx((0.8e9, 0.0405), rel=1e-6)
@@ -249,35 +168,10 @@ def test_ways_that_were_measured_do_not_lead_through_a_third_place(tmp_path: Pat
     assert way(net, "c.0", "a.0") == pytest.approx((100e6, 0.045), rel=1e-6)
 
 
-GRAPHML = """<?xml version="1.0" encoding="utf-8"?>
-<graphml xmlns="http://graphml.graphdrawing.org/xmlns">
-  <key attr.name="label" attr.type="string" for="node" id="d0"/>
-  <key attr.name="Latitude" attr.type="double" for="node" id="d1"/>
-  <key attr.name="Longitude" attr.type="double" for="node" id="d2"/>
-  <key attr.name="LinkSpeedRaw" attr.type="double" for="edge" id="d3"/>
-  <graph edgedefault="undirected">
-    <node id="0"><data key="d0">New York, NY</data><data key="d1">40.7</data><data key="d2">-74.0</data></node>
-    <node id="1"><data key="d0">London</data><data key="d1">51.5</data><data key="d2">-0.1</data></node>
-    <node id="2"><data key="d0">Nowhere</data></node>
-    <node id="3"><data key="d0">Alone</data></node>
-    <edge source="0" target="1"><data key="d3">10000000000.0</data></edge>
-    <edge source="1" target="2"/>
-  </graph>
-</graphml>
-"""
-GML = """graph [
-  node [ id 0 label "New York, NY" Latitude 40.7 Longitude -74.0 ]
-  node [ id 1 label "London" Latitude 51.5 Longitude -0.1 ]
-  node [ id 2 label "Nowhere" ]
-  edge [ source 0 target 1 LinkSpeedRaw 10000000000.0 ]
-  edge [ source 1 target 2 ]
-]
-"""
-
-
-@pytest.mark.parametrize(("name", "text"), [("zoo.graphml", GRAPHML), ("zoo.gml", GML)])
-def test_graphs_with_coordinates(name: str, text: str, tmp_path: Path) -> None:
-    net = topology_of(tmp_path, {name: text}, bits_per_second=1e9, latency_seconds=0.003)
+@pytest.mark.parametrize("kind", ["graphml", "gml"])
+def test_graphs_with_coordinates(kind: str, tmp_path: Path) -> None:
+    name = f"zoo.{kind}"
+    net = topology_of(tmp_path, {name: FILES[kind]}, bits_per_second=1e9, latency_seconds=0.003)
     assert [host.name for host in net.hosts] == ["London", "New-York-NY", "Nowhere"]
     rate, latency = way(net, "New-York-NY", "London")
     assert rate == 10e9
@@ -289,8 +183,8 @@ def test_graphs_with_coordinates(name: str, text: str, tmp_path: Path) -> None:
 
 
 def test_a_graph_with_parallel_links_that_does_not_say_so(tmp_path: Path) -> None:
-    """As some of the Topology Zoo's GML files have them: their rates are added up."""
-    double = GML.replace(
+    """As some of the Topology Zoo's FILES["gml"] files have them: their rates are added up."""
+    double = FILES["gml"].replace(
         "edge [ source 0", "edge [ source 0 target 1 LinkSpeedRaw 2500000000.0 ]\n  edge [ source 0", 1
     )
     net = topology_of(tmp_path, {"zoo.gml": double}, bits_per_second=1e9, latency_seconds=0.003)
@@ -299,8 +193,10 @@ def test_a_graph_with_parallel_links_that_does_not_say_so(tmp_path: Path) -> Non
 
 def test_rates_that_only_a_label_tells(tmp_path: Path) -> None:
     """Most of the Topology Zoo's links have no LinkSpeedRaw, and some a label that leaves no doubt."""
-    labelled = GML.replace("LinkSpeedRaw 10000000000.0", 'LinkLabel "OC-192c"').replace(
-        "source 1 target 2", 'source 1 target 2 LinkLabel "10-20Gbps"'
+    labelled = (
+        FILES["gml"]
+        .replace("LinkSpeedRaw 10000000000.0", 'LinkLabel "OC-192c"')
+        .replace("source 1 target 2", 'source 1 target 2 LinkLabel "10-20Gbps"')
     )
     net = topology_of(tmp_path, {"zoo.gml": labelled}, bits_per_second=1e9, latency_seconds=0.003)
     assert way(net, "New-York-NY", "London")[0] == pytest.approx(9.95328e9)
@@ -309,11 +205,8 @@ def test_rates_that_only_a_label_tells(tmp_path: Path) -> None:
     assert "rate by its label OC-192c" in drafted
 
 
-ASTRA = "topology: [ Ring, Switch ]\nnpus_count: [ 3, 2 ]\nbandwidth: [ 100.0, 12.5 ]\nlatency: [ 500.0, 1000.0 ]\n"
-
-
 def test_astra_sims_dimensions(tmp_path: Path) -> None:
-    net = topology_of(tmp_path, {"net.yml": ASTRA})
+    net = topology_of(tmp_path, {"net.yml": FILES["astra"]})
     assert len(net.hosts) == 6
     assert len(net.routers) == 3  # a switch for each place in the ring
     # Its gigabytes are 2^30 bytes.
@@ -355,47 +248,18 @@ def test_simgrid_there_and_back(name: str, tmp_path: Path) -> None:
         assert one.latency_seconds == pytest.approx(other.latency_seconds, rel=1e-8)
 
 
-STAR = """<?xml version='1.0'?>
-<!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">
-<platform version="4.1"><zone id="z" routing="Full">
-<host id="a" speed="1Gf"/><host id="b" speed="1Gf"/><host id="c" speed="1Gf"/>
-<link id="l0" bandwidth="125MBps" latency="50us"/><link id="l1" bandwidth="1Gbps" latency="5E-5"/>
-<link id="l2" bandwidth="10kBps" latency="1ms"/>
-<route src="a" dst="b"><link_ctn id="l0"/><link_ctn id="l1"/></route>
-<route src="a" dst="c"><link_ctn id="l0"/><link_ctn id="l2"/></route>
-<route src="b" dst="c"><link_ctn id="l1"/><link_ctn id="l2"/></route>
-</zone></platform>
-"""
-CLUSTER = """<platform version="4.1"><cluster id="c" prefix="node-" suffix=".org" radical="0-3,7" speed="1Gf"
- bw="10Gbps" lat="20us" bb_bw="100Gbps" bb_lat="10us"/></platform>"""
-
-
 def test_simgrids_own_kinds_of_platforms(tmp_path: Path) -> None:
-    net = topology_of(tmp_path, {"star.xml": STAR})
+    net = topology_of(tmp_path, {"star.xml": FILES["star"]})
     assert way(net, "a", "b") == pytest.approx((1e9, 100e-6))
     assert way(net, "c", "a") == pytest.approx((80e3, 1.05e-3))
-    cluster = topology_of(tmp_path, {"cluster.xml": CLUSTER})
+    cluster = topology_of(tmp_path, {"cluster.xml": FILES["cluster"]})
     assert [host.name for host in cluster.hosts] == [f"node-{index}.org" for index in (0, 1, 2, 3, 7)]
     assert way(cluster, "node-0.org", "node-7.org") == pytest.approx((10e9, 50e-6))
 
 
-SHARED = """<?xml version='1.0'?>
-<!DOCTYPE platform SYSTEM "http://simgrid.gforge.inria.fr/simgrid/simgrid.dtd">
-<platform version="4"><AS id="AS0" routing="Full">
-<host id="Tremblay" speed="98.095Mf"/><host id="Jupiter" speed="76.296Mf"/><host id="Fafard" speed="76.296Mf"/>
-<link id="9" bandwidth="7.20975MBps" latency="1.461517ms"/><link id="4" bandwidth="10.099625MBps" latency="479.78us"/>
-<link id="loopback" bandwidth="498MBps" latency="15us" sharing_policy="FATPIPE"/>
-<route src="Tremblay" dst="Tremblay"><link_ctn id="loopback"/></route>
-<route src="Tremblay" dst="Jupiter"><link_ctn id="9"/></route>
-<route src="Tremblay" dst="Fafard"><link_ctn id="4"/></route>
-<route src="Jupiter" dst="Fafard"><link_ctn id="9"/><link_ctn id="4"/></route>
-</AS></platform>
-"""
-
-
 def test_simgrids_links_without_ends_are_shared_as_there(tmp_path: Path) -> None:
     """Its own small platforms: who goes over the same links, whichever way, has them together."""
-    net = topology_of(tmp_path, {"small_platform.xml": SHARED})
+    net = topology_of(tmp_path, {"small_platform.xml": FILES["shared"]})
     assert way(net, "Tremblay", "Jupiter") == pytest.approx((7.20975e6 * 8, 1.461517e-3))
     assert way(net, "Jupiter", "Fafard") == pytest.approx((7.20975e6 * 8, 1.461517e-3 + 479.78e-6))
     assert way(net, "Fafard", "Jupiter") == way(net, "Jupiter", "Fafard")
@@ -409,9 +273,11 @@ def test_simgrids_links_without_ends_are_shared_as_there(tmp_path: Path) -> None
 
 
 def test_simgrids_links_that_are_split_by_direction(tmp_path: Path) -> None:
-    split = SHARED.replace(
-        'latency="1.461517ms"/>', 'latency="1.461517ms" sharing_policy="SPLITDUPLEX"/>'
-    ).replace('<link_ctn id="9"/>', '<link_ctn id="9" direction="UP"/>')
+    split = (
+        FILES["shared"]
+        .replace('latency="1.461517ms"/>', 'latency="1.461517ms" sharing_policy="SPLITDUPLEX"/>')
+        .replace('<link_ctn id="9"/>', '<link_ctn id="9" direction="UP"/>')
+    )
     net = topology_of(tmp_path, {"split.xml": split})
     there, back = (
         set(net.route(net.host_index(one), net.host_index(other)))
@@ -445,79 +311,13 @@ def test_scripts_of_tc_shape_what_the_routes_say(tmp_path: Path) -> None:
     assert "is there already" in again.output
 
 
-BOMB = """<?xml version="1.0"?>
-<!DOCTYPE lolz [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]>
-<platform version="4.1">&b;</platform>
-"""
-
-
-@pytest.mark.parametrize(
-    ("files", "line"),
-    [
-        ({"bomb.xml": BOMB}, "bomb.xml: has a document type definition, which is not read: remove it"),
-        ({"bomb.graphml": BOMB.replace("platform", "graphml")}, "has a document type definition"),
-        ({"x.xml": "<platform"}, "x.xml: is no XML"),
-        ({"x.xml": "<a/>"}, "x.xml: is no SimGrid platform: its root is <a>"),
-        ({"x.json": "{"}, "x.json: is no JSON"),
-        ({"x.json": " "}, "x.json: is empty"),
-        ({"x.json": {"a": 1}}, "x.json: no table of ways was found"),
-        ({"x.json": {"start": {}, "error": "unable to connect"}}, "x.json: iperf3 failed: unable to connect"),
-        (
-            {"x.json": {"start": {"test_start": {"protocol": "UDP"}, "connected": []}, "end": {}}},
-            "x.json: a run with UDP: measure with TCP, as training does",
-        ),
-        (
-            {
-                "us--eu.txt": "PING eu (192.0.2.7)\n5 packets transmitted, 0 received, 100% packet loss, time 4ms\n"
-            },
-            "us--eu.txt: nothing came back of this ping",
-        ),
-        (
-            {"x.xml": CLUSTER.replace("speed=", 'topology="TORUS" speed=')},
-            "x.xml: a cluster that is a TORUS: only flat ones are read",
-        ),
-        (
-            {"x.xml": SHARED.replace('"Full"', '"Floyd"')},
-            "x.xml: routing 'Floyd': only zones with full routing",
-        ),
-        (
-            {
-                "x.xml": SHARED.replace(
-                    '<route src="Jupiter" dst="Fafard">', '<route src="Jupiter" dst="Tremblay">'
-                )
-            },
-            "x.xml: no route from 'Jupiter' to 'Fafard': full routing needs one between every two hosts",
-        ),
-        ({"x.json": {"start": {}, "end": {}}}, "x.json: is no finished TCP run of iperf3 -J"),
-        ({"x.csv": "from,to,rtt\na,b,80\n"}, "x.csv:2: column rtt: expected a time such as"),
-        (
-            {"x.csv": "from,to,rtt\na,b,80 ms\n"},
-            "a to b: no throughput was measured: assume one with --bandwidth",
-        ),
-        ({"x.csv": "from,to,throughput\na,b,1 Gbit/s\n"}, "a to b: no round trip was measured"),
-        ({"x.csv": "one,two\na,b\n"}, "x.csv: no table of ways: name columns from, to"),
-        (
-            {"x.yml": ASTRA.replace("Ring", "Rings")},
-            "x.yml:1: topology[0]: unknown choice 'Rings': did you mean 'Ring'?",
-        ),
-        ({"x.yml": "a: 1\n"}, "x.yml: is no network file of ASTRA-sim"),
-        ({"x.yml": ASTRA, "y.csv": PLAIN}, "x.yml: describes a whole network: import it alone"),
-        ({"x.gml": "graph ["}, "x.gml: is no graph that can be read"),
-        ({"x.csv": b"\xff\xfe".decode("latin-1")}, "x.csv: no table of ways"),
-    ],
-)
-def test_errors_are_reported_in_one_line(files: dict[str, Any], line: str, tmp_path: Path) -> None:
-    paths = write(tmp_path, files)
+@pytest.mark.parametrize("mistake", FILES["mistakes"])
+def test_errors_are_reported_in_one_line(mistake: dict[str, Any], tmp_path: Path) -> None:
+    paths = write(tmp_path, mistake["files"])
     result = CliRunner().invoke(cli, ["import", *map(str, paths)])
     assert result.exit_code == 1
-    assert line in result.output
+    assert mistake["line"] in result.output
     assert len(result.output.splitlines()) == 1
-
-
-def test_what_cannot_be_said_in_a_format_is_refused(tmp_path: Path) -> None:
-    result = CliRunner().invoke(cli, ["export", "wan-4-regions", "--format", "astra-sim"])
-    assert result.exit_code == 1
-    assert "know a switch, a full mesh or a ring of equal links only" in result.output
 
 
 def test_some_places_of_a_large_table(tmp_path: Path) -> None:
@@ -544,7 +344,7 @@ def test_some_places_of_a_large_table(tmp_path: Path) -> None:
 
 
 def test_from_the_command_line_to_a_file_that_validates(tmp_path: Path) -> None:
-    (path,) = write(tmp_path, {"ways.csv": PLAIN})
+    (path,) = write(tmp_path, FILES["layouts"]["plain"])
     out = tmp_path / "mine.yaml"
     options = ["--name", "mine", "--hosts", "2", "--nic", "1 Gbit/s", "--out", str(out)]
     assert CliRunner().invoke(cli, ["import", str(path), *options]).exit_code == 0
@@ -569,33 +369,8 @@ def test_any_name_becomes_one_of_its_own_that_files_accept(names: list[str]) -> 
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("a.json", json.dumps({**iperf(1e6, 80), "end": {"streams": [{"sender": {"min_rtt": [1]}}]}})),
-        ("b.json", json.dumps({**iperf(1e6, 80), "end": {**iperf(1e6, 80)["end"], "streams": ["x"]}})),
-        (
-            "c.json",
-            json.dumps({**iperf(1e6, 80), "end": {**iperf(1e6, 80)["end"], "streams": [{"sender": 3}]}}),
-        ),
-        ("ways.json", json.dumps([{"from": "us", "to": "\x1b[31m", "rtt_ms": '"'}])),
-        ("us--eu.txt", "rtt min/avg/max/mdev = 80.0.5/90.0/95.0/1.0 ms"),
-        ("g.gml", "graph [\x12 node ]"),
-        (
-            "p.xml",
-            '<platform version="4.1"><zone id="z" routing="Full"><host id="a" speed="1Gf"/>'
-            '<host id="b" speed="1Gf"/><link id="l" bandwidth="1MBps" latency="1us"/>'
-            '<route src="a" dst="elsewhere"><link_ctn id="l"/></route></zone></platform>',
-        ),
-        (
-            "twice.xml",
-            '<platform version="4.1"><zone id="z" routing="Full"><host id="a" speed="1Gf"/>'
-            '<host id="a" speed="1Gf"/><host id="b" speed="1Gf"/><link id="l" bandwidth="1MBps" latency="1us"/>'
-            '<route src="a" dst="b"><link_ctn id="l"/></route></zone></platform>',
-        ),
-    ],
-)
-def test_what_fuzzing_found_is_refused_in_a_line(name: str, text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("files", FILES["fuzzed"])
+def test_what_fuzzing_found_is_refused_in_a_line(files: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
-        read_foreign(write(tmp_path, {name: text})).to_yaml()
+        read_foreign(write(tmp_path, files)).to_yaml()
     assert str(caught.value).isprintable()

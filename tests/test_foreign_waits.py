@@ -92,7 +92,7 @@ def test_ranks_that_meet_by_files_between_collectives_do_not_stand_still(tmp_pat
     assert met == seconds(COLLECTIVES, tmp_path, "")
 
 
-# Rank 1 sleeps until rank 0 has learnt from the clock, which needs rank 1, that its message has not come yet.
+# Rank 1 sleeps until rank 0 has learnt from the clock, which needs rank 1, that its message has not joined yet.
 ASKS = """
 if rank == 0:
     advance(1.0)
@@ -117,3 +117,6 @@ def test_a_report_says_where_host_time_decided(tmp_path: Path) -> None:
     shown = Console(record=True, width=200, file=io.StringIO())
     show_summary(report, shown)
     assert "host time   decided once at" in shown.export_text()
+    narrow = Console(record=True, width=80, file=io.StringIO())
+    show_summary(report, narrow)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in narrow.export_text()

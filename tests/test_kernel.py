@@ -11,7 +11,7 @@ import pytest
 from kernel_ports import Ports
 
 from netsim import Clock
-from netsim.errors import DeadlockError, InputError
+from netsim.errors import InputError
 from netsim.network.clock import on_grid
 from netsim.ranks import (
     Advance,
@@ -19,10 +19,8 @@ from netsim.ranks import (
     Ask,
     Call,
     Exit,
-    FirstSent,
     Kernel,
     Key,
-    Lane,
     Mark,
     Post,
     Request,
@@ -105,13 +103,6 @@ def test_a_wait_exposes_only_what_computing_does_not_hide() -> None:
     assert [(row.virtual_seconds, row.row) for row in done.rows] == [(1.0, {"step": 1})]
 
 
-def test_a_call_starts_when_its_last_member_has_come() -> None:
-    streams = [[Advance(float(rank)), Post(key(0), rank, REDUCE), Wait(key(0))] for rank in range(2)]
-    done = simulate(streams, seconds=1.0)
-    assert done.kernel.end_seconds == [2.0, 2.0]
-    assert done.kernel.exposed_seconds == [2.0, 1.0]
-
-
 @pytest.mark.parametrize(("in_flight", "end", "most"), [(1, 3.0, 1), (2, 2.0, 2)])
 def test_collectives_of_a_group_queue_behind_one_another(in_flight: int, end: float, most: int) -> None:
     def rank(member: int) -> list[Request]:
@@ -120,38 +111,6 @@ def test_collectives_of_a_group_queue_behind_one_another(in_flight: int, end: fl
     done = simulate([rank(0), rank(1)], seconds=1.0, in_flight=in_flight)
     assert done.kernel.end_seconds == [end, end]
     assert done.network.most_under_way == most
-
-
-def test_groups_and_messages_do_not_queue_behind_one_another() -> None:
-    message = Call("sendrecv", (0, 1), 8)
-
-    def rank(member: int) -> list[Request]:
-        keys = [key(0), key(0, "other"), key(0, "message"), key(1, "message")]
-        calls = [REDUCE, REDUCE, message, message]
-        posts = [Post(k, member, call) for k, call in zip(keys, calls, strict=True)]
-        return [*posts, *(Wait(k) for k in keys)]
-
-    done = simulate([rank(0), rank(1)], seconds=1.0)
-    assert done.kernel.end_seconds == [1.0, 1.0]
-    assert done.network.most_under_way == 4
-
-
-def test_what_was_sent_first_is_found_among_thousands_without_looking_through_them() -> None:
-    """Each question is answered in the order of the sends, whatever else waits; 4,000 of them take no time."""
-    senders, each = 40, 100
-    keys = [[Key(Lane("all", rank, 0, 0), n) for n in range(each)] for rank in range(1, senders + 1)]
-    message = {rank: Call("sendrecv", (rank, 0), 8) for rank in range(1, senders + 1)}
-    in_turn = [(rank, n) for n in range(each) for rank in range(1, senders + 1)]
-    receiver: list[Request] = [Advance(1000.0)]
-    for rank, n in in_turn:
-        receiver += [FirstSent(("all", 0, 0)), Post(keys[rank - 1][n], 1, message[rank])]
-    streams: list[list[Request]] = [receiver]
-    for rank, own in enumerate(keys, 1):
-        streams.append([])
-        for key in own:
-            streams[-1] += [Advance(1.0), Post(key, 0, message[rank])]
-    done = simulate(streams)
-    assert [answer for _, answer in done.answers] == [keys[rank - 1][n] for rank, n in in_turn]
 
 
 def test_asking_answers_at_the_ranks_own_time() -> None:
@@ -176,12 +135,6 @@ def test_a_thousand_equal_steps_take_equal_time() -> None:
     ends = [row.virtual_seconds for row in done.rows if row.rank == 0]
     assert {end - start for start, end in itertools.pairwise(ends)} == {ends[0]}
     assert ends[0] == pytest.approx(0.4, abs=4 * GRID)
-
-
-def test_an_unfinished_transfer_is_reported() -> None:
-    call = Call("all_reduce", (0, 1), 8)
-    with pytest.raises(DeadlockError, match=r"rank 0 in all_reduce"):
-        simulate([[Post(key(0), 0, call), Wait(key(0))], []])
 
 
 def test_the_grid_is_never_before_the_instant() -> None:

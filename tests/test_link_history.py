@@ -8,25 +8,21 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from experiments import experiment
+from worlds import chain_form, star
 
 from exogym_core.cli.main import main
 from exogym_core.communicator.simulated.simulation import LinkHistory
 from exogym_core.results.report.network import link_use
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.workers.run import run_ranks
-from netsim import Clock, Network, Topology
+from netsim import Clock, Network
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from exogym_core.communicator.base import Communicator
 
-TWO = {
-    "name": "two",
-    "hosts": ["a", "b"],
-    "links": [{"between": ["a", "b"], "bandwidth": "8 Mbit/s", "latency": "0 s"}],
-    "protocol": "ideal",
-}
+TWO = chain_form(latency="0 s")
 EXPERIMENT = experiment(workers="{count: 4, kind: threads}", topology="wan-4-regions", compute="50 ms")
 
 
@@ -59,12 +55,7 @@ def test_bytes_are_those_of_the_links_at_a_bounded_number_of_instants() -> None:
 
 def test_large_networks_have_fewer_instants() -> None:
     """Five hundred links that carried something: a file of some hundred kB, that begins and ends as it should."""
-    names = [f"h{index}" for index in range(500)]
-    links = [{"between": [name, "hub"], "bandwidth": "1 Gbit/s", "latency": "1 ms"} for name in names]
-    topology = Topology.from_mapping(
-        {"hosts": names, "routers": ["hub"], "links": links, "protocol": "ideal"}
-    )
-    network = Network(Clock(), topology)
+    network = Network(Clock(), star(500, "1 Gbit/s", "1 ms"))
     history = LinkHistory(network)
     for step in range(200):
         for host in range(0, 500, 2):

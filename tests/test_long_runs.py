@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from kernel_ports import Ports
+from worlds import chain_form
 
 from exogym_core.communicator import run_ranks
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
@@ -90,13 +91,7 @@ def test_rounds_that_a_rank_never_comes_to_are_forgotten(monkeypatch: pytest.Mon
     kernels: list[Kernel] = []
     run = Kernel.run
     monkeypatch.setattr(Kernel, "run", lambda kernel: (kernels.append(kernel), run(kernel))[1])
-    topology = {
-        "name": "pair",
-        "hosts": {"a": {}, "b": {}},
-        "links": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s", "latency": "1 ms"}],
-        "protocol": "ideal",
-    }
-    done = run_ranks(meeting, 3, topology)
+    done = run_ranks(meeting, 3, chain_form("ab", "1 Gbit/s", "1 ms"))
     (kernel,) = kernels
     meetings = kernel._meetings
     assert len(meetings._meetings) <= 1, "the last, which rank 2 has not come past"

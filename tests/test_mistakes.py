@@ -11,22 +11,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import simpy
 import strategy_reference as reference
 import torch
-from experiments import experiment, fit, mlp
+from experiments import experiment, fit, mlp, samples
 from hypothesis import given
 from hypothesis import strategies as st
-from worlds import chain_form, star_form
+from torch.utils.data import DataLoader
+from worlds import chain, chain_form, star_form
 
 import exogym_core
 import exogym_core.strategy
+import netgym as netgym_face
 import netsim
 import netsim.units
-from exogym_core import LocalTrainer, OptimSpec, Trainer, tasks
+from exogym_core import DiLoCoOptimizer, LocalTrainer, OptimSpec, Trainer, tasks
 from exogym_core.cli.experiment import Experiment
 from exogym_core.cli.main import main as netgym
+from exogym_core.communicator import run_ranks
 from exogym_core.cost.compute import Compute
+from exogym_core.cost.devices import find_device
 from exogym_core.data.batches import collate_of
+from exogym_core.planning.published import reproduce, utilisation
 from exogym_core.strategy import STRATEGIES, DiLoCoStrategy, FedAvgStrategy, Strategy
 from exogym_core.strategy.optimizers import ensure_optim_spec
 from exogym_core.strategy.options import accepted_arguments
@@ -37,6 +43,7 @@ from exogym_core.workers.spec import WorkerSpec
 from netsim import Topology
 from netsim.cli.main import main as netsim_main
 from netsim.errors import InputError, UnknownNameError, unknown_name, unknown_names
+from netsim.topology.weather import Background
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,13 +77,39 @@ def trained(strategy: Strategy, num_ranks: int = 2) -> None:
     reference.run_strategy(strategy, model, batches)
 
 
+def optimizer(**options: Any) -> Any:
+    """Every rank makes an optimizer for a loop of its own."""
+    given = {"batch_size": 4, "num_inner_steps": 2, "inner_optimizer": "sgd", **options}
+    run_ranks(lambda comm: DiLoCoOptimizer(communicator=comm, params=mlp().parameters(), **given), 3)
+    return DiLoCoOptimizer(params=mlp().parameters(), **given)
+
+
+def faults() -> netsim.Faults:
+    return netsim.Faults(netsim.Network(netsim.Clock(), chain()))
+
+
 NAMES: dict[str, Any] = {
     name: getattr(module, name)
     for module in (exogym_core, exogym_core.strategy, tasks, netsim, netsim.units)
     for name in module.__all__
 }
 NAMES |= {"PAIR": chain_form("ab", "10 Gbit/s", "20 ms"), "math": math, "netsim": netsim, "torch": torch}
-for each in (Compute, WorkerSpec, collate_of, ensure_optim_spec, fit, mlp, trained):
+NAMES |= {"netgym": netgym_face, "simpy": simpy}
+for each in (
+    *(
+        Background,
+        Compute,
+        DataLoader,
+        WorkerSpec,
+        collate_of,
+        ensure_optim_spec,
+        faults,
+        find_device,
+        fit,
+        mlp,
+    ),
+    *(optimizer, reproduce, run_ranks, samples, trained, utilisation),
+):
     NAMES[each.__name__] = each
 
 
@@ -92,7 +125,11 @@ def test_a_call_fails_with_one_line(call: str, expected: str) -> None:
 
 # --- files -------------------------------------------------------------------------------------------------
 
-FLOWS = "start_s,src,dst,bytes\n0,h2,h10,5\n"
+GOOD = {
+    "flows": "start_s,src,dst,bytes\n0,h2,h10,5\n",
+    "sweeps": "sweep: {a: [1, 2]}",
+    "traces": "start_s,bits_per_second\n0,1\n",
+}
 TOPOLOGY = """\
 name: two
 hosts:
@@ -113,9 +150,19 @@ strategies:
   - AllReduce
   - {name: DiLoCo, H: 3}
 """
+
+
+def read_trace(path: Path) -> Topology:
+    links = [{"between": ["a", "b"], "bandwidth": "1 bit/s"}]
+    traces = [{"link": ["a", "b"], "bandwidth": path.name}]
+    Path("net.yaml").write_text(json.dumps({"hosts": ["a", "b"], "links": links, "traces": traces}))
+    return Topology.load("net.yaml")
+
+
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "topologies": (TOPOLOGY, Topology.load),
     "experiments": (EXPERIMENT, Experiment.load),
+    "traces": ("", read_trace),
     "flows": ("", lambda path: netsim.flows(chain_form(["h2", "h10"]), path)),
     "sweeps": ("", lambda path: Sweep.parse(netsim.parse_document(path.read_text(), str(path)))),
 }
@@ -132,10 +179,11 @@ def changed(good: str, given: str) -> str:
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_good_files_are_read(kind: str, tmp_path: Path) -> None:
+def test_good_files_are_read(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good, read = READERS[kind]
-    (tmp_path / "good").write_text(good or {"flows": FLOWS, "sweeps": "sweep: {a: [1, 2]}"}[kind])
-    read(tmp_path / "good")
+    monkeypatch.chdir(tmp_path)
+    Path("good").write_text(good or GOOD[kind])
+    read(Path("good"))
 
 
 @pytest.mark.parametrize(

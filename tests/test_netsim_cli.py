@@ -78,18 +78,6 @@ def test_json_schema(capsys: Capture) -> None:
     assert {"hosts", "links", "regions", "wan", "events"} <= set(schema["properties"])
 
 
-def test_help_imports_nothing_heavy() -> None:
-    code = (
-        "import sys; from netsim.cli import main as cli; cli.main(['--help']);"
-        "heavy = ('numpy', 'torch', 'pydantic', 'networkx', 'rich', 'matplotlib');"
-        "sys.exit(str([name for name in heavy if name in sys.modules]))"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.stderr.strip() == "[]"
-    assert "show" in result.stdout
-    assert "collective" in result.stdout
-
-
 def test_interrupting_is_quiet(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(name: str) -> None:
         raise KeyboardInterrupt

@@ -11,8 +11,8 @@ from torch import nn
 from worlds import chain_form
 
 from exogym_core import Trainer
-from exogym_core.run.observer import Evaluation, Observer
-from exogym_core.run.snapshots import EvaluationTimes, Snapshots, final_state
+from exogym_core.run.observer import Observer
+from exogym_core.run.snapshots import final_state
 from exogym_core.strategy import DiLoCoStrategy, SPARTAStrategy, Strategy
 from exogym_core.workers.journal import SpillBuffer
 from netsim.errors import InputError
@@ -78,59 +78,6 @@ def test_where_ranks_run_and_how_little_memory_there_is_changes_nothing(make, mo
         monkeypatch.setattr(Observer.__init__, "__defaults__", ((), memory_bytes))
         seen.add(comparable(fit(make(), workers=workers, correlation_interval=3).fit_result))
     assert len(seen) == 1
-
-
-def deposits_of(num_ranks, steps=(0, 2, 4)):
-    """What ranks of a run hand over, without a run."""
-
-    class Comm:
-        members_change = False
-
-        def __init__(self, rank):
-            self.rank, self.world_size, self.taken = rank, num_ranks, []
-
-        def deposit(self, note, tensors):
-            self.taken.append((self.rank, note, tensors))
-
-    class Drifted(Strategy):
-        judged = "own"
-        judged_version = 0
-        num_nodes = num_ranks
-
-    taken = []
-    for rank in range(num_ranks):
-        comm, model = Comm(rank), mlp()
-        with torch.no_grad():
-            next(model.parameters()).add_(0.1 * rank)
-        deposits = Snapshots(comm, model, Drifted(), EvaluationTimes(2, 2))
-        for step in steps[:-1]:
-            deposits.evaluate(step)
-        deposits.at_end(steps[-1])
-        taken.append(comm.taken)
-    return taken
-
-
-def observed(order):
-    rows = []
-    observer = Observer(
-        mlp(),
-        torch.device("cpu"),
-        lambda: Evaluation(samples(64), 16, 8, 0, torch.device("cpu")),
-        rows.append,
-    )
-    for rank, note, tensors in order:
-        observer.take(rank, note, [tensor.clone() for tensor in tensors])
-    final = observer.finish()
-    return repr(rows), {name: value.tolist() for name, value in final.mean.items()}
-
-
-def test_the_order_in_which_ranks_come_changes_no_bit():
-    ranks = deposits_of(3)
-    by_step = [deposit for same in zip(*ranks, strict=True) for deposit in same]
-    one_far_ahead = [*ranks[2], *ranks[0], *ranks[1]]
-    backwards = [deposit for same in zip(*ranks, strict=True) for deposit in reversed(same)]
-    first, *others = (observed(order) for order in (by_step, one_far_ahead, backwards))
-    assert all(other == first for other in others)
 
 
 def test_a_rank_far_ahead_fills_a_file_and_not_memory():

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from experiments import experiment
 
-from exogym_core import load_runs
+import netsim
 from exogym_core.cli.main import main
 
 ROOT = Path(__file__).parents[1]
@@ -92,16 +92,9 @@ def test_an_extra_that_is_missing_is_reported_with_the_line_that_installs_it(
     assert extra in CONFIG["project"]["optional-dependencies"]
 
 
-def test_tables_of_runs_say_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"pandas is not installed: .*pip install 'netgym\[pandas\]'"):
-        load_runs(tmp_path)
-
-
-def _build_wheel(folder: Path, **environment: str) -> Path:
-    """A wheel of this checkout's packages, from a copy of what it is built of."""
-    source = folder / "source"
-    source.mkdir()
+def test_a_wheel_built_without_a_compiler_is_pure_and_computes_the_same(tmp_path: Path) -> None:
+    """A copy of the checkout is built; wheels with a compiler are built and used by `make wheels`."""
+    source, unpacked = tmp_path / "source", tmp_path / "unpacked"
     for name in PACKAGES:
         shutil.copytree(
             ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.sha256")
@@ -110,44 +103,21 @@ def _build_wheel(folder: Path, **environment: str) -> Path:
         shutil.copy(ROOT / name, source)
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", "."]
     command = [sys.executable, "-m", "pip", "wheel", *options, str(source)]
-    subprocess.run(command, cwd=folder, env={**os.environ, **environment}, check=True, timeout=300)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
-
-
-def _engine_of(wheel: Path, folder: Path) -> str:
-    """How the engine of an unpacked wheel runs, and what it computes."""
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "CC": "/bin/false"}, check=True, timeout=300)
+    (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
-        packed.extractall(folder)
+        packed.extractall(unpacked)
     program = (
         "import netsim; from netsim.network.build import engine_state; import netsim.network.engine as engine;"
-        f"print(engine_state().partition(':')[0], engine.__file__.startswith({str(folder)!r}),"
+        f"print(engine_state().partition(':')[0], engine.__file__.startswith({str(unpacked)!r}),"
         "netsim.collective('lan', 'all_reduce', num_bytes=10**6, protocol='linux-tcp').seconds)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
+    environment = {**os.environ, "PYTHONPATH": str(unpacked)}
+    printed = subprocess.check_output(
+        [sys.executable, "-c", program], env=environment, cwd=unpacked, text=True
     )
-    return done.stdout.strip()
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_wheels_are_built_compiled_and_pure(tmp_path: Path) -> None:
-    """With a compiler the engine is compiled; where compiling fails the wheel is pure; both compute the same."""
-    answers = {}
-    compiler = tmp_path / "cc"
-    compiler.write_text('#!/bin/sh\nexec cc "$@" -O0\n')  # a third of the time, and the same bits
-    compiler.chmod(0o755)
-    for name, environment in {"compiled": {"CC": str(compiler)}, "interpreted": {"CC": "/bin/false"}}.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        answers[name] = _engine_of(_build_wheel(folder, **environment), folder / "unpacked").split()
-    assert [each[:2] for each in answers.values()] == [["compiled", "True"], ["interpreted", "True"]]
-    assert answers["compiled"][2] == answers["interpreted"][2]
+    seconds = netsim.collective("lan", "all_reduce", num_bytes=10**6, protocol="linux-tcp").seconds
+    assert printed.split() == ["interpreted", "True", str(seconds)]
 
 
 FILES = sorted((Path(__file__).parent.parent / "benchmarks").glob("*.py"))

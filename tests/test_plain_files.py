@@ -105,8 +105,6 @@ def test_commands_that_make_new_files_write_into_a_pipe(here: Path) -> None:
     assert run("export", "two-datacenters", "--format", "simgrid", "--out", "pipe") == ""
     reader.join()
     assert b"<platform" in got[0]
-    Path("file").touch()
-    assert "--out file: is there already" in run("export", "lan", "--format", "simgrid", "--out", "file")
 
 
 def test_what_descriptors_are_called_is_written_to_as_it_is(here: Path) -> None:

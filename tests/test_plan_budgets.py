@@ -366,24 +366,6 @@ def test_traffic_is_paid_from_the_budget() -> None:
     assert (paid.cost or 0.0) <= 5.0
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--budget 500k", "--budget needs the price of a worker's hour: add --price DOLLARS"),
-        ("--budget 500k --price 2 --tokens 1B", "--tokens and --budget exclude each other"),
-        ("--budget much --price 2", "budget: 'much' is no number of dollars"),
-        ("--budget 1e-9 --price 2", "a round costs"),
-        ("--budget 5 --price 0", "a round costs nothing; plan with --tokens, or add a --price"),
-    ],
-)
-def test_a_budget_that_says_nothing_is_refused(
-    words: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One line names what is missing."""
-    assert main([*SMALL.split(), "--device", "h100", *words.split()]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_a_table_of_a_budget_has_its_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     """With tokens a parameter, by which a model's size is judged; rows of one place have overlapping tokens."""
     words = SMALL.replace("--json", "") + "--strategy AllReduce --device h100 --price 20 --budget 1,000"

@@ -7,11 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from test_planning import NETWORK, Tiny, setting
-from torch.utils.data import TensorDataset
+from test_planning import NETWORK, setting, trained
 
-from exogym_core import Trainer
 from exogym_core.cli.main import main
 from exogym_core.cost.compute import Compute
 from exogym_core.planning.measure import measure
@@ -24,26 +21,9 @@ GOES_ON = {"averaging_timeout": 2, "all_reduce_strategy": "no_wait", "matchmakin
 CRASHES = Crashes(40.0, 3.0)
 
 
-def trained(steps: int, **options: Any) -> Any:
-    generator = torch.Generator().manual_seed(0)
-    data = TensorDataset(*(torch.randint(10, (1024, 4), generator=generator) for _ in range(2)))
-    return (
-        Trainer(Tiny(), data)
-        .fit(
-            strategy=build_strategy("DiLoCo", H=5, **options),
-            num_nodes=4,
-            batch_size=2,
-            max_steps=steps,
-            topology=NETWORK,
-            compute="50 ms",
-            failures={"mtbf": CRASHES.mean_seconds, "repair": CRASHES.repair_seconds},
-            until=3000,
-            workers="threads",
-            disable_logging=True,
-            val_size=0,
-        )
-        .fit_result
-    )
+def crashed(steps: int, **options: Any) -> Any:
+    failures = {"mtbf": CRASHES.mean_seconds, "repair": CRASHES.repair_seconds}
+    return trained("DiLoCo", {"H": 5, **options}, steps, failures=failures, until=3000, seed=42)
 
 
 def test_crashes_cost_what_they_cost_in_training() -> None:
@@ -51,7 +31,7 @@ def test_crashes_cost_what_they_cost_in_training() -> None:
     quiet = measure(build_strategy("DiLoCo", H=5), setting())
     plan = measure(build_strategy("DiLoCo", H=5), setting(failures=CRASHES))
     steps = 1200
-    took = trained(steps).virtual_seconds / (steps * quiet.seconds_per_step)
+    took = crashed(steps).virtual_seconds / (steps * quiet.seconds_per_step)
     assert plan.failures is not None
     longer = plan.failures["times_as_long"]
     assert 1.3 < longer < 1.5

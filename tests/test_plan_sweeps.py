@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from exogym_core.cli.main import main
-from exogym_core.planning import measure as measured
-from exogym_core.planning import rounds
 from exogym_core.planning.sweep import break_even, sooner_throughout, step_ratio_lines
 
 if TYPE_CHECKING:
@@ -70,31 +67,6 @@ def test_ratios_of_steps_are_reported_where_what_is_learned_differs() -> None:
             "point": {"protocol.streams": "1"},
         }
     ]
-
-
-def test_points_share_what_does_not_differ(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Three streams and two lengths of rounds: rhythms and requests are found once for each that they change."""
-    rhythms: list[str] = []
-    recorded: list[str] = []
-    found, alone = measured.rhythm, rounds.record_kinds
-    monkeypatch.setattr(
-        measured,
-        "rhythm",
-        lambda strategy, num: (rhythms.append(type(strategy).__name__), found(strategy, num))[1],
-    )
-    monkeypatch.setattr(rounds, "record_kinds", lambda *given: (recorded.append(""), alone(*given))[1])
-    sweeps = " --sweep strategies.DiLoCo.H=5,10 --sweep protocol.streams=1,8,64 --json"
-    assert main((WORDS + sweeps).split()) == 0
-    assert sorted(rhythms) == ["DiLoCoStrategy", "DiLoCoStrategy", "SimpleReduceStrategy"]
-    assert len(recorded) == 3
-    output = json.loads(capsys.readouterr().out)
-    by_point: dict[tuple[str, ...], set[float]] = {}
-    for plan in output["plans"]:
-        if plan["name"] == "AllReduce":
-            by_point.setdefault((plan["point"]["protocol.streams"],), set()).add(plan["seconds_per_step"])
-    assert [len(seconds) for seconds in by_point.values()] == [1, 1, 1]
 
 
 def test_a_swept_table_says_each_thing_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

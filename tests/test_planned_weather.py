@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from test_planning import Tiny
-from torch.utils.data import TensorDataset
+from test_planning import Tiny, setting, trained
 
-from exogym_core import Trainer
 from exogym_core.cost.compute import Compute
 from exogym_core.planning.measure import Plan, Setting, measure
 from exogym_core.planning.models import SequenceModel
-from exogym_core.planning.recording import record_kinds
 from exogym_core.strategy import build_strategy
 from netsim.topology.topology import Topology
 
@@ -36,35 +34,14 @@ def both(
     protocol: str = "ideal",
 ) -> tuple[Plan, list[float]]:
     """The plan of so many steps, and when training was through with each."""
-    with torch.device("meta"):
-        model = SequenceModel(Tiny(), LENGTH)
-    where = Setting(
-        model,
-        Topology.from_mapping(topology),
-        Compute.parse(compute),
-        RANKS,
-        BATCH,
-        float(steps * RANKS * BATCH * LENGTH),
-        protocol=protocol,
-        half=False,
+    where = replace(
+        setting(compute, protocol=protocol, half=False),
+        topology=Topology.from_mapping(topology),
+        tokens=float(steps * RANKS * BATCH * LENGTH),
     )
     planned = measure(build_strategy(name, **options), where)
-    generator = torch.Generator().manual_seed(0)
-    data = TensorDataset(*(torch.randint(10, (2048, LENGTH), generator=generator) for _ in range(2)))
-    result = Trainer(Tiny(), data).fit(
-        strategy=build_strategy(name, **options),
-        num_nodes=RANKS,
-        batch_size=BATCH,
-        max_steps=steps,
-        topology=topology,
-        protocol=protocol,
-        compute=compute,
-        workers="threads",
-        disable_logging=True,
-        val_size=0,
-        seed=0,
-    )
-    return planned, [row["virtual_seconds"] for row in result.fit_result.history if row["step"]]
+    result = trained(name, options, steps, topology=topology, protocol=protocol, compute=compute)
+    return planned, [row["virtual_seconds"] for row in result.history if row["step"]]
 
 
 def assert_same(planned: Plan, ends: list[float], *, rounds: bool = True) -> None:
@@ -202,30 +179,3 @@ def test_of_a_long_budget_a_sample_tells_how_sure_it_is() -> None:
     assert "figures are means over 499 of them, known to 1.2%" in remark
     # Of four workers one at least is slow with a probability of 1 - 0.8^4 = 59 %, and then all wait 100 ms for it.
     assert planned.seconds_per_round == pytest.approx(0.121 + 0.59 * 0.1, rel=0.04)
-
-
-def test_a_recording_goes_on_as_it_did() -> None:
-    """Lengthened from three rounds it is what was recorded of eight, but for what was in flight at the end."""
-
-    def body(rounds: int) -> Any:
-        def run(comm: Any, computing: Any) -> None:
-            flying = None
-            for step in range(4 * rounds):
-                computing(step, 1.0)
-                if step % 2:
-                    comm.all_reduce(torch.empty(3 + step % 4, device="meta"))
-                if step % 4 == 3:
-                    if flying is not None:
-                        flying.wait()
-                    flying = comm.all_reduce(torch.empty(7, device="meta"), async_op=True)
-                    comm.mark(
-                        {"round": step // 4, "payload_bytes": comm.traffic.payload_bytes, "place": None}
-                    )
-            flying.wait()
-
-        return run
-
-    short, long = (record_kinds(body(rounds), 3) for rounds in (3, 8))
-    made = short.lengthened(8)
-    assert [list(stream) for stream in made.streams] == [list(stream) for stream in long.streams]
-    assert short.lengthened(2).streams == short.streams

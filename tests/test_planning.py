@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -23,18 +23,16 @@ from exogym_core.planning.models import SequenceModel, planned_model
 from exogym_core.planning.plan import plan
 from exogym_core.planning.planned import Request
 from exogym_core.planning.recording import record_kinds
-from exogym_core.planning.rhythm import period_of, rhythm
-from exogym_core.planning.rounds import repeats_from
+from exogym_core.planning.rhythm import rhythm
 from exogym_core.planning.setting import Known
-from exogym_core.planning.sweep import break_even, grid
 from exogym_core.strategy import build_strategy
-from exogym_core.strategy.participation.site import Site
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
-from netsim.errors import InputError
 from netsim.files.documents import Document
-from netsim.ranks import Post
 from netsim.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from exogym_core.results.fit_result import FitResult
 
 NETWORK = regions_form({"a": 2, "b": 2}, latency="1 ms", wan="10 Mbit/s", protocol="ideal")
 
@@ -53,10 +51,20 @@ class Tiny(nn.Module):
         return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def setting(compute: str = "50 ms", **options: Any) -> Setting:
+def setting(compute: Any = "50 ms", **options: Any) -> Setting:
     with torch.device("meta"):
         model = SequenceModel(Tiny(), 4)
     return Setting(model, Topology.from_mapping(NETWORK), Compute.parse(compute), 4, 2, 1e6, **options)
+
+
+def trained(name: str, options: dict[str, Any], steps: int, **given: Any) -> FitResult:
+    """A real run of so many steps, of four ranks in threads."""
+    generator = torch.Generator().manual_seed(0)
+    data = TensorDataset(*(torch.randint(10, (1024, 4), generator=generator) for _ in range(2)))
+    usual = {"num_nodes": 4, "topology": NETWORK, "compute": "50 ms", "seed": 0, "workers": "threads"}
+    usual |= {"batch_size": 2, "max_steps": steps, "disable_logging": True, "val_size": 0}
+    strategy = build_strategy(name, **options)
+    return Trainer(Tiny(), data).fit(strategy=strategy, **(usual | given)).fit_result
 
 
 TABLE = [
@@ -80,21 +88,7 @@ def test_a_plan_is_what_training_takes(name: str, options: dict[str, Any], proto
     """Bytes and seconds of a round that repeats are those of the third round of a real run."""
     planned = measure(build_strategy(name, **options), setting(protocol=protocol))
     steps = 3 * planned.steps_per_round
-    generator = torch.Generator().manual_seed(0)
-    data = TensorDataset(*(torch.randint(10, (1024, 4), generator=generator) for _ in range(2)))
-    result = Trainer(Tiny(), data).fit(
-        strategy=build_strategy(name, **options),
-        num_nodes=4,
-        batch_size=2,
-        max_steps=steps,
-        topology=NETWORK,
-        protocol=protocol,
-        compute="50 ms",
-        workers="threads",
-        disable_logging=True,
-        val_size=0,
-    )
-    rows = {row["step"]: row for row in result.fit_result.history}
+    rows = {row["step"]: row for row in trained(name, options, steps, protocol=protocol).history}
     last, before = rows[steps], rows[steps - planned.steps_per_round]
     took = last["virtual_seconds"] - before["virtual_seconds"]
     assert planned.steady
@@ -113,23 +107,9 @@ def test_ranks_that_meet_others_are_simulated_through_a_turn(
 ) -> None:
     """Four ranks on two sites: a round's time is the mean over those whom ranks meet, not that of the first peers."""
     planned = measure(build_strategy(name, **options), setting())
-    generator = torch.Generator().manual_seed(0)
-    data = TensorDataset(*(torch.randint(10, (1024, 4), generator=generator) for _ in range(2)))
-    rounds = 24
-    result = Trainer(Tiny(), data).fit(
-        strategy=build_strategy(name, **options),
-        num_nodes=4,
-        batch_size=2,
-        max_steps=rounds * planned.steps_per_round,
-        topology=NETWORK,
-        compute="50 ms",
-        workers="threads",
-        disable_logging=True,
-        val_size=0,
-        seed=0,
-    )
-    ends = {row["step"]: row for row in result.fit_result.history}
-    last, period = rounds * planned.steps_per_round, planned.steps_per_round
+    rounds, period = 24, planned.steps_per_round
+    last = rounds * period
+    ends = {row["step"]: row for row in trained(name, options, last).history}
     span = turn or rounds - 1
     before = ends[last - span * period]
     mean = (ends[last]["virtual_seconds"] - before["virtual_seconds"]) / span
@@ -179,21 +159,9 @@ def test_strategies_with_servers_are_planned_as_they_train(name: str, options: d
     measured = Measured(build_strategy(name, **options), replace(where, num_ranks=5, seed=4))
     figures, plan_ = measured.figures, measured.plan
     rounds = len(figures.round_seconds)
-    generator = torch.Generator().manual_seed(0)
-    data = TensorDataset(*(torch.randint(10, (1024, 4), generator=generator) for _ in range(2)))
-    result = Trainer(Tiny(), data).fit(
-        strategy=build_strategy(name, **options),
-        num_nodes=5,
-        batch_size=2,
-        max_steps=rounds * plan_.steps_per_round,
-        topology=network,
-        compute=compute,
-        seed=4,
-        workers="threads",
-        disable_logging=True,
-        val_size=0,
-    )
-    rows = {row["step"]: row for row in result.fit_result.history}
+    steps = rounds * plan_.steps_per_round
+    result = trained(name, options, steps, num_nodes=5, topology=network, compute=compute, seed=4)
+    rows = {row["step"]: row for row in result.history}
     for number, seconds in enumerate(figures.round_seconds, 1):
         assert rows[number * plan_.steps_per_round]["virtual_seconds"] == pytest.approx(seconds, rel=1e-6)
     assert plan_.tokens_per_second > rounds * plan_.steps_per_round * 5 * 2 * 4 / figures.round_seconds[-1]
@@ -224,23 +192,9 @@ def test_a_rank_that_stands_for_others_changes_nothing(
 
 def test_a_long_ring_under_tcp_is_reckoned_from_its_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forty homes of seven speeds: what the plan reckons is what all messages take, to a ten-thousandth."""
-    homes = {
-        "hosts": {f"h{i}": {} for i in range(40)},
-        "routers": ["net"],
-        "links": [
-            {
-                "between": [f"h{i}", "net"],
-                "up": f"{20 + i % 7 * 10} Mbit/s",
-                "down": "300 Mbit/s",
-                "latency": f"{5 + i % 11} ms",
-            }
-            for i in range(40)
-        ],
-        "protocol": "ideal",
-    }
     where = replace(
         setting("1 s", protocol="linux-tcp", collectives="ring"),
-        topology=Topology.from_mapping(homes),
+        topology=_homes(*(20 + i % 7 * 10 for i in range(40)), latency=11),
         num_ranks=40,
         model=planned_model("llama-2m", 32),
     )
@@ -264,31 +218,6 @@ def test_few_of_many_ranks_run_where_parts_are_of_two_sizes() -> None:
     made = record_kinds(body, 300)
     assert len(ran) < 15
     assert made.kinds == [0] * 100 + [1] * 200
-
-
-def test_few_of_the_ranks_of_many_sites_run() -> None:
-    """Of 64 ranks in sites of 8, whose parts of 1001 values are of two sizes, some of each of two places run."""
-    ran: list[int] = []
-
-    def setup(comm: Any, computing: Any) -> None:
-        Site.of(comm, 8, "here")
-
-    def body(comm: Any, computing: Any) -> None:
-        ran.append(comm.rank)
-        site = Site.of(comm, 8, "here")
-        own = site.own(torch.empty(1001, device="meta"))
-        site.between.all_reduce(own)
-        site.inside.all_reduce(own[:3])
-        comm.mark({})
-
-    made = record_kinds(body, 64, setup=setup)
-    assert len(ran) < 16
-    assert made.kinds == [0 if rank % 8 == 0 else 1 for rank in range(64)]
-    for rank in (9, 63):
-        between, inside = (request for request in made.stream(rank) if isinstance(request, Post))
-        assert between.call.ranks == tuple(range(rank % 8, 64, 8))
-        assert inside.call.ranks == tuple(range(rank // 8 * 8, rank // 8 * 8 + 8))
-        assert (between.member, inside.member) == (rank // 8, rank % 8)
 
 
 def test_an_optimizer_steps_on_one_parameter_of_each_shape() -> None:
@@ -361,15 +290,6 @@ def test_gradients_of_a_sharded_replica_are_a_part_of_it() -> None:
     assert part["optimizer"] == pytest.approx(2 * part["gradients"], abs=100)
 
 
-def test_ranks_that_call_all_others_have_constant_peers() -> None:
-    """However far the rounds of fragments reach into each other, where all ranks call all."""
-    strategy = build_strategy("StreamingDiLoCo", H=8, tau=6, num_fragments=2, codec="int8")
-    found = rhythm(strategy, 4)
-    assert found.asks
-    assert not found.are_peers_new
-    assert not any("drawn anew" in remark for remark in measure(strategy, setting()).remarks)
-
-
 def test_memory_counts_every_state_once() -> None:
     """AdamW keeps two values a weight, DiLoCo the global weights and their momentum."""
     memory = measure(build_strategy("DiLoCo", H=2), setting()).memory
@@ -413,14 +333,11 @@ def test_limits_name_what_to_change() -> None:
     assert fast.limit["by"] == "compute"
 
 
-def _homes(*up: int) -> Topology:
+def _homes(*up: int, latency: int = 1) -> Topology:
+    """Homes that send so many Mbit/s, at distances of 0 ms and up, below `latency`."""
     links = [
-        {
-            "between": [f"home{i}", "net"],
-            "up": f"{rate} Mbit/s",
-            "down": "300 Mbit/s",
-            "latency": "0 ms",
-        }
+        {"between": [f"home{i}", "net"], "up": f"{rate} Mbit/s", "down": "300 Mbit/s"}
+        | {"latency": f"{i % latency} ms"}
         for i, rate in enumerate(up)
     ]
     hosts = {f"home{i}": {} for i in range(len(up))}
@@ -493,26 +410,6 @@ def test_operations_are_counted_by_layers(name: str) -> None:
     assert made.sequence_flops == SequenceModel(made.model, 32).sequence_flops
 
 
-def test_periods_and_repeats() -> None:
-    """The least period is found, and none where there is none."""
-    assert period_of([0, 0, 5] * 3) == 3
-    assert period_of([9, *[1, 2] * 5]) == 2 or period_of([9, *[1, 2] * 5]) is not None
-    assert period_of([1, 2, 4, 8]) is None
-    assert repeats_from([3.0, 2.5, 2.5]) == 1
-
-
-def test_break_even_lies_between_the_points() -> None:
-    """Where two lines cross is read between neighbouring values."""
-    assert grid([]) == [{}]
-    with pytest.raises(InputError, match="--sweep H: expected KEY=VALUE"):
-        grid(["H"])
-    rows = [
-        {"strategy": name, "point": {"x": at}, "tokens_per_second": rate}
-        for name, at, rate in (("a", "1", 1.0), ("a", "4", 4.0), ("b", "1", 2.0), ("b", "4", 2.0))
-    ]
-    assert [line["at"] for line in break_even(rows, "x")] == pytest.approx([2.0])
-
-
 def test_the_command_prints_an_object_a_strategy(capsys: pytest.CaptureFixture[str]) -> None:
     """`netgym plan --json` has the promised keys; it needs no data."""
     words = "plan --model llama-2m --strategy DiLoCo --strategy DeMo --topology wan-4-regions --workers 4 "
@@ -525,15 +422,6 @@ def test_the_command_prints_an_object_a_strategy(capsys: pytest.CaptureFixture[s
     )
     for row in rows:
         assert set(f"{keys} wan_bytes memory_per_worker limit".split()) <= set(row)
-
-
-def test_a_sweep_tells_lines_of_break_even(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
-    """A sweep over the bandwidth between sites makes a table, a page and a plot."""
-    words = "plan --model llama-2m --strategy DiLoCo --topology wan-4-regions --device a100 --workers 4 --sequence 64 "
-    words += f"--sweep wan.bandwidth=100Mbit/s,1Gbit/s --out {tmp_path / 'page'}"
-    assert main([*words.split(), "--sweep", "strategies.DiLoCo.H=2,4"]) == 0
-    assert "wan.bandwidth=1Gbit/s" in capsys.readouterr().out
-    assert (tmp_path / "page" / "plan.html").is_file()
 
 
 def test_a_plan_takes_the_length_of_the_samples_that_would_be_trained_on() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from worlds import chain_form, star_form
 
 from netsim import Recorder, Sketch, Topology, shipped_topologies, time_flows, write_trace
 from netsim.cli.plot import command, draw, mean_use
@@ -83,14 +84,11 @@ def test_hosts_behind_the_router_of_their_region_are_drawn_with_it() -> None:
 
 
 def test_many_hosts_that_are_alike_are_drawn_as_one() -> None:
-    hosts = {f"h{number}": {} for number in range(40)}
-    links = [{"between": [name, "hub"], "bandwidth": "1 Gbit/s", "latency": "1 ms"} for name in hosts]
-    links[7] = {**links[7], "bandwidth": "2 Gbit/s"}
-    sketch = Sketch.of(
-        Topology.from_mapping({"hosts": hosts, "routers": ["hub"], "links": links, "protocol": "ideal"})
-    )
+    form = star_form(40, "1 Gbit/s", "1 ms")
+    form["links"][7]["bandwidth"] = "2 Gbit/s"
+    sketch = Sketch.of(Topology.from_mapping(form))
     names = [(place.name, place.details) for place in sketch.places]
-    assert names == [("hub", ""), ("h0 ... h39", "39 hosts"), ("h7", "")]
+    assert names == [("switch", ""), ("h0 ... h39", "39 hosts"), ("h7", "")]
 
 
 def test_unequal_directions_and_losses_are_reported() -> None:
@@ -154,13 +152,7 @@ def test_the_command_writes_equal_files_and_tells_where(tmp_path: Path, suffix: 
 
 
 def test_names_are_not_read_as_formulas() -> None:
-    mapping = {
-        "name": "$\\frac$",
-        "hosts": {"a": {}, "b": {}},
-        "links": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s"}],
-        "protocol": "ideal",
-    }
-    figure = draw(Topology.from_mapping(mapping))
+    figure = draw(Topology.from_mapping({**chain_form(), "name": "$\\frac$"}))
     assert figure.axes[0].get_title(loc="left") == "$\\frac$"
 
 

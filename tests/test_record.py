@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from exogym_core.names import file_name, unique_labels, visible
@@ -17,31 +18,7 @@ from exogym_core.results.loggers import FolderLogger
 from exogym_core.results.run_folder import RunFolder, csv_text
 from netsim.errors import InputError
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-ESCAPES = [
-    "..",
-    ".",
-    "",
-    "../../x",
-    "/etc/passwd",
-    "a/b",
-    "a\\b",
-    "..\\..\\x",
-    "~",
-    "~root/x",
-    "a\x00b",
-    "x" * 300,
-    "a\u202eb",
-    "a\nb",
-    "-rf",
-    ".hidden",
-    "CON",
-    "$(id)",
-    "%2e%2e",
-    "\u2215etc",
-]
+ESCAPES = yaml.safe_load(Path(__file__).with_name("hostile.yaml").read_text(encoding="utf-8"))["names"]
 
 
 @pytest.mark.parametrize("name", ESCAPES)

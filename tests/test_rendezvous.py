@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from worlds import star_form
 
 from exogym_core.communicator import SiteCommunicator, run_ranks
 from exogym_core.meeting_place import allow_many_files
@@ -156,22 +157,12 @@ def simulated(
     **options: Any,
 ) -> list[dict[int, Any]]:
     rates = {"a": "80 Mbit/s", "b": "80 Mbit/s", "c": home}
-    links = [
-        {"between": [host, "switch"], "bandwidth": rate, "latency": "10 ms"} for host, rate in rates.items()
-    ]
-    star = {
-        "name": "star",
-        "hosts": {host: {} for host in "abc"},
-        "routers": ["switch"],
-        "links": links,
-        "protocol": "ideal",
-    }
 
     def body(comm: Communicator) -> dict[int, Any]:
         patience = {"averaging_timeout": 2, "timeout_waiting_for_peers": 3}
         return train(comm, lambda step: slow(comm.rank, step), **{**patience, **options})
 
-    return run_ranks(body, 3, {**star, "events": list(events)}).results
+    return run_ranks(body, 3, star_form(rates, rates, events=list(events))).results
 
 
 def check(found: list[dict[int, Any]], expected: list[dict[int, Any]], present: list[list[int]]) -> None:
@@ -278,41 +269,6 @@ def test_a_site_alone_goes_on_when_all_others_are_gone() -> None:
 
 
 # --- a rendezvous that is started again --------------------------------------------------------------------
-
-
-def test_a_site_that_comes_when_another_is_through_gets_its_final_state() -> None:
-    """It had come before that one was through, and began anew, alone."""
-    gates, through = Gates(), threading.Event()
-    numbers: dict[int, int] = {}
-
-    def say(line: str) -> None:
-        if "site 0 has finished" in line:
-            through.set()
-
-    def body(rank: int) -> Any:
-        def hold(step: int) -> float:
-            if step == ROUNDS * H - 1:
-                gates.until("late", 1)
-            return 0.0
-
-        if rank == 1:
-            gates.until(0, 2)
-        with site(at, rank) as comm:
-            if rank == 1:
-                gates.tell("late", 1)
-                assert through.wait(60)
-
-            def after(number: int) -> None:
-                gates.tell(rank, number)
-                numbers[rank] = number
-
-            return train(comm, hold, after, averaging_timeout=30, timeout_waiting_for_peers=1)
-
-    with meeting(2, wait_seconds=0.1, say=say) as at:
-        found = together(lambda: body(0), lambda: body(1))
-    assert [found[0][number][0] for number in range(1, ROUNDS + 1)] == [[0]] * ROUNDS
-    assert found[1] == {}, "it has nothing left to do"
-    assert numbers[1] == ROUNDS
 
 
 def test_a_rendezvous_that_is_started_again_finds_its_sites_again() -> None:

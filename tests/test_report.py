@@ -10,10 +10,13 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from experiments import VERDICTS, check_verdict, entry
 from rich.console import Console
+from worlds import chain_form
 
 from exogym_core.cli.main import main
 from exogym_core.names import visible
@@ -48,21 +51,6 @@ def headings_of(results: Results) -> list[str]:
 
 def cells_of(results: Results) -> list[list[str]]:
     return [list(cells) for _, cells in comparison_table(results).rows]
-
-
-def entry(name: str, **given: object) -> dict[str, object]:
-    return {
-        "name": name,
-        "final_loss": 0.2,
-        "accuracy": 0.95,
-        "virtual_seconds": 100.0,
-        "virtual_seconds_to_target": 50.0,
-        "compute_utilisation": 0.5,
-        "bytes_sent_per_worker": 1_000_000,
-        "wan_bytes": 2_000_000,
-        "strategy": name,
-        "steps": 4,
-    } | given
 
 
 def run_folder(
@@ -160,175 +148,15 @@ class TestTable:
         assert not left_out
 
 
-class TestVerdict:
-    def test_a_run_that_virtual_time_may_have_ended_is_not_said_to_have_done_all_steps(
-        self, tmp_path: Path
-    ) -> None:
-        missed: dict[str, object] = {"virtual_seconds_to_target": None, "target": "missed"}
-        entries = [entry("AllReduce", **missed), entry("DiLoCo", bytes_sent_per_worker=0, **missed)]
-        text = verdict(Results.load(run_folder(tmp_path, entries, until="1 s"))).text
-        span = "in 4 steps or 1 s of virtual time, whichever came first"
-        assert f"No strategy reached loss 0.3 {span}, so there is no winner." in text
-        assert f"DiLoCo sent nothing {span}:" in text
-
-    def test_a_single_strategy_is_not_first(self, tmp_path: Path) -> None:
-        text = verdict(Results.load(run_folder(tmp_path, [entry("DiLoCo")]))).text
-        assert text.startswith("DiLoCo reaches loss 0.3, after 50 s of virtual time.")
-
-    def test_a_site_stopped_before_its_first_message_is_not_called_silent(self, tmp_path: Path) -> None:
-        entries = [entry("AllReduce"), entry("DiLoCo", bytes_sent_per_worker=0, incomplete=True)]
-        assert "sent nothing" not in verdict(Results.load(run_folder(tmp_path, entries))).text
-
-    def test_the_first_at_the_target_wins_and_the_reason_is_given(self, tmp_path: Path) -> None:
-        decision = verdict(Results.load(run_folder(tmp_path, two())))
-        assert decision.winner == "DiLoCo"
-        assert decision.text == (
-            "DiLoCo reaches loss 0.3 first, after 50 s of virtual time, 4x sooner than AllReduce (3.333 min). "
-            "It sends 50 kB per worker (AllReduce: 1 MB) and its workers compute 50.0% of the time instead of 10.0%. "
-            "This is one seed: run with --set seeds=3 to check it with others."
-        )
-
-    def test_a_close_second_and_a_lower_loss_are_reported(self, tmp_path: Path) -> None:
-        entries = [*two(), entry("SPARTA", virtual_seconds_to_target=53.0, final_loss=0.1)]
-        text = verdict(Results.load(run_folder(tmp_path, entries))).text
-        assert "SPARTA is next with 53 s" in text
-        assert "The lowest final loss is SPARTA's (0.1000 against 0.2000)." in text
-
-    def test_a_lead_that_the_network_decides_is_none(self, tmp_path: Path) -> None:
-        """The other protocol named the other strategy, with the same certainty."""
-        entries = [*two(), entry("SPARTA", virtual_seconds_to_target=51.0)]
-        decision = verdict(Results.load(run_folder(tmp_path, entries)))
-        assert decision.winner is None
-        assert decision.text.startswith(
-            "DiLoCo (50 s) and SPARTA (51 s) reach loss 0.3 first and are equal: leads of less than 5% change with the "
-            "protocol and with jitter. DiLoCo is 4x sooner than AllReduce (3.333 min). It sends 50 kB"
-        )
-
-    def test_no_strategy_reaches_the_target(self, tmp_path: Path) -> None:
-        entries = [entry(name, virtual_seconds_to_target=None, final_loss=loss) for name, loss in
-                   (("AllReduce", 0.5), ("DiLoCo", 0.6))]  # fmt: skip
-        decision = verdict(Results.load(run_folder(tmp_path, entries)))
-        assert decision.winner is None, "a winner holds the target"
-        assert decision.text.startswith(
-            "No strategy reached loss 0.3 in 4 steps, so there is no winner. AllReduce ends with the lowest"
-        )
-
-    def test_a_target_that_was_only_touched_is_not_called_unreached(self, tmp_path: Path) -> None:
-        entries = [
-            entry(name, target="touched", virtual_seconds_to_target=None) for name in ("AllReduce", "DiLoCo")
-        ]
-        text = verdict(Results.load(run_folder(tmp_path, entries))).text
-        assert text.startswith(
-            "No strategy held loss 0.3 in 4 steps, so there is no winner. AllReduce touched"
-        )
-        assert text.count("at least two later evaluations confirm it") == 1
-
-    def test_without_a_network_nothing_is_said_of_time(self, tmp_path: Path) -> None:
-        entries = two(virtual_seconds=None, virtual_seconds_to_target=None, final_loss=0.1)
-        entries[0] |= {"virtual_seconds": None, "virtual_seconds_to_target": None}
-        text = verdict(Results.load(run_folder(tmp_path, entries))).text
-        assert text.startswith("DiLoCo ends with the lowest loss, 0.1000 (next: AllReduce, 0.2000).")
-        assert "There is no topology" in text
-
-    def test_one_strategy_is_no_comparison(self, tmp_path: Path) -> None:
-        decision = verdict(Results.load(run_folder(tmp_path, [entry("DiLoCo")], target_loss=None)))
-        assert decision.winner is None
-        assert decision.text == "DiLoCo ends with a loss of 0.2000 after 100 s of virtual time."
-
-    def test_one_that_is_left_of_several_says_so(self, tmp_path: Path) -> None:
-        entries = [entry("DiLoCo"), entry("DeMo", incomplete=True, virtual_seconds_to_target=None)]
-        decision = verdict(Results.load(run_folder(tmp_path, entries, target_loss=None)))
-        assert decision.text.startswith(
-            "Only DiLoCo ran to its end, with a loss of 0.2000: nothing to compare"
-        )
-
-    def test_the_evaluation_interval_is_printed_with_the_time(self, tmp_path: Path) -> None:
-        """The time is that of an evaluation: nothing is interpolated, and how often it was looked is said."""
-        text = verdict(Results.load(run_folder(tmp_path, two(), evaluate={"every": 10}))).text
-        assert "after 50 s of virtual time (evaluated every 10 steps), 4x sooner" in text
-
-    def test_a_strategy_that_touched_the_target_does_not_win(self, tmp_path: Path) -> None:
-        entries = two(target="touched", virtual_seconds_to_target=None)
-        entries[0]["target"] = "held"
-        results = Results.load(run_folder(tmp_path, entries, target_loss=0.7))
-        decision = verdict(results)
-        assert decision.winner == "AllReduce"
-        assert " DiLoCo touched loss 0.7 after 50 s but was not seen to hold it." in decision.text
-        assert cells_of(results)[1][1] == "not held"
-
-    def test_a_touched_target_is_not_held(self, tmp_path: Path) -> None:
-        entries = two(target="touched", virtual_seconds_to_target=None)
-        entries[0] |= {"target": "missed", "virtual_seconds_to_target": None}
-        decision = verdict(Results.load(run_folder(tmp_path, entries, target_loss=0.7)))
-        assert decision.winner is None
-        assert "DiLoCo touched loss 0.7 after 50 s but was not seen to hold it." in decision.text
-
-    def test_a_failed_strategy_is_reported_and_does_not_compete(self, tmp_path: Path) -> None:
-        entries = [*two(), entry("DeMo", failed=True, error="rank 1: boom.", virtual_seconds_to_target=1.0)]
-        results = Results.load(run_folder(tmp_path, entries))
-        decision = verdict(results)
-        assert decision.winner == "DiLoCo"
-        assert decision.text.endswith(" DeMo failed: rank 1: boom.")
-        assert cells_of(results)[2][0] == "DeMo (failed)"
-        assert not results.incomplete
-
-    def test_two_at_the_same_instant_are_no_winner(self, tmp_path: Path) -> None:
-        entries = [entry("AllReduce"), entry("DeMo")]
-        decision = verdict(Results.load(run_folder(tmp_path, entries)))
-        assert decision.winner is None
-        assert decision.text.startswith("There is no winner: no strategy alone reaches loss 0.3 first.")
-
-    def test_stopped_and_diverged_strategies_do_not_compete(self, tmp_path: Path) -> None:
-        entries = [entry("DiLoCo", incomplete=True), entry("DeMo", final_loss=float("nan"),
-                   virtual_seconds_to_target=None)]  # fmt: skip
-        decision = verdict(Results.load(run_folder(tmp_path, entries)))
-        assert decision.winner is None
-        assert decision.text.startswith("No strategy ran to its end")
-
-    def test_ranks_that_never_communicated_are_named(self, tmp_path: Path) -> None:
-        entries = [entry("AllReduce"), entry("DiLoCo", bytes_sent_per_worker=0)]
-        text = verdict(Results.load(run_folder(tmp_path, entries))).text
-        assert text.endswith(" DiLoCo sent nothing in 4 steps: the workers trained each on their own.")
-        alone = verdict(Results.load(run_folder(tmp_path / "one", entries, workers={"count": 1}))).text
-        assert "sent nothing" not in alone
+@pytest.mark.parametrize("row", VERDICTS["one seed"].values(), ids=VERDICTS["one seed"])
+def test_the_verdict_says_who_wins_and_why(tmp_path: Path, row: dict[str, Any]) -> None:
+    entries = [entry(name, **given or {}) for name, given in row["strategies"].items()]
+    results = Results.load(run_folder(tmp_path, entries, **row.get("settings", {})))
+    check_verdict(results, row)
+    assert results.incomplete == any(one.get("incomplete", False) for one in entries)
 
 
-PAYLOADS = [
-    "<script>alert(1)</script>",
-    "<img src=x onerror=alert(1)>",
-    "\"'><svg/onload=alert(1)>",
-    "</style><script>alert(1)</script>",
-    "</pre><iframe src=//evil.example>",
-    "{{ 7*7 }}",
-    "{% include '/etc/passwd' %}",
-    "$\\frac{1}{0}$",
-    "javascript:alert(1)",
-    "a\u202eb\x1b[31mc\x00",
-    "<!--",
-    "[bold]x[/bold] [link=http://evil.example]y[/link]",
-    "<a href=javascript:alert(1)>x</a>",
-    "<body onload=alert(1)>",
-    "</title><script>alert(1)</script>",
-    "<math><mtext></mtext><mglyph><style><!--</style><img title=--&gt;&lt;img src=1 onerror=alert(1)&gt;>",
-    "<object data=data:text/html,x>",
-    "<embed src=//evil.example>",
-    "<link rel=stylesheet href=//evil.example>",
-    "<meta http-equiv=refresh content=0;url=//evil.example>",
-    "<base href=//evil.example>",
-    "<form action=//evil.example><input autofocus onfocus=alert(1)>",
-    "<svg><animate onbegin=alert(1) attributeName=x>",
-    "<template><script>alert(1)</script></template>",
-    "&lt;script&gt;alert(1)&lt;/script&gt;",
-    "&#60;script&#62;",
-    "x' onmouseover='alert(1)",
-    'x" style="background:url(//evil.example)',
-    "]]><script>alert(1)</script>",
-    "\uff1cscript\uff1ealert(1)",
-    "<scr\x00ipt>alert(1)</scr\x00ipt>",
-    "\u2028<script>\u2029",
-    "{{ ''.__class__.__mro__ }}",
-    "{# note #}{{ self }}",
-]
+PAYLOADS = yaml.safe_load(Path(__file__).with_name("hostile.yaml").read_text(encoding="utf-8"))["markup"]
 
 
 DRAWN = [PAYLOADS[0], "$\\frac{1}{0}$", "a\u202eb\x1b[31mc\x00"]
@@ -532,27 +360,14 @@ class TestPage:
 
     def test_a_long_source_is_not_cut(self, tmp_path: Path) -> None:
         source = "measured by somebody who wrote down everything about it " * 10
-        network = {
-            "name": "two",
-            "source": source,
-            "hosts": ["a", "b"],
-            "links": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s"}],
-            "protocol": "ideal",
-        }
-        assert source.strip() in write_report(run_folder(tmp_path, two(), topology=network)).read_text(
-            "utf-8"
-        )
+        folder = run_folder(tmp_path, two(), topology=chain_form(source=source))
+        assert source.strip() in write_report(folder).read_text("utf-8")
 
     @pytest.mark.parametrize("changes", [False, True])
     @pytest.mark.pictures
     def test_what_the_weather_did_is_drawn(self, tmp_path: Path, changes: bool) -> None:
         """An outage, a crash and a trace could not be seen: the page told of a constant bandwidth."""
-        network: dict[str, object] = {
-            "name": "two",
-            "hosts": ["a", "b"],
-            "links": [{"between": ["a", "b"], "bandwidth": "1 Gbit/s"}],
-            "protocol": "ideal",
-        }
+        network = chain_form()
         if changes:
             network["events"] = [{"at": "10 s", "link": ["a", "b"], "down": True, "for": "5 s"}]
         folder = run_folder(tmp_path, two(), topology=network)
@@ -675,13 +490,7 @@ def test_tokens_to_the_target_are_a_column_of_tasks_that_have_tokens(tmp_path: P
 
 def test_seconds_too_small_for_the_use_of_links_leave_it_out() -> None:
     rows = [{"virtual_seconds": 0.0, "a->b": 0.0}, {"virtual_seconds": 1e-320, "a->b": 1e20}]
-    topology = {
-        "name": "two",
-        "hosts": ["a", "b"],
-        "links": [{"between": ["a", "b"], "bandwidth": "1 Mbit/s", "latency": "1 ms"}],
-        "protocol": "ideal",
-    }
-    assert link_use([("AllReduce", rows)], topology) == []
+    assert link_use([("AllReduce", rows)], chain_form()) == []
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "verdict.md"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+from typing import Any
 
 import pytest
 from experiments import fitted, samples
 from rich.console import Console
 
 from exogym_core import FitResult
-from exogym_core.results.progress import PlainProgress, ending, progress_for
+from exogym_core.results.progress import AnyProgress, PlainProgress, RunProgress, ending, progress_for
 from exogym_core.strategy import DiLoCoStrategy
-from netsim.errors import InputError
 
 
 def fit(**options):
@@ -49,8 +48,6 @@ def test_a_run_that_was_stopped_tells_where_it_was_last_evaluated():
 def test_silence_can_be_had(capsys):
     fit(progress=False, compute=0.1)
     assert capsys.readouterr().err == ""
-    with pytest.raises(InputError, match="fit: progress is 3; give True or False"):
-        fit(progress=3)
 
 
 def test_a_result_is_reported_in_a_line_however_long_the_run():
@@ -65,12 +62,6 @@ def test_a_result_is_reported_in_a_line_however_long_the_run():
     html = result._repr_html_()
     assert html.startswith("<table><tr><th>strategy</th><td>DiLoCoStrategy</td>")
     assert "&lt;" in FitResult(strategy="<b>")._repr_html_()
-
-
-def test_what_is_missing_for_a_table_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"pandas is not installed: run: pip install 'netgym\[pandas\]'"):
-        FitResult().to_pandas()
 
 
 def test_a_notebook_gets_one_bar_that_is_updated(monkeypatch):
@@ -90,3 +81,25 @@ def test_a_notebook_gets_one_bar_that_is_updated(monkeypatch):
     assert shown[1] == '<progress value="1" max="3"></progress> &lt;b&gt;: step 1 of 3, loss 0.5000'
     assert shown[-1] == '<progress value="3" max="3"></progress> &lt;b&gt; done: step 3 of 3'
     assert log == ["<b> (1 of 2): 3 steps", "<b> done: step 3 of 3"]
+
+
+def test_the_time_left_follows_the_pace_after_a_jump(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that has joined late skips the steps that others have done."""
+    left: list[float | None] = []
+
+    class Seen(AnyProgress):
+        def _show(self, run: RunProgress, line: str) -> None: ...
+
+        def _step(self, run: RunProgress, row: Any, seconds_left: float | None) -> None:
+            left.append(seconds_left)
+
+        def _finish(self, run: RunProgress, words: str) -> None: ...
+
+    run = Seen(lambda line: None).begin("DiLoCo", 1, 1, 3000)
+    for seconds, step in [(0, 1), *((1 + after, 2000 + 10 * after) for after in range(61))]:
+        monkeypatch.setattr(
+            "exogym_core.results.progress.time.monotonic", lambda seconds=seconds: float(seconds)
+        )
+        run.event({"kind": "step", "step": step})
+    assert left[:2] == [None, pytest.approx(1000 / 1999)]
+    assert left[-1] == pytest.approx(40.0)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +91,6 @@ def test_flows_and_topologies_fit_and_their_mistakes_do_not() -> None:
     assert not validator("topology").is_valid({"hosts": ["a", "b"], "links": [link | {"bandwith": 1}]})
 
 
-def test_an_unknown_format_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schema", "topologie"]) == 2
-    assert "did you mean 'topology'?" in capsys.readouterr().err
-
-
 CONTEXT = click.Context(cli)
 
 
@@ -126,20 +119,6 @@ def test_listed_sizes_are_those_of_the_shipped_topologies() -> None:
         network = Topology.load(name)
         where = f" in {len(network.regions)} regions" if len(network.regions) > 1 else ""
         assert line == f"{len(network.hosts)} hosts{where}"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "unwanted"),
-    [
-        (["list"], ["torch", "pydantic"]),
-        (["schema", "experiment"], ["torch"]),
-        (["--help"], ["torch", "pydantic"]),
-    ],
-)
-def test_commands_that_print_names_do_not_wait_for_torch(arguments: list[str], unwanted: list[str]) -> None:
-    code = f"import sys; from exogym_core.cli.main import main; main({arguments})"
-    code += f"; assert not {{*{unwanted}}} & {{*sys.modules}}"
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_documents_of_commands_that_look(capsys: pytest.CaptureFixture[str]) -> None:

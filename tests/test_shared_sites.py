@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from test_rendezvous import SECRET, Gates, KilledError, meeting, site, together
+from test_rendezvous import SECRET, Gates, KilledError, meeting, together
 from torch import nn
+from worlds import star_form
 
 from exogym_core.communicator import SiteCommunicator, run_ranks
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
@@ -116,30 +117,6 @@ def test_sites_of_two_processes_train_as_simulated_sites_of_two_ranks(
         check_equal(each, expected)
 
 
-def test_sites_of_two_processes_train_as_sites_of_one(tmp_path: Path) -> None:
-    """The mean of two processes' gradients is that of one process with both their samples."""
-
-    def shared(at: RendezvousService, rank: int) -> Told:
-        number, place = divmod(rank, SIZE)
-        with process(at, number, place, tmp_path / str(number)) as comm:
-            return train(
-                comm, 1.0 + rank, inner=ADAM, ranks_per_worker=SIZE, sharding="FULL_SHARD", **PATIENCE
-            )
-
-    def alone(at: RendezvousService, number: int) -> Told:
-        with site(at, number) as comm:
-            return train(comm, 1.5 + 2 * number, inner=ADAM, **PATIENCE)
-
-    with meeting(2) as at:
-        found = checked(together(*(partial(shared, at, rank) for rank in range(4))))
-    with meeting(2) as at:
-        (expected, _) = checked(together(*(partial(alone, at, number) for number in range(2))))
-    for each in found:
-        assert {number: values for number, (_, values) in each.items()} == {
-            number: pytest.approx(values, rel=1e-5) for number, (_, values) in expected.items()
-        }
-
-
 @pytest.mark.parametrize("sharding", ["NO_SHARD", "FULL_SHARD"])
 def test_a_site_of_two_that_is_killed_and_comes_again_is_as_one_that_was_cut_off_in_simulation(
     sharding: str, tmp_path: Path
@@ -176,21 +153,13 @@ def test_a_site_of_two_that_is_killed_and_comes_again_is_as_one_that_was_cut_off
     with meeting(3) as at:
         bodies = [partial(live, at, number, place) for number in range(3) for place in range(SIZE)]
         found = checked(together(*bodies))
-    links = [{"between": [host, "switch"], "bandwidth": "80 Mbit/s", "latency": "10 ms"} for host in "abc"]
-    star = {
-        "name": "star",
-        "hosts": {host: {} for host in "abc"},
-        "routers": ["switch"],
-        "links": links,
-        "protocol": "ideal",
-    }
     cut = {"link": ["c", "switch"], "at": "12 s", "for": "7 s", "down": True}
 
     def body(comm: Communicator) -> Told:
         patience = {"averaging_timeout": 2, "timeout_waiting_for_peers": 3}
         return train(comm, 1.0 + comm.rank, lambda step: comm.advance(1.0), **patience)
 
-    virtual = run_ranks(body, 3, {**star, "events": [cut]}).results
+    virtual = run_ranks(body, 3, star_form("abc", "80 Mbit/s", events=[cut])).results
     for place, received in enumerate(found):
         for number, (ranks, values) in received.items():
             expected_ranks, expected = virtual[place // SIZE][number]
@@ -255,7 +224,7 @@ def test_a_process_that_hangs_is_left_out_when_it_has_been_silent(where: str, tm
     members = [found[0][number][0] for number in range(1, ROUNDS + 1)]
     assert members[0] == members[-1] == [0, 1, 2, 3]
     assert members[1] == members[2] == [0, 1]
-    assert lines.index("site 1: its process 1 hangs") < lines.index("site 1: its process 1 is heard of again")
+    assert lines.index("site 1: its process 1 hangs") < lines.index("site 1: its process 1 answers again")
 
 
 def next_process(address: tuple[str, int]) -> SiteLink:

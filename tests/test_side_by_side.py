@@ -214,14 +214,3 @@ def test_a_run_that_is_killed_is_marked_and_tried_again(
     summary = json.loads((tmp_path / "with-2/summary.json").read_text())
     assert [entry["seeds"] for entry in summary] == [[0, 1, 2]] * 3
     assert not any("failed" in entry or "incomplete" in entry for entry in summary)
-
-
-def test_jobs_that_cannot_share_the_machine_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "small.yaml").write_text(EXPERIMENT.replace("kind: threads", "intra_op_threads: 2"))
-    (tmp_path / "own.py").write_text(OWN)
-    assert main(["compare", str(tmp_path / "small.yaml"), "--jobs", "2", "--out", str(tmp_path / "out")]) == 2
-    message = "error: --jobs 2: workers.intra_op_threads above 1 uses several cores a run: leave --jobs out"
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

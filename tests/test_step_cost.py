@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 import netsim
 from exogym_core.communicator.simulated.simulation import Simulation, World
-from netsim import Drift, Faults, Topology
+from netsim import Topology
 from netsim.network.build import MODULES
-from netsim.network.clock import BY_RANKS
 from netsim.ranks import Advance, Call, Exit, Key, Post, Request, Wait
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    import pytest
 
 NUM_RANKS = 4
 OURS = str(Path(netsim.__file__).parent)
@@ -81,24 +79,3 @@ def test_a_step_that_repeats_passes_few_calls() -> None:
     # Nobody watches, no weather, no crashed host: none of these is asked about.
     for unasked in ("Diary.begin", "Downtime.since", "Uptime.is_down", "Kernel._read"):
         assert not a_step[unasked]
-
-
-def test_hope_is_looked_for_only_where_no_rank_goes_on_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With weather that never ends, it was asked at every event whether anything can still help who waits."""
-    made = simulation(30)
-    assert made.network is not None
-    links = tuple(link.index for link in made.network.topology.links)
-    weather = Faults(made.network)
-    weather.add(Drift(links, "lognormal", every_seconds=0.5, sigma=0.1, seed=1))
-    stuck, clock = weather.cannot_progress, made.kernel.clock
-    asked: list[bool] = []  # each time, whether a rank goes on next
-
-    def ask() -> bool:
-        _, order, _, event = clock.upcoming[0]
-        asked.append(order in BY_RANKS and bool(event.callbacks))
-        return stuck()
-
-    monkeypatch.setattr(made.kernel, "_cannot_progress", ask)
-    made.kernel.run()
-    assert asked
-    assert not any(asked)

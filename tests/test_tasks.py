@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from exogym_core import tasks
 from exogym_core.cli.sampling import draw_tokens
 from exogym_core.tasks import MLP, MODELS, TASKS, Task, build_model, build_task
-from netsim.errors import InputError, UnknownNameError
+from netsim.errors import InputError
 
 
 def num_parameters(model: torch.nn.Module) -> int:
@@ -113,12 +113,6 @@ def test_digits_is_split_once_and_fits_its_model():
     assert model(batch).shape == ()
     assert 0.0 <= task.accuracy(model, batch) <= 1.0
     assert float(task.train.tensors[0].max()) == 1.0
-
-
-def test_digits_without_scikit_learn_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
-    with pytest.raises(InputError, match=r"pip install 'netgym\[demo\]'"):
-        build_task("digits")
 
 
 def write_idx(path, array):
@@ -222,16 +216,6 @@ def test_memory_maps_are_read_lazily_and_pickled_as_descriptions(tmp_path, suffi
     assert task.model_options["gpt"]["vocab_size"] == 50304
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama"])
-def test_a_token_outside_the_vocabulary_is_named(name):
-    model = build_model(name, num_layers=1, width=8, num_heads=1, vocab_size=5, block_size=8, seed=0)
-    for tokens, token in ([1, 7], 7), ([-1, 2], -1):
-        with pytest.raises(
-            InputError, match=f"^token {token} is outside the vocabulary of 5: give the task "
-        ):
-            model.logits(torch.tensor([tokens]))
-
-
 def test_ones_own_task_and_model_by_reference(monkeypatch, tmp_path):
     (tmp_path / "my_task.py").write_text(
         "import torch\nfrom exogym_core.tasks import MLP, Task\n"
@@ -247,5 +231,3 @@ def test_ones_own_task_and_model_by_reference(monkeypatch, tmp_path):
 
 def test_every_registered_task_is_documented():
     assert all(maker.__doc__ for maker in (*TASKS.values(), *MODELS.values()))
-    with pytest.raises(UnknownNameError):
-        build_task("")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from interpreted_engine import use_sources
+from worlds import chain
 
 from netsim import Clock, Network, Protocol, Topology, time_flows
-from netsim.network.tcp import Window, cubic_segments
 
 SEGMENT = 1448
 INITIAL = 10 * SEGMENT
@@ -134,12 +134,6 @@ def test_a_short_transfer_meets_no_loss() -> None:
     assert seconds(pair(loss="0.01 %"), 1_000_000) == seconds(pair(), 1_000_000)
 
 
-def test_cubic_is_back_where_it_was_after_k_seconds() -> None:
-    assert cubic_segments(0.0, 1000, 0.5) == pytest.approx(700)
-    assert cubic_segments(math.cbrt(750), 1000, 0.5) == pytest.approx(1000)
-    assert cubic_segments(10.0, 1000, 1e-3) == pytest.approx(700 + 0.9 / 1.7 * 10_000)
-
-
 def test_a_short_queue_costs_a_window() -> None:
     topology = pair(mbit=1000)
     deep = seconds(topology, 100_000_000, DEEP)
@@ -222,24 +216,10 @@ def test_the_socket_takes_a_message_once_the_window_has_grown() -> None:
     assert times[1] == begin
 
 
-def test_presets() -> None:
-    assert Protocol.parse("gloo").rendezvous
-    assert Protocol.parse("gloo").collectives_in_flight == 2
-    assert not Protocol.parse("linux-tcp").rendezvous
-    assert Protocol.parse({"preset": "linux-tcp", "window": "4 MiB"}) == Protocol.parse("linux-tcp")
-
-
 def lossy(num_bytes: float, loss: str, latency: str, bandwidth: str, num: int = 1) -> tuple[float, int]:
     """Seconds of as many transfers at once over a line that loses packets, and how many events they take."""
-    topology = Topology.from_mapping(
-        {
-            "hosts": {"a": {}, "b": {}},
-            "links": [{"between": ["a", "b"], "bandwidth": bandwidth, "latency": latency, "loss": loss}],
-            "protocol": "ideal",
-        }
-    )
     clock = Clock()
-    network = Network(clock, topology, "linux-tcp")
+    network = Network(clock, chain("ab", bandwidth, latency, loss), "linux-tcp")
     done: list[float] = []
     for connection in range(num):
         network.send(0, 1, num_bytes, lambda: done.append(clock.now), connection=connection)
@@ -278,29 +258,3 @@ def test_periods_that_go_by_at_once_take_what_they_take_one_by_one(
     monkeypatch.setattr(use_sources(monkeypatch).Period, "is_like", lambda self, other: False)
     slow, _ = lossy(1e9, loss, latency, bandwidth, num)
     assert quick == pytest.approx(slow, rel=1e-4)
-
-
-def test_a_window_says_how_far_a_message_may_go() -> None:
-    """Slow start: the first window leaves at the rate of the network, then nothing until the round trip is over."""
-    window = Window(Protocol.parse("linux-tcp"), 2.0**22, 0.1, 0.0, 1e8, 1000, 0.0)
-    window.start(5.0, 100 * SEGMENT, None)
-    assert (window.stop, window.cap, window.timer) == (90 * SEGMENT, math.inf, math.inf)
-    window.go_on(5.01, 90 * SEGMENT, None)
-    assert (window.stop, window.cap, window.timer) == (0.0, 0.0, 5.1)
-    window.go_on(5.1, 90 * SEGMENT, None)
-    assert (window.stop, window.cap, window.timer) == (72 * SEGMENT, math.inf, math.inf)
-    window.end(5.2)
-    assert window.last_used == 5.2
-
-
-def test_a_window_is_as_new_when_it_was_idle_for_long_and_met_no_loss() -> None:
-    window = Window(Protocol.parse("linux-tcp"), 2.0**22, 0.1, 0.0, 1e8, 1000, 0.0)
-    assert window.is_as_new(0.0)
-    window.start(0.0, SEGMENT, None)
-    window.end(0.1)
-    assert not window.is_as_new(0.2)
-    assert window.is_as_new(10.0)
-    lossy_one = Window(Protocol.parse("linux-tcp"), 2.0**22, 0.1, 0.01, 1e8, 1000, 0.0)
-    lossy_one.start(0.0, SEGMENT, None)
-    lossy_one.end(0.1)
-    assert not lossy_one.is_as_new(10.0), "how far the next loss is, it remembers"

@@ -18,10 +18,8 @@ from hypothesis import strategies as st
 import netsim
 from netsim import Drift, HostEvent, Topology, Weather, shipped_topologies
 from netsim.cli.main import cli
-from netsim.errors import InputError, UnknownNameError
 from netsim.topology.graph import Host
 from netsim.topology.weather import Background, LinkEvent, Trace
-from netsim.units import parse_bits_per_second
 
 EXAMPLE = """\
 name: two-sites-and-a-home
@@ -121,14 +119,6 @@ def test_placement(example: Topology, num_workers: int, hosts: list[int]) -> Non
 
 def test_placement_by_name(example: Topology) -> None:
     assert example.place(3, ["us.1", "home", "us.1"]) == (14, 12, 14)
-    with pytest.raises(UnknownNameError, match=r"unknown host 'us.9': did you mean 'eu\.9'\?"):
-        example.place(1, ["us.9"])
-    with pytest.raises(InputError, match="placement: expected 2 host names, one a rank, got 1"):
-        example.place(2, ["home"])
-    with pytest.raises(InputError, match="placement: expected a list"):
-        example.place(4, "home")
-    with pytest.raises(InputError, match="num_ranks=0: expected at least 1"):
-        example.place(0)
 
 
 def test_topologies_cannot_be_changed(example: Topology) -> None:
@@ -196,8 +186,6 @@ def test_shipped_ones_are_found_by_name(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "lan.yaml").write_text("hosts: [mine]")
     assert Topology.load("lan.yaml").hosts[0].name == "mine"
     assert len(Topology.load("lan").hosts) == 8
-    with pytest.raises(UnknownNameError, match="did you mean 'wan-4-regions'"):
-        Topology.load("wan-4-region")
 
 
 def test_weather(tmp_path: Path) -> None:
@@ -243,28 +231,6 @@ drift:
     assert Topology.from_mapping(topology.to_mapping(), "again").weather == weather
 
 
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        ("seconds,rate\n", "line 1: expected the header 'start_s,bits_per_second'"),
-        ("start_s,bits_per_second\n0,fast\n", "line 2: expected two numbers"),
-        ("start_s,bits_per_second\n0,1,2\n", "line 2: expected two numbers"),
-        ("start_s,bits_per_second\n", "has no rows: give at least one"),
-        ("start_s,bits_per_second\n0,nan\n", "expected finite values of at least 0, got 0.0, nan"),
-        ("start_s,bits_per_second\n1,1\n0,1\n", "times must ascend, but 0.0 s follows 1.0 s"),
-    ],
-)
-def test_traces_are_checked(content: str, line: str, tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text(content)
-    (tmp_path / "net.yaml").write_text(
-        "hosts: [a, b]\nlinks: [{between: [a, b], bandwidth: 1 bit/s}]\ntraces: [{link: [a, b], bandwidth: t.csv}]\n"
-    )
-    with pytest.raises(InputError) as caught:
-        Topology.load(tmp_path / "net.yaml")
-    assert str(caught.value).startswith(f"{tmp_path}/net.yaml:3: traces[0].bandwidth: ")
-    assert line in str(caught.value)
-
-
 def test_routes_of_ten_thousand_hosts_need_no_search_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
     card = {"nic": "10 Gbit/s", "latency": "50 us"}
     topology = Topology.from_mapping(
@@ -304,24 +270,6 @@ def test_a_collective_tells_what_its_traffic_costs() -> None:
         cli, ["collective", "aws-12-regions-64-streams", "all_reduce", "--bytes", "1GB", "--json"]
     )
     assert json.loads(result.output)["dollars"] > 0
-
-
-@pytest.mark.parametrize(
-    ("text", "rate"),
-    [
-        ("300 MB/s", "2.4 Gbit/s"),
-        ("1.5 GB/s", "12 Gbit/s"),
-        ("300 MBps", "2.4 Gbit/s"),
-        ("4 MiB/s", "33.55 Mbit/s"),
-    ],
-)
-def test_bytes_a_second_are_not_taken_for_bits(text: str, rate: str) -> None:
-    """The advice used to be Mbit/s, which is wrong by 8."""
-    with pytest.raises(netsim.InputError) as caught:
-        parse_bits_per_second(text)
-    assert str(caught.value) == (
-        f"'{text}' is in bytes, and rates are in bits: write '{rate}' if bytes are meant"
-    )
 
 
 SHIPPED = sorted(shipped_topologies())

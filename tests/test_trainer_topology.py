@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from experiments import fitted, samples
+from worlds import star_form
 
 from exogym_core.cost.compute import Compute
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, OptimSpec
@@ -12,19 +13,9 @@ from netsim.errors import InputError, UnknownNameError
 
 
 def network(latency="0 ms", bandwidth="100 Mbit/s", hosts=3, devices=()):
-    links = [
-        {"between": [f"h{index}", "hub"], "bandwidth": bandwidth, "latency": latency}
-        for index in range(hosts)
-    ]
     named = {f"h{index}": {"device": device} for index, device in enumerate(devices)}
-    return {
-        "name": "star",
-        "source": "made up",
-        "hosts": {f"h{index}": named.get(f"h{index}", {}) for index in range(hosts)},
-        "routers": ["hub"],
-        "links": links,
-        "protocol": "ideal",
-    }
+    every = {f"h{index}": named.get(f"h{index}", {}) for index in range(hosts)}
+    return {**star_form(every, bandwidth, latency), "hosts": every}
 
 
 def fit(**arguments):
@@ -159,10 +150,3 @@ def test_time_to_target_is_the_first_evaluation_that_reaches_it():
     first = next(row for row in result.validation if row["global_loss"] <= losses[3])
     assert reached.virtual_seconds_to_target == first["virtual_seconds"]
     assert result.virtual_seconds_to_target is None
-
-
-def test_real_sockets_take_no_topology():
-    with pytest.raises(
-        InputError, match="transport 'gloo' has no virtual time and no topology; drop topology"
-    ):
-        fit(transport="gloo")

@@ -120,13 +120,6 @@ def test_an_interrupted_search_resumes_to_the_same_result(
     assert len(calls) == 5 + 3  # the interrupted point, the one after it, and the comparison
 
 
-def test_more_than_20_seeds_ask_first(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In every command that takes `--seeds`."""
-    for command in ("run", "compare", "sweep"):
-        assert main([command, "small.yaml", "--seeds", "21"]) == 2
-        assert "--seeds: 21 seeds are 21 runs of every strategy: add --yes" in capsys.readouterr().err
-
-
 def test_the_key_is_checked_with_its_place(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     experiment.write_text(EXPERIMENT + "tune:\n  over: {DiLoCo: {H: [2, 3]}}\n")
     assert main(["validate", "small.yaml"]) == 0

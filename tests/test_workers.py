@@ -20,11 +20,10 @@ from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
 from exogym_core.strategy import AllReduceStrategy
 from exogym_core.workers import rng
-from exogym_core.workers.processes.shared_memory import Arena, blocks_in
 from exogym_core.workers.rng import RandomStates, seed_device
 from exogym_core.workers.run import Transport, register_transport, transport_named
 from exogym_core.workers.spec import WorkerSpec
-from netsim.errors import InputError, RankError, UnknownNameError
+from netsim.errors import InputError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,29 +121,6 @@ def test_a_rank_has_a_stream_of_its_own_on_its_gpu(monkeypatch: pytest.MonkeyPat
     outside.load()
 
 
-@pytest.mark.parametrize("num_elements", [0, 1, 1023, 100_000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
-def test_tensors_come_back_from_shared_memory(num_elements: int, dtype: torch.dtype) -> None:
-    arena = Arena()
-    tensor = (torch.arange(num_elements) % 2).to(dtype)
-    ref = arena.put(tensor)
-    other_side = Arena(arena.fd, region=1)
-    assert torch.equal(other_side.get(ref), tensor)
-    strided = torch.stack([tensor, tensor], dim=1)[:, 0]
-    assert torch.equal(other_side.get(arena.put(strided)), tensor)
-    arena.close()
-
-
-def test_freed_memory_is_used_again() -> None:
-    arena = Arena()
-    first = arena.put(torch.zeros(10_000))
-    arena.free(blocks_in([first]))
-    second = arena.put(torch.ones(9_000))
-    assert second.content == first.content
-    assert arena.put(torch.ones(9_000)).content != second.content
-    arena.close()
-
-
 def test_a_killed_rank_is_reported_with_its_step_and_the_call_in_flight() -> None:
     def body(comm: Communicator) -> None:
         for step in range(1, 6):
@@ -212,12 +188,6 @@ def test_a_rank_that_closes_its_process_s_descriptors_is_named_with_the_cause() 
     assert "\n" not in str(caught.value).partition("; in flight")[0]
 
 
-def test_ours_are_entries_like_any_other():
-    netsim, gloo = transport_named("netsim"), transport_named("gloo")
-    assert (netsim.has_clock, netsim.can_leave_behind, netsim.joins_launchers) == (True, True, False)
-    assert (gloo.has_clock, gloo.can_leave_behind, gloo.joins_launchers) == (False, False, True)
-
-
 def test_one_of_ones_own_is_carried_and_its_capabilities_are_asked():
     seen = []
 
@@ -240,10 +210,3 @@ def test_one_of_ones_own_is_carried_and_its_capabilities_are_asked():
         Trainer(None, None).fit(
             strategy=AllReduceStrategy(), num_nodes=1, topology="lan", transport="untimed"
         )
-
-
-def test_unknown_names_list_what_there_is():
-    with pytest.raises(UnknownNameError, match="unknown transport 'glo': did you mean 'gloo'"):
-        run_ranks(lambda comm: None, 1, transport="glo")
-    with pytest.raises(UnknownNameError, match="unknown transport 'None'"):
-        transport_named(None)

@@ -16,13 +16,16 @@ Form = dict[str, Any]
 def star_form(
     hosts: int | Iterable[str] = "abc",
     bandwidth: str | Mapping[str, str] = "8 Mbit/s",
-    latency: str = "10 ms",
+    latency: str | Mapping[str, str] = "10 ms",
     **more: Any,
 ) -> Form:
     """Hosts around one switch; in the default one 1 MB takes 1.02 s alone. `more` are further keys of the file."""
     names = [f"h{index}" for index in range(hosts)] if isinstance(hosts, int) else list(hosts)
     rates = dict.fromkeys(names, bandwidth) if isinstance(bandwidth, str) else bandwidth
-    links = [{"between": [name, "switch"], "bandwidth": rates[name], "latency": latency} for name in names]
+    waits = dict.fromkeys(names, latency) if isinstance(latency, str) else latency
+    links = [
+        {"between": [name, "switch"], "bandwidth": rates[name], "latency": waits[name]} for name in names
+    ]
     return {
         "name": "star",
         "hosts": names,
@@ -39,11 +42,15 @@ def star(*arguments: Any, **more: Any) -> Topology:
 
 
 def chain_form(
-    hosts: Iterable[str] = "ab", bandwidth: str = "8 Mbit/s", latency: str = "10 ms", **more: Any
+    hosts: Iterable[str] = "ab",
+    bandwidth: str = "8 Mbit/s",
+    latency: str = "10 ms",
+    loss: str = "0 %",
+    **more: Any,
 ) -> Form:
     """Hosts in a row, each linked to the next: two by default; a mapping says what each is."""
     links = [
-        {"between": list(ends), "bandwidth": bandwidth, "latency": latency}
+        {"between": list(ends), "bandwidth": bandwidth, "latency": latency, "loss": loss}
         for ends in itertools.pairwise(list(hosts))
     ]
     return {

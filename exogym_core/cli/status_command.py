@@ -168,7 +168,7 @@ def _rendezvous_lines(found: Mapping[str, Any]) -> list[str]:
         begun = "" if run["seconds"] is None else f", begun {format_seconds(round(run['seconds']))} ago"
         state = "over" if run["is_over"] else f"round {run['rounds'] + 1}"
         lines.append(f"run {visible(run['run'], 80)}: {state}{begun}")
-        for site, pulse in run["sites"].items():
+        for site, pulse in sorted(run["sites"].items(), key=lambda item: int(item[0])):
             lines.append(f"  site {site}: {_site(pulse, run['steps'])}")
             if site in run["absent"] and not pulse["has_ended"]:
                 lines.append(f"    absent: {visible(run['absent'][site], 300)}")
@@ -182,12 +182,12 @@ def _rendezvous_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def _site(pulse: Mapping[str, Any], steps: int | None) -> str:
-    state = "ended" if pulse["has_ended"] else "there" if pulse["is_there"] else "lost"
+    state = "ended" if pulse["has_ended"] else "present" if pulse["is_there"] else "lost"
     line = f"{state}, {visible(pulse['where'], 80)}"
     if pulse.get("step"):
         eta = None if pulse["has_ended"] else _eta(pulse, steps)
         line += f": {_progress(pulse['step'], steps, pulse.get('loss'), eta)}"
-    return line if pulse["has_ended"] else f"{line}, heard of {pulse['silent']:.0f} s ago"
+    return line if pulse["has_ended"] else f"{line}, last message {pulse['silent']:.0f} s ago"
 
 
 def _eta(pulse: Mapping[str, Any], steps: int | None) -> float | None:

@@ -9,7 +9,7 @@ import math
 import os
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,62 +23,57 @@ if TYPE_CHECKING:
 
     from exogym_core.planning.planned import Request
 
-__all__ = ["advise", "by_site", "devices", "dollars", "plan", "plan_rows", "reproduce", "share"]
-
-T = TypeVar("T")
+__all__ = ["advise", "plan", "plan_rows", "reproduce"]
 
 
-def by_site(text: str, flag: str, number: Callable[[str], T]) -> T | dict[str, T]:
-    """Parse one number for all, or one for each named host or region.
+class _BySite(click.ParamType):  # type: ignore[type-arg]
+    """One number for all, or one for each named host or region.
 
-    Args:
-        text: value of the flag.
-        flag: its name, for errors.
-        number: parses one; ValueError names the expected form.
-
-    Raises:
-        InputError: it is neither.
-
-    >>> by_site("4", "--devices-per-worker", devices), by_site("fra=4, ore=2", "--devices-per-worker", devices)
+    >>> devices = _BySite(int, 1, 10**6, "a whole number")
+    >>> devices.convert("4", None, None), devices.convert("fra=4, ore=2", None, None)
     (4, {'fra': 4, 'ore': 2})
     """
-    found: dict[str, T] = {}
-    try:
-        if "=" not in text:
-            return number(text)
-        for part in text.split(","):
-            site, sign, value = (word.strip() for word in part.partition("="))
-            if not sign or not site or site in found:
-                raise ValueError("SITE=NUMBER,SITE=NUMBER,..., each site once")
-            found[site] = number(value)
-    except ValueError as error:
-        raise InputError(f"{flag} {text}: expected {error}") from None
-    return found
+
+    name = "number"
+
+    def __init__(self, kind: type[int | float], least: float, most: float, expected: str) -> None:
+        self._kind, self._least, self._most, self._expected = kind, least, most, expected
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse the text of a flag.
+
+        Raises:
+            InputError: it is neither.
+        """
+        found: dict[str, int | float] = {}
+        try:
+            if "=" not in value:
+                return self._number(value)
+            for part in value.split(","):
+                site, sign, text = (word.strip() for word in part.partition("="))
+                if not sign or not site or site in found:
+                    raise ValueError("SITE=NUMBER,SITE=NUMBER,..., each site once")
+                found[site] = self._number(text)
+        except ValueError as error:
+            raise InputError(f"{param.opts[0] if param else ''} {value}: expected {error}") from None
+        return found
+
+    def _number(self, text: str) -> int | float:
+        with suppress(ValueError):
+            found = self._kind(text)
+            if self._least <= found <= self._most and (self._kind is float or text.strip().isdecimal()):
+                return found
+        raise ValueError(self._expected)
 
 
-def devices(text: str) -> int:
-    """A whole number from 1 on."""
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise ValueError("a whole number from 1 on, or such as fra=4,ore=2")
-    return int(text)
-
-
-def dollars(text: str) -> float:
-    """Dollars, from 0 on."""
-    return _between(text, 0.0, 1e12, "dollars of a worker's hour, such as 20 or fra=20,ore=8")
-
-
-def share(text: str) -> float:
-    """A number above 0, up to 1."""
-    expected = "a share of the peak above 0, up to 1, such as 0.4 or fra=0.5,ore=0.35"
-    return _between(text, math.ulp(0.0), 1.0, expected)
-
-
-def _between(text: str, least: float, most: float, expected: str) -> float:
-    with suppress(ValueError):
-        if least <= (found := float(text)) <= most:
-            return found
-    raise ValueError(expected)
+_DEVICES = _BySite(int, 1, math.inf, "a whole number from 1 on, or such as fra=4,ore=2")
+_DOLLARS = _BySite(float, 0.0, 1e12, "dollars of a worker's hour, such as 20 or fra=20,ore=8")
+_SHARE = _BySite(
+    float,
+    math.ulp(0.0),
+    1.0,
+    "a share of the peak above 0, up to 1, such as 0.4 or fra=0.5,ore=0.35",
+)
 
 
 _SECONDS_A_LINE = 10.0  # of progress, where standard error is no terminal
@@ -102,13 +97,6 @@ def _options(*options: Callable[..., Any]) -> Callable[[Callable[..., None]], Ca
         return command
 
     return decorate
-
-
-def _by_site(number: Callable[[str], Any]) -> Callable[..., Any]:
-    def read(_: click.Context, parameter: click.Parameter, text: str | None) -> Any:
-        return None if text is None else by_site(text, parameter.opts[0], number)
-
-    return read
 
 
 def _memory(_: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
@@ -137,7 +125,7 @@ _WHERE = (
         "--utilisation",
         "SHARE|SITE=SHARE,...",
         "Share of the device's peak that computing reaches [0.4]; by host or region where they differ.",
-        callback=_by_site(share),
+        type=_SHARE,
     ),
     _option(
         "--devices-per-worker",
@@ -145,7 +133,7 @@ _WHERE = (
         "Devices that share a worker's batch; by host or region where they differ.",
         default="1",
         show_default=True,
-        callback=_by_site(devices),
+        type=_DEVICES,
     ),
     _option(
         "--memory",
@@ -177,7 +165,7 @@ _WHERE = (
         "--price",
         "DOLLARS|SITE=DOLLARS,...",
         "Price of a worker's hour; by host or region where they differ.",
-        callback=_by_site(dollars),
+        type=_DOLLARS,
     ),
     _option("--json as_json", None, "Print JSON.", is_flag=True),
 )

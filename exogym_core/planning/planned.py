@@ -360,30 +360,26 @@ def request_of(
     path: Path | None,
     point: Mapping[str, str],
     *,
-    strategies: Sequence[str] = (),
-    topology: str | None = None,
     tokens: str | None = None,
     budget: str | float | None = None,
     price: float | Mapping[str, float] | None = None,
-    overrides: Sequence[str] = (),
-    utilisation: float | Mapping[str, float] | None = None,
     sequence: int | None = None,
+    utilisation: float | Mapping[str, float] | None = None,
+    devices_per_worker: int | Mapping[str, int] = 1,
+    batch_by_speed: bool = False,
+    memory: tuple[str, ...] = (),
+    micro_batch: int = 1,
     known: Known | None = None,
-    model: str | None = None,
-    workers: int | None = None,
-    batch_size: int | None = None,
-    device: str | None = None,
-    protocol: str | None = None,
-    **of_setting: Any,
+    **words: Any,
 ) -> Request:
     """Request of a command line, at one point of its sweeps.
 
     Args:
-        path: of the experiment, or a run's folder; None: `model`, `strategies` and `topology` stand for it.
+        path: of the experiment, or a run's folder; None: words stand for it.
         point: values of swept keys.
-        strategies, topology, tokens, budget, price, overrides, utilisation, sequence, known: flags.
-        model, workers, batch_size, device, protocol: flags that replace values of the experiment.
-        of_setting: flags that are attributes of the setting.
+        tokens, budget, price, sequence, utilisation, devices_per_worker, batch_by_speed, memory, micro_batch: flags.
+        known: results that are shared with other requests.
+        words: flags that make or change the experiment, as of `_experiment_of`.
 
     Raises:
         InputError: neither an experiment nor a model, a strategy and a topology; or a mistake in them.
@@ -392,41 +388,12 @@ def request_of(
         raise InputError("plan: --tokens and --budget exclude each other: the budget's tokens are computed")
     if budget is not None and price is None:
         raise InputError("plan: --budget needs the price of a worker's hour: add --price DOLLARS")
-    sets, bandwidth = _without_wan([*overrides, *(f"{key}={value}" for key, value in point.items())])
-    if topology is not None and Path(topology).is_file():
-        topology = str(Path(topology).resolve())
-    is_folder, remarks = path is not None and path.is_dir(), tuple[str, ...]()
-    if path is None:
-        document, folder, name = _of_words(model, strategies, topology, workers), Path(), "plan"
-        batch_size = batch_size or _BATCH_SIZE
-    else:
-        path = path / "experiment.yaml" if is_folder else path  # of a run, with its measured times
-        document, folder, name = load_document(path), path.parent, path.stem
-        if is_folder and "updates" in _mapping(document.data, "compute"):
-            sets = [*sets, "compute.updates=free"]
-            remarks = ("optimizers' steps are not charged, which the run did",)
     sites = utilisation if isinstance(utilisation, Mapping) else None
-    share = None if sites is not None else utilisation
-    if isinstance(document.data, dict):  # else the schema names the mistake
-        data = document.data
-        if model:
-            data["model"] = {**_mapping(data, "model"), "name": model}
-        if workers:
-            data["workers"] = {**_mapping(data, "workers"), "count": workers}
-        if batch_size:
-            data["batch_size"] = batch_size
-        if device is not None or utilisation is not None:
-            data["compute"] = _with_flops(_mapping(data, "compute"), device=device, utilisation=share)
-    # Last, so that --set and --sweep change values of other flags.
-    named = {"topology": topology, "protocol": protocol}
-    options = {key: value for key, value in named.items() if value is not None}
-    settled = apply_overrides(document, sets, options)
-    if path is None:
-        settled.data.setdefault("compute", {"flops": {}})  # type: ignore[attr-defined]
-    experiment = Experiment.from_document(settled, folder=folder, default_name=name)
-    if path is not None and strategies:
-        experiment = experiment.only(strategies[0])
-    flops = experiment.compute.flops
+    flops = None if utilisation is None else {} if sites is not None else {"utilisation": utilisation}
+    experiment, bandwidth, remarks = _experiment_of(path, point, flops, **words)
+    is_given = (
+        experiment.compute.flops is not None and "utilisation" in experiment.compute.flops.model_fields_set
+    )
     return Request.of(
         experiment,
         sequence,
@@ -437,10 +404,67 @@ def request_of(
         remarks=remarks,
         dollars=None if budget is None else parse_dollars(budget),
         dollars_per_hour=price,
+        devices_per_worker=devices_per_worker,
+        batch_by_speed=batch_by_speed,
         utilisation=sites,
-        is_utilisation_given=flops is not None and "utilisation" in flops.model_fields_set and not is_folder,
-        **of_setting,
+        is_utilisation_given=is_given and not (path is not None and path.is_dir()),
+        memory=memory,
+        micro_batch=micro_batch,
     )
+
+
+def _experiment_of(
+    path: Path | None,
+    point: Mapping[str, str],
+    flops: Mapping[str, Any] | None,
+    *,
+    model: str | None = None,
+    strategies: Sequence[str] = (),
+    topology: str | None = None,
+    workers: int | None = None,
+    batch_size: int | None = None,
+    device: str | None = None,
+    protocol: str | None = None,
+    overrides: Sequence[str] = (),
+) -> tuple[Experiment, str | None, tuple[str, ...]]:
+    """Experiment of a file, a run's folder or words; the bandwidth of links between sites; and remarks.
+
+    Flags come first, then `overrides`, then the swept `point`, so that the later change values of the earlier.
+    """
+    sets, bandwidth = _without_wan([*overrides, *(f"{key}={value}" for key, value in point.items())])
+    if topology is not None and Path(topology).is_file():
+        topology = str(Path(topology).resolve())
+    remarks: tuple[str, ...] = ()
+    if path is None:
+        document, folder, name = _of_words(model, strategies, topology, workers), Path(), "plan"
+        batch_size = batch_size or _BATCH_SIZE
+    else:
+        is_folder = path.is_dir()
+        path = path / "experiment.yaml" if is_folder else path  # of a run, with its measured times
+        document, folder, name = load_document(path), path.parent, path.stem
+        if is_folder and "updates" in _mapping(document.data, "compute"):
+            sets = [*sets, "compute.updates=free"]
+            remarks = ("optimizers' steps are not charged, which the run did",)
+    if isinstance(document.data, dict):  # else the schema names the mistake
+        data = document.data
+        if model:
+            data["model"] = {**_mapping(data, "model"), "name": model}
+        if workers:
+            data["workers"] = {**_mapping(data, "workers"), "count": workers}
+        if batch_size:
+            data["batch_size"] = batch_size
+        if device is not None or flops is not None:
+            named = {} if device is None else {"device": device}
+            data["compute"] = _with_flops(_mapping(data, "compute"), {**(flops or {}), **named})
+    options = {"topology": topology, "protocol": protocol}
+    given = {key: value for key, value in options.items() if value is not None}
+    settled = apply_overrides(document, sets, given)
+    if path is None:
+        settled.data.setdefault("compute", {"flops": {}})  # type: ignore[attr-defined]
+    experiment = Experiment.from_document(settled, folder=folder, default_name=name)
+    if path is not None and strategies:
+        experiment = experiment.only(strategies[0])
+    return experiment, bandwidth, remarks
 
 
 def _without_wan(sets: list[str]) -> tuple[list[str], str | None]:
@@ -463,10 +487,9 @@ def _mapping(data: object, key: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _with_flops(compute: Mapping[str, Any], **given: Any) -> dict[str, Any]:
+def _with_flops(compute: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """`compute` with steps timed by operations on devices; other keys, such as jitter and coding, stay."""
     kept = {key: value for key, value in compute.items() if key not in ("fixed", "measured")}
     if compute.get("measured") is not None:
         kept.pop("at_once", None)
-    named = {key: value for key, value in given.items() if value is not None}
-    return {**kept, "flops": {**_mapping(compute, "flops"), **named}}
+    return {**kept, "flops": {**_mapping(compute, "flops"), **given}}

@@ -59,6 +59,7 @@ def format_loss(loss: float) -> str:
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_TO_FIRST_LINE = 1.0
 _SECONDS_BETWEEN_BARS = 0.2
+_SECONDS_TO_A_MARK = 5.0
 
 
 def eta_seconds(step: int, num_steps: int, first: int, seconds: float) -> float | None:
@@ -104,16 +105,22 @@ class RunProgress:
     def __init__(self, display: AnyProgress, label: str, status: dict[str, Any]) -> None:
         self.label, self.status, self._display = label, status, display
         self.view: Any = None
-        self._first: tuple[float, int] | None = None  # time and number of the first step
+        # Times and numbers of steps: of the first, and of two marks, in the second half of the time so far, between
+        # which steps are counted: after a jump (a site that has joined late) and where the pace changes.
+        self._marks: tuple[tuple[float, int], ...] = ()
 
     def event(self, row: Mapping[str, Any]) -> None:
         """Take a row of metrics."""
         if row["kind"] != "step":
             return
         now = time.monotonic()
+        here = (now, row["step"])
         # What comes before the first step, such as the start of processes, says nothing about the others.
-        begun, first = self._first = self._first or (now, row["step"])
-        left = eta_seconds(row["step"], self.status["steps"], first, now - begun)
+        first, older, newer = self._marks or (here, here, here)
+        if now - newer[0] > max(_SECONDS_TO_A_MARK, newer[0] - first[0]):
+            older, newer = newer, here
+        self._marks = (first, older, newer)
+        left = eta_seconds(row["step"], self.status["steps"], older[1], now - older[0])
         self._display._step(self, row, left)
         self.status |= {"step": row["step"], "at": time.time(), "eta_seconds": left}
         self.status |= {name: row[name] for name in _KEPT if name in row}

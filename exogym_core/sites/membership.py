@@ -130,7 +130,7 @@ class Membership:
         silent = self.sites[site].silent_processes
         if is_silent != (local_rank in silent):
             silent.symmetric_difference_update({local_rank})
-            self.say(f"site {site}: its process {local_rank} {'hangs' if is_silent else 'is heard of again'}")
+            self.say(f"site {site}: its process {local_rank} {'hangs' if is_silent else 'answers again'}")
             self.update(now)
 
     def done(self, site: int, now: float) -> None:

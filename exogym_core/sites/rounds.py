@@ -512,22 +512,22 @@ class PendingRounds:
             return
         pending.reported_seconds = seconds
         name = "the run's begin" if pending.number == START else f"round {pending.number + 1}"
-        verb = "waits" if len(arrived) == 1 else "wait"
+        verb = "has" if len(arrived) == 1 else "have"
         each = "; ".join(self._whereabouts(site, now) for site in sorted(missing))
         then = f"; it begins without in {until - now:.0f} s (netgym rendezvous --wait)" if is_begin else ""
-        self._say(f"{name}: {names_of(sorted(arrived))} {verb} since {seconds:.0f} s: {each}{then}")
+        self._say(f"{name}: {names_of(sorted(arrived))} {verb} waited {seconds:.0f} s: {each}{then}")
 
     def _whereabouts(self, site: int, now: float) -> str:
         info = self._sites.get(site)
         if info is None:
-            return f"site {site} has not come yet"
+            return f"site {site} has not joined yet"
         if not info.is_connected:
             return f"site {site} is lost{progress_of(info)}"
         if info.downloads_since is not None:
             return f"site {site} has been downloading the state for {now - info.downloads_since:.0f} s"
         place = info.pulse.get("place")
         where = f", in {visible(place, 120)}" if place else ""
-        return f"site {site} is not there{progress_of(info)}{where}, heard of {now - info.heard:.0f} s ago"
+        return f"site {site} has not arrived{progress_of(info)}{where}, last message {now - info.heard:.0f} s ago"
 
 
 def _wait(

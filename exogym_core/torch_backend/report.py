@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.simulated.simulation import Simulation
     from exogym_core.results.run_folder import RunFolder
-    from exogym_core.torch_backend.call_sites import CallSites, Instant
+    from exogym_core.torch_backend.call_sites import CallSite, CallSites, Instant, SiteTotals
 
 __all__ = [
     "CallTimes",
@@ -200,19 +200,7 @@ def report_of(
         slowest_rank=max(range(size), key=lambda rank: (ends[rank], -rank)),
         ranks=ranks,
         steady_state=_steady_state(list(sites.first_steps.values()), list(sites.last_steps.values())),
-        calls=[
-            CallTimes(
-                place=site.place,
-                op=site.op,
-                calls=each.calls / size,
-                bytes_per_call=each.num_bytes / each.calls if each.calls else 0.0,
-                waiting_seconds=(each.exposed_seconds - each.network_seconds) / size,
-                network_seconds=each.network_seconds / size,
-                exposed_seconds=each.awaited_seconds / size,
-                hidden_seconds=each.hidden_seconds / size,
-            )
-            for site, each in totals.items()
-        ],
+        calls=[_call_times(site, each, size) for site, each in totals.items()],
         wan_bytes=sum(sites.wan_bytes),
         link_bytes={
             f"{link.source} -> {link.target}": float(count)
@@ -222,6 +210,19 @@ def report_of(
         uncharged=list(sites.uncharged),
         later_weather=world.topology.weather_after(whole),
         host_decisions=list(host_decisions),
+    )
+
+
+def _call_times(site: CallSite, each: SiteTotals, size: int) -> CallTimes:
+    return CallTimes(
+        place=site.place,
+        op=site.op,
+        calls=each.calls / size,
+        bytes_per_call=each.num_bytes / each.calls if each.calls else 0.0,
+        waiting_seconds=(each.exposed_seconds - each.network_seconds) / size,
+        network_seconds=each.network_seconds / size,
+        exposed_seconds=each.awaited_seconds / size,
+        hidden_seconds=each.hidden_seconds / size,
     )
 
 
@@ -274,6 +275,7 @@ _NOTE = (
     "here or elsewhere, for the network's work on this line's calls; hidden: they were under way while their rank did "
     "not wait."
 )
+_WIDE = 110  # columns of a console that take headings on one line
 _MOST_ROWS = 12  # of a table on a console; the file and the page have all
 _CALL_HEADINGS = ("at", "call", "calls", "bytes each", "waiting for others", "network", "exposed", "hidden")
 _SOURCES = {"option": "--protocol", "topology": "the topology's", "default": "by default"}
@@ -436,7 +438,8 @@ def _show_table(
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if index == 0 or heading == "call" else "right")
+        shown = heading.replace(" ", "\n", 1) if console.width < _WIDE else heading
+        table.add_column(shown, justify="left" if index == 0 or heading == "call" else "right", no_wrap=True)
     for row in rows[:_MOST_ROWS]:
         table.add_row(*map(Text, row))
     console.print()

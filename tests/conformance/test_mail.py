@@ -10,19 +10,12 @@ import torch
 from conformance_cases import SIMULATED, TRANSPORTS, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds import star_form
 
 from exogym_core.communicator import Communicator, run_ranks
 from netsim.errors import DeadlockError, InputError, MismatchError
 
-TOPOLOGY = {
-    "hosts": ["a", "b", "c", "d"],
-    "routers": ["r"],
-    "links": [
-        {"between": [host, "r"], "bandwidth": "8 Mbit/s", "latency": f"{10 * place} ms"}
-        for place, host in enumerate("abcd", start=1)
-    ],
-    "protocol": "ideal",
-}
+TOPOLOGY = star_form("abcd", latency={"a": "10 ms", "b": "20 ms", "c": "30 ms", "d": "40 ms"})
 
 
 def serve(comm: Communicator) -> list[tuple[int, float]]:

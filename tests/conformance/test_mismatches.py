@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import confused
 import pytest
-import torch
 from conformance_cases import TRANSPORTS, run
 
 from netsim.errors import DeadlockError, MismatchError
@@ -13,81 +14,56 @@ from netsim.errors import DeadlockError, MismatchError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
+
     from exogym_core.communicator import Communicator
 
 
-def _ones(size: int = 3) -> torch.Tensor:
-    return torch.ones(size)
-
-
-def _operation(comm: Communicator) -> None:
-    comm.broadcast(_ones()) if comm.rank == 1 else comm.all_reduce(_ones())
-
-
-def _shape(comm: Communicator) -> None:
-    comm.all_reduce(_ones(4 if comm.rank == 1 else 3))
-
-
 def _dtype(comm: Communicator) -> None:
-    comm.all_gather(_ones().long() if comm.rank == 1 else _ones())
-
-
-def _reduce_op(comm: Communicator) -> None:
-    comm.all_reduce(_ones(), "max" if comm.rank == 1 else "sum")
-
-
-def _root(comm: Communicator) -> None:
-    comm.broadcast(_ones(), src=int(comm.rank == 1))
+    comm.all_gather(confused.ones().long() if comm.rank == 1 else confused.ones())
 
 
 def _order(comm: Communicator) -> None:
     calls: list[Callable[[torch.Tensor], Any]] = [comm.all_reduce, comm.all_gather]
     for call in reversed(calls) if comm.rank == 1 else calls:
-        call(_ones())
+        call(confused.ones())
 
 
 def _group(comm: Communicator) -> None:
-    comm.group([1, 0, 2] if comm.rank == 1 else [0, 1, 2]).all_reduce(_ones())
+    comm.group([1, 0, 2] if comm.rank == 1 else [0, 1, 2]).all_reduce(confused.ones())
 
 
 def _once_too_often(comm: Communicator) -> None:
     for _ in range(3 if comm.rank == 1 else 2):
-        comm.all_reduce(_ones())
+        comm.all_reduce(confused.ones())
 
 
 def _one_rank_gone(comm: Communicator) -> None:
     if comm.rank != 1:
-        comm.all_reduce(_ones())
-
-
-def _message(comm: Communicator) -> None:
-    if comm.rank == 0:
-        comm.send(_ones(5), 1)
-    elif comm.rank == 1:
-        comm.recv(_ones(3), 0)
+        comm.all_reduce(confused.ones())
 
 
 def _asynchronous(comm: Communicator) -> None:
-    handle = comm.all_reduce(_ones(4 if comm.rank == 1 else 3), async_op=True)
+    handle = comm.all_reduce(confused.ones(4 if comm.rank == 1 else 3), async_op=True)
     handle.wait()
 
 
 def _in_a_group(comm: Communicator) -> None:
     if comm.rank > 0:
-        comm.group([1, 2]).all_reduce(_ones(4 if comm.rank == 1 else 3))
+        comm.group([1, 2]).all_reduce(confused.ones(4 if comm.rank == 1 else 3))
 
 
 _TABLE = {
-    _operation: ["broadcast", "all_reduce"],
-    _shape: ["float32[3]", "float32[4]"],
+    confused.another_operation: ["broadcast", "all_reduce"],
+    confused.another_shape: ["float32[3]", "float32[4]"],
     _dtype: ["float32[3]", "int64[3]"],
-    _reduce_op: ["op=sum", "op=max"],
-    _root: ["src=0", "src=1"],
+    confused.another_reduction: ["op=sum", "op=max"],
+    confused.another_root: ["src=0", "src=1"],
     _order: ["all_reduce", "all_gather"],
     _group: [],
     _once_too_often: ["ended", "all_reduce"],
     _one_rank_gone: ["ended", "all_reduce"],
-    _message: ["send(float32[5])", "recv(float32[3])"],
+    confused.a_message_of_another_size: ["send(float32[5])", "recv(float32[3])"],
     _asynchronous: ["float32[3]", "float32[4]"],
     _in_a_group: ["float32[3]", "float32[4]"],
 }
@@ -101,67 +77,28 @@ def test_a_mismatch_is_reported(body: Callable[[Communicator], None], transport:
     first = str(caught.value).splitlines()[0]
     assert "rank" in first
     assert "1" in first
-    assert "test_mismatches.py:" in first
+    assert f"{Path(body.__code__.co_filename).name}:" in first
     for words in _TABLE[body]:
         assert words in first
-
-
-def _circle_of_receives(comm: Communicator) -> None:
-    comm.recv(_ones(), (comm.rank + 1) % 3)
-
-
-def _missing_send(comm: Communicator) -> None:
-    if comm.rank == 1:
-        comm.recv(_ones(), 0)
-    comm.barrier()
-
-
-def _missing_receive(comm: Communicator) -> None:
-    if comm.rank == 1:
-        comm.send(_ones(), 0)
-    comm.barrier()
-
-
-def _another_tag(comm: Communicator) -> None:
-    if comm.rank == 0:
-        comm.send(_ones(), 1, tag=7)
-    elif comm.rank == 1:
-        comm.recv(_ones(), 0, tag=8)
-
-
-def _crossed_groups(comm: Communicator) -> None:
-    first, second = comm.group([0, 1, 2]), comm.group([0, 1, 2])
-    for group in (second, first) if comm.rank == 1 else (first, second):
-        group.all_reduce(_ones())
 
 
 def _crossed_making_of_groups(comm: Communicator) -> None:
     if comm.rank < 2:
         comm.group([0, 1])
     if comm.rank == 2:
-        comm.recv(_ones(), 0)
+        comm.recv(confused.ones(), 0)
     if comm.rank == 1:
         comm.group([1, 2])
 
 
-def _from_anyone(comm: Communicator) -> None:  # rank 1 waits for a message while the others wait for it
-    comm.recv(_ones()) if comm.rank == 1 else comm.barrier()
-
-
-def _handles_that_wait_for_each_other(comm: Communicator) -> None:
-    handle = comm.irecv(_ones(), (comm.rank + 1) % 3)
-    assert not handle.is_completed()
-    handle.wait()
-
-
 _DEADLOCKS = {
-    _circle_of_receives: "rank 1 waits for rank 2 in recv",
-    _missing_send: "rank 1 waits for rank 0 in recv",
-    _missing_receive: "rank 1 waits for rank 0 in send",
-    _another_tag: "rank 1 waits for rank 0",
-    _crossed_groups: "rank 1 waits for ranks 0, 2 in all_reduce",
-    _from_anyone: "rank 1",
-    _handles_that_wait_for_each_other: "rank 1 waits for rank 2 in recv",
+    confused.circle_of_receives: "rank 1 waits for rank 2 in recv",
+    confused.missing_send: "rank 1 waits for rank 0 in recv",
+    confused.missing_receive: "rank 1 waits for rank 0 in send",
+    confused.another_tag: "rank 1 waits for rank 0",
+    confused.crossed_groups: "rank 1 waits for ranks 0, 2 in all_reduce",
+    confused.from_anyone: "rank 1",
+    confused.handles_in_a_circle: "rank 1 waits for rank 2 in recv",
 }
 
 
@@ -176,8 +113,8 @@ def test_ranks_that_wait_in_a_cycle_are_reported_at_once(
     first, *table = str(caught.value).splitlines()
     assert first.startswith("deadlock: ")
     assert _DEADLOCKS[body] in first
-    assert "test_mismatches.py:" in first or body is _from_anyone
-    assert "  rank 1" in {line.split(":")[0] for line in table} or body is _from_anyone
+    assert "confused.py:" in first or body is confused.from_anyone
+    assert "  rank 1" in {line.split(":")[0] for line in table} or body is confused.from_anyone
 
 
 def test_ranks_that_make_groups_in_different_orders_are_reported_at_once() -> None:
@@ -189,29 +126,15 @@ def test_ranks_that_make_groups_in_different_orders_are_reported_at_once() -> No
     assert "rank 2 waits for rank 0 in recv(float32[3]) at test_mismatches.py:" in str(caught.value)
 
 
-def _swapped(comm: Communicator) -> list[float]:
-    """Two calls of equal shapes, on rank 1 the other way round."""
-    first, second = torch.full((3,), 1.0), torch.full((3,), 100.0)
-    if comm.rank == 1:
-        comm.all_reduce(second)
-        comm.all_reduce(first)
-    else:
-        comm.all_reduce(first)
-        comm.all_reduce(second)
-    return [float(first[0]), float(second[0])]
-
-
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_equal_calls_that_are_swapped_on_one_rank_are_reported_by_their_places(transport: str) -> None:
     """They would give each other's values, silently; who means it says so."""
-    with pytest.raises(
-        MismatchError, match=r"rank 1 called all_reduce.* at test_mismatches.py:\d+"
-    ) as caught:
-        run(transport, _swapped, 3)
+    with pytest.raises(MismatchError, match=r"rank 1 called all_reduce.* at confused.py:\d+") as caught:
+        run(transport, confused.swapped, 3)
     assert "ranks 0, 2 called" in str(caught.value)
 
     def meant(comm: Communicator) -> list[float]:
         comm.compare_places(False)
-        return _swapped(comm)
+        return confused.swapped(comm)
 
     assert run(transport, meant, 3).results[0] == [102.0, 201.0]

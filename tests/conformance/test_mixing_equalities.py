@@ -12,6 +12,7 @@ import strategy_reference as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds import chain_form
 
 from exogym_core.strategy import (
     AveragingCommunicator,
@@ -151,30 +152,6 @@ def test_slowmo_stands_behind_a_base_algorithm() -> None:
         torch.testing.assert_close(got, reference.vector(replica))
 
 
-@settings(max_examples=8)
-@given(problem=problems, period=st.integers(1, 4))
-def test_des_loc_with_equal_periods_is_local_adam(problem: dict[str, int], period: int) -> None:
-    """Local Adam of n workers whose states meet every K steps; at K = 1 nothing is left apart."""
-    model, batches = reference.make_problem(**problem)
-    adam = partial(torch.optim.Adam, lr=0.01)
-    strategy = DESLOCStrategy(adam, H=period, Ku=period, Kv=period)
-    got = reference.run_strategy(strategy, model, batches).results
-    n = problem["num_ranks"]
-    x = reference.vector(model).repeat(n, 1)
-    m, v, replica = torch.zeros_like(x), torch.zeros_like(x), copy.deepcopy(model)
-    for t, step in enumerate(batches, start=1):
-        for rank, batch in enumerate(step):
-            torch.nn.utils.vector_to_parameters(x[rank], replica.parameters())
-            g = torch.cat([gradient.reshape(-1) for gradient in reference.gradients(replica, batch)])
-            m[rank] = 0.9 * m[rank] + 0.1 * g
-            v[rank] = 0.999 * v[rank] + 0.001 * g**2
-            x[rank] -= 0.01 * (m[rank] / (1 - 0.9**t)) / ((v[rank] / (1 - 0.999**t)).sqrt() + 1e-8)
-        if t % period == 0:
-            x, m, v = (state.mean(0).repeat(n, 1) for state in (x, m, v))
-    for row, vector in zip(x, got, strict=True):
-        torch.testing.assert_close(vector, row, rtol=1e-9, atol=1e-9)
-
-
 # --- graphs ------------------------------------------------------------------------------------------------
 
 
@@ -263,13 +240,7 @@ def test_behind_sites_a_site_is_one_rank_with_the_sites_batch(make: Any, shardin
 
 def test_d_psgds_exchange_hides_behind_the_gradient() -> None:
     """The paper's order costs no time that the backward pass covers; the other order does."""
-    line = {
-        "name": "line",
-        "source": "made up",
-        "hosts": {"a": {}, "b": {}},
-        "links": [{"between": ["a", "b"], "bandwidth": "1 Mbit/s", "latency": "10 ms"}],
-        "protocol": "ideal",
-    }
+    line = chain_form(bandwidth="1 Mbit/s")
     model, _ = reference.make_problem(2, 1, 40, 60, seed=1)
 
     def seconds(mix: str) -> float:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from worlds import chain_form
 
 from exogym_core.strategy import (
-    AllReduceStrategy,
     Chain,
     CoCoDCStrategy,
     DelayedDiLoCoStrategy,
@@ -190,12 +189,3 @@ def test_layers_and_fragments() -> None:
     assert members() == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
     assert members(pattern="sequential") == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
     assert members(fragments=["1", ["0", "2"]]) == [[2, 3], [0, 1, 4, 5], [6, 7, 8, 9, 10, 11]]
-
-
-def test_allreduce_is_a_chain_of_one_site() -> None:
-    model, batches = reference.make_problem(3, 4, 3, 4, seed=1)
-    got, want = (
-        reference.run_strategy(strategy, model, batches).results
-        for strategy in (Chain([Sites()], adamw), AllReduceStrategy(adamw))
-    )
-    assert all(map(torch.equal, got, want))

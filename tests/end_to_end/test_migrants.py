@@ -305,19 +305,12 @@ class Numbers(IterableDataset[Any]):
 
 
 class Line(nn.Module):
-    def __init__(self, returns: str = "loss") -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.layer, self.returns = nn.Linear(6, 1), returns
+        self.layer = nn.Linear(6, 1)
 
     def forward(self, batch: Any) -> Any:
-        predicted = self.layer(batch[0]).squeeze(1)
-        loss = (predicted - batch[1]).square().mean()
-        return {
-            "loss": loss,
-            "tuple": (loss, predicted),
-            "predictions": predicted,
-            "number": float(loss.detach()),
-        }[self.returns]
+        return (self.layer(batch[0]).squeeze(1) - batch[1]).square().mean()
 
 
 def test_an_iterable_that_shuffles_trains_and_is_judged_and_goes_on_after_a_stop(tmp_path: Path) -> None:
@@ -336,20 +329,6 @@ def test_an_iterable_that_shuffles_trains_and_is_judged_and_goes_on_after_a_stop
         Line(), Numbers(), Numbers(), max_steps=12, resume_from=stopped.checkpoint_folder, **options
     )
     assert [row["train_loss"] for row in resumed.fit_result.history] != []
-
-
-@pytest.mark.parametrize("validated", [True, False])
-@pytest.mark.parametrize(
-    ("returns", "what"),
-    [("tuple", "tuple"), ("predictions", r"a tensor of shape \[4\]"), ("number", "float")],
-)
-def test_a_model_output_that_is_no_loss_is_reported_with_and_without_evaluation(
-    returns: str, what: str, validated: bool
-) -> None:
-    inputs = torch.randn(40, 6)
-    data = TensorDataset(inputs, inputs.sum(dim=1))
-    with pytest.raises(InputError, match=f"the model returned {what}; it must return the batch's mean loss"):
-        fit(Line(returns), data, data if validated else None, workers="threads")
 
 
 def test_all_data_fit_in_one_batch_and_one_rank() -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import re
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-import torch
+import confused
 from frozen_networks import digest
 
 import netsim
@@ -58,129 +59,22 @@ def _star(weather: str) -> dict[str, Any]:
 # -- programs of three ranks ----------------------------------------------------------------------------------------
 
 
-def _ones(num: int = 3) -> torch.Tensor:
-    return torch.ones(num)
-
-
-def _circle_of_receives(comm: Communicator) -> None:
-    comm.recv(_ones(), (comm.rank + 1) % 3)
-
-
-def _missing_send(comm: Communicator) -> None:
-    if comm.rank == 1:
-        comm.recv(_ones(), 0)
-    comm.barrier()
-
-
-def _missing_receive(comm: Communicator) -> None:
-    if comm.rank == 1:
-        comm.send(_ones(), 0)
-    comm.barrier()
-
-
-def _another_tag(comm: Communicator) -> None:
-    if comm.rank == 0:
-        comm.send(_ones(), 1, tag=7)
-    elif comm.rank == 1:
-        comm.recv(_ones(), 0, tag=8)
-
-
-def _crossed_groups(comm: Communicator) -> None:
-    first, second = comm.group([0, 1, 2]), comm.group([0, 1, 2])
-    for group in (second, first) if comm.rank == 1 else (first, second):
-        group.all_reduce(_ones())
-
-
-def _from_anyone(comm: Communicator) -> None:
-    comm.recv(_ones()) if comm.rank == 1 else comm.barrier()
-
-
-def _one_leaves(comm: Communicator) -> None:
-    comm.advance(0.1)
-    if comm.rank:
-        comm.all_reduce(_ones())
-
-
-def _handles_in_a_circle(comm: Communicator) -> None:
-    comm.irecv(_ones(), (comm.rank + 1) % 3).wait()
-
-
-def _nobody_sends(comm: Communicator) -> None:
-    comm.advance(1.0)
-    if comm.rank == 0:
-        comm.recv(_ones())
-
-
-def _never_waited_for(comm: Communicator) -> None:
-    if comm.rank == 2:
-        comm.all_reduce(_ones(), async_op=True)
-
-
-def _a_send_that_nobody_takes(comm: Communicator) -> None:
-    if comm.rank == 0:
-        comm.send(_ones(), 1)
-
-
-def _another_operation(comm: Communicator) -> None:
-    comm.broadcast(_ones(), src=0) if comm.rank == 1 else comm.all_reduce(_ones())
-
-
-def _another_shape(comm: Communicator) -> None:
-    comm.all_reduce(_ones(4 if comm.rank == 2 else 3))
-
-
-def _another_dtype(comm: Communicator) -> None:
-    comm.all_reduce(_ones().double() if comm.rank == 0 else _ones())
-
-
-def _another_reduction(comm: Communicator) -> None:
-    comm.all_reduce(_ones(), op="max" if comm.rank == 1 else "sum")
-
-
-def _another_root(comm: Communicator) -> None:
-    comm.broadcast(_ones(), src=comm.rank % 2)
-
-
-def _swapped(comm: Communicator) -> None:
-    first, second = torch.full((3,), 1.0), torch.full((3,), 100.0)
-    if comm.rank == 1:
-        comm.all_reduce(second)
-        comm.all_reduce(first)
-    else:
-        comm.all_reduce(first)
-        comm.all_reduce(second)
-
-
-def _a_message_of_another_size(comm: Communicator) -> None:
-    if comm.rank == 0:
-        comm.send(_ones(5), 1)
-    elif comm.rank == 1:
-        comm.recv(_ones(), 0)
-
-
-def _an_error_of_ones_own(comm: Communicator) -> None:
-    comm.advance(0.25)
-    if comm.rank == 2:
-        raise ZeroDivisionError("one's own")
-    comm.all_reduce(_ones())
-
-
 def _late_all_reduce(comm: Communicator) -> None:
     comm.advance(1.0)
-    comm.all_reduce(_ones(250_000))
+    comm.all_reduce(confused.ones(250_000))
 
 
 def _long_all_reduce(comm: Communicator) -> None:
-    comm.all_reduce(_ones(500_000))
+    comm.all_reduce(confused.ones(500_000))
     comm.barrier()
 
 
 def _a_message_to_the_lost(comm: Communicator) -> None:
     comm.advance(0.7)
     if comm.rank == 0:
-        comm.send(_ones(1000), 1)
+        comm.send(confused.ones(1000), 1)
     elif comm.rank == 1:
-        comm.recv(_ones(1000), 0)
+        comm.recv(confused.ones(1000), 0)
 
 
 def _letters_to_a_server(comm: Communicator) -> None:
@@ -189,29 +83,11 @@ def _letters_to_a_server(comm: Communicator) -> None:
             pass
         return
     comm.advance(0.7 * comm.rank)
-    comm.put(_ones(1000), 0)
+    comm.put(confused.ones(1000), 0)
 
 
-_CONFUSED = (
-    _circle_of_receives,
-    _missing_send,
-    _missing_receive,
-    _another_tag,
-    _crossed_groups,
-    _from_anyone,
-    _one_leaves,
-    _handles_in_a_circle,
-    _nobody_sends,
-    _never_waited_for,
-    _a_send_that_nobody_takes,
-    _another_operation,
-    _another_shape,
-    _another_dtype,
-    _another_reduction,
-    _another_root,
-    _swapped,
-    _a_message_of_another_size,
-    _an_error_of_ones_own,
+_CONFUSED = tuple(
+    body for name, body in vars(confused).items() if isinstance(body, FunctionType) and name != "ones"
 )
 _WEATHERED = (_late_all_reduce, _long_all_reduce, _a_message_to_the_lost, _letters_to_a_server)
 _PROGRAMS: dict[str, Callable[[Communicator], Any]] = {
@@ -261,8 +137,9 @@ def answer(name: str) -> dict[str, Any]:
     try:
         ended = run[kind](what, _star(weather), protocol)
     except (ValueError, RuntimeError, ZeroDivisionError) as error:
-        line = re.sub(r"(frozen_verdicts\.py):\d+", r"\1:LINE", str(error))
-        line = re.sub(r'".*/(frozen_verdicts\.py)", line \d+', r'"\1", line LINE', line)
+        line = re.sub(r"(frozen_verdicts|confused)\.py:\d+", "frozen_verdicts.py:LINE", str(error))
+        frame = r'".*/(frozen_verdicts|confused)\.py", line \d+, in _?'
+        line = re.sub(frame, '"frozen_verdicts.py", line LINE, in _', line)
         return {**result, "error": type(error).__name__, "text": line.splitlines()}
     return {**result, "ends": ended}
 

@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 # As in tests/conftest.py.
 os.environ |= {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 
+sys.path.append(str(Path(__file__).parents[1]))
+
 import frozen_collectives
 import frozen_commands
 import frozen_programs

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from result_bits import outcome
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
+from worlds import star_form
 
 from exogym_core import Trainer
 from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint
@@ -50,17 +51,7 @@ def event(host: str, at: float, lasts: float | None, crash: bool) -> dict[str, A
 
 def topology(events: Sequence[Mapping[str, Any]], protocol: str) -> dict[str, Any]:
     rates = {"a": "100 kbit/s", "b": "100 kbit/s", "home": "20 kbit/s"}
-    return {
-        "name": "star",
-        "hosts": {name: {} for name in rates},
-        "routers": ["switch"],
-        "links": [
-            {"between": [name, "switch"], "bandwidth": rate, "latency": "10 ms"}
-            for name, rate in rates.items()
-        ],
-        "protocol": protocol,
-        "events": list(events),
-    }
+    return star_form(rates, rates, protocol=protocol, events=list(events))
 
 
 def fit(

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
+from worlds import star_form
 
 from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
@@ -28,18 +29,8 @@ if TYPE_CHECKING:
 def topology(rate: float = 100.0, names: tuple[str, ...] = ("h0", "h1", "h2", "h3")) -> dict[str, Any]:
     """Four hosts of unequal rates and latencies around a switch; `rate` is the WAN's, in Mbit/s."""
     hosts = dict(zip(names, (1.0, 0.5, 2.0, 0.25), strict=True))
-    links = [
-        {"between": [name, "switch"], "bandwidth": f"{rate * share} Mbit/s", "latency": f"{number + 3} ms"}
-        for number, (name, share) in enumerate(hosts.items())
-    ]
-    return {
-        "name": "star",
-        "source": "made for this test",
-        "hosts": {name: {} for name in hosts},
-        "routers": ["switch"],
-        "links": links,
-        "protocol": "ideal",
-    }
+    rates = {name: f"{rate * share} Mbit/s" for name, share in hosts.items()}
+    return star_form(hosts, rates, {name: f"{number + 3} ms" for number, name in enumerate(hosts)})
 
 
 def exchange(

@@ -58,6 +58,10 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("DecoupledDiLoCo", {"H": 3, "num_fragments": 3, "quorum": 2, "grace": 0.004}),
     ("HALoS", {"H": 1, "K": 2, "local_buffer": 2}),
     ("HeLoCo", {"H": 1}),
+    ("StreamingDiLoCo", {"H": 6, "num_fragments": 2, "tau": 4}),
+    ("StreamingDiLoCo", {"H": 6, "num_fragments": 2, "tau": 4, "codec": "int8", "error_feedback": True}),
+    ("DelayedDiLoCo", {"H": 3, "codec": "e3m0"}),
+    ("EagerDiLoCo", {"H": 3}),
 ]
 
 

@@ -223,17 +223,28 @@ def _times(contest: _Contest, holders: Sequence[StrategyResult]) -> str:
 def _others(contest: _Contest) -> str:
     """Sentences on strategies that did not hold the target with every seed."""
     missed: list[str] = []
-    text = ""
+    near: list[StrategyResult] = []
     for each in contest.rivals:
         targets = [run.target for run in contest.runs(each)]
         if all(target == "held" for target in targets):
             continue
         if "held" in targets or "touched" in targets:
-            text += f" {_name(each)} {_reaches(contest, each)}."
+            near.append(each)
         else:
             missed.append(_name(each))
     never = f" {_listed(missed)} did not reach it in {_span(contest.results)}." if missed else ""
-    return text + never
+    return _together(contest, near) + never
+
+
+def _together(contest: _Contest, strategies: Iterable[StrategyResult]) -> str:
+    """Sentences on strategies and the target; those of which the same is true share one."""
+    names: dict[str, list[str]] = {}
+    for each in strategies:
+        names.setdefault(_reaches(contest, each), []).append(_name(each))
+    return "".join(
+        f" {_listed(who)} {what if len(who) == 1 else what.replace('but was not', 'but were not')}."
+        for what, who in names.items()
+    )
 
 
 def _reaches(contest: _Contest, strategy: StrategyResult) -> str:
@@ -298,7 +309,7 @@ def _by_loss(contest: _Contest) -> Verdict:
             lead = f"No strategy {'held' if touched else 'reached'} {goal}, so there is no winner."
         else:
             lead = f"{_name(best)} did not reach {goal}."
-        sentences = "".join(f" {_name(each)} {_reaches(contest, each)}." for each in touched)
+        sentences = _together(contest, touched)
         lead = sentences.strip() if touched and len(rivals) == 1 else lead + sentences
         lead += f" {_HOLDING}" if touched else ""
         return Verdict(f"{lead} {text}")
