@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from netsim import Clock, Network, Schedule, Topology, schedule, start_collective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
 FOLDERS = ("testbed", "sites", "unseen")
@@ -33,7 +33,14 @@ FRAME_BYTES = 1514
 
 @dataclass(frozen=True)
 class Comparison:
-    """One operation: what gloo took and what the model says, in seconds."""
+    """One operation: what gloo took and what the model says, in seconds.
+
+    Attributes:
+        measured: median of the calls.
+        low, high: fastest and slowest call, of all recordings.
+        simulated: the model's median.
+        again: medians of the same calls, recorded on other days.
+    """
 
     case: str
     label: str
@@ -41,11 +48,17 @@ class Comparison:
     low: float
     high: float
     simulated: float
+    again: tuple[float, ...] = ()
 
     @property
     def error(self) -> float:
         """Relative to what was measured."""
         return self.simulated / self.measured - 1.0
+
+    @property
+    def error_beyond(self) -> float:
+        """Relative to the nearest of the real calls; zero between them."""
+        return self.simulated / min(max(self.simulated, self.low), self.high) - 1.0
 
 
 def topology_of(case: dict[str, Any]) -> Topology:
@@ -156,10 +169,16 @@ def compare(case: dict[str, Any], most_repetitions: int = 3) -> list[Comparison]
             clock.run(until=clock.now + result.get("gap_ms", 50) / 1e3)
             group = (number, repetition) if result.get("fresh") else "first"
             seconds.append(time_calls(network, calls, group, result.get("late")))
-        simulated = statistics.median(seconds[warmup:])
+        again = result.get("again", ())
         compared.append(
             Comparison(
-                case["case"], _label(result), result["median"], result["min"], result["max"], simulated
+                case["case"],
+                _label(result),
+                result["median"],
+                min(result["min"], *(low for _, low, _, _ in again)) if again else result["min"],
+                max(result["max"], *(high for _, _, high, _ in again)) if again else result["max"],
+                statistics.median(seconds[warmup:]),
+                tuple(median for median, *_ in again),
             )
         )
     return compared
@@ -175,7 +194,20 @@ def _label(result: dict[str, Any]) -> str:
 def summary(compared: list[Comparison]) -> tuple[int, float, float]:
     """Number, median and 95th percentile of the absolute errors of those of 5 ms and more."""
     errors = counted_errors(compared)
-    return len(errors), statistics.median(errors), errors[min(len(errors) - 1, int(0.95 * len(errors)))]
+    return len(errors), statistics.median(errors), _high(errors)
+
+
+def _high(errors: list[float]) -> float:
+    """95th percentile of sorted errors."""
+    return errors[min(len(errors) - 1, int(0.95 * len(errors)))]
+
+
+def _described(errors: Iterable[float]) -> str:
+    size = sorted(map(abs, errors))
+    return (
+        f"median {statistics.median(size):.2%}, mean {statistics.mean(size):.1%},"
+        f" 95th percentile {_high(size):.1%}, worst {size[-1]:.1%}"
+    )
 
 
 def counted_errors(compared: list[Comparison]) -> list[float]:
@@ -199,12 +231,21 @@ def show(compared: list[Comparison], name: str) -> None:
             if any(each.measured >= COUNTED_SECONDS for each in members):
                 count, median, high = summary(members)
                 print(f"{kind} {key:23} {count:4} results  median {median:6.2%}  p95 {high:6.1%}")
-    errors = counted_errors(compared)
-    count, median, high = summary(compared)
+    counted = [each for each in compared if each.measured >= COUNTED_SECONDS]
+    beyond = [each.error_beyond for each in counted]
     print(
-        f"{name}: {count} results of 5 ms and more: median error {median:.2%}, mean {statistics.mean(errors):.1%},"
-        f" 95th percentile {high:.1%}, worst {errors[-1]:.1%}"
+        f"{name}: {len(counted)} results of 5 ms and more, error: {_described(each.error for each in counted)}"
     )
+    print(
+        f"{name}: beyond the range of the real calls ({beyond.count(0.0)} are within): {_described(beyond)}"
+    )
+    repeated = [each for each in counted if each.again]
+    if repeated:
+        pairs = [after / each.measured - 1.0 for each in repeated for after in each.again]
+        print(f"{name}: {len(pairs)} medians recorded again, against the first: {_described(pairs)}")
+        print(
+            f"{name}: the model, of those {len(repeated)} results: {_described(each.error for each in repeated)}"
+        )
 
 
 def main(paths: list[str]) -> None:

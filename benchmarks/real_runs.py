@@ -5,7 +5,9 @@
 
 Each rank is started by torchrun in a network namespace of its own (benchmarks/shaped_links.py), and runs `exogym_core
 compare` on the experiment below. Then the same file is run on the simulated network, with the compute time that was
-measured on this machine. Compared are the wall-clock of each round and of each run, bytes, and losses.
+measured on this machine. Compared are the wall-clock of each round and of each run, bytes, and losses. Strategies with
+servers do not run under torchrun: their ranks are forked by one `netgym compare` with transport `gloo`, and each enters
+its namespace, the server that of the host where the simulation places it.
 
 **On machines of your own** the network is what you have. Measure it (`netsim probe`, docs/probing.md), write the
 experiment with `--write FILE`, name your topology in it, and run on every machine
@@ -22,6 +24,7 @@ import csv
 import itertools
 import json
 import os
+import runpy
 import shutil
 import statistics
 import subprocess
@@ -29,14 +32,20 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import harness
 import yaml
 from harness import REALTIME
-from shaped_links import ShapedLinks, why_not
+from shaped_links import NAMESPACES, ShapedLinks, enter_namespace, why_not
 
+from exogym_core.communicator.gloo.rendezvous import Rendezvous
+from exogym_core.run.request import with_servers
+from exogym_core.workers.gloo import ranks
 from netsim import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Rates and a model with which the network decides and two cores are not the limit.
 TOPOLOGY = {
@@ -75,6 +84,8 @@ EXPERIMENT = {
         {"name": "AllReduce", "optim_spec": "adamw", "lr": 4e-3},
     ],
 }
+SERVED = [{**LOCAL, "name": "AsyncDiLoCo"}]
+NOT_REAL = ("topology", "protocol", "compute")  # of an experiment, without torchrun
 PORT = 29517
 
 
@@ -86,6 +97,39 @@ def run_real(experiment: Path, net: ShapedLinks, out: Path, options: list[str], 
     program = ["-m", "exogym_core", "compare", str(experiment), "--out", str(out), *options]
     commands = {host: [*torchrun, "--node-rank", str(rank), *program] for rank, host in enumerate(hosts)}
     net.run(commands, seconds, NETGYM_SECRET="of these namespaces and no others")
+
+
+def run_real_with_servers(
+    experiment: Path, net: ShapedLinks, out: Path, options: list[str], seconds: float
+) -> None:
+    """Every rank in its host's namespace, forked by one process; a server comes after the workers."""
+    hosts = with_servers(net.topology, EXPERIMENT["workers"]["count"], None, [1])
+    places = [(str(NAMESPACES / net.namespace(host)), net.address(host)) for host in hosts or ()]
+    options = [*options, *(word for name in NOT_REAL for word in ("--set", f"{name}=null"))]
+    words = ["compare", str(experiment), "--out", str(out), "--set", "transport=gloo", *options]
+    command = [*REALTIME, sys.executable, __file__, "--places", json.dumps(places), *words]
+    subprocess.run(command, check=True, timeout=seconds, stdout=subprocess.DEVNULL)
+
+
+def run_placed(places: list[tuple[str, str]], words: list[str]) -> None:
+    """Run `netgym`, whose forked ranks enter their namespaces before they meet.
+
+    Args:
+        places: namespace and address of each rank.
+        words: of the command.
+    """
+
+    class PlacedRendezvous(Rendezvous):
+        def _open_store(self, again: bool = False, of_restart: bool = True) -> Any:
+            namespace, address = places[self.rank]
+            enter_namespace(Path(namespace))
+            store = super()._open_store(again, of_restart)
+            self.address = address
+            return store
+
+    vars(ranks)["Rendezvous"] = PlacedRendezvous
+    sys.argv = ["netgym", *words]
+    runpy.run_module("exogym_core", run_name="__main__")
 
 
 def run_simulated(experiment: Path, out: Path, options: list[str]) -> None:
@@ -173,11 +217,14 @@ def print_table(entries: list[dict[str, Any]]) -> None:
         )
 
 
-def write_experiment(folder: Path) -> Path:
+def write_experiments(folder: Path) -> tuple[Path, Path]:
+    """Files of the strategies that torchrun runs, and of those with servers."""
     (folder / "four-shaped-sites.yaml").write_text(yaml.safe_dump(TOPOLOGY, sort_keys=False))
-    path = folder / "real-runs.yaml"
-    path.write_text(yaml.safe_dump({**EXPERIMENT, "topology": "four-shaped-sites.yaml"}, sort_keys=False))
-    return path
+    paths = folder / "real-runs.yaml", folder / "real-runs-with-servers.yaml"
+    for path, strategies in zip(paths, (EXPERIMENT["strategies"], SERVED), strict=True):
+        experiment = {**EXPERIMENT, "strategies": strategies, "topology": "four-shaped-sites.yaml"}
+        path.write_text(yaml.safe_dump(experiment, sort_keys=False))
+    return paths
 
 
 def main() -> None:
@@ -191,31 +238,27 @@ def main() -> None:
     parser.add_argument(
         "--table", type=Path, nargs=2, metavar=("REAL", "SIMULATED"), help="compare two folders, and end"
     )
+    parser.add_argument(
+        "--only", choices=("torchrun", "servers"), help="strategies without servers, or those with them"
+    )
     args = parser.parse_args()
     if args.table:
         print_table(compared([args.table[0]], args.table[1]))
         return
     if args.write:
-        print(write_experiment(args.write))
+        print(*write_experiments(args.write), sep="\n")
         return
     if reason := why_not():
         sys.exit(f"real_runs: {reason}; to run it elsewhere: --help")
     out = args.out or Path(tempfile.mkdtemp(prefix="real-runs-"))
     out.mkdir(exist_ok=True, parents=True)
-    experiment = write_experiment(out)
     options = [word for each in args.sets for word in ("--set", each)]
-    real = []
-    for repetition in range(args.repeat):
-        with ShapedLinks(Topology.load(out / "four-shaped-sites.yaml")) as net:
-            real.append(out / f"real-{repetition}")
-            began, load = time.monotonic(), os.getloadavg()[0]
-            run_real(experiment, net, real[-1], options, 1800.0)
-            print(
-                f"real run {repetition}: {time.monotonic() - began:.0f} s, load {load:.1f}, dropped {net.drops()}",
-                flush=True,
-            )
-    run_simulated(experiment, out / "simulated", options)
-    entries = compared(real, out / "simulated")
+    entries = []
+    for kind, experiment, run in zip(
+        ("torchrun", "servers"), write_experiments(out), (run_real, run_real_with_servers), strict=True
+    ):
+        if args.only in (None, kind):
+            entries += run_both(experiment, run, out / kind, options, args.repeat)
     (out / "compared.json").write_text(json.dumps(entries, indent=1))
     print_table(entries)
     for entry in entries:
@@ -226,5 +269,27 @@ def main() -> None:
         shutil.rmtree(out)
 
 
+def run_both(
+    experiment: Path, run: Callable[..., None], out: Path, options: list[str], repeat: int
+) -> list[dict[str, Any]]:
+    """Compare real runs with a simulated one; an entry a strategy."""
+    out.mkdir(exist_ok=True)
+    real = []
+    for repetition in range(repeat):
+        with ShapedLinks(Topology.load(experiment.parent / "four-shaped-sites.yaml")) as net:
+            real.append(out / f"real-{repetition}")
+            began, load = time.monotonic(), os.getloadavg()[0]
+            run(experiment, net, real[-1], options, 1800.0)
+            seconds = time.monotonic() - began
+            print(
+                f"real run {repetition}: {seconds:.0f} s, load {load:.1f}, dropped {net.drops()}", flush=True
+            )
+    run_simulated(experiment, out / "simulated", options)
+    return compared(real, out / "simulated")
+
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--places"]:
+        run_placed(json.loads(sys.argv[2]), sys.argv[3:])
+    else:
+        main()

@@ -309,20 +309,27 @@ def _shaper(bits_per_second: float, queue_packets: int | None) -> str:
     return f"tbf rate {int(rate * 8)}bit burst {int(burst)} limit {int(queue)}"
 
 
+def enter_namespace(path: Path) -> None:
+    """Let sockets that this thread, and threads that it starts, open from now on belong to a namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    there = os.open(path, os.O_RDONLY)
+    try:
+        if libc.setns(there, CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns {path}")
+    finally:
+        os.close(there)
+
+
 @contextlib.contextmanager
 def _in_namespace(namespace: str) -> Iterator[None]:
     """Sockets that this thread opens in the block belong to the namespace."""
-    libc = ctypes.CDLL(None, use_errno=True)
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-    there = os.open(NAMESPACES / namespace, os.O_RDONLY)
     try:
-        if libc.setns(there, CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"setns {namespace}")
+        enter_namespace(NAMESPACES / namespace)
         yield
     finally:
-        libc.setns(home, CLONE_NEWNET)
+        enter_namespace(Path(f"/proc/thread-self/fd/{home}"))
         os.close(home)
-        os.close(there)
 
 
 def _offloads_off(namespace: str, interfaces: Sequence[str]) -> None:

@@ -11,10 +11,9 @@ checkpoints compare. Code reads it as `request.NAME`.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
-from inspect import cleandoc, signature
+from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, get_args, get_type_hints
 
 import pydantic.dataclasses
@@ -30,6 +29,7 @@ from pydantic import (
 )
 
 from exogym_core.cost.compute import Compute
+from exogym_core.names import attribute_lines
 from exogym_core.workers.spec import WorkerSpec
 from netsim import Schema, parse_collectives, parse_document
 from netsim.errors import InputError
@@ -71,7 +71,6 @@ __all__ = [
     "RunConfig",
     "Settings",
     "StrategySettings",
-    "attributes_section",
     "checked_config",
     "file_values",
     "open_device",
@@ -94,7 +93,7 @@ class Option:
         key: in experiment files, such as "evaluate.every"; None: no file sets it.
         file_type: type of that key for pydantic, where it is not the field's.
         file_default: default of that key, where it is not the field's; `...`: the key is required.
-        same: whether a run that goes on from a checkpoint needs the same value.
+        same: whether a run that resumes from a checkpoint needs the same value.
         is_timed: values other than the default mean nothing without virtual time.
     """
 
@@ -208,18 +207,14 @@ class Named(Schema):
         return dict(self.model_extra or {})
 
     def to_mapping(self) -> dict[str, Any]:
-        """The name, then the options in the order of their names."""
-        return {"name": self.name, **dict(sorted(self.options.items()))}
+        """The name (and the label of a strategy), then the options in the order of their names."""
+        return {**self.__dict__, **dict(sorted(self.options.items()))}
 
 
 class StrategySettings(Named):
     """A strategy's name, its arguments, and a label of one's own for tables and files."""
 
     label: str | None = None
-
-    def to_mapping(self) -> dict[str, Any]:
-        """The name, the label, then the arguments in the order of their names."""
-        return {"name": self.name, "label": self.label, **dict(sorted(self.options.items()))}
 
 
 Choice = Annotated[Named, BeforeValidator(_name_alone)]
@@ -400,17 +395,6 @@ def _expected(name: str) -> Expected | None:
     return next((note for note in notes if isinstance(note, Expected)), None)
 
 
-def attributes_section(documented: type) -> str:
-    """Section "Attributes" of a class's docstring."""
-    return cleandoc(documented.__doc__ or "").partition("Attributes:\n")[2]
-
-
-def _descriptions(documented: type) -> dict[str, str]:
-    """Description of each attribute of a class, on one line."""
-    entries = re.split(r"^    (\w+): ", attributes_section(documented), flags=re.M)[1:]
-    return {name: " ".join(text.split()) for name, text in zip(entries[::2], entries[1::2], strict=True)}
-
-
 # --- experiment files --------------------------------------------------------------------------------------
 
 
@@ -466,7 +450,7 @@ _ORDER = (
 def _keys_of_files() -> dict[str, dict[str, Any]]:
     """By group ("" for the file itself): type and default of each key."""
     keys: dict[str, dict[str, Any]] = {}
-    about = _descriptions(RunConfig)
+    about = attribute_lines(RunConfig)
     for each in fields(RunConfig):
         properties = OPTIONS[each.name]
         group, _, key = (properties.key or "").rpartition(".")
@@ -475,7 +459,7 @@ def _keys_of_files() -> dict[str, dict[str, Any]]:
             kind = _HINTS[each.name] if properties.file_type is None else properties.file_type
             keys.setdefault(group, {})[key] = (kind, Field(default=default, description=about[each.name]))
     for group, model in _FILE_KEYS.items():
-        about, hints = _descriptions(model), get_type_hints(model, include_extras=True)
+        about, hints = attribute_lines(model), get_type_hints(model, include_extras=True)
         for key, info in model.model_fields.items():
             entry = (hints[key], Field(default=info.default, description=about[key]))
             keys.setdefault(group, {})[key] = entry
@@ -505,7 +489,7 @@ def _settings() -> type[Schema]:
 if TYPE_CHECKING:
 
     class Settings(FileKeys):
-        """Keys of an experiment file; those of options are known at run time."""
+        """Keys of an experiment file; those of options exist at run time."""
 
         def __getattr__(self, name: str) -> Any: ...
 

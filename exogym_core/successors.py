@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,6 +16,7 @@ __all__ = [
     "FIT_ARGUMENTS",
     "STRATEGY_ARGUMENTS",
     "dropped_function",
+    "refuse_unknown_options",
     "unknown_arguments",
     "unknown_attribute",
 ]
@@ -126,6 +128,20 @@ def unknown_arguments(
     if others:
         lines.append(str(unknown_names(f"argument of {where}", others, known)))
     return UnknownNameError("; ".join(lines))
+
+
+def refuse_unknown_options(
+    kind: str, called: Callable[..., Any], options: Iterable[str], skipped: int = 0
+) -> None:
+    """Raise UnknownNameError for options of this `kind` that a callable does not take, behind its `skipped` first."""
+    try:
+        parameters = list(inspect.signature(called).parameters.values())[skipped:]
+    except (TypeError, ValueError):  # a callable written in C has no signature
+        return
+    accepted = [each.name for each in parameters]
+    unknown = [name for name in options if name not in accepted]
+    if unknown and all(each.kind is not each.VAR_KEYWORD for each in parameters):
+        raise unknown_names(kind, unknown, accepted)
 
 
 def unknown_attribute(owner: str, name: str) -> AttributeError:

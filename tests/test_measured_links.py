@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -145,3 +146,27 @@ def test_shipped_networks_say_how_their_figures_were_measured(name: str) -> None
     if measured:
         many = name in ("aws-12-regions-64-streams", "gcp-10-regions", "two-datacenters")
         assert measured == {64 if many else 1}
+
+
+@pytest.mark.parametrize("protocol", ["linux-tcp", "gloo"])
+@pytest.mark.parametrize("name", sorted(shipped_topologies()))
+def test_a_transfer_over_a_shipped_network_gets_what_was_measured(name: str, protocol: str) -> None:
+    """With as many streams as the measurement had, within 2 % once started, on each kind of route."""
+    topology = Topology.load(name)
+    routes: dict[Any, tuple[str, str]] = {}
+    for source, target in itertools.permutations(topology.hosts, 2):
+        links = [topology.links[index] for index in topology.route(source.index, target.index)]
+        if any(link.measured_streams for link in links):
+            kind = tuple(
+                (link.bits_per_second, link.latency_seconds, link.measured_streams) for link in links
+            )
+            routes.setdefault(kind, (source.name, target.name))
+    for kind, ends in routes.items():
+        settings = {"preset": protocol, "streams": max(streams for _, _, streams in kind if streams)}
+        share = Protocol.parse(settings).payload_share
+        rate = min(rate if streams else rate * share for rate, _, streams in kind) / 8
+        once, twice = (
+            netsim.flows(topology, [(0.0, *ends, size)], settings).finish_seconds[0]
+            for size in (100 * rate, 200 * rate)
+        )
+        assert 100 * rate / (twice - once) == pytest.approx(rate, rel=0.02), ends

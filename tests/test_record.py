@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from exogym_core.names import file_name, unique_labels, visible
 from exogym_core.results.disk import RecordError, write_whole
+from exogym_core.results.fit_result import FitResult
 from exogym_core.results.loggers import FolderLogger
 from exogym_core.results.run_folder import RunFolder, csv_text
 from netsim.errors import InputError
@@ -80,7 +81,7 @@ def test_rights_are_those_that_the_umask_leaves(tmp_path: Path) -> None:
     try:
         folder = RunFolder.create(tmp_path / "out", "digits")
         folder.write_environment()
-        folder.write_strategy("DiLoCo", [{"step": 1}], [], {"w": torch.zeros(2)})
+        folder.write_result("DiLoCo", FitResult(history=[{"step": 1}]), {"w": torch.zeros(2)})
         folder.log("a\x1b[31mline")
     finally:
         os.umask(before)
@@ -95,7 +96,7 @@ def test_rights_are_those_that_the_umask_leaves(tmp_path: Path) -> None:
 def test_tied_weights_are_written(tmp_path: Path) -> None:
     weight = torch.arange(4.0)
     folder = RunFolder.create(tmp_path / "out", "digits")
-    folder.write_strategy("SPARTA+DiLoCo", [], [], {"b": weight, "a": weight})
+    folder.write_result("SPARTA+DiLoCo", FitResult(), {"b": weight, "a": weight})
     loaded = load_file(folder.path / "models" / "SPARTA+DiLoCo.safetensors")
     assert torch.equal(loaded["a"], weight)
 
@@ -130,7 +131,7 @@ def test_out_must_be_new_or_empty(tmp_path: Path) -> None:
 def test_floats_read_back_exactly(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "out", "digits")
     rows = [{"step": 1, "train_loss": 0.1 + 0.2, "lr": 1e-300}, {"step": 2, "train_loss": float("nan")}]
-    folder.write_strategy("DiLoCo", rows, [], None)
+    folder.write_result("DiLoCo", FitResult(history=rows), None)
     first, second = folder.read_metrics("DiLoCo")
     assert first == rows[0]
     assert second["train_loss"] != second["train_loss"]
@@ -146,9 +147,9 @@ def test_the_digest_is_of_results_alone(tmp_path: Path) -> None:
     folders = [RunFolder.create(tmp_path / name, "digits") for name in "ab"]
     for folder in folders:
         folder.write_text("experiment.yaml", str(folder.path))
-        folder.write_strategy("DiLoCo", [{"step": 1}], [], {"w": torch.ones(3)})
+        folder.write_result("DiLoCo", FitResult(history=[{"step": 1}]), {"w": torch.ones(3)})
     assert folders[0].digest() == folders[1].digest()
-    folders[1].write_strategy("DiLoCo", [{"step": 2}], [], None)
+    folders[1].write_result("DiLoCo", FitResult(history=[{"step": 2}]), None)
     assert folders[0].digest() != folders[1].digest()
 
 

@@ -20,6 +20,7 @@ from worlds import chain_form
 
 from exogym_core.cli.main import main
 from exogym_core.names import visible
+from exogym_core.results.fit_result import FitResult
 from exogym_core.results.report import (
     Results,
     RunReport,
@@ -83,7 +84,7 @@ def run_folder(
         validation = [
             {"step": step, "local_loss": 2.0, "global_loss": 2.0 / (step + 1)} for step in (0, 2, 4)
         ]
-        folder.write_strategy(str(one["name"]), train, validation, None)
+        folder.write_result(str(one["name"]), FitResult(history=train, validation=validation), None)
     folder.write_summary(entries)
     return folder
 
@@ -417,7 +418,7 @@ def test_seconds_of_real_ranks_are_reported_as_such(tmp_path: Path) -> None:
             {"step": step, "train_loss": 2.0 / step, "wall_seconds": 10.0 * step} for step in range(1, 5)
         ]
         validation = [{"step": 4, "judged_loss": 0.25, "judged_wall_seconds": 40.0}]
-        folder.write_strategy(str(each["name"]), train, validation, None)
+        folder.write_result(str(each["name"]), FitResult(history=train, validation=validation), None)
     results = Results.load(folder)
     assert headings_of(results)[4] == "wall-clock time"
     assert [cells[4] for cells in cells_of(results)] == ["400 s", "100 s"]

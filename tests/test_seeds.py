@@ -16,6 +16,7 @@ from exogym_core.cli.experiment import Experiment
 from exogym_core.cli.main import main
 from exogym_core.names import seeded_name
 from exogym_core.results import report
+from exogym_core.results.fit_result import FitResult
 from exogym_core.results.report import Results, verdict, write_report
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import Tally, mean_and_deviation, merged
@@ -66,7 +67,7 @@ def read_results(
                 for step in range(1, 5)
             ]
             validation = [{"step": step, "judged_loss": (2.0 + seed) / (step + 1)} for step in (0, 2, 4)]
-            folder.write_strategy(name, rows, validation, None, seed=seed)
+            folder.write_result(name, FitResult(history=rows, validation=validation), None, seed=seed)
     folder.write_summary(tally.summary())
     return Results.load(folder)
 

@@ -18,6 +18,7 @@ from worlds import chain_form
 
 from exogym_core import load_runs
 from exogym_core.cli.main import main
+from exogym_core.results.fit_result import FitResult
 from exogym_core.results.report import Results, verdict, write_report
 from exogym_core.results.report.curves import curve
 from exogym_core.results.report.study import StudyReport
@@ -92,7 +93,7 @@ def write_run(folder: Path, times: dict[str, list[float]], **settings: Any) -> P
         for seed, value in zip(seeds, values, strict=True):
             rows = [{"step": s, "virtual_seconds": s * value, "bytes_sent": 8 * s} for s in (1, 2)]
             looks = [{"step": s, "judged_loss": 1 / (1 + s), "judged_step": s} for s in (0, 1, 2)]
-            run.write_strategy(name, rows, looks, None, seed=seed)
+            run.write_result(name, FitResult(history=rows, validation=looks), None, seed=seed)
     run.write_summary(entries)
     run.release()
     return folder

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, field, fields
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from exogym_core.names import attribute_lines
 from netsim.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 __all__ = [
     "CommonOptions",
     "confirm_seeds",
     "debug_flag",
     "first_line",
+    "given",
     "jobs_option",
     "not_empty",
-    "overriding_options",
     "plain_json",
-    "results_json",
     "takes",
     "topology_here",
-    "trust_flag",
-    "yes_flag",
 ]
 
 _MOST_UNASKED = 20  # seeds
@@ -64,43 +62,53 @@ def not_empty(context: click.Context, parameter: click.Parameter, value: str | N
 
 
 plain_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-results_json = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON document with run_folder, summary and verdict."
-)
-jobs_option = click.option(
-    "--jobs",
-    type=click.IntRange(1),
-    help="Runs at once on this machine, to the same results [as many as cores and memory allow].",
-)
-yes_flag = click.option("--yes", is_flag=True, help="Allow more than 20 seeds without asking.")
-trust_flag = click.option(
-    "--trust", is_flag=True, help="With --resume: even if another user has made or changed it."
-)
-overriding_options = (
-    click.option(
-        "--topology", metavar="NAME", callback=not_empty, help="Another network: a shipped name or a file."
-    ),
-    click.option("--scale", metavar="NAME", help="Change the keys that EXPERIMENT lists under scales: NAME."),
-    click.option(
-        "--set",
-        "overrides",
-        metavar="KEY=VALUE",
-        multiple=True,
-        help="Change one key, such as steps=20 or strategies.DiLoCo.H=50. May be repeated.",
-    ),
-)
+_JOBS = "Runs at once on this machine, to the same results [as many as cores and memory allow]."
+jobs_option = click.option("--jobs", type=click.IntRange(1), help=_JOBS)
+_HELP = {
+    "as_json": "Print one JSON document.",
+    "jobs": _JOBS,
+    "overrides": "Change one key, such as steps=20 or strategies.DiLoCo.H=50. May be repeated.",
+    "scale": "Change the keys that EXPERIMENT lists under scales: NAME.",
+    "topology": "Another network: a shipped name or a file.",
+    "trust": "With --resume: even if another user has made or changed it.",
+    "yes": "Allow more than 20 seeds without asking.",
+}
+"""Help of options that several commands take as a field of their arguments."""
 
 
-def takes(kind: type[Any], options: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
-    """Decorator of a command that adds `options`, and passes those of the dataclass `kind` as one object of it."""
+def given(*flags: str, is_argument: bool = False, **settings: Any) -> Any:
+    """A field of a command's arguments: the option `--name`, or `flags`, or a positional one, with click's `settings`.
+
+    Its line of documentation is the option's help.
+    """
+    return field(metadata={"flags": flags, "is_argument": is_argument, "settings": settings})
+
+
+def takes(kind: type[Any], **words: str) -> Callable[[Any], Any]:
+    """Decorator of a command that adds an option for each field of the dataclass `kind`, and passes one object of it.
+
+    `words` stand for names in braces in the help.
+    """
+    lines = _HELP | attribute_lines(kind)
+
+    def parameter(each: Field[Any]) -> Callable[[Any], Any]:
+        settings = dict(each.metadata["settings"])
+        if "Path" in str(each.type):
+            settings["type"] = click.Path(path_type=Path)
+        if each.metadata["is_argument"]:
+            settings.setdefault("required", False)
+            return click.argument(each.name, **settings)
+        flags = each.metadata["flags"] or [f"--{each.name.replace('_', '-')}"]
+        settings |= {"is_flag": True} if each.type == "bool" else {}
+        return click.option(*flags, each.name, help=lines[each.name].format(**words), **settings)
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
-        def called(**given: Any) -> Any:
-            return command(kind(**{each.name: given.pop(each.name) for each in fields(kind)}), **given)
+        def called(**others: Any) -> Any:
+            return command(kind(**{each.name: others.pop(each.name) for each in fields(kind)}), **others)
 
-        for option in reversed(options):
-            called = option(called)
+        for decorator in (debug_flag, *map(parameter, reversed(fields(kind)))):
+            called = decorator(called)
         return called
 
     return decorate

@@ -36,6 +36,8 @@ from netsim.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from torch import nn
+
     from exogym_core.cli.experiment import Experiment
     from exogym_core.config import StrategySettings
     from exogym_core.results.run_folder import RunFolder
@@ -84,7 +86,7 @@ def compare(
     """Train with each strategy and each seed: from the same initial parameters, on the same data in the same order.
 
     All strategies meet a seed before any meets the next. One that fails is marked and warned of, is not tried
-    with further seeds, and the others go on. If anything else ends the run early, results so far are saved, marked
+    with further seeds, and the others continue. If anything else ends the run early, results so far are saved, marked
     incomplete, and the exception is raised. With `resume`, finished strategies of this folder are kept, and the others
     continue from their last checkpoints. With `trace`, `trace.json.gz` records the last run.
 
@@ -182,7 +184,7 @@ class _Comparison:
         trace: bool,
     ) -> None:
         self.experiment, self.folder, self.tally = experiment, folder, tally
-        self._task, self._listener, self._trace = task, listener, trace
+        self.task, self.trace, self._listener = task, trace, listener
         pairs = enumerate(product(experiment.seeds, experiment.strategies), start=1)
         self.left = deque(
             _Run(self, entry, seed, number)
@@ -194,7 +196,7 @@ class _Comparison:
 
     def memory_bytes(self) -> float:
         """Estimate of a run's memory, without activations."""
-        model = self.experiment.build_model(self._task)
+        model = self.experiment.build_model(self.task)
         weights = sum(each.nbytes for each in model.state_dict().values())
         return float(_COPIES * weights * self.experiment.settings.workers.count + _PROCESS_BYTES)
 
@@ -211,8 +213,7 @@ class _Comparison:
             if run.is_dropped:
                 continue
             run.progress = self._listener.begin(run.title, run.number, num_runs, settings.steps)
-            train = _Training(self.experiment, run.entry, run.seed, self._task, self.folder, self._trace)
-            run.job = Job(visible(run.title, 40), train, run)
+            run.job = Job(visible(run.title, 40), run.train, run)
             self._started.append(run)
             yield run.job
 
@@ -271,7 +272,7 @@ def _concerns_all(failures: Sequence[Exception], tally: Tally) -> bool:
 
 @dataclass(eq=False)
 class _Run:
-    """Run of a strategy with a seed; receives the reports of its `_Training`."""
+    """Run of a strategy with a seed: `train` reports to another copy of it where it runs in a process of its own."""
 
     comparison: _Comparison
     entry: StrategySettings
@@ -291,7 +292,12 @@ class _Run:
     @property
     def title(self) -> str:
         """Label, with the seed where there are several."""
-        return self.label + (f" seed {self.seed}" if len(self.comparison.experiment.seeds) > 1 else "")
+        return self.label if self.file_seed is None else f"{self.label} seed {self.seed}"
+
+    @property
+    def file_seed(self) -> int | None:
+        """Seed in the names of files; None for a single one."""
+        return self.seed if len(self.comparison.experiment.seeds) > 1 else None
 
     def event(self, row: Mapping[str, Any]) -> None:
         """Pass on a row of metrics."""
@@ -333,21 +339,9 @@ class _Run:
             self.comparison.tally.drop(self.label, self.seed)
             self.comparison.folder.remove_strategy(self.label, seed=self.seed)
 
-
-@dataclass(frozen=True)
-class _Training:
-    """Training of one strategy with one seed, in this process or another."""
-
-    experiment: Experiment
-    entry: StrategySettings
-    seed: int
-    task: Task
-    folder: RunFolder
-    trace: bool
-
-    def __call__(self, report: _Run) -> None:
+    def train(self, report: _Run) -> None:
         """Train and write the run's files."""
-        experiment, task = self.experiment.with_seed(self.seed), self.task
+        experiment, task = self.comparison.experiment.with_seed(self.seed), self.comparison.task
         trainer = Trainer(experiment.build_model(task), task.train, task.validation)
         try:
             model = self._fit(trainer, experiment, report)
@@ -361,9 +355,8 @@ class _Training:
         self._save(result, {name: result.judged_state[name] for name in model.state_dict()}, report)
 
     def _fit(self, trainer: Trainer, experiment: Experiment, report: _Run) -> Any:
-        task, folder = self.task, self.folder
-        name = seeded_name(str(self.entry.label), self._file_seed)
-        given = _arguments(experiment, self.entry, task)
+        folder, name = self.comparison.folder, seeded_name(self.label, self.file_seed)
+        given: dict[str, Any] = {"trace": folder.path / "trace.json.gz" if self.comparison.trace else None}
         if experiment.settings.checkpoint is not None:
             given["resume_from"] = folder.make_folder("checkpoints", name)
         is_measured = False
@@ -379,38 +372,29 @@ class _Training:
                     logger.event(row)
 
             try:
-                return trainer.fit(
-                    accuracy=task.accuracy,
-                    on_event=emit,
-                    trace=folder.path / "trace.json.gz" if self.trace else None,
-                    progress=False,
-                    **given,
-                )
+                return _fit(trainer, experiment, self.entry, self.comparison.task, on_event=emit, **given)
             except InputError as error:
                 raise _placed(experiment, error) from error
-
-    @property
-    def _file_seed(self) -> int | None:
-        """Seed in the names of files; None for a single one."""
-        return self.seed if len(self.experiment.seeds) > 1 else None
 
     def _save(self, result: FitResult, state: Mapping[str, Any] | None, report: _Run) -> None:
         """Write metrics and model; report the end and the summary's object."""
         report.end(ending(result))
-        label, seed = str(self.entry.label), self._file_seed
-        self.folder.write_result(label, result, state, seed=seed)
-        report.note(result.summary(label, self.entry.name))
+        self.comparison.folder.write_result(self.label, result, state, seed=self.file_seed)
+        report.note(result.summary(self.label, self.entry.name))
 
 
-def _arguments(experiment: Experiment, entry: StrategySettings, task: Task) -> dict[str, Any]:
-    """Arguments of `fit` by the experiment; under torchrun network and clock are the real ones."""
+def _fit(
+    trainer: Trainer, experiment: Experiment, entry: StrategySettings, task: Task, **others: Any
+) -> nn.Module:
+    """Train with a strategy of the experiment; under torchrun network and clock are the real ones."""
     given = experiment.fit_arguments(entry)
-    given.setdefault("val_size", _num_samples(task.validation))
+    validation = task.validation
+    given.setdefault("val_size", len(validation) if isinstance(validation, Sized) else _SAMPLES_OF_A_STREAM)
     if under_torchrun() or is_at_rendezvous():
         for name in ("topology", "placement", "protocol", "collectives", "compute"):
             given.pop(name, None)
         given["transport"] = "gloo"
-    return given
+    return trainer.fit(accuracy=task.accuracy, progress=False, **given, **others)
 
 
 def follow(experiment: Experiment) -> None:
@@ -420,11 +404,7 @@ def follow(experiment: Experiment) -> None:
     for label, seed in runs:
         seeded, (entry,) = experiment.with_seed(seed), experiment.only(label).strategies
         trainer = Trainer(seeded.build_model(task), task.train, task.validation)
-        trainer.fit(
-            accuracy=task.accuracy,
-            progress=False,
-            **_arguments(seeded, entry, task),
-        )
+        _fit(trainer, seeded, entry, task)
 
 
 def report_finished_runs(experiment: Experiment, folder: RunFolder) -> list[str]:
@@ -462,7 +442,3 @@ def _placed(experiment: Experiment, error: InputError) -> InputError:
     option = OPTIONS.get("device" if named[1] == "devices" else named[1]) if named else None
     path = (option.key.split(".")[0],) if option is not None and option.key is not None else ()
     return experiment.document.error(path, error)
-
-
-def _num_samples(validation: Any) -> int:
-    return len(validation) if isinstance(validation, Sized) else _SAMPLES_OF_A_STREAM

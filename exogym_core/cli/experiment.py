@@ -341,12 +341,10 @@ class Experiment:
         """Check placement, protocol and devices against the topology."""
         from exogym_core.cost.compute import NO_DEVICE, Compute
         from exogym_core.cost.devices import find_device
-        from netsim import parse_collectives
 
         settings = self.settings
         if settings.protocol is not None:
             _at(self.document, ("protocol",), Protocol.parse, settings.protocol)
-        _at(self.document, ("collectives",), parse_collectives, settings.collectives)
         if self.topology is None:
             timed = {
                 OPTIONS[name].key: value

@@ -20,7 +20,7 @@ import click
 from rich.text import Text
 
 from exogym_core.annexes import declared, load
-from exogym_core.cli.common_options import debug_flag, plain_json
+from exogym_core.cli.common_options import debug_flag, given, plain_json, takes
 from exogym_core.names import visible
 from netsim.errors import InputError, unknown_name
 from netsim.units import format_count
@@ -98,11 +98,10 @@ def _size(path: Path) -> str:
 def _devices() -> Section:
     from exogym_core.cost.devices import DEVICES
 
-    return [(name, _speeds(device.flops)) for name, device in DEVICES.items()]
+    def speeds(flops: Mapping[str, float]) -> str:
+        return ", ".join(f"{dtype} {speed / 1e12:g} Tflop/s" for dtype, speed in flops.items())
 
-
-def _speeds(flops: Mapping[str, float]) -> str:
-    return ", ".join(f"{dtype} {speed / 1e12:g} Tflop/s" for dtype, speed in flops.items())
+    return [(name, speeds(device.flops)) for name, device in DEVICES.items()]
 
 
 def _protocols() -> Section:
@@ -272,24 +271,27 @@ _SECONDS_TO_FIRST_LINE = 2.0
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
 
+@dataclasses.dataclass(frozen=True)
+class CheckArguments:
+    """Command-line arguments of `netgym check`.
+
+    Attributes:
+        settings: An option of the strategy, as H=10.
+        workers: Ranks that train.
+        steps: Steps of each rank.
+    """
+
+    strategy: str = given(is_argument=True, required=True)
+    options: tuple[str, ...] = given(is_argument=True, nargs=-1, metavar="[KEY=VALUE]...")
+    settings: tuple[str, ...] = given("--set", multiple=True, metavar="KEY=VALUE")
+    workers: int = given(default=3, show_default=True, type=click.IntRange(1))
+    steps: int = given(default=20, show_default=True, type=click.IntRange(3))
+    as_json: bool = given("--json")
+
+
 @click.command()
-@click.argument("strategy")
-@click.argument("options", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the strategy, as H=10."
-)
-@click.option("--workers", default=3, show_default=True, type=click.IntRange(1), help="Ranks that train.")
-@click.option("--steps", default=20, show_default=True, type=click.IntRange(3), help="Steps of each rank.")
-@plain_json
-@debug_flag
-def check(
-    strategy: str,
-    options: tuple[str, ...],
-    settings: tuple[str, ...],
-    workers: int,
-    steps: int,
-    as_json: bool,
-) -> int:
+@takes(CheckArguments)
+def check(asked: CheckArguments) -> int:
     """Test STRATEGY, module:Class or the name of a shipped one, against the laws of all strategies.
 
     It trains a small model, plainly and then with one thing changed at a time: twice, in processes, over real sockets,
@@ -299,7 +301,7 @@ def check(
     from exogym_core.cli.signals import Interruption
     from exogym_core.run.check import check as check_laws
 
-    given = _read([*options, *settings])
+    strategy, options = asked.strategy, _read([*asked.options, *asked.settings])
     made: object = strategy
     if strategy.endswith(".py"):
         module = visible(Path(strategy).stem, 100)
@@ -313,13 +315,14 @@ def check(
     progress = _Progress()
     with Interruption() as interruption:
         try:
-            report = check_laws(made, given, num_workers=workers, num_steps=steps, progress=progress.show)  # type: ignore[arg-type]
+            sizes = {"num_workers": asked.workers, "num_steps": asked.steps}
+            report = check_laws(made, options, progress=progress.show, **sizes)  # type: ignore[arg-type]
         except KeyboardInterrupt:
             progress.end()
             click.echo("interrupted: nothing is left", err=True)
             return interruption.exit_code or 130
     progress.end()
-    if as_json:
+    if asked.as_json:
         rows = [dataclasses.asdict(row) for row in report.rows]
         plain = {name: value if _is_plain(value) else repr(value) for name, value in report.options.items()}
         found = {"strategy": strategy, "options": plain, "passed": report.passed, "rows": rows}
@@ -333,13 +336,13 @@ def _read(texts: Iterable[str]) -> dict[str, object]:
     """Options from KEY=VALUE texts, whose values are read as in an experiment."""
     from netsim import parse_document
 
-    given = {}
+    options = {}
     for text in texts:
         key, separator, value = text.partition("=")
         if not separator or not key.isidentifier():
             raise InputError(f"check: {visible(text)}: expected KEY=VALUE, such as H=10")
-        given[key] = parse_document(value, f"check: {key}").data
-    return given
+        options[key] = parse_document(value, f"check: {key}").data
+    return options
 
 
 def _is_plain(value: object) -> bool:

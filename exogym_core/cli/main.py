@@ -7,7 +7,7 @@ import json
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -85,7 +85,7 @@ def cli() -> None:
 @click.argument("model_or_run", metavar="MODEL_OR_RUN", type=click.Path(path_type=Path))
 @click.option("--strategy", metavar="NAME", help="Strategy of the model [the only one].")
 @click.option("--prompt", required=True, help="Text, or token numbers.")
-@click.option("--tokens", default=200, show_default=True, help="Tokens to generate.")
+@click.option("--tokens", "num_tokens", default=200, show_default=True, help="Tokens to generate.")
 @click.option(
     "--temperature", default=0.8, show_default=True, help="Divides logits; 0 takes the likeliest token."
 )
@@ -94,24 +94,14 @@ def cli() -> None:
 @plain_json
 @debug_flag
 def sample(
-    model_or_run: Path,
-    strategy: str | None,
-    prompt: str,
-    tokens: int,
-    temperature: float,
-    seed: int | None,
-    trust: bool,
-    as_json: bool,
+    model_or_run: Path, strategy: str | None, prompt: str, trust: bool, as_json: bool, **draws: Any
 ) -> None:
     """Generate text with a language model of a run."""
     from exogym_core.cli.sampling import Sampler
 
-    sampler = Sampler.of_run(model_or_run, strategy, trust=trust)
-    text = sampler.text(prompt, tokens, temperature, seed)
-    if as_json:
-        click.echo(json.dumps({"run_folder": str(model_or_run), "prompt": prompt, "text": text}, indent=2))
-        return
-    click.echo(visible_text(text))
+    text = Sampler.of_run(model_or_run, strategy, trust=trust).text(prompt, **draws)
+    document = {"run_folder": str(model_or_run), "prompt": prompt, "text": text}
+    click.echo(json.dumps(document, indent=2) if as_json else visible_text(text))
 
 
 @cli.command()
@@ -128,20 +118,12 @@ def sample(
     "--column", metavar="NAME", default="text", show_default=True, help="Column of the documents' text."
 )
 @click.option("--end", metavar="TOKEN", help="Token after each document  [the tokenizer's own].")
-@click.option("--most", metavar="N", type=click.IntRange(1), help="Number of tokens at which to stop.")
+@click.option(
+    "--most", "most_tokens", metavar="N", type=click.IntRange(1), help="Number of tokens at which to stop."
+)
 @plain_json
 @debug_flag
-def tokens(
-    corpus: tuple[str, ...],
-    tokenizer: str,
-    out: str,
-    config: str | None,
-    split: str,
-    column: str,
-    end: str | None,
-    most: int | None,
-    as_json: bool,
-) -> None:
+def tokens(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> None:
     """Tokenize a CORPUS, streaming: files (.txt, .jsonl, .csv, .parquet), or a data set of the Hugging Face hub.
 
     It needs the extra: pip install 'netgym[text]'.
@@ -150,15 +132,10 @@ def tokens(
 
     def show(documents: int, so_far: int) -> None:
         if sys.stderr.isatty():
-            click.echo(
-                f"\r{format_count(documents, 'document')}, {format_count(so_far, 'token')}",
-                nl=False,
-                err=True,
-            )
+            line = f"\r{format_count(documents, 'document')}, {format_count(so_far, 'token')}"
+            click.echo(line, nl=False, err=True)
 
-    names = corpus[0] if len(corpus) == 1 else corpus
-    options = {"config": config, "split": split, "column": column, "end": end, "most_tokens": most}
-    written = write_tokens(names, out, tokenizer, progress=show, **options)  # type: ignore[arg-type]
+    written = write_tokens(corpus[0] if len(corpus) == 1 else corpus, out, progress=show, **options)
     if sys.stderr.isatty():
         click.echo("", err=True)
     if as_json:
@@ -235,10 +212,8 @@ def validate(file: Path, as_json: bool) -> None:
                 line += f"; {annexes.load(declared['check'])(file)}"
         if experiment.shared_hosts is not None:
             line += f"; {experiment.shared_hosts}"
-    if as_json:
-        click.echo(json.dumps({"file": str(file), "valid": True, "summary": line}, indent=2))
-        return
-    click.echo(f"{visible(file)}: valid: {line}")
+    found = {"file": str(file), "valid": True, "summary": line}
+    click.echo(json.dumps(found, indent=2) if as_json else f"{visible(file)}: valid: {line}")
 
 
 def _build_shipped(experiment: Experiment) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
 from rich.text import Text
 
 from exogym_core import annexes
-from exogym_core.cli.common_options import debug_flag, results_json
+from exogym_core.cli.common_options import given, takes
 from exogym_core.cli.run_commands import show_report, stdout
 from exogym_core.names import visible
 from netsim import is_written_in_place, output_file
@@ -19,6 +20,8 @@ from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from exogym_core.results.report.study import StudyReport
 
 __all__ = ["report"]
 
@@ -38,54 +41,62 @@ def _formats(context: click.Context, parameter: click.Parameter, value: str | No
     return list(dict.fromkeys(names))
 
 
+@dataclass(frozen=True)
+class ReportArguments:
+    """Command-line arguments of `netgym report`.
+
+    Attributes:
+        by: Group runs by this key [all that differ]. May be repeated.
+        where: Only runs that have it. May be repeated.
+        align: Axis by which curves are aligned at first [time].
+        formats: Write figures for papers (pdf, svg, png) and the table (latex) too, into plots/ next to the page.
+        out: The page [report.html].
+        as_json: Print one JSON document with run_folder, summary and verdict.
+    """
+
+    folders: tuple[Path, ...] = given(is_argument=True, metavar="RUN...", nargs=-1, required=True)
+    by: tuple[str, ...] = given("--group-by", "--by", metavar="KEY", multiple=True)
+    where: tuple[str, ...] = given(metavar="KEY=VALUE", multiple=True)
+    align: str | None = given(type=click.Choice(_ALIGNMENTS))
+    formats: list[str] = given("--format", metavar="NAME,...", callback=_formats)
+    out: Path | None = given(metavar="FILE")
+    as_json: bool = given("--json")
+
+
 @click.command()
-@click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--group-by",
-    "--by",
-    "by",
-    metavar="KEY",
-    multiple=True,
-    help="Group runs by this key [all that differ]. May be repeated.",
-)
-@click.option("--where", metavar="KEY=VALUE", multiple=True, help="Only runs that have it. May be repeated.")
-@click.option(
-    "--align", type=click.Choice(_ALIGNMENTS), help="Axis by which curves are aligned at first [time]."
-)
-@click.option(
-    "--format",
-    "formats",
-    metavar="NAME,...",
-    callback=_formats,
-    help="Write figures for papers (pdf, svg, png) and the table (latex) too, into plots/ next to the page.",
-)
-@click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="The page [report.html].")
-@results_json
-@debug_flag
-def report(
-    folders: tuple[Path, ...],
-    by: tuple[str, ...],
-    where: tuple[str, ...],
-    align: str | None,
-    formats: list[str],
-    out: Path | None,
-    as_json: bool,
-) -> None:
+@takes(ReportArguments)
+def report(asked: ReportArguments) -> None:
     """Build the page of RUN again from its metrics, or one page of several runs or of a sweep."""
+    from exogym_core.results.reading import is_study
     from exogym_core.results.run_folder import RunFolder
 
-    folders = tuple(map(_of_comparison, folders))
+    folders = tuple(map(_of_comparison, asked.folders))
+    chosen, align = asked.by or asked.where, asked.align or "time"
     if len(folders) == 1 and (report_of := _report_of(folders[0])) is not None:
-        if by or where or align or formats:
+        if chosen or asked.align or asked.formats:
             raise InputError(
                 f"{visible(folders[0])}: is a launched run, whose page has no curves: leave options out"
             )
-        report_of(folders[0], out, as_json=as_json)
+        report_of(folders[0], asked.out, as_json=asked.as_json)
         return
-    if _is_one_run(folders) and not (by or where or out):
-        show_report(RunFolder.open(folders[0]), align or "time", formats, as_json=as_json)
+    if _is_one_run(folders) and not (chosen or asked.out):
+        show_report(RunFolder.open(folders[0]), align, asked.formats, as_json=asked.as_json)
         return
-    _show_study(folders, by, where, align or "time", formats, out, as_json=as_json)
+    study = _study(folders, asked)
+    is_sweep = len(folders) == 1 and is_study(folders[0])
+    page = asked.out or (folders[0] / "report.html" if is_sweep else Path("report.html"))
+    if not is_written_in_place(page):
+        _make(page.parent)
+    with output_file(page) as file:
+        file.write(study.html(align).encode())
+    figures = study.write_figures(RunFolder(page.parent), asked.formats)
+    if asked.as_json:
+        click.echo(json.dumps(_document(study, folders, page, figures), indent=2))
+        return
+    _print(study, figures)
+    if is_sweep:
+        click.echo(f"page {page}")
+    click.echo(str(folders[0] if is_sweep else page))
 
 
 def _report_of(folder: Path) -> Callable[..., None] | None:
@@ -121,48 +132,36 @@ def _is_one_run(folders: Sequence[Path]) -> bool:
     return len(folders) == 1 and not is_study(folders[0]) and not holds_runs
 
 
-def _show_study(
-    folders: Sequence[Path],
-    by: Sequence[str],
-    where: Sequence[str],
-    align: str,
-    formats: Sequence[str],
-    out: Path | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Write one page of several runs or a sweep, and print its table; or all as JSON."""
-    from exogym_core.results.reading import is_study
+def _study(folders: Sequence[Path], asked: ReportArguments) -> StudyReport:
+    """Report of several runs or a sweep, few enough for the figures that are asked for."""
     from exogym_core.results.report.study import MOST_CURVES, StudyReport
-    from exogym_core.results.run_folder import RunFolder
 
-    study = StudyReport(folders, by, where)
-    drawn = [form for form in formats if form != "latex"]
+    study = StudyReport(folders, asked.by, asked.where)
+    drawn = [form for form in asked.formats if form != "latex"]
     if drawn and len(study.groups) > MOST_CURVES:
         raise InputError(
             f"--format {','.join(drawn)}: a figure shows {MOST_CURVES} groups at most, and there are "
             f"{len(study.groups)}: choose with --where KEY=VALUE"
         )
-    is_sweep = len(folders) == 1 and is_study(folders[0])
-    page = out or (folders[0] / "report.html" if is_sweep else Path("report.html"))
-    if not is_written_in_place(page):
-        _make(page.parent)
-    with output_file(page) as file:
-        file.write(study.html(align).encode())
-    figures = study.write_figures(RunFolder(page.parent), formats)
-    if as_json:
-        document = {
-            "run_folder": str(folders[0]),
-            "run_folders": list(map(str, folders)),
-            "report": str(page),
-            "figures": list(map(str, figures)),
-            "verdict": study.verdict,
-            "winner": study.winner,
-            "winners": [group.name for group in study.winners],
-            "groups": [dict(zip(study.table.headings, cells, strict=True)) for _, cells in study.table.rows],
-        }
-        click.echo(json.dumps(document, indent=2))
-        return
+    return study
+
+
+def _document(
+    study: StudyReport, folders: Sequence[Path], page: Path, figures: Sequence[Path]
+) -> dict[str, Any]:
+    return {
+        "run_folder": str(folders[0]),
+        "run_folders": list(map(str, folders)),
+        "report": str(page),
+        "figures": list(map(str, figures)),
+        "verdict": study.verdict,
+        "winner": study.winner,
+        "winners": [group.name for group in study.winners],
+        "groups": [dict(zip(study.table.headings, cells, strict=True)) for _, cells in study.table.rows],
+    }
+
+
+def _print(study: StudyReport, figures: Sequence[Path]) -> None:
     table = Table(*study.table.headings, box=None, pad_edge=False)
     for is_winner, cells in study.table.rows:
         table.add_row(*map(Text, cells), style="bold" if is_winner else "")
@@ -171,9 +170,6 @@ def _show_study(
     console.print(Text(f"\n{study.verdict}\n"), soft_wrap=True)
     for figure in figures:
         click.echo(f"figure {visible(figure, 500)}")
-    if is_sweep:
-        click.echo(f"page {page}")
-    click.echo(str(folders[0] if is_sweep else page))
 
 
 def _make(folder: Path) -> None:

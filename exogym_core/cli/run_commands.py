@@ -20,15 +20,10 @@ from rich.text import Text
 
 from exogym_core.cli.common_options import (
     confirm_seeds,
-    debug_flag,
-    jobs_option,
+    given,
     not_empty,
-    overriding_options,
-    results_json,
     takes,
     topology_here,
-    trust_flag,
-    yes_flag,
 )
 from exogym_core.meeting_place import MeetingPlace, is_at_rendezvous, under_torchrun
 from exogym_core.names import visible
@@ -288,23 +283,44 @@ def _or_resume(context: click.Context, parameter: click.Parameter, value: Path |
     return value
 
 
+def _seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> int | list[int] | None:
+    """Parse a number of seeds, or a list of them."""
+    if value is None:
+        return None
+    numbers = [number.strip() for number in value.split(",")]
+    if not all(number.isascii() and number.isdigit() for number in numbers):
+        problem = f"{value!r} is no number of seeds and no list of them: write 3, or 0,3,4"
+        raise click.BadParameter(problem, context, parameter)
+    return [int(number) for number in numbers] if "," in value else int(value)
+
+
 @dataclass(frozen=True)
 class RunArguments:
-    """Command-line arguments that `run` and `compare` share."""
+    """Command-line arguments that `run` and `compare` share.
 
-    experiment: Path | None
-    resume: Path | None
-    trust: bool
-    edited_code: bool
-    topology: str | None
-    protocol: str | None
-    scale: str | None
-    overrides: tuple[str, ...]
-    out: str | None
-    seeds: int | list[int] | None
-    jobs: int | None
-    yes: bool
-    as_json: bool
+    Attributes:
+        resume: Resume the run in this folder from its last checkpoint.
+        edited_code: With --resume: even if your code was edited since the checkpoint.
+        protocol: Another protocol, such as gloo.
+        out: The run's folder, new or empty [runs/<name>-<n>].
+        seeds: Each strategy with N seeds, counted up from the experiment's, or with a list such as 0,3,4.
+        as_json: Print one JSON document with run_folder, summary and verdict.
+    """
+
+    experiment: Path | None = given(is_argument=True, callback=_or_resume)
+    # Parsed before the check whether EXPERIMENT is missing.
+    resume: Path | None = given(metavar="DIR", is_eager=True)
+    trust: bool = given()
+    edited_code: bool = given()
+    protocol: str | None = given(metavar="NAME", callback=not_empty)
+    topology: str | None = given(metavar="NAME", callback=not_empty)
+    scale: str | None = given(metavar="NAME")
+    overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE", multiple=True)
+    out: str | None = given(metavar="DIR", callback=not_empty)
+    seeds: int | list[int] | None = given(metavar="N", callback=_seeds)
+    jobs: int | None = given(type=click.IntRange(1))
+    yes: bool = given()
+    as_json: bool = given("--json")
 
     def resumed(self, **others: object) -> Path | None:
         """Folder of the run to resume; raises InputError for options that a resumed run cannot change."""
@@ -313,9 +329,9 @@ class RunArguments:
                 if getattr(self, name):
                     raise InputError(f"--{name.replace('_', '-')}: goes with --resume: leave it out")
             return None
-        given = {name: getattr(self, name) for name in ("experiment", "topology", "protocol")}
-        given |= {"set": self.overrides, "scale": self.scale, "out": self.out, "seeds": self.seeds, **others}
-        for name, value in given.items():
+        asked = {name: getattr(self, name) for name in ("experiment", "topology", "protocol")}
+        asked |= {"set": self.overrides, "scale": self.scale, "out": self.out, "seeds": self.seeds, **others}
+        for name, value in asked.items():
             if value:
                 option = "EXPERIMENT" if name == "experiment" else f"--{name}"
                 raise InputError(
@@ -330,8 +346,8 @@ class RunArguments:
         assert self.experiment is not None
         confirm_seeds(self.seeds, yes=self.yes)
         topology = topology_here(self.topology)
-        given = {"topology": topology, "protocol": self.protocol, "seeds": self.seeds}
-        options = {key: value for key, value in given.items() if value is not None}
+        asked = {"topology": topology, "protocol": self.protocol, "seeds": self.seeds}
+        options = {key: value for key, value in asked.items() if value is not None}
         return Experiment.load(self.experiment, list(self.overrides), options, self.scale)
 
     def train(self, experiment: Experiment, *, trace: bool = False) -> None:
@@ -409,60 +425,8 @@ class RunArguments:
         click.echo(str(folder.path))
 
 
-def _seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> int | list[int] | None:
-    """Parse a number of seeds, or a list of them."""
-    if value is None:
-        return None
-    numbers = [number.strip() for number in value.split(",")]
-    if not all(number.isascii() and number.isdigit() for number in numbers):
-        problem = f"{value!r} is no number of seeds and no list of them: write 3, or 0,3,4"
-        raise click.BadParameter(problem, context, parameter)
-    return [int(number) for number in numbers] if "," in value else int(value)
-
-
-_run_options = takes(
-    RunArguments,
-    [
-        click.argument("experiment", type=click.Path(path_type=Path), required=False, callback=_or_resume),
-        click.option(
-            "--resume",
-            metavar="DIR",
-            type=click.Path(path_type=Path),
-            is_eager=True,  # parsed before the check whether EXPERIMENT is missing
-            help="Resume the run in this folder from its last checkpoint.",
-        ),
-        trust_flag,
-        click.option(
-            "--edited-code",
-            is_flag=True,
-            help="With --resume: even if your code was edited since the checkpoint.",
-        ),
-        click.option(
-            "--protocol", metavar="NAME", callback=not_empty, help="Another protocol, such as gloo."
-        ),
-        *overriding_options,
-        click.option(
-            "--out",
-            metavar="DIR",
-            callback=not_empty,
-            help="The run's folder, new or empty [runs/<name>-<n>].",
-        ),
-        click.option(
-            "--seeds",
-            metavar="N",
-            callback=_seeds,
-            help="Each strategy with N seeds, counted up from the experiment's, or with a list such as 0,3,4.",
-        ),
-        jobs_option,
-        yes_flag,
-        results_json,
-        debug_flag,
-    ],
-)
-
-
 @click.command()
-@_run_options
+@takes(RunArguments)
 @click.option("--strategy", metavar="NAME", help="Strategy to train [the only one].")
 @click.option("--trace", is_flag=True, help="Write trace.json.gz, for Perfetto.")
 def run(asked: RunArguments, strategy: str | None, trace: bool) -> None:
@@ -483,7 +447,7 @@ def run(asked: RunArguments, strategy: str | None, trace: bool) -> None:
 
 
 @click.command()
-@_run_options
+@takes(RunArguments)
 def compare(asked: RunArguments) -> None:
     """Train with every strategy of EXPERIMENT and name the winner, with reasons; or resume a run."""
     resumed = asked.resumed()

@@ -29,9 +29,9 @@ T = TypeVar("T")
 _MOST_ROUNDS = 10**15  # that money pays for
 
 #: Least and most share of their devices' peak that published trainings reached while computing: Llama 3 405B 38 to 43 %
-#: (arXiv 2407.21783), PaLM 540B 46.2 % (2204.02311), both from accounts of the papers, not checked in them.
-#: INTELLECT-1's 36.2 to 41.4 % (2412.01152, abstract) contain its waiting between sites, 4 to 17 % of the time; divided
-#: by the share that is left, which the paper does not do, that is 43 to 44 % while computing.
+#: (arXiv 2407.21783, 3.3.2), PaLM 540B 46.2 % (2204.02311; 45.7 % without self-attention), both checked in their text.
+#: INTELLECT-1 had 43.3 % without communication (2412.01152, table 2, by an account of it); the 36.2 to 41.4 % of its
+#: abstract contain its waiting between sites.
 PUBLISHED_MFU = (0.38, 0.46)
 
 

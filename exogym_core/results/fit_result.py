@@ -145,7 +145,7 @@ class FitResult:
             some instants.
         compute_seconds, exposed_seconds: virtual seconds of each rank's computing, and of its waiting.
         computing_seconds, network_seconds, waiting_seconds: where the run's virtual seconds went, means over
-            ranks which sum to them: computing; waiting for bytes that were under way; waiting for those who had
+            ranks which sum to them: computing; waiting for bytes that were under way; waiting for those that had
             not come yet, or after the rank's own end. None without a topology.
         judged: which model is judged: "replica", "outer", "server" or "own".
         judged_state: the state of the model that could be shipped at the end (of "own" the lowest rank's);
@@ -165,9 +165,9 @@ class FitResult:
         coding: "charged", or "not charged" where a strategy sent encoded values and called neither `charged` nor
             `charge`: its times lack what encoding takes; None where coding is free, or nothing was encoded.
         first_non_finite_step: the first step with a loss that was nan or infinite on some rank; None if
-            there was none. Training goes on after it.
+            there was none. Training continues after it.
         checkpoint_folder: where this run's checkpoints are; None where none are made.
-        resumed_step: the step of the checkpoint that it went on from; 0 for a run from the start.
+        resumed_step: the step of the checkpoint that it resumed from; 0 for a run from the start.
         complete: whether the run ended, neither stopped nor failed.
     """
 

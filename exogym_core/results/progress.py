@@ -115,7 +115,7 @@ class RunProgress:
             return
         now = time.monotonic()
         here = (now, row["step"])
-        # What comes before the first step, such as the start of processes, says nothing about the others.
+        # Time before the first step, such as the start of processes, is no measure of the others.
         first, older, newer = self._marks or (here, here, here)
         if now - newer[0] > max(_SECONDS_TO_A_MARK, newer[0] - first[0]):
             older, newer = newer, here

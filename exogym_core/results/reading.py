@@ -50,6 +50,7 @@ __all__ = [
     "find_runs",
     "is_study",
     "load_runs",
+    "setting",
     "tidy_rows",
     "value_text",
     "write_tables",
@@ -175,6 +176,10 @@ class Results:
             running=progress_elsewhere(path.parent),
         )
 
+    def setting(self, path: str) -> Any:
+        """Value of the experiment under a key path such as `evaluate.every`; None where it has nothing."""
+        return setting(self.settings, path)
+
     @property
     def clock(self) -> str:
         """Name of the clock of all seconds: virtual time, or wall-clock time of real ranks."""
@@ -208,6 +213,21 @@ class Results:
         return len(self.strategies) < num_wanted or any(result.incomplete for result in self.strategies)
 
 
+def setting(settings: Any, path: str, strategy: str = "") -> Any:
+    """Value of a resolved experiment under a key path; None where it has nothing.
+
+    Entries of lists go by their label or name; `*` is the one called `strategy`.
+    """
+    for step in path.split("."):
+        if isinstance(settings, list):
+            names = [each.get("label") or each.get("name") for each in settings if isinstance(each, dict)]
+            wanted = strategy if step == "*" else step
+            settings = settings[names.index(wanted)] if wanted in names else None
+        else:
+            settings = settings.get(step) if isinstance(settings, dict) else None
+    return settings
+
+
 def is_study(folder: Path) -> bool:
     """Return True for a sweep's folder."""
     return (folder / POINTS).is_dir() and (folder / "experiment.yaml").is_file()
@@ -230,8 +250,7 @@ def _strategy_result(
         isinstance(run, dict) and isinstance(run.get("seed"), int) for run in runs
     ):
         raise InputError(f"{where}: by_seed: expected a list of objects with a seed")
-    workers = settings.get("workers")
-    count = workers.get("count") if isinstance(workers, dict) else None
+    count = setting(settings, "workers.count")
     results = []
     for run in runs:
         of = run["seed"] if has_seeds else None

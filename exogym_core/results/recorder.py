@@ -1,4 +1,4 @@
-"""Rows of all ranks merged into one a step, rounds that went on without some ranks, and the target loss."""
+"""Rows of all ranks merged into one a step, rounds that continued without some ranks, and the target loss."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def reach(evaluations: Sequence[Judged], target_loss: float) -> Reached:
 
 
 class _Return(NamedTuple):
-    """End of an absence: the first round missed, the round that the rank goes on in (infinity: never), and when."""
+    """End of an absence: the first round missed, the round that the rank continues in (infinity: never), and when."""
 
     missed: int
     back: float
@@ -98,7 +98,7 @@ class Rounds:
     """Rows held back until their round has ended: only the ranks that took part in it have done its steps.
 
     A row's `round` counts from 1. At a round's end the rows of its ranks hold `averaged_ranks`. The first row of a rank
-    after it has caught up holds the first round that it missed, `missed_round`, and the one that it goes on in,
+    after it has caught up holds the first round that it missed, `missed_round`, and the one that it continues in,
     `back_in_round` (None: never).
 
     Args:
@@ -133,7 +133,7 @@ class Rounds:
             )
             self._returns.setdefault(marked.rank, []).append(returned)
         if number <= self._num_over:
-            return  # of a round that went on without this rank
+            return  # of a round that ended without this rank
         ranks = self._held.setdefault(number, {}).setdefault(step, {})
         ranks[marked.rank] = marked
         present = row.get("averaged_ranks")
@@ -177,7 +177,7 @@ class Rounds:
 
         Returns:
             Of each `rank`; `step` and the `clock`'s time, the end of the first round without it; `back_step` and
-            `back_` of the time, the step after which it goes on, and when it has what it needs for that; None if never.
+            `back_` of the time, the step after which it continues, and when it has the state for that; None if never.
         """
         absences = [
             {

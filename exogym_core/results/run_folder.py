@@ -2,7 +2,7 @@
 
     folder = RunFolder.create(None, "digits")          # runs/digits-1
     folder.write_text("experiment.yaml", experiment.to_yaml())
-    folder.write_strategy("DiLoCo", history, validation, state)
+    folder.write_result("DiLoCo", result, state)
     folder.write_summary(entries)
     folder.digest()                                     # of the results: equal for equal experiments
 
@@ -211,39 +211,27 @@ class RunFolder:
         facts["seal"] = seal_of(self.path, facts.get("code"))
         self.write_text(_ENVIRONMENT, json.dumps(facts, indent=2) + "\n")
 
-    def write_strategy(
-        self,
-        label: str,
-        history: Sequence[Mapping[str, Any]],
-        validation: Sequence[Mapping[str, Any]],
-        state: Mapping[str, Tensor] | None,
-        correlation: Sequence[Mapping[str, Any]] = (),
-        *,
-        seed: int | None = None,
+    def write_result(
+        self, label: str, result: FitResult, state: Mapping[str, Tensor] | None, *, seed: int | None = None
     ) -> None:
-        """Metrics of one strategy, and the model's state and comparisons of replicas, if any.
+        """Metrics of one strategy, and the model's state, comparisons of replicas and traffic of links, if any.
 
         `seed` is given where the run has several: each has files of its own.
         """
         name = seeded_name(label, seed)
-        self.write_text(f"metrics/{name}.csv", csv_text(history, header(TRAIN)))
-        self.write_text(f"metrics/{name}.validation.csv", csv_text(validation, header(VALIDATION)))
-        if correlation:
-            self.write_text(f"metrics/{name}.correlation.csv", csv_text(correlation, ("step", "correlation")))
+        self.write_text(f"metrics/{name}.csv", csv_text(result.history, header(TRAIN)))
+        self.write_text(f"metrics/{name}.validation.csv", csv_text(result.validation, header(VALIDATION)))
+        if result.correlation:
+            comparisons = csv_text(result.correlation, ("step", "correlation"))
+            self.write_text(f"metrics/{name}.correlation.csv", comparisons)
         if state is not None:
             from safetensors.torch import save
 
             # Cloned, because tied weights share memory and the format refuses that.
             tensors = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.items()}
             self.write_text(f"models/{name}.safetensors", save(dict(sorted(tensors.items()))))
-
-    def write_result(
-        self, label: str, result: FitResult, state: Mapping[str, Tensor] | None, *, seed: int | None = None
-    ) -> None:
-        """Metrics, traffic of links and model of a run; `seed` as in `write_strategy`."""
-        self.write_strategy(label, result.history, result.validation, state, result.correlation, seed=seed)
         if result.link_history:
-            self.write_links(label, result.link_history, seed=seed)
+            self.write_text(f"links/{name}.csv", csv_text(result.link_history, ("virtual_seconds",)))
 
     def remove_strategy(self, label: str, seed: int) -> None:
         """Remove the files of a strategy's run with one of several seeds."""
@@ -253,10 +241,6 @@ class RunFolder:
             path.unlink(missing_ok=True)
         for parent in ("checkpoints", "tensorboard"):
             shutil.rmtree(self.path / parent / file_name(name), ignore_errors=True)
-
-    def write_links(self, label: str, rows: Sequence[Mapping[str, Any]], *, seed: int | None = None) -> None:
-        """Bytes that had crossed each link by each of some `virtual_seconds`."""
-        self.write_text(f"links/{seeded_name(label, seed)}.csv", csv_text(rows, ("virtual_seconds",)))
 
     def write_summary(self, entries: Sequence[Mapping[str, Any]]) -> None:
         """Write an object for each strategy; null in place of numbers that are not finite, which JSON lacks."""
@@ -332,7 +316,7 @@ class RunFolder:
         )
 
     def read_links(self, label: str, seed: int | None = None) -> list[dict[str, float]]:
-        """Rows of `write_links`; empty where there was no network.
+        """Bytes that had crossed each link by each of some `virtual_seconds`; empty where there was no network.
 
         Raises:
             InputError: the file is damaged.

@@ -1,6 +1,6 @@
 """Schema of a result: each column declared once, with its meaning, unit, and how seeds and tables show it.
 
-    accuracy: float | None = column("fraction right ...", "share", heading="accuracy")
+    accuracy: float | None = column("share", heading="accuracy")  # meaning: its line of documentation
 
 `TRAIN` and `VALIDATION` are the columns of metrics, `Summary` the fields of an object of summary.json. Files, checks of
 files, means over seeds, tables, trackers, pandas frames and the tables of docs/experiment.md follow from them.
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence  # noqa: TC003 - fields of datacla
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from exogym_core.names import visible
+from exogym_core.names import attribute_lines, visible
 from netsim.errors import InputError
 
 __all__ = [
@@ -138,89 +138,77 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def column(meaning: str, unit: Unit = "count", *, default: Any = None, **others: Any) -> Any:
-    """A field of `Summary`; `others` are attributes of its `Column`."""
-    return field(default=default, metadata={"meaning": meaning, "unit": unit, **others})
+def column(unit: Unit = "count", *, default: Any = None, **others: Any) -> Any:
+    """A field of `Summary`; `others` are attributes of its `Column`, whose meaning is the line of documentation."""
+    return field(default=default, metadata={"unit": unit, **others})
 
 
 @dataclass(frozen=True)
 class Summary:
-    """An object of summary.json, in the order of its keys; None: not measured, or never."""
+    """An object of summary.json, in the order of its keys; None: not measured, or never.
 
-    name: str = column("label of the strategy", "text", default="")
-    final_loss: float | None = column(
-        "loss of the judged model at the end", "loss", heading="final loss", tidy=1
-    )
-    accuracy: float | None = column(
-        "fraction right of the judged model at the end", "share", heading="accuracy"
-    )
-    virtual_seconds: float | None = column(
-        "virtual time at which the last rank ended its last step", "s", heading="virtual time"
-    )
-    virtual_seconds_to_target: float | None = column(
-        "virtual time at which the first judged model at the target loss came to exist; null if it was not held",
-        "s",
-        tidy=2,
-    )
-    compute_utilisation: float | None = column(
-        "computing / virtual seconds, mean over ranks", "share", heading="compute utilisation", tidy=4
-    )
-    bytes_sent_per_worker: float | None = column(
-        "payload that left a worker, mean over workers", "B", heading="sent per worker"
-    )
-    wan_bytes: float | None = column(
-        "part of bytes_sent between regions, and what servers sent between regions",
-        "B",
-        heading="sent over WAN",
-    )
-    strategy: str = column("name of the strategy", "text", default="")
-    steps: float | None = column("steps done by each worker", over_seeds="same")
-    bytes_sent: float | None = column("payload that left all workers, headers not counted", "B")
-    payload_bytes: float | None = column("encoded messages of a worker once each, as papers count", "B")
-    target_loss: float | None = column("the loss that was asked for", "loss", over_seeds="same")
-    collectives: Mapping[str, Any] = field(
-        default_factory=dict,
-        metadata={"meaning": "algorithms of the simulated collectives, by operation", "unit": "mapping"},
-    )
-    target: str | None = column(
-        "`held`, `touched` or `missed`; null without a target",
-        "text",
-        over_seeds="worst",
-        choices=("missed", "touched", "held"),
-        tidy=3,
-    )
-    judged: str | None = column("which model is judged: `replica`, `outer`, `server` or `own`", "text")
-    window_limit: str | None = column(
-        "where a sender's window limited collectives most", "text", optional=True
-    )
-    later_weather: str | None = column(
-        "weather of the topology that begins after its end and changed nothing", "text", optional=True
-    )
-    coding: str | None = column(
-        "`not charged` where encoding took no time although `compute.coding` has speeds",
-        "text",
-        optional=True,
-    )
-    mean_of_replicas_loss: float | None = column("loss of the mean of all ranks' models at the end", "loss")
-    computing_seconds: float | None = column("computing of a worker, mean over workers", "s", tidy=5)
-    network_seconds: float | None = column("waiting for bytes under way, mean over workers", "s", tidy=6)
-    waiting_seconds: float | None = column("waiting for other workers, mean over workers", "s", tidy=7)
-    first_non_finite_step: float | None = column(
-        "first step with a loss that was nan or infinite", over_seeds="least", optional=True
-    )
-    dropped_peers: Sequence[Mapping[str, Any]] = column(
-        "absences of ranks that rounds continued without",
-        "list",
-        over_seeds="none",
-        optional=True,
-        default=(),
-    )
-    wall_seconds: float | None = column("seconds by the clock of a real transport", "s", optional=True)
-    incomplete: bool = column(
-        "true where it was stopped before its end", "flag", over_seeds="first", optional=True, default=False
-    )
-    failed: bool = column("true where it failed", "flag", over_seeds="first", optional=True, default=False)
-    error: str | None = column("line with which it failed", "text", over_seeds="first", optional=True)
+    Attributes:
+        name: label of the strategy
+        final_loss: loss of the judged model at the end
+        accuracy: fraction right of the judged model at the end
+        virtual_seconds: virtual time at which the last rank ended its last step
+        virtual_seconds_to_target: virtual time at which the first judged model at the target loss came to
+            exist; null if it was not held
+        compute_utilisation: computing / virtual seconds, mean over ranks
+        bytes_sent_per_worker: payload that left a worker, mean over workers
+        wan_bytes: part of bytes_sent between regions, and what servers sent between regions
+        strategy: name of the strategy
+        steps: steps done by each worker
+        bytes_sent: payload that left all workers, headers not counted
+        payload_bytes: encoded messages of a worker once each, as papers count
+        target_loss: the loss that was asked for
+        collectives: algorithms of the simulated collectives, by operation
+        target: `held`, `touched` or `missed`; null without a target
+        judged: which model is judged: `replica`, `outer`, `server` or `own`
+        window_limit: where a sender's window limited collectives most
+        later_weather: weather of the topology that begins after its end and changed nothing
+        coding: `not charged` where encoding took no time although `compute.coding` has speeds
+        mean_of_replicas_loss: loss of the mean of all ranks' models at the end
+        computing_seconds: computing of a worker, mean over workers
+        network_seconds: waiting for bytes under way, mean over workers
+        waiting_seconds: waiting for other workers, mean over workers
+        first_non_finite_step: first step with a loss that was nan or infinite
+        dropped_peers: absences of ranks that rounds continued without
+        wall_seconds: seconds by the clock of a real transport
+        incomplete: true where it was stopped before its end
+        failed: true where it failed
+        error: line with which it failed
+    """
+
+    name: str = column("text", default="")
+    final_loss: float | None = column("loss", heading="final loss", tidy=1)
+    accuracy: float | None = column("share", heading="accuracy")
+    virtual_seconds: float | None = column("s", heading="virtual time")
+    virtual_seconds_to_target: float | None = column("s", tidy=2)
+    compute_utilisation: float | None = column("share", heading="compute utilisation", tidy=4)
+    bytes_sent_per_worker: float | None = column("B", heading="sent per worker")
+    wan_bytes: float | None = column("B", heading="sent over WAN")
+    strategy: str = column("text", default="")
+    steps: float | None = column(over_seeds="same")
+    bytes_sent: float | None = column("B")
+    payload_bytes: float | None = column("B")
+    target_loss: float | None = column("loss", over_seeds="same")
+    collectives: Mapping[str, Any] = field(default_factory=dict, metadata={"unit": "mapping"})
+    target: str | None = column("text", over_seeds="worst", choices=("missed", "touched", "held"), tidy=3)
+    judged: str | None = column("text")
+    window_limit: str | None = column("text", optional=True)
+    later_weather: str | None = column("text", optional=True)
+    coding: str | None = column("text", optional=True)
+    mean_of_replicas_loss: float | None = column("loss")
+    computing_seconds: float | None = column("s", tidy=5)
+    network_seconds: float | None = column("s", tidy=6)
+    waiting_seconds: float | None = column("s", tidy=7)
+    first_non_finite_step: float | None = column(over_seeds="least", optional=True)
+    dropped_peers: Sequence[Mapping[str, Any]] = column("list", over_seeds="none", optional=True, default=())
+    wall_seconds: float | None = column("s", optional=True)
+    incomplete: bool = column("flag", over_seeds="first", optional=True, default=False)
+    failed: bool = column("flag", over_seeds="first", optional=True, default=False)
+    error: str | None = column("text", over_seeds="first", optional=True)
 
     @property
     def held_seconds(self) -> float | None:
@@ -228,7 +216,8 @@ class Summary:
         return self.virtual_seconds_to_target if self.target == "held" else None
 
 
-SUMMARY = tuple(Column(each.name, **each.metadata) for each in fields(Summary))
+_MEANINGS = attribute_lines(Summary)
+SUMMARY = tuple(Column(each.name, _MEANINGS[each.name], **each.metadata) for each in fields(Summary))
 """Columns of `Summary`, in order."""
 
 

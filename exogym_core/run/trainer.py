@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 
 from exogym_core.annexes import required
 from exogym_core.communicator import run_ranks
-from exogym_core.config import OPTIONS, RunConfig, attributes_section, checked_config, open_device
+from exogym_core.config import OPTIONS, RunConfig, checked_config, open_device
+from exogym_core.names import attributes_section
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.progress import shown
 from exogym_core.results.recorder import mean_utilisation, where_time_went

@@ -166,7 +166,7 @@ MODULES: dict[str, type[Module]] = {
 def build_module(name: str, **options: Any) -> Module:
     """The module called `name` in the `modules` of a Chain, with its constructor's `options`.
 
-    It is known by its name in MODULES, and by its class's.
+    Its name is that in MODULES, or its class's.
 
     Raises:
         UnknownNameError: no module, or no option of it, has that name.

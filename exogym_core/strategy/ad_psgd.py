@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["ADPSGDOptions", "ADPSGDStrategy"]
 
 
-@dataclass(frozen=True)
 class ADPSGDOptions(Options):
     """Options of AD-PSGD.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from exogym_core.strategy.options import number, option, positive_int
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["AsyncDiLoCoOptions", "AsyncDiLoCoStrategy"]
 
 
-@dataclass(frozen=True)
 class AsyncDiLoCoOptions(ServedOptions):
     """Options of async DiLoCo.
 

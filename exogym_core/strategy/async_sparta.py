@@ -1,13 +1,10 @@
-"""Async SPARTA: the sparse share is averaged while training goes on."""
+"""Async SPARTA: the sparse share is averaged while training continues."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from exogym_core.strategy.chain import Chain, Composition, Module
+from exogym_core.strategy.chain import Composition, Module
 from exogym_core.strategy.options import (
     Options,
     fraction,
@@ -25,14 +22,12 @@ from netsim.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from exogym_core.strategy.chain import Scope
 
 __all__ = ["AsyncSPARTAOptions", "AsyncSPARTAStrategy", "AsyncSparseCommunicator"]
 
 
-@dataclass(frozen=True)
 class AsyncSPARTAOptions(Options):
     """Options of async SPARTA.
 
@@ -73,12 +68,10 @@ class AsyncSparseCommunicator(Module, name="AsyncSPARTA"):
         self.iteration = 0  # averages that have begun
         self._under_way: Round | None = None
 
-    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Lay the parameters out flat."""
-        super().enter(strategy, scope)
-        self.index_selector.seed = strategy.seed
-        self._buckets = buckets(scope.parameters)
-        return scope
+        self.index_selector.seed = self.strategy.seed
+        self._buckets = buckets(self.scope.parameters)
 
     def after_update(self) -> None:
         """Begin or apply the average that is due."""
@@ -108,12 +101,7 @@ class AsyncSparseCommunicator(Module, name="AsyncSPARTA"):
 
     def _chosen(self) -> list[Tensor]:
         """Places in each bucket of the last average begun."""
-        places = []
-        for bucket in self._buckets:
-            flat = flatten(bucket)
-            chosen = self.index_selector.get_indices(flat, self.iteration - 1).to(flat.device).view(-1)
-            places.append(chosen.nonzero().view(-1) if chosen.dtype == torch.bool else chosen)
-        return places
+        return [self.index_selector.places(flatten(bucket), self.iteration - 1) for bucket in self._buckets]
 
     def _round(self, sent: list[Tensor], calls: Sequence[Any]) -> Round:
         comm, averaging = self.scope.site.between, Averaging()

@@ -379,7 +379,7 @@ class Strategy(Participants, Configured, Stateful):
         clip_norm(self.trainable, max_norm)
 
     def optimizer_step(self) -> None:
-        """Update the parameters from their gradients; with a scaler, only if these were finite when it looked.
+        """Update the parameters from their gradients; with a scaler, only if these were finite when it unscaled them.
 
         After `unscale_gradients` the update is made in any case.
         """

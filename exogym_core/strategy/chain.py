@@ -39,7 +39,7 @@ __all__ = [
 # In a step's order.
 _STEP_HOOKS = ("before_backward", "before_update", "after_update", "end_step")
 
-# What is judged where modules disagree: rounds lead to parameters that every rank has.
+# Order of precedence where modules disagree: rounds lead to parameters that every rank has.
 _JUDGED = ("server", "outer", "own", "replica")
 
 
@@ -75,6 +75,7 @@ class Module(Configured, Stateful):
         not_saved: attributes that `state_dict` may leave out, as for `Strategy`.
         takes_sites: it may stand behind `Sites`; else it brings single ranks together.
         goes_first: it stands before the others, wherever the chain names it.
+        num_rounds: that have ended, of a module that counts them.
         strategy: the chain, from `enter` on.
         comm: connects all ranks of the run.
         scope: what the module works on.
@@ -89,6 +90,7 @@ class Module(Configured, Stateful):
     goes_first: bool = False
 
     options: Any = Options()
+    num_rounds: int
     strategy: Chain
     comm: Communicator
     scope: Scope
@@ -121,7 +123,7 @@ class Module(Configured, Stateful):
         return scope
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Prepare this rank, when the optimizer is there too."""
+        """Prepare this rank's state: all modules have entered, and the optimizer is there."""
 
     def before_backward(self, last_micro_batch: bool) -> None:
         """Prepare for a backward pass; with `last_micro_batch` it completes the step's gradient."""
@@ -151,8 +153,9 @@ class Module(Configured, Stateful):
 
     @property
     def judged_version(self) -> int:
-        """Version of the judged model, as of `Strategy`."""
-        return self.strategy.local_step
+        """Version of the judged model, as of `Strategy`: rounds that have ended, where they are counted."""
+        is_counted = self.judged == "outer" and hasattr(self, "num_rounds")
+        return self.num_rounds if is_counted else self.strategy.local_step
 
     @property
     def optimizers(self) -> list[Optimizer]:
@@ -293,8 +296,8 @@ class Chain(Strategy):
         return [self.optim, *(optim for module in self.modules for optim in module.optimizers)]
 
     def judged_state(self) -> dict[str, Tensor] | None:
-        """Judged parameters of the module that decides."""
-        return None if self._judged_by is None else self._judged_by.judged_state()
+        """Judged parameters of the module that decides; None: every rank's own model."""
+        return None if self._judged_by is None or self.judged == "own" else self._judged_by.judged_state()
 
     @property
     def judged_version(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,15 +14,13 @@ from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from exogym_core.strategy.chain import Chain, Scope
     from exogym_core.strategy.parts.outer import Round
 
 __all__ = ["CoCoDCCommunicator", "CoCoDCOptions", "CoCoDCStrategy"]
 
 
-@dataclass(frozen=True)
 class CoCoDCOptions(FragmentOptions):
     """Options of CoCoDC besides fragments and an outer step.
 
@@ -56,15 +53,14 @@ class CoCoDCCommunicator(Fragments, name="CoCoDC"):
 
     positional = ("H",)
 
-    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Reset intervals and rates."""
-        super().enter(strategy, scope)
-        whole = zip(strategy.trainable, scope.parameters, strict=True)
+        super()._init_node(model, rank, num_nodes)
+        whole = zip(self.strategy.trainable, self.scope.parameters, strict=True)
         if any(parameter.shape != piece.shape for parameter, piece in whole):
-            raise InputError(f"{type(strategy).__name__}: corrects whole tensors; leave sharding out")
+            raise InputError(f"{type(self.strategy).__name__}: corrects whole tensors; leave sharding out")
         self.intervals = [0] * len(self.members)  # steps between a fragment's last two departures
         self.rates = [0.0] * len(self.members)  # R_p, as it was when p was last merged
-        return scope
 
     def after_update(self) -> None:
         """Take in what has come, then choose what leaves."""

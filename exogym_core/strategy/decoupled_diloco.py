@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["DecoupledDiLoCoOptions", "DecoupledDiLoCoStrategy"]
 
 
-@dataclass(frozen=True)
 class DecoupledDiLoCoOptions(ServedOptions):
     """Options of decoupled DiLoCo.
 
@@ -34,7 +32,7 @@ class DecoupledDiLoCoOptions(ServedOptions):
         grace: virtual seconds that the syncer waits for the others after the quorum is there.
         outer_lr: of the fragments' Nesterov step.
         outer_momentum: its momentum.
-        mix: the share of the merged fragment in what a learner goes on from.
+        mix: the share of the merged fragment in the parameters with which a learner continues.
     """
 
     H: int = option(24, positive_int)

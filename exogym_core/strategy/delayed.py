@@ -13,7 +13,8 @@ from exogym_core.strategy.parts.rounds import OuterRounds
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from exogym_core.strategy.chain import Chain, Scope
+    from torch import nn
+
     from exogym_core.strategy.parts.outer import Round
 
 __all__ = [
@@ -36,13 +37,12 @@ class DelayedDiLoCoCommunicator(OuterRounds, name="DelayedDiLoCo"):
 
     positional = ("H",)
 
-    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Begin with the same phi on every rank."""
-        super().enter(strategy, scope)
-        self._site = scope.site.apart()
-        self._is_staged = self.averaging.codec is not None or scope.site.inside is not None
+        super()._init_node(model, rank, num_nodes)
+        self._site = self.scope.site.apart()
+        self._is_staged = self.averaging.codec is not None or self.scope.site.inside is not None
         self._under_way: Round | None = None
-        return scope
 
     def after_update(self) -> None:
         """Send the outer gradient of a round that ends, and apply that of the round before."""
@@ -60,7 +60,7 @@ class DelayedDiLoCoCommunicator(OuterRounds, name="DelayedDiLoCo"):
         return self.outer.begin(self._site)
 
     def apply(self, before: Round | None) -> None:
-        """An outer step along the mean of the round before, if there is one; every worker goes on from phi."""
+        """An outer step along the mean of the round before, if there is one; every worker continues from phi."""
         if before is not None:
             self.outer.apply(before.wait())
             self.num_rounds += 1
@@ -125,14 +125,6 @@ class EagerDiLoCoCommunicator(DelayedDiLoCoCommunicator, name="EagerDiLoCo"):
         self.outer.apply(gradients)
         self.outer.reset_parameters()
         self.num_rounds += 1
-
-    def judged_state(self) -> None:
-        """None: every rank's own model is judged."""
-
-    @property
-    def judged_version(self) -> int:
-        """Steps, as of every replica."""
-        return self.strategy.local_step
 
 
 class EagerDiLoCoStrategy(DelayedDiLoCoStrategy, name="EagerDiLoCo"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +28,6 @@ __all__ = ["WIRE", "DeMoOptions", "DeMoStrategy"]
 WIRE = {"compact": (torch.int16, torch.bfloat16), "released": (torch.int64, torch.float32)}
 
 
-@dataclass(frozen=True)
 class DeMoOptions(Options):
     """Options of DeMo.
 
@@ -109,12 +107,12 @@ class DeMoStrategy(Strategy, name="DeMo"):
         """Accumulate, exchange, step along the sign."""
         self.clip_gradients()
         rates = {p: group["lr"] for group in self.optim.param_groups for p in group["params"]}
-        self._spend("encode")
+        self.charge("demo", "encode", self._num_values)
         for blocks in self._blocks:
             updates = [self._update(parameter, rates) for parameter in blocks.parameters]
             blocks.accumulate(self.options.compression_decay, updates)
         messages = self._exchange()
-        self._spend("decode")
+        self.charge("demo", "decode", self._num_values)
         for blocks, received in zip(self._blocks, self._decode(messages), strict=True):
             for parameter, mean in zip(blocks.parameters, blocks.mean(*received), strict=True):
                 parameter.mul_(1 - rates.get(parameter, 0.0) * self.options.weight_decay)
@@ -129,10 +127,6 @@ class DeMoStrategy(Strategy, name="DeMo"):
         """Bytes of one rank's message at each step."""
         entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
         return sum(blocks.num_entries for blocks in self._blocks) * entry_bytes
-
-    def _spend(self, way: str) -> None:
-        """The virtual time of the transform and the choice of entries, or of the way back."""
-        self.charge("demo", way, self._num_values)
 
     def _update(self, parameter: Tensor, rates: Mapping[Tensor, float]) -> Tensor:
         gradient = dense_gradient(parameter)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,7 +27,6 @@ MOMENTS = {
 }
 
 
-@dataclass(frozen=True)
 class MomentOptions(Options):
     """Options of `MomentCommunicator`.
 
@@ -77,7 +75,6 @@ class MomentCommunicator(RoundModule, name="Moments"):
         return torch.zeros_like(parameter) if value is None else value
 
 
-@dataclass(frozen=True)
 class DESLOCOptions(AveragingOptions):
     """Options of DES-LOC.
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Chain, Composition
+from exogym_core.strategy.chain import Composition
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import (
     Options,
@@ -28,16 +27,14 @@ from exogym_core.strategy.parts.tensor_codecs import LargestCodec, matrix_shape
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from exogym_core.strategy.chain import Scope
 
 __all__ = ["DGCOptions", "DGCStrategy", "LargestGradients"]
 
 _STAGES = 5
 
 
-@dataclass(frozen=True)
 class DGCOptions(Options):
     """Options of DGC.
 
@@ -62,13 +59,12 @@ class LargestGradients(GradientExchange, name="DGC"):
     work = "largest"
     state = State("momenta", "waiting")
 
-    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Begin without momentum."""
-        scope = super().enter(strategy, scope)
-        self.is_sparse = [p.dim() > 1 and p.numel() > 0 for p in scope.parameters]
+        super()._init_node(model, rank, num_nodes)
+        self.is_sparse = [p.dim() > 1 and p.numel() > 0 for p in self.scope.parameters]
         self.momenta = self.zeros_like_gradients()
         self.waiting = list(compress(self.zeros_like_gradients(), self.is_sparse))
-        return scope
 
     def density(self, step: int) -> float:
         """The share that the 0-based `step` sends."""
@@ -97,7 +93,9 @@ class LargestGradients(GradientExchange, name="DGC"):
     def _means(self) -> list[Tensor]:
         shapes, density = [v.shape for v in self.waiting], self.density(self.strategy.local_step)
         counts = [math.ceil(density * shape.numel()) for shape in shapes]
-        codec = self.charged(LargestCodec(shapes, [matrix_shape(shape) for shape in shapes], counts, 32))
+        codec = self.strategy.charged(
+            LargestCodec(shapes, [matrix_shape(shape) for shape in shapes], counts, 32)
+        )
         flat = flatten(self.waiting)
         total = torch.zeros_like(flat)
         for rank, values in enumerate(self.gathered(codec, flat)):

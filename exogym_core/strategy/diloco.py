@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from exogym_core.strategy.chain import Composition
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 __all__ = ["DiLoCoCommunicator", "DiLoCoOptions", "DiLoCoStrategy"]
 
 
-@dataclass(frozen=True)
 class DiLoCoOptions(OuterOptions, ParticipationOptions):
     """Options of DiLoCo as strategy, module and optimizer: rounds, sites, and time-outs for absent ranks."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Chain, Composition
+from exogym_core.strategy.chain import Composition
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import (
     Options,
@@ -24,14 +23,12 @@ from exogym_core.strategy.parts.state import State
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from exogym_core.strategy.chain import Scope
 
 __all__ = ["DionDirections", "DionOptions", "DionStrategy"]
 
 
-@dataclass(frozen=True)
 class DionOptions(Options):
     """Options of Dion.
 
@@ -55,19 +52,18 @@ class DionDirections(GradientExchange, name="Dion"):
     work = "low-rank"
     state = State("right", "momenta")
 
-    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Draw each Q, equal on all ranks."""
-        scope = super().enter(strategy, scope)
-        inside = {id(p) for p in hidden_matrices(strategy.model)}
-        self.is_matrix = [id(p) in inside for p in scope.parameters]
+        super()._init_node(model, rank, num_nodes)
+        inside = {id(p) for p in hidden_matrices(self.strategy.model)}
+        self.is_matrix = [id(p) in inside for p in self.scope.parameters]
         self.momenta = [_tall(zeros) for zeros in compress(self.zeros_like_gradients(), self.is_matrix)]
-        generator, self.right = shared_generator(strategy.seed, "dion"), []
+        generator, self.right = shared_generator(self.strategy.seed, "dion"), []
         for momentum in self.momenta:
             r = -(-min(momentum.shape) * self.options.rank_fraction // 1)
             drawn = torch.randn(momentum.shape[1], int(r), generator=generator, dtype=torch.float64)
             # Laid out as after a step: products of matrices differ in last bits with how these lie in memory.
             self.right.append(orthonormal(drawn).to(momentum).contiguous())
-        return scope
 
     def exchange(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """Take a step of the power iteration on the mean momentum, and subtract its low-rank part."""

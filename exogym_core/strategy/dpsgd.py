@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.strategy.chain import Composition
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["DPSGDCommunicator", "DPSGDOptions", "DPSGDStrategy"]
 
 
-@dataclass(frozen=True)
 class DPSGDOptions(GossipOptions):
     """Options of D-PSGD.
 
@@ -45,7 +43,7 @@ class DPSGDCommunicator(Gossip, name="DPSGD"):
         self._flights: list[Flight[Tensor]] = []
 
     def before_backward(self, last_micro_batch: bool) -> None:
-        """Algorithm 1, line 4, begins: it goes on while the gradient is computed."""
+        """Algorithm 1, line 4, begins: it travels while the gradient is computed."""
         if self.options.mix == "before" and not self._flights:
             self._flights = self.begin(self.flats(), self.row(self.strategy.local_step))
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from exogym_core.strategy.chain import Chain, Composition, RoundModule
+from exogym_core.strategy.chain import Composition, RoundModule
 from exogym_core.strategy.options import option, positive_int
 from exogym_core.strategy.parts.average import AveragingOptions
 from exogym_core.strategy.parts.flat import buckets, flatten, write_back
@@ -16,13 +13,9 @@ from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError
 
-if TYPE_CHECKING:
-    from exogym_core.strategy.chain import Scope
-
 __all__ = ["AveragingCommunicator", "FedAvgOptions", "FedAvgStrategy", "LocalSGDOptions", "LocalSGDStrategy"]
 
 
-@dataclass(frozen=True)
 class FedAvgOptions(AveragingOptions):
     """Options of FedAvg.
 
@@ -44,7 +37,6 @@ class FedAvgOptions(AveragingOptions):
             )
 
 
-@dataclass(frozen=True)
 class LocalSGDOptions(FedAvgOptions):
     """FedAvg's, with rounds of 8 steps."""
 
@@ -69,24 +61,17 @@ class AveragingCommunicator(RoundModule, name="FedAvg"):
     judged = "outer"
     state = State("num_rounds", "result", "residuals")
 
-    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Keep what could be shipped."""
-        super().enter(strategy, scope)
-        self._averaging = self.options.averaging().charged(strategy.coding, strategy.comm)
-        self._buckets = buckets(scope.parameters)
+        self._averaging = self.options.averaging().charged(self.strategy.coding, self.strategy.comm)
+        self._buckets = buckets(self.scope.parameters)
         self.residuals = [self._averaging.residual(flatten(bucket)) for bucket in self._buckets]
         self.num_rounds = 0
-        self.result = [parameter.detach().clone() for parameter in scope.parameters]
-        return scope
+        self.result = [parameter.detach().clone() for parameter in self.scope.parameters]
 
     def judged_state(self) -> dict[str, Tensor]:
         """The parameters that the last round made."""
         return self.named(self.result)
-
-    @property
-    def judged_version(self) -> int:
-        """Rounds that have ended."""
-        return self.num_rounds
 
     def end_round(self, number: int) -> None:
         """Average the parameters of this rank's island."""

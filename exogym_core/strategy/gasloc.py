@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Chain, Composition, RoundModule
+from exogym_core.strategy.chain import Composition, RoundModule
 from exogym_core.strategy.options import (
     flag,
     fraction,
@@ -20,12 +19,12 @@ from exogym_core.strategy.parts.gossip import Gossip, GossipOptions, Graph, pars
 from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
-    from exogym_core.strategy.chain import Scope
+    from torch import nn
+
 
 __all__ = ["GASLoCCommunicator", "GASLoCOptions", "GASLoCStrategy"]
 
 
-@dataclass(frozen=True)
 class GASLoCOptions(GossipOptions):
     """Options of GASLoC.
 
@@ -56,11 +55,10 @@ class GASLoCCommunicator(Gossip, RoundModule, name="GASLoC"):
     Options = GASLoCOptions
     state = State(start="_start", last="_last")
 
-    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Begin with the same theta on every rank, without momentum."""
-        scope = super().enter(strategy, scope)
+        super()._init_node(model, rank, num_nodes)
         self._start, self._last = self.flats(), self.flats()
-        return scope
 
     @torch.no_grad()
     def end_round(self, number: int) -> None:

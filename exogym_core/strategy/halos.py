@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.strategy.options import fraction, number, option, positive_int
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["HALoSOptions", "HALoSStrategy"]
 
 
-@dataclass(frozen=True)
 class HALoSOptions(ServedOptions):
     """Options of HALoS.
 
@@ -35,7 +33,7 @@ class HALoSOptions(ServedOptions):
         K: arrivals at a region's server between its exchanges with the global one.
         local_lr, local_momentum, local_buffer: of the regions' delayed Nesterov; its rate is `local_lr * local_buffer`.
         global_lr, global_momentum, global_buffer: of the global one, likewise.
-        merge: the share of the global parameters in what a region's server goes on from.
+        merge: the share of the global parameters in those with which a region's server continues.
         regions: servers of regions; workers are dealt out to them in contiguous blocks.
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["HeLoCoOptions", "HeLoCoStrategy"]
 
 
-@dataclass(frozen=True)
 class HeLoCoOptions(ServedOptions):
     """Options of HeLoCo.
 

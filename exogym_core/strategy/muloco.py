@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,7 +35,6 @@ _QUANTIZERS = {"statistical": StatisticalCodec, "linear": LinearCodec}
 _MUONS = {"paper": MuLoCoMuon, "torch": TorchMuon}
 
 
-@dataclass(frozen=True)
 class MuLoCoOptions(Options):
     """Options of MuLoCo.
 
@@ -71,12 +69,11 @@ class MuLoCoCommunicator(CodedRounds, name="MuLoCo"):
 
     Options = MuLoCoOptions
 
+    encoded_mean = True
+
     def __init__(self, **given: Any) -> None:
-        Module.__init__(self, **{"bits": 2, **given})
-        options = self.options
-        super().__init__(
-            options.H, options.outer_optim(), options.error_decay, options.outer_lr, encoded_mean=True
-        )
+        super().__init__(**{"bits": 2, **given})
+        self.beta, self.gain = self.options.error_decay, self.options.outer_lr
 
     def codec(self, tensors: Sequence[Tensor]) -> Codec:
         """Quantise every tensor by itself."""
@@ -84,7 +81,6 @@ class MuLoCoCommunicator(CodedRounds, name="MuLoCo"):
         return EachTensorCodec([tensor.numel() for tensor in tensors], quantizer)
 
 
-@dataclass(frozen=True)
 class _StrategyOptions(MuLoCoOptions):
     """`muon` besides: "paper" or "torch"."""
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Chain, Composition, RoundModule
+from exogym_core.strategy.chain import Composition, RoundModule
 from exogym_core.strategy.options import (
     Options,
     number,
@@ -20,12 +19,12 @@ from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
-    from exogym_core.strategy.chain import Scope
+    from torch import nn
+
 
 __all__ = ["NoLoCoCommunicator", "NoLoCoOptions", "NoLoCoStrategy"]
 
 
-@dataclass(frozen=True)
 class NoLoCoOptions(Options):
     """Options of NoLoCo.
 
@@ -55,13 +54,11 @@ class NoLoCoCommunicator(RoundModule, name="NoLoCo"):
     judged = "own"
     state = State(phi="_phi", momenta="_momenta")
 
-    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Begin with the same phi on every worker, which keeps its own from then on."""
-        super().enter(strategy, scope)
-        self._buckets = buckets(scope.parameters)
+        self._buckets = buckets(self.scope.parameters)
         self._phi = [flatten(bucket) for bucket in self._buckets]
         self._momenta = [torch.zeros_like(phi) for phi in self._phi]
-        return scope
 
     def group(self, rank: int, num_ranks: int, round_number: int) -> list[int]:
         """Group of `rank` in the 0-based round: every m-th of a permutation, m groups in all."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Chain, Composition
+from exogym_core.strategy.chain import Composition
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import (
     Options,
@@ -25,14 +24,12 @@ from exogym_core.strategy.parts.state import State
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from exogym_core.strategy.chain import Scope
 
 __all__ = ["OneBitAdamOptions", "OneBitAdamStrategy", "OneBitMomenta"]
 
 
-@dataclass(frozen=True)
 class OneBitAdamOptions(Options):
     """Options of 1-bit Adam.
 
@@ -60,16 +57,15 @@ class OneBitMomenta(GradientExchange, name="OneBitAdam"):
     work = "sign"
     state = State("momentum", "variance", "error", "server_error")
 
-    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Begin without moments and errors."""
-        scope = super().enter(strategy, scope)
+        super()._init_node(model, rank, num_nodes)
         given = self.options.freeze_step
-        self.freeze_step = max(1, int(0.15 * strategy.max_steps)) if given is None else given
+        self.freeze_step = max(1, int(0.15 * self.strategy.max_steps)) if given is None else given
         self.momentum = flatten(self.zeros_like_gradients())
         self.variance, self.error = torch.zeros_like(self.momentum), torch.zeros_like(self.momentum)
         own = self.momentum.tensor_split(self.comm.world_size)[self.comm.rank]
         self.server_error = torch.zeros_like(own)
-        return scope
 
     def exchange(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """Algorithm 1: `momentum / (root of variance + eps)`."""
@@ -80,7 +76,7 @@ class OneBitMomenta(GradientExchange, name="OneBitAdam"):
             self.variance.mul_(options.beta2).add_(flat.square(), alpha=1 - options.beta2)
         else:
             own = options.beta1 * self.momentum + (1 - options.beta1) * flat
-            codec = self.charged(SignCodec("l2"))
+            codec = self.strategy.charged(SignCodec("l2"))
             self.momentum = served_mean(self.comm, own, codec, self.error, self.server_error)
         update = self.momentum / (self.variance.sqrt() + options.eps)
         return unflatten(update.where(self.variance > 0, 0.0), gradients)

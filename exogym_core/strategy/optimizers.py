@@ -17,6 +17,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from exogym_core.strategy.options import number, positive_int
+from exogym_core.successors import refuse_unknown_options
 from netsim.errors import InputError, unknown_name, unknown_names
 
 __all__ = [
@@ -177,21 +178,9 @@ def _optimizer_named(name: str) -> Factory:
 
 def _check_options(factory: Factory, options: Mapping[str, Any]) -> None:
     """Refuse an option that `factory` does not take, here and not when the first rank builds it."""
-    try:
-        parameters = list(inspect.signature(factory).parameters.values())[1:]
-    except (TypeError, ValueError):  # a callable written in C has no signature
-        return
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return
-    accepted = [p.name for p in parameters]
-    unknown = [name for name in options if name not in accepted]
-    if unknown:
-        raise unknown_names(f"option of {getattr(factory, '__name__', factory)}", unknown, accepted)
-    for name, value in options.items():
-        if name == "lr" and isinstance(value, str):
-            raise InputError(
-                f"optimizer option lr={value!r} must be a number; in YAML write 1.0e-3, not 1e-3"
-            )
+    refuse_unknown_options(f"option of {getattr(factory, '__name__', factory)}", factory, options, skipped=1)
+    if isinstance(lr := options.get("lr"), str):
+        raise InputError(f"optimizer option lr={lr!r} must be a number; in YAML write 1.0e-3, not 1e-3")
 
 
 LRSchedulerLike: TypeAlias = str | Callable[..., LRScheduler]

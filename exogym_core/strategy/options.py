@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 from exogym_core.successors import STRATEGY_ARGUMENTS, unknown_arguments
 from netsim.errors import InputError, unknown_name
@@ -55,12 +55,16 @@ def option(default: Any, check: Callable[[str, str, Any], Any] | None = None) ->
     return dataclasses.field(default=default, metadata={"check": check})
 
 
+@dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class Options:
-    """Arguments that belong together: subclasses are dataclasses with one field each.
+    """Arguments that belong together: subclasses become frozen dataclasses with a field for each argument.
 
     A class that lists them as `Options = DiLoCoOptions` takes each of them by name.
     """
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
     @classmethod
     def of(cls, where: str, given: Mapping[str, Any], called: Mapping[str, str] | None = None) -> Self:
@@ -220,16 +224,11 @@ def given_arguments(
     cls: type[Configured], positional: tuple[Any, ...], named: dict[str, Any]
 ) -> dict[str, Any]:
     """Arguments of `cls(*positional, **named)` by name, with the defaults of `cls` itself."""
-    whole = inspect.signature(cls.__init__)
-    signature = whole.replace(parameters=list(whole.parameters.values())[1:])
-    kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        said = dict.fromkeys(cls.positional) | by_name(cls, positional, named)
-    else:
-        bound = signature.bind_partial(*positional, **named)
-        bound.apply_defaults()
-        others = kinds.get(inspect.Parameter.VAR_KEYWORD)
-        said = {name: value for name, value in bound.arguments.items() if name != others} | named
+    signature = inspect.signature(cls)
+    bound = signature.bind_partial(*positional, **named)
+    bound.apply_defaults()
+    others = {each.name for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD}
+    said = {name: value for name, value in bound.arguments.items() if name not in others} | named
     defaults = cls.__dict__["Options"].defaults() if "Options" in cls.__dict__ else {}
     return defaults | {
         name: value for name, value in said.items() if value is not None or name not in defaults

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Chain, Composition
+from exogym_core.strategy.chain import Composition
 from exogym_core.strategy.options import (
     Options,
     option,
@@ -29,14 +28,12 @@ from exogym_core.strategy.parts.state import State
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from exogym_core.strategy.chain import Scope
 
 __all__ = ["LowRankGradients", "PowerSGDOptions", "PowerSGDStrategy"]
 
 
-@dataclass(frozen=True)
 class PowerSGDOptions(Options):
     """Options of PowerSGD.
 
@@ -61,20 +58,19 @@ class LowRankGradients(GradientExchange, name="PowerSGD"):
     work = "low-rank"
     state = State("right", "errors")
 
-    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Draw each Q, equal on all ranks, and begin without errors."""
-        scope = super().enter(strategy, scope)
-        self.is_low_rank = [p.dim() > 1 and p.numel() > 0 for p in scope.parameters]
-        generator = shared_generator(strategy.seed, "powersgd")
+        super()._init_node(model, rank, num_nodes)
+        self.is_low_rank = [p.dim() > 1 and p.numel() > 0 for p in self.scope.parameters]
+        generator = shared_generator(self.strategy.seed, "powersgd")
         self.right, self.errors = [], []
-        for parameter in compress(scope.parameters, self.is_low_rank):
+        for parameter in compress(self.scope.parameters, self.is_low_rank):
             matrix = as_matrix(parameter.detach())
             dtype = torch.promote_types(matrix.dtype, torch.float32)
             r = min(self.options.approximation_rank, *matrix.shape)
             drawn = torch.randn(matrix.shape[1], r, generator=generator, dtype=torch.float64)
             self.right.append(orthonormal(drawn).to(matrix.device, dtype))
             self.errors.append(torch.zeros_like(matrix, dtype=dtype))
-        return scope
 
     def exchange(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """Lines 3 to 11 for matrices, plain means for the rest."""

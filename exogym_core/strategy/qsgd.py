@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["QSGDOptions", "QSGDStrategy", "StochasticGradients"]
 
 
-@dataclass(frozen=True)
 class QSGDOptions(Options):
     """Options of QSGD.
 
@@ -57,7 +55,7 @@ class StochasticGradients(GradientExchange, name="QSGD"):
         """Algorithm 1: everyone's message to all."""
         flat, options = flatten(gradients), self.options
         generator = shared_generator(self.seed, "qsgd", self.strategy.local_step, self.comm.rank)
-        codec = self.charged(QSGDCodec(options.bits, options.bucket, options.norm, generator))
+        codec = self.strategy.charged(QSGDCodec(options.bits, options.bucket, options.norm, generator))
         total = torch.zeros_like(flat)
         for values in self.gathered(codec, flat):
             total += values

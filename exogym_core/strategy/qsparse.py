@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Composition, Module
+from exogym_core.strategy.chain import Composition
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import (
     Options,
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["QsparseCommunicator", "QsparseLocalSGDStrategy", "QsparseOptions"]
 
 
-@dataclass(frozen=True)
 class QsparseOptions(Options):
     """Options of Qsparse-local-SGD.
 
@@ -57,9 +55,9 @@ class QsparseCommunicator(CodedRounds, name="QsparseLocalSGD"):
 
     Options = QsparseOptions
 
-    def __init__(self, **options: Any) -> None:
-        Module.__init__(self, **options)
-        super().__init__(self.options.H, OptimSpec(torch.optim.SGD, lr=1.0), beta=1.0)
+    def outer_spec(self) -> OptimSpec:
+        """Plain steps: the mean is taken off the parameters."""
+        return OptimSpec(torch.optim.SGD, lr=1.0)
 
     def codec(self, tensors: Sequence[Tensor]) -> Codec:
         """The largest of each tensor, their places in 32 bits."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from exogym_core.strategy.chain import Composition
@@ -16,7 +14,6 @@ from exogym_core.strategy.parts.state import State
 __all__ = ["SGPCommunicator", "SGPOptions", "SGPStrategy"]
 
 
-@dataclass(frozen=True)
 class SGPOptions(GossipOptions):
     """Options of SGP.
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.chain import Chain, Composition
+from exogym_core.strategy.chain import Composition
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import (
     Options,
@@ -24,14 +23,12 @@ from exogym_core.strategy.parts.state import State
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from exogym_core.strategy.chain import Scope
 
 __all__ = ["MajorityOfSigns", "SignSGDOptions", "SignSGDStrategy"]
 
 
-@dataclass(frozen=True)
 class SignSGDOptions(Options):
     """Options of SignSGD.
 
@@ -55,18 +52,17 @@ class MajorityOfSigns(GradientExchange, name="SignSGD"):
     work = "sign"
     state = State("momenta")
 
-    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Begin without momentum."""
-        scope = super().enter(strategy, scope)
+        super()._init_node(model, rank, num_nodes)
         self.momenta = self.zeros_like_gradients()
-        return scope
 
     def exchange(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """Algorithm 1: `m = (1 - beta) g + beta m`; its signs are counted."""
         beta = self.options.momentum
         for momentum, gradient in zip(self.momenta, gradients, strict=True):
             momentum.mul_(beta).add_(gradient, alpha=1 - beta)
-        flat, codec = flatten(self.momenta), self.charged(SignCodec())
+        flat, codec = flatten(self.momenta), self.strategy.charged(SignCodec())
         if self.options.vote == "servers":
             return unflatten(served_mean(self.comm, flat, codec), gradients)
         total = torch.zeros_like(flat)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["SlowMoCommunicator", "SlowMoOptions", "SlowMoStrategy"]
 
 
-@dataclass(frozen=True)
 class SlowMoOptions(AveragingOptions):
     """Options of SlowMo.
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exogym_core.strategy.chain import Composition, Module
+from exogym_core.strategy.chain import Composition
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import (
     Options,
@@ -34,7 +33,6 @@ __all__ = ["SparseLoCoCommunicator", "SparseLoCoOptions", "SparseLoCoStrategy"]
 _INDEX_BITS = 12
 
 
-@dataclass(frozen=True)
 class SparseLoCoOptions(Options):
     """Options of SparseLoCo.
 
@@ -78,10 +76,12 @@ class SparseLoCoCommunicator(CodedRounds, name="SparseLoCo"):
     Options = SparseLoCoOptions
 
     def __init__(self, **options: Any) -> None:
-        Module.__init__(self, **options)
-        optim = OptimSpec(torch.optim.SGD, lr=self.options.outer_lr)
-        among = self.options.mean_over == "senders"
-        super().__init__(self.options.H, optim, self.options.error_decay, among_senders=among)
+        super().__init__(**options)
+        self.beta, self.among_senders = self.options.error_decay, self.options.mean_over == "senders"
+
+    def outer_spec(self) -> OptimSpec:
+        """Plain steps of a rate."""
+        return OptimSpec(torch.optim.SGD, lr=self.options.outer_lr)
 
     def codec(self, tensors: Sequence[Tensor]) -> Codec:
         """The `k` of each block; of each tensor its values in levels of their own."""

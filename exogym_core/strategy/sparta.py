@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from exogym_core.strategy.chain import Chain, Composition, Module
+from exogym_core.strategy.chain import Composition, Module
 from exogym_core.strategy.diloco import DiLoCoCommunicator, DiLoCoOptions
 from exogym_core.strategy.options import fraction, option, positive_int
 from exogym_core.strategy.parts.average import AveragingOptions
@@ -16,12 +13,12 @@ from exogym_core.strategy.parts.selectors import IndexSelector, selector_named
 from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
-    from exogym_core.strategy.chain import Scope
+    from torch import nn
+
 
 __all__ = ["SPARTADiLoCoStrategy", "SPARTAStrategy", "SparseCommunicator", "SpartaOptions"]
 
 
-@dataclass(frozen=True)
 class SpartaOptions(AveragingOptions):
     """Options of SPARTA.
 
@@ -67,14 +64,12 @@ class SparseCommunicator(Module, name="SPARTA"):
         self.index_selector, self.interval = self.options.selector(), self.options.interval
         self.iteration = 0
 
-    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Lay the parameters out flat."""
-        super().enter(strategy, scope)
-        self.index_selector.seed = strategy.seed
-        self._averaging = self.options.averaging().charged(strategy.coding, strategy.comm)
-        self._buckets = buckets(scope.parameters)
+        self.index_selector.seed = self.strategy.seed
+        self._averaging = self.options.averaging().charged(self.strategy.coding, self.strategy.comm)
+        self._buckets = buckets(self.scope.parameters)
         self._residuals = [self._averaging.residual(flatten(bucket)) for bucket in self._buckets]
-        return scope
 
     def after_update(self) -> None:
         """Average the chosen values, if this step is due."""
@@ -88,9 +83,7 @@ class SparseCommunicator(Module, name="SPARTA"):
     def _average_chosen(self, number: int) -> None:
         bucket, residual = self._buckets[number], self._residuals[number]
         flat = flatten(bucket)
-        chosen = self.index_selector.get_indices(flat, self.iteration).to(flat.device)
-        if chosen.dtype == torch.bool:
-            chosen = chosen.view(-1).nonzero().view(-1)
+        chosen = self.index_selector.places(flat, self.iteration)
         if not len(chosen):
             return
         lost = None if residual is None else residual[chosen]
@@ -126,7 +119,6 @@ class SPARTAStrategy(Composition, name="SPARTA"):
         return [sparse]
 
 
-@dataclass(frozen=True)
 class _BothOptions(SpartaOptions, DiLoCoOptions):
     """`p_sparta`, `index_selector` and `interval` (also `sparta_interval`) besides DiLoCo's."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["StreamingDiLoCoCommunicator", "StreamingDiLoCoStrategy", "StreamingOptions"]
 
 
-@dataclass(frozen=True)
 class StreamingOptions(FragmentOptions):
     """Options of Streaming DiLoCo besides.
 

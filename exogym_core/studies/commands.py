@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +12,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from exogym_core.cli.common_options import (
-    confirm_seeds,
-    debug_flag,
-    jobs_option,
-    not_empty,
-    overriding_options,
-    takes,
-    topology_here,
-    trust_flag,
-    yes_flag,
-)
+from exogym_core.cli.common_options import confirm_seeds, given, not_empty, takes, topology_here
 from exogym_core.cli.run_commands import show_report, stdout
 from exogym_core.names import visible
 from netsim.errors import InputError
@@ -31,6 +20,7 @@ from netsim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from exogym_core.results.run_folder import RunFolder
     from exogym_core.studies.study import Study
@@ -45,27 +35,38 @@ ON_HELP = (
     "`ray`: points as Ray tasks, on the cluster of RAY_ADDRESS, else on one started on this machine for it; an address "
     "such as 10.0.0.1:6379: on that Ray cluster."
 )
+_TUNING_SEEDS = "Tuning seeds (of the comparison: --set seeds=N)"
 _ROWS = 40  # of the table on the terminal
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """Command-line arguments that `sweep` and `tune` share."""
+    """Command-line arguments that `sweep` and `tune` share.
 
-    experiment: Path | None
-    resume: Path | None
-    trust: bool
-    search: str | None
-    trials: int | None
-    seeds: str | None
-    topology: str | None
-    scale: str | None
-    overrides: tuple[str, ...]
-    out: str | None
-    place: str | None
-    jobs: int | None
-    yes: bool
-    as_json: bool
+    Attributes:
+        resume: Resume the {command} in this folder.
+        search: How points are chosen [grid].
+        trials: Number of points that a search tries.
+        seeds: {seeds}: a number, or a list such as 0,3,4.
+        out: The folder, new or empty [runs/<name>-{command}-<n>].
+        place: {place}
+        as_json: Print one JSON document with run_folder and results.
+    """
+
+    experiment: Path | None = given(is_argument=True)
+    resume: Path | None = given(metavar="DIR")
+    trust: bool = given()
+    search: str | None = given(type=click.Choice(["grid", "random", "optuna"]))
+    trials: int | None = given(type=click.IntRange(1))
+    seeds: str | None = given(metavar="N")
+    topology: str | None = given(metavar="NAME", callback=not_empty)
+    scale: str | None = given(metavar="NAME")
+    overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE", multiple=True)
+    out: str | None = given(metavar="DIR", callback=not_empty)
+    place: str | None = given("--on", metavar="WHERE")
+    jobs: int | None = given(type=click.IntRange(1))
+    yes: bool = given()
+    as_json: bool = given("--json")
 
     def resumed(self, command: str, what: str, *others: object) -> Path | None:
         """The folder to resume, which takes no other options; None: begin with the experiment.
@@ -75,8 +76,8 @@ class _Asked:
         """
         if (self.experiment is None) == (self.resume is None):
             raise InputError(f"{command}: give an EXPERIMENT, or --resume with {what}")
-        given = (self.search, self.trials, self.seeds, self.topology, self.scale, self.overrides, self.out)
-        if self.resume is not None and any((*given, *others)):
+        asked = (self.search, self.trials, self.seeds, self.topology, self.scale, self.overrides, self.out)
+        if self.resume is not None and any((*asked, *others)):
             raise InputError(
                 f"--resume {visible(self.resume)}: continues with its own settings: leave out the other options"
             )
@@ -100,40 +101,8 @@ class _Asked:
         if text is not None:
             seeds = parse_document(f"[{text}]" if "," in text else text, f"--seeds {text}").data
             confirm_seeds(seeds, yes=self.yes)
-        given = {"search": self.search, "trials": self.trials, **others, "seeds": seeds}
-        return {key: value for key, value in given.items() if value is not None}
-
-
-_FOLDER = click.Path(path_type=Path)
-_SEARCHES = ["grid", "random", "optuna"]
-_SEEDS_OF = {"sweep": "Seeds of every point", "tune": "Tuning seeds (of the comparison: --set seeds=N)"}
-
-
-def _options(name: str) -> Callable[[Any], Any]:
-    """Decorator that adds the shared options; the command gets one `_Asked`."""
-    options = [
-        click.argument("experiment", type=_FOLDER, required=False),
-        click.option("--resume", metavar="DIR", type=_FOLDER, help=f"Resume the {name} in this folder."),
-        trust_flag,
-        click.option("--search", type=click.Choice(_SEARCHES), help="How points are chosen [grid]."),
-        click.option("--trials", type=click.IntRange(1), help="Number of points that a search tries."),
-        click.option("--seeds", metavar="N", help=f"{_SEEDS_OF[name]}: a number, or a list such as 0,3,4."),
-        *overriding_options,
-        click.option(
-            "--out",
-            metavar="DIR",
-            callback=not_empty,
-            help=f"The folder, new or empty [runs/<name>-{name}-<n>].",
-        ),
-        click.option("--on", "place", metavar="WHERE", help=ON_HELP),
-        jobs_option,
-        yes_flag,
-        click.option(
-            "--json", "as_json", is_flag=True, help="Print one JSON document with run_folder and results."
-        ),
-        debug_flag,
-    ]
-    return takes(_Asked, options)
+        asked = {"search": self.search, "trials": self.trials, **others, "seeds": seeds}
+        return {key: value for key, value in asked.items() if value is not None}
 
 
 @contextmanager
@@ -170,7 +139,7 @@ def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None
 
 
 @click.command()
-@_options("sweep")
+@takes(_Asked, command="sweep", seeds="Seeds of every point", place=ON_HELP)
 @click.option(
     "--vary",
     metavar="KEY=[VALUE,...]",
@@ -292,7 +261,7 @@ def _time(seconds: float | None) -> str:
 
 
 @click.command()
-@_options("tune")
+@takes(_Asked, command="tune", seeds=_TUNING_SEEDS, place=ON_HELP)
 @click.option(
     "--over",
     metavar="[STRATEGY.]KEY=VALUES",

@@ -7,17 +7,17 @@ torch.Size([2, 10])
 from __future__ import annotations
 
 import importlib
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from exogym_core.successors import refuse_unknown_options
 from exogym_core.tasks.decoders import GPT, GPT_PRESETS, LLAMA_PRESETS, Llama
 from exogym_core.tasks.images import CNN, MLP, Classifier, classification_accuracy, digits, mnist
 from exogym_core.tasks.task import Task
 from exogym_core.tasks.text import TokenFile, TokenWindows, text
-from netsim.errors import InputError, unknown_name, unknown_names
+from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -80,18 +80,6 @@ def _maker(what: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> 
     return registry[name]
 
 
-def _check_options(what: str, maker: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    try:
-        parameters = inspect.signature(maker).parameters
-    except ValueError:  # some callables written in C have none
-        return
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    unknown = [option for option in options if option not in parameters]
-    if unknown:
-        raise unknown_names(f"option of {what}", unknown, parameters)
-
-
 def _made(what: str, maker: Callable[..., Any], options: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
     """Call `maker(**options)`; errors of shipped makers name the options that the user has given."""
     try:
@@ -114,7 +102,7 @@ def build_task(name: str | Callable[..., Task], **options: Any) -> Task:
     """
     maker = _maker("task", name, TASKS) if isinstance(name, str) else name
     name = name if isinstance(name, str) else getattr(name, "__name__", "task")
-    _check_options(f"task {name}", maker, options)
+    refuse_unknown_options(f"option of task {name}", maker, options)
     task = _made(f"task {name}", maker, options, options)
     if not isinstance(task, Task):
         raise InputError(f"task '{name}': returned {type(task).__name__}; return an exogym_core.tasks.Task")
@@ -149,7 +137,7 @@ def build_model(
             f"model {label} does not take this task's samples; use {' or '.join(task.model_options)}"
         )
     merged = {**(task.model_options.get(label, {}) if task is not None else {}), **options}
-    _check_options(f"model {label}", maker, merged)
+    refuse_unknown_options(f"option of model {label}", maker, merged)
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)

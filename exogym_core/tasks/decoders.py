@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from exogym_core.tasks.images import Classifier
 from netsim.errors import InputError, unknown_name
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 __all__ = ["GPT", "GPT_PRESETS", "LLAMA_PRESETS", "Decoder", "Llama", "TokenEmbedding", "rotated"]
 
@@ -59,22 +55,13 @@ def _sizes(
     return defaults | presets[preset] | {name: value for name, value in given.items() if value is not None}
 
 
-class Decoder(nn.Module):
+class Decoder(Classifier):
     """A language model; subclasses compute `logits` of at most `block_size` tokens.
 
     A batch is `(tokens, targets)`, both (samples, length) of integers; the output is the mean cross-entropy.
     """
 
     block_size: int
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """Unnormalised log-probabilities of each next token, (samples, length, vocabulary)."""
-        raise NotImplementedError
-
-    def forward(self, batch: Sequence[Tensor]) -> Tensor:
-        """The mean cross-entropy of the targets in nats a token."""
-        tokens, targets = batch
-        return F.cross_entropy(self.logits(tokens).flatten(0, 1), targets.flatten())
 
     def _checked_length(self, tokens: Tensor) -> int:
         length = tokens.shape[1]

@@ -29,17 +29,17 @@ __all__ = ["CNN", "MLP", "Classifier", "classification_accuracy", "digits", "mni
 class Classifier(nn.Module):
     """A model whose batch is `(inputs, labels)` and whose output is the mean cross-entropy, a scalar.
 
-    Subclasses give `logits`.
+    Subclasses give `logits`; labels are integers, one for each row of these.
     """
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """Unnormalised log-probabilities, (samples, classes)."""
+        """Unnormalised log-probabilities, (samples, classes) or (samples, length, classes)."""
         raise NotImplementedError
 
     def forward(self, batch: Sequence[Tensor]) -> Tensor:
         """The batch's mean cross-entropy in nats."""
         inputs, labels = batch
-        return F.cross_entropy(self.logits(inputs), labels)
+        return F.cross_entropy(self.logits(inputs).flatten(0, -2), labels.flatten())
 
 
 class MLP(Classifier):

@@ -136,7 +136,7 @@ def collective_command(
         )
     chosen = Protocol.resolve(protocol, net.protocol)
     if as_json:
-        click.echo(json.dumps(_as_mapping(net, chosen, times)))
+        click.echo(json.dumps(_as_mapping(net, chosen, placed, times)))
     else:
         _print(net, chosen, placed, times)
 
@@ -148,13 +148,16 @@ def _root(topology: Topology, hosts: tuple[int, ...], root: str) -> int:
     return hosts.index(host)
 
 
-def _as_mapping(topology: Topology, protocol: Protocol, times: CollectiveTimes) -> dict[str, object]:
+def _as_mapping(
+    topology: Topology, protocol: Protocol, hosts: tuple[int, ...], times: CollectiveTimes
+) -> dict[str, object]:
     made, limit = times.schedule, times.window_limit
     return {
         "op": made.op,
         "algorithm": made.algorithm,
         "protocol": protocol.name,
         "streams": protocol.streams,
+        "placement": [topology.hosts[host].name for host in hosts],
         "bytes": made.num_bytes // made.num_ranks if made.op == "all_to_all" else made.num_bytes,
         "seconds": times.repeat_seconds,
         "rank_seconds": times.rank_seconds,

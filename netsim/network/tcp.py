@@ -45,9 +45,16 @@ pipe holds, loses what does not fit in the same way.
 
 **Queues between sites** (under a rendezvous, where a queue with an end follows faster links). A sender that has
 paused lets all that its window allows go at once; it arrives at the queue as fast as the links before carry it,
-together with bursts of others. What does not fit is lost. Acknowledgements wait behind data on the way back: the next
-window follows that much later, and what they release together is a burst again (Zhang, Shenker and Clark 1991, on
-two-way traffic). Windows then go on by rounds after a loss as well, and grow only by those that were used up.
+together with bursts of others. What does not fit is lost. A sender notices by what arrives after a loss. After the
+last bytes of a message nothing does: a probe is sent two round trips after the last acknowledgement (RFC 8985, 7), and
+after it all that is missing. Acknowledgements wait behind data on the way back: the next window follows that much
+later, and what they release together is a burst again (Zhang, Shenker and Clark 1991, on two-way traffic). Windows then
+go on by rounds after a loss as well, and grow only by those that were used up.
+
+HyStart is then as in Linux: it ends slow start once a connection, at the window of the moment when acknowledgements
+have come in a row for half a round trip, or when a round's first segments find a queue of others that adds an eighth to
+the round trip (4 to 16 ms). After a pause slow start ends where it last did (after a loss: at 0.7 of the window), or at
+3/4 of the window before the pause if that is more. Before its first loss a window grows by at least 5 % a round trip.
 
 Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 """
@@ -76,6 +83,10 @@ PIECES: Final = 8  # in which a period of growth is cut
 SETTLED: Final = 16
 # Idle for longer, a connection has forgotten all it learnt: as long as Linux keeps it (TCP_METRICS_TIMEOUT).
 FORGOTTEN_SECONDS: Final = 3600.0
+# HyStart (Linux, tcp_cubic.c) ends slow start, from 16 segments on, where a queue adds an eighth to the round trip.
+HYSTART_SEGMENTS: Final = 16
+LEAST_DELAY_SECONDS: Final = 4e-3
+MOST_DELAY_SECONDS: Final = 16e-3
 PAUSE_SECONDS: Final = 1e-6  # a sender that is silent for longer has paused
 
 
@@ -94,12 +105,14 @@ class QueueState(NamedTuple):
         feed: bytes per second at which they arrive, all together.
         standing: bytes of others in that link's queue.
         ack_wait: seconds that an acknowledgement sent now waits behind data on the way back.
+        has_more: another message of the connection follows.
     """
 
     num_bursts: int
     feed: float
     standing: float
     ack_wait: float
+    has_more: bool
 
 
 class Bottleneck(NamedTuple):
@@ -265,6 +278,9 @@ class Window:
         self.feed = feed_bytes_per_second
         self._window = self._fresh_window
         self._threshold = inf  # where slow start ends
+        self._ssthresh = inf  # where it ended last, by HyStart or a loss
+        self._has_exited = False  # slow start, by HyStart: once a connection
+        self._has_lost = False
         self._began = -inf  # when the current round did
         self._used = 0.0  # bytes drained in it
         self._ack_wait = 0.0  # of this round's acknowledgements, in the queue of the way back
@@ -275,6 +291,7 @@ class Window:
         self._follows_full = False  # whether it follows a full round of the same burst
         self._blocked = False  # until the round trip is over
         self._left = 0.0  # bytes of the message under way, when last reported
+        self._drained_at = -inf  # its last byte of data
         self.last_used = inf
         self._largest = self._window  # ever
         self._until_loss = self._loss_bytes
@@ -329,7 +346,8 @@ class Window:
             has_lost = self._until_loss != self._loss_bytes or self._is_cubic
             if idle <= self._timeout or has_lost or self._threshold < inf:
                 return False
-            if not self._initial <= self._window <= self._initial * 2.0 ** int(min(idle / self._timeout, 64)):
+            largest = self._initial * 2.0 ** int(min(idle / self._timeout, 64))
+            if not self._initial <= self._acknowledged_window() <= largest:
                 return False
         # Under a rendezvous a sender goes on when the socket's buffer holds its bytes: sooner once that has grown.
         return not self._minds_buffer or self.buffer_bytes(now) == min(2 * self._fresh_window, self._limit)
@@ -337,7 +355,7 @@ class Window:
     def start(self, now: float, num_bytes: float, queues: QueueState | None) -> None:
         """Begin to drain a message of `num_bytes`; `queues` where the window has one to overrun."""
         is_idle = self._is_idle(now)
-        has_paused = now - self.last_used > PAUSE_SECONDS
+        has_paused = now - self._drained_at > PAUSE_SECONDS
         self._ack_wait = 0.0 if queues is None else queues.ack_wait
         self._is_one = False
         if is_idle or now - self._began >= self._turn * SAME:
@@ -345,6 +363,7 @@ class Window:
             self._follows_full = False
             self._is_one = True
         self._left = num_bytes
+        self._check_delay(now, queues)
         if queues is not None and has_paused:
             self._send_burst(now, min(self._window - self._used, num_bytes), queues)
         self._grant(now)
@@ -364,6 +383,7 @@ class Window:
             waited = self._turn - self._round_trip if self._blocked else 0.0
             self._new_round(now)
             self._follows_full = self._is_one = True
+            self._check_delay(now, queues)
             if queues is not None and waited > 0.0:
                 # Acknowledgements that waited in a queue leave it at once, and let as much go at once.
                 self._send_burst(now, min(self._window, left, waited * self._bytes_per_second), queues)
@@ -372,14 +392,27 @@ class Window:
     def _send_burst(self, now: float, burst: float, queues: QueueState) -> None:
         """Send `burst` bytes at once; they reach the narrowest link at `queues.feed`, and its queue may overflow."""
         self._burst, self._burst_began = burst, now
-        waiting = 1.0 - self._bytes_per_second / queues.feed  # share that finds the link busy
+        through = self._bytes_per_second / queues.feed
+        waiting = 1.0 - through  # share that finds the link busy
         room = max(self._queue - queues.standing, self._segment) / queues.num_bursts
         heard = room / waiting  # acknowledged before the first loss is
         if burst <= heard * OVERRUN or self._overflow is not None:
             return
-        self._missing = (burst - heard) * waiting
+        missing = self._missing = (burst - heard) * waiting
         later = heard * queues.num_bursts / self._bytes_per_second - self._round_trip
-        self._overflow = Overflow((WindowRound(heard, self._missing, later),), self._window)
+        # A loss is noticed by bytes that arrive after it: is there a whole segment of them?
+        is_last = burst == self._left and not queues.has_more
+        rounds: tuple[WindowRound, ...] = (WindowRound(heard, missing, later),)
+        if (burst - heard) * through > self._segment * waiting:
+            after = self._segment * waiting / through  # lost after the last segment that arrives
+            if is_last and after < missing:
+                rounds = (*rounds, WindowRound(KEPT * self._window, after))
+        elif is_last:
+            probe = min(2 * self._round_trip, self._timeout) + self._round_trip  # tail loss probe, RFC 8985
+            rounds = (WindowRound(heard, missing, later + probe),)
+        else:  # by those that the acknowledgements let go
+            rounds = (WindowRound(heard, missing, max(later, 0.0)),)
+        self._overflow = Overflow(rounds, self._window)
 
     def end(self, now: float, left: float = 0.0) -> None:
         """End the message: it has drained, or is given up with `left` bytes remaining."""
@@ -411,8 +444,11 @@ class Window:
         if self._is_forgotten(now):
             self._window = self._largest = self._fresh_window
             self._threshold, self._is_cubic, self._until_loss = inf, False, self._loss_bytes
+            self._ssthresh, self._has_exited, self._has_lost = inf, False, False
             self._has_filled = False
         else:
+            if self._acknowledged_window() > self._window:
+                self._widen(self._acknowledged_window())
             self._restart(int(min(idle / self._timeout, 64)))
         self._overflow, self._missing = None, 0.0
         self._used = 0.0
@@ -431,11 +467,35 @@ class Window:
             self._left = left
             self._used += drained
             self._until_loss -= drained
-            self.last_used = now
+            self.last_used = self._drained_at = now
+
+    def _check_delay(self, now: float, queues: QueueState | None) -> None:
+        """End slow start by HyStart's delay test: the first segments of a round find a queue of others."""
+        if queues is None or self._has_exited or self._is_cubic or self._overflow is not None or self._used:
+            return
+        delay = min(max(self._round_trip / 8, LEAST_DELAY_SECONDS), MOST_DELAY_SECONDS)
+        is_large = self._window >= HYSTART_SEGMENTS * self._segment
+        if is_large and queues.standing > delay * self._bytes_per_second:
+            self._leave_slow_start(now, self._window)
+
+    def _leave_slow_start(self, now: float, window: float) -> None:
+        """CUBIC goes on from this window, as from one that it has just come back to after a loss."""
+        self._widen(window)
+        self._has_exited = self._is_cubic = True
+        self._threshold, self._ssthresh = inf, window
+        self._lost_at = window
+        self._lost = now - inflection_seconds(window / self._segment)
+
+    def _acknowledged_window(self) -> float:
+        """The window when all that was sent has been acknowledged."""
+        is_growing = self._follows_full and not self._is_cubic and self._overflow is None
+        if not (self._minds_buffer and is_growing):
+            return self._window
+        return min(self._window + self._used, self._limit, self._threshold)
 
     def _restart(self, halvings: int) -> None:
         if self._is_cubic:
-            self._threshold = self._window
+            self._threshold = max(self._ssthresh, 0.75 * self._window) if self.has_queue else self._window
             self._is_cubic = False
         self._window = max(self._window / 2.0**halvings, min(self._initial, self._window))
         self._has_filled = False
@@ -464,6 +524,10 @@ class Window:
             wanted -= self._owed
         wanted = min(wanted, self._limit)
         pipe = rate * self._round_trip
+        # HyStart's other test: acknowledgements came in a row for half a round trip.
+        ends_by_train = self.has_queue and not self._has_exited and self._is_one and used > pipe / 2 > 0
+        if ends_by_train:
+            wanted = min(wanted, self._window + pipe / 2)
         # Of the queue: a round arrives at twice the rate at which it drains.
         peak = min(wanted, self._left) / 2 if self._is_one else wanted / 2
         waits = not pipe > 0.98 * self._window > 1.02 * peak  # something, in the queue
@@ -479,18 +543,20 @@ class Window:
                 self._overflow = happens(wanted, self._limit, self._left, self._segment, there)
                 self._missing = self._overflow.rounds[0].missing
                 return
-        if self.has_queue and 0 < pipe < 0.98 * self._window and self._is_one and used >= pipe:
-            # HyStart: CUBIC goes on from this window, as from one that it has just come back to after a loss.
-            self._is_cubic = True
-            self._lost_at = self._window
-            self._lost = now - inflection_seconds(self._lost_at / self._segment)
+        if ends_by_train:
+            self._leave_slow_start(now, wanted)
         elif wanted >= self._threshold > self._window:
-            self._lose(now, self._threshold / KEPT)
+            if self.has_queue and self._threshold >= self._lost_at:
+                self._leave_slow_start(now, self._threshold)
+            else:
+                self._lose(now, self._threshold / KEPT)
         else:
             self._widen(wanted)
 
     def _recover(self, now: float, wanted: float, used: float, rate: float) -> None:
         """CUBIC's next window, as long as the queue holds what the pipe does not."""
+        if self.has_queue and not self._has_lost and used >= self._window * SAME:
+            wanted = max(wanted, self._window + used / 20)  # Linux, before the first loss: 5 % a round trip
         pipe, share = rate * self._round_trip, self._share(rate)
         waits = pipe <= 0.98 * self._window  # something, in the queue
         standing = min(wanted, self._left) if self.has_queue else wanted
@@ -527,12 +593,12 @@ class Window:
         self._since_loss, self._was_held = 0.0, False
         self._granted = now
         self._threshold = inf
-        self._is_cubic = True
+        self._is_cubic = self._has_lost = True
         self._lost_at = min(window, self._limit)
         self._lost = self._began = now
         self._turn = self._round_trip + self._ack_wait
         self._used = 0.0
-        self._window = self._cubic(0.0)
+        self._window = self._ssthresh = self._cubic(0.0)
 
     def _cubic(self, seconds: float) -> float:
         if not self._round_trip:
@@ -600,7 +666,7 @@ class Window:
         num, part = divmod(drained / self._period.num_bytes + ROUNDING, 1.0)
         part = max(part - ROUNDING, 0.0) if part > 2 * ROUNDING else 0.0
         self._num_alike += int(num)
-        self.last_used = self._began = now
+        self.last_used = self._drained_at = self._began = now
         self._lost = now - part * self._period.seconds
         self._since_loss = part * self._period.num_bytes
         self._until_loss -= self._since_loss

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from exogym_core.results.fit_result import FitResult
 from exogym_core.results.run_folder import RunFolder
 from netsim import Flow, Protocol, Recorder, Topology, time_flows, write_trace
 
@@ -51,12 +52,6 @@ def write_run(path: Path, speed: float = 1.0, *, is_traced: bool = False, **sett
         by_seed = [_seed(run, name, seed, speed * (4 - position) / 2, position) for seed in SEEDS]
         entries.append({"name": name, "strategy": name, "steps": STEPS, "seeds": list(SEEDS), "by_seed": by_seed,
                         **{key: by_seed[1][key] for key in by_seed[1] if key != "seed"}})  # fmt: skip
-    for position, name in enumerate(NAMES):
-        rows = [
-            {"virtual_seconds": at, "ann->exchange": min(at, 10.0) * 2.5e6 / (1 + position), "exchange->bob": 1e6 * at}
-            for at in (0.0, 10.0, 20.0, 80.0)
-        ]  # fmt: skip
-        run.write_links(name, rows, seed=SEEDS[0])
     run.write_summary(entries)
     run.release()
     if is_traced:
@@ -85,7 +80,11 @@ def _seed(run: RunFolder, name: str, seed: int, pace: float, position: int) -> d
          "judged_virtual_seconds": step * pace, "accuracy": step / STEPS}
         for step in range(0, STEPS + 1, 4)
     ]  # fmt: skip
-    run.write_strategy(name, train, looks, None, seed=seed)
+    links = [
+        {"virtual_seconds": at, "ann->exchange": min(at, 10.0) * 2.5e6 / (1 + position), "exchange->bob": 1e6 * at}
+        for at in (0.0, 10.0, 20.0, 80.0) if seed == SEEDS[0]
+    ]  # fmt: skip
+    run.write_result(name, FitResult(history=train, validation=looks, link_history=links), None, seed=seed)
     away = {
         "rank": 1,
         "step": 8,

@@ -35,7 +35,7 @@ def test_simulated_gloo_takes_as_long_as_gloo(benchmark: Any) -> None:
     assert high <= 0.17
 
 
-@pytest.mark.parametrize(("folder", "count", "mean"), [("sites", 96, 0.085), ("unseen", 48, 0.09)])
+@pytest.mark.parametrize(("folder", "count", "mean"), [("sites", 96, 0.075), ("unseen", 48, 0.08)])
 def test_collectives_between_sites_are_as_far_from_gloo_as_the_pages_say(
     benchmark: Any, folder: str, count: int, mean: float
 ) -> None:
@@ -47,3 +47,4 @@ def test_collectives_between_sites_are_as_far_from_gloo_as_the_pages_say(
     ]
     assert len(compared) == count
     assert sum(abs(each.error) for each in compared) / count <= mean
+    assert sum(abs(each.error_beyond) for each in compared) / count <= 0.045

@@ -153,7 +153,8 @@ def _of(result: StrategyResult, position: int, most: int) -> dict[str, Any]:
     measures = {
         name: _columns(points, len(result.runs) > 1)
         for name in _MEASURES
-        if len(points := _finite(thinned(curve(result, name), most))) > 1
+        if len(points := [each for each in thinned(curve(result, name), most) if math.isfinite(each.value)])
+        > 1
     }
     first = result.runs[0] if result.runs else None
     return {
@@ -166,10 +167,6 @@ def _of(result: StrategyResult, position: int, most: int) -> dict[str, Any]:
         "use": _use(first) if first is not None else None,
         "absences": _absences(first) if first is not None else [],
     }
-
-
-def _finite(points: Sequence[Point]) -> Sequence[Point]:
-    return [point for point in points if math.isfinite(point.value)]
 
 
 def _columns(points: Sequence[Point], has_band: bool) -> dict[str, list[float]]:

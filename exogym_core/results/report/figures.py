@@ -58,8 +58,7 @@ def _loss_against_time(axes: Axes, shown: Shown) -> bool:
     # A unit that suits the shortest run: the axis becomes logarithmic where others take far longer.
     shortest = min((result.virtual_seconds or 0.0 for result in results.strategies), default=0.0)
     divisor, unit = (3600.0, "h") if shortest >= 7200 else (60.0, "min") if shortest >= 300 else (1.0, "s")
-    axes.set_title(f"Loss against {results.clock}")
-    if not _draw_losses(axes, results, "seconds", divisor, f"{results.clock}, {unit}"):
+    if not _draw_losses(axes, shown, results.clock, "seconds", divisor, f"{results.clock}, {unit}"):
         return False
     _shade_weather(axes, shown.weather, divisor)
     _shade_absences(axes, results, divisor)
@@ -89,19 +88,10 @@ def _shade_absences(axes: Axes, results: Results, divisor: float) -> None:
     axes.set_xlim(limits)
 
 
-def _loss_against_steps(axes: Axes, shown: Shown) -> bool:
-    axes.set_title("Loss against steps")
-    return _draw_losses(axes, shown.results, "step", 1.0, "steps")
-
-
-def _loss_against_bytes(axes: Axes, shown: Shown) -> bool:
-    axes.set_title("Loss against bytes sent")
-    return _draw_losses(axes, shown.results, "num_bytes", 1e6, "bytes sent per worker, MB")
-
-
-def _draw_losses(axes: Axes, results: Results, place: str, divisor: float, label: str) -> bool:
+def _draw_losses(axes: Axes, shown: Shown, against: str, place: str, divisor: float, label: str) -> bool:
     """A line a strategy over a place of its points; False where there is nothing to draw."""
-    ends: list[float] = []
+    results, ends = shown.results, list[float]()
+    axes.set_title(f"Loss against {against}")
     for position, result in enumerate(results.strategies):
         points = [point for point in curve(result) if getattr(point, place) is not None]
         if len(points) < 2 or getattr(points[-1], place) <= 0:
@@ -271,8 +261,10 @@ def _parts(result: StrategyResult) -> tuple[float, float, float] | None:
 
 DRAWINGS: Mapping[str, Callable[[Axes, Shown], bool]] = {
     "loss_against_time": _loss_against_time,
-    "loss_against_steps": _loss_against_steps,
-    "loss_against_bytes": _loss_against_bytes,
+    "loss_against_steps": lambda axes, shown: _draw_losses(axes, shown, "steps", "step", 1.0, "steps"),
+    "loss_against_bytes": lambda axes, shown: _draw_losses(
+        axes, shown, "bytes sent", "num_bytes", 1e6, "bytes sent per worker, MB"
+    ),
     "where_the_time_went": _where_the_time_went,
     "use_of_the_network": _use_of_the_network,
     "what_the_network_did": lambda axes, shown: draw_weather(axes, shown.weather),
@@ -368,8 +360,8 @@ def draw_loss(shown: Shown) -> Figure:
         InputError: no strategy was evaluated twice.
     """
     with _style(_STYLE):
-        for draw in (_loss_against_time, _loss_against_steps):
-            if (figure := _figure(draw, shown, *_SIZES["wide"])) is not None:
+        for name in ("loss_against_time", "loss_against_steps"):
+            if (figure := _figure(DRAWINGS[name], shown, *_SIZES["wide"])) is not None:
                 # Notebooks show what has this method; figures of pyplot only register themselves with them.
                 figure._repr_png_ = partial(_png, figure)  # type: ignore[attr-defined]
                 return figure
@@ -425,7 +417,7 @@ def _figure(
     """A drawing; None where there is nothing to draw."""
     from matplotlib.figure import Figure
 
-    # As high as its names are: a legend beside the curves has a line each.
+    # As high as its names need: a legend has a line for each.
     room = _INCHES_ELSE + _INCHES_A_NAME * len(shown.results.strategies)
     inches = (inches[0], max(inches[1], room))
     # A figure of its own, not pyplot's: no window, no state kept between plots.

@@ -106,7 +106,7 @@ class Page:
         verdict: the sentence; empty where there is none.
         headings, rows: the table; a row is a flag for winners and its cells.
         note: how the table is to be read.
-        status: that a run goes on, or was stopped before its end; empty where it has ended.
+        status: sentence on a run that still trains, or was stopped before its end; empty where it has ended.
         figures: static pictures.
         curves: data of the interactive ones (`exogym_core.results.report.curves`); None: there are none.
         notes: sentences on rows, below the figures.
@@ -212,19 +212,19 @@ def head_facts(results: Results) -> list[tuple[str, str]]:
         InputError: the experiment is not a resolved one.
     """
     settings = results.settings
-    task, workers, topology = settings.get("task"), settings.get("workers"), settings.get("topology")
-    if not isinstance(task, dict) or not isinstance(workers, dict):
+    task, workers = results.setting("task.name"), results.setting("workers.count")
+    if task is None or workers is None:
         raise InputError("experiment.yaml: is no resolved experiment: task and workers are missing")
-    evaluate = settings.get("evaluate")
+    every, topology = results.setting("evaluate.every"), settings.get("topology")
     facts = [
-        ("task", visible(task.get("name"))),
-        ("workers", visible(workers.get("count"))),
+        ("task", visible(task)),
+        ("workers", visible(workers)),
         ("steps", visible(settings.get("steps"))),
         ("batch size per worker", visible(settings.get("batch_size"))),
         ("seed" if len(results.seeds) == 1 else "seeds", _seeds(results)),
     ]
-    if isinstance(evaluate, dict):
-        facts.append(("evaluated every", count_text(evaluate.get("every"), "step")))
+    if every is not None:
+        facts.append(("evaluated every", count_text(every, "step")))
     if results.clock == WALL_CLOCK:  # whatever topology the file names
         return [*facts, ("network", _REAL_NETWORK)]
     if not isinstance(topology, dict):
@@ -317,19 +317,15 @@ def _compute(compute: Any) -> str:
 
 def _placement(results: Results, topology: Mapping[str, Any]) -> str:
     network = Topology.from_mapping(topology, "experiment.yaml: topology")
-    hosts = _hosts(results, network)
+    count = results.setting("workers.count")
+    if not isinstance(count, int):
+        raise InputError("experiment.yaml: workers.count: expected a whole number")
+    hosts = network.place(count, results.settings.get("placement"))
     places = Counter(network.region_of(host) for host in hosts)
     counts = ", ".join(f"{visible(place, 30)}: {count}" for place, count in list(places.items())[:12])
     more = f" and {len(places) - 12} more" if len(places) > 12 else ""
     shared = shared_hosts(hosts)
     return f"{counts}{more}" + (f" ({shared})" if shared else "")
-
-
-def _hosts(results: Results, network: Topology) -> Sequence[int]:
-    count = results.settings["workers"].get("count")
-    if not isinstance(count, int):
-        raise InputError("experiment.yaml: workers.count: expected a whole number")
-    return network.place(count, results.settings.get("placement"))
 
 
 def shared_hosts(hosts: Sequence[int]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
-from exogym_core.results.reading import POINTS, Results, StrategyResult, find_runs, value_text
+from exogym_core.results.reading import POINTS, Results, StrategyResult, find_runs, setting, value_text
 from exogym_core.results.report.curves import interactive_curves
 from exogym_core.results.report.figures import OF_SEVERAL, Shown, draw_pictures
 from exogym_core.results.report.network import draw_network, network_matrix, weather_of
@@ -80,17 +80,7 @@ class Member:
 
     def setting(self, key: str) -> Any:
         """Value of the run's resolved experiment under the path `key`; None where it has nothing."""
-        found: Any = self.settings
-        for step in key.split("."):
-            if isinstance(found, list):
-                wanted = self.result.name if step == "*" else step
-                names = [
-                    entry.get("label") or entry.get("name") for entry in found if isinstance(entry, dict)
-                ]
-                found = found[names.index(wanted)] if wanted in names else None
-            else:
-                found = found.get(step) if isinstance(found, dict) else None
-        return found
+        return setting(self.settings, key, self.result.name)
 
 
 @dataclass(frozen=True)

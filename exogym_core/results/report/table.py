@@ -220,8 +220,7 @@ def ratio(baseline: float | None, value: float | None) -> str:
 
 def _block_size(results: Results) -> int | None:
     """Tokens a sample of a task that has tokens and a target; else None."""
-    task = results.settings.get("task")
-    size = task.get("block_size") if isinstance(task, dict) and results.target_loss is not None else None
+    size = None if results.target_loss is None else results.setting("task.block_size")
     return size if isinstance(size, int) and size > 0 else None
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.names import visible
 from exogym_core.results.progress import format_loss
-from exogym_core.results.reading import WALL_CLOCK
 from exogym_core.results.report.table import count_text, ratio
 from exogym_core.results.seeds import mean_and_deviation
 from netsim.units import format_bytes, format_seconds
@@ -41,12 +40,12 @@ def verdict(results: Results) -> Verdict:
 
     Without a target, the strategy that ends with the lowest loss with every seed. Only strategies that ran to their
     end compete, on the seeds that all of them have finished. Those that failed, touched the target without holding it,
-    never sent anything, or went on without ranks are named.
+    never sent anything, or continued without ranks are named.
     """
     contest = _Contest.of(results)
     decision = _decided(contest)
     text = decision.text + contest.unfinished() + _silent(contest) + _absent(results) + _failed(results)
-    text += _uncharged(results) + _after_end(results)
+    text += _uncharged(results) + _after_end(results) + _unused(results)
     if results.running is None:
         return Verdict(text, decision.winner)
     so_far = f" So far: {text}" if contest.rivals else ""
@@ -187,8 +186,7 @@ def _time(contest: _Contest, strategy: StrategyResult) -> str:
 
 
 def _interval(results: Results) -> str:
-    evaluate = results.settings.get("evaluate")
-    every = evaluate.get("every") if isinstance(evaluate, dict) else None
+    every = results.setting("evaluate.every")
     return "" if every is None else f" (evaluated every {count_text(every, 'step')})"
 
 
@@ -287,8 +285,10 @@ def _by_loss(contest: _Contest) -> Verdict:
     wins = contest.first(_final)
     wins_all = wins[best.name] == len(contest.seeds)
     if len(rivals) == 1:
+        seconds = best.virtual_seconds
+        took = "" if seconds is None else f" after {format_seconds(seconds)} of {results.clock}"
         alone = len(results.strategies) == 1 and len(results.settings.get("strategies") or ()) <= 1
-        text = f"{_name(best)} ends with a loss of {losses[0]}{_duration(best)}."
+        text = f"{_name(best)} ends with a loss of {losses[0]}{took}."
         if not alone:
             text = (
                 f"Only {_name(best)} ran to its end, with a loss of {losses[0]}: nothing to compare it with."
@@ -321,12 +321,6 @@ def _by_loss(contest: _Contest) -> Verdict:
     if len(rivals) == 1 or not wins_all:
         return Verdict(text)
     return Verdict(text + _why(best, results.baseline) + _one_seed(contest), best.name)
-
-
-def _duration(strategy: StrategyResult) -> str:
-    seconds = strategy.virtual_seconds
-    clock = WALL_CLOCK if strategy.is_wall else "virtual time"
-    return "" if seconds is None else f" after {format_seconds(seconds)} of {clock}"
 
 
 # -- by time and by loss -------------------------------------------------------------------------------------------
@@ -369,8 +363,7 @@ def _why(winner: StrategyResult, baseline: StrategyResult | None) -> str:
 def _silent(contest: _Contest) -> str:
     """Sentence on strategies whose workers sent nothing, so that each trained on its own."""
     results = contest.results
-    workers = results.settings.get("workers")
-    if not isinstance(workers, dict) or workers.get("count") == 1:
+    if results.setting("workers.count") in (None, 1):
         return ""
     silent = [_name(one) for one in results.strategies if one.ended and one.bytes_sent_per_worker == 0]
     if not silent:
@@ -401,8 +394,22 @@ def _after_end(results: Results) -> str:
     return "".join(f" {_listed(names)} ended before {line}." for line, names in ended.items())
 
 
+def _unused(results: Results) -> str:
+    """Sentence on operations whose algorithm was chosen, and which no strategy used."""
+    chosen, runs = (
+        results.settings.get("collectives"),
+        [run for each in results.strategies for run in each.runs],
+    )
+    if not isinstance(chosen, dict) or not all(run.complete for run in runs):
+        return ""
+    unused = [visible(op, 40) for op in chosen if not any(op in run.collectives for run in runs)]
+    return (
+        f" No strategy used {_listed(unused)}, of which `collectives` names the algorithm." if unused else ""
+    )
+
+
 def _absent(results: Results) -> str:
-    """Sentences on ranks that strategies went on without."""
+    """Sentences on ranks that were absent from rounds."""
     text = ""
     for result in results.strategies:
         for run in result.runs:

@@ -93,9 +93,8 @@ class Patience:
             )
 
 
-@dataclass(frozen=True)
 class PatienceOptions(Options):
-    """Options of rounds that go on without absent ranks; by default they wait for all.
+    """Options of rounds that continue without absent ranks; by default they wait for all.
 
     Times are virtual, in seconds or as "60 s". A rank that downloads the state of a round is waited for besides, and
     for its steps as much longer as it got that later.
@@ -104,7 +103,7 @@ class PatienceOptions(Options):
         averaging_timeout: how long averaging may take; then ranks that cannot be reached are left out, or where all
             can, those with the narrowest connection, and the others begin again. 60 s where another time-out is
             given, else there is none.
-        all_reduce_strategy: "wait_for_all" waits for ranks that still compute, "no_wait" goes on without them.
+        all_reduce_strategy: "wait_for_all" waits for ranks that still compute, "no_wait" continues without them.
         timeout_waiting_for_peers: how long "wait_for_all" does so after the first is there; 600 s where another
             time-out is given, else for ever.
         matchmaking_time: how long "no_wait" gives others to come all the same; 15 s if None. "wait_for_all" gives
@@ -180,7 +179,7 @@ BEFORE_ROUNDS = -1
 
 
 class Absence(Stateful):
-    """Membership of rounds that go on without ranks that are late or cut off.
+    """Membership of rounds that continue without ranks that are late or cut off.
 
     Ranks of a round publish the state that it led to. A rank that is late or cut off loses its steps of that round,
     downloads the newest state that the others have published, and takes part again in the round after that.
@@ -359,9 +358,8 @@ class Absence(Stateful):
             self._has_begun = False
 
 
-@dataclass(frozen=True)
 class ParticipationOptions(SiteOptions, PatienceOptions):
-    """Options of modules whose outer rounds are taken by sites, and go on without absent ones."""
+    """Options of modules whose outer rounds are taken by sites, and continue without absent ones."""
 
     def parts(self, module: OuterRounds) -> Sequence[Module]:
         """The module, behind the sites that its ranks form, and within rounds among those that are present."""
@@ -373,7 +371,7 @@ class ParticipationOptions(SiteOptions, PatienceOptions):
 class AmongPresent(RoundModule):
     """Wrapper of a module: its outer rounds are taken among the sites that are present.
 
-    A site that is absent loses its own steps of the round, and goes on from the newest state of the others.
+    A site that is absent loses its own steps of the round, and continues from the newest state of the others.
 
     Args:
         rounds: the module.
@@ -385,14 +383,9 @@ class AmongPresent(RoundModule):
     """
 
     def __init__(self, rounds: OuterRounds, patience: Patience, ranks_per_site: int) -> None:
-        self.rounds, self.judged = rounds, rounds.judged
+        self.rounds, self.judged, self.options = rounds, rounds.judged, rounds.options
         self.absence: Absence | None = Absence(patience, rounds.H)
         self._ranks_per_site = ranks_per_site
-
-    @property
-    def H(self) -> int:  # noqa: N802
-        """Local steps a round."""
-        return self.rounds.H
 
     def check_beside(self, others: Sequence[Module], where: str) -> None:
         """Refuse modules that wait for all."""
@@ -404,18 +397,20 @@ class AmongPresent(RoundModule):
             )
 
     def enter(self, strategy: Chain, scope: Scope) -> Scope:
-        """Join a chain, and connect with the other sites."""
-        self.strategy, scope = strategy, self.rounds.enter(strategy, scope)
+        """Join a chain with the module."""
+        self.strategy = strategy
+        return self.rounds.enter(strategy, scope)
+
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
+        """Prepare the module, and connect with the other sites."""
+        self.rounds._init_node(model, rank, num_nodes)
+        strategy, scope = self.strategy, self.rounds.scope
         if self.absence is None or strategy.comm.world_size == 1:
             self.absence = None
-            return scope
+            return
         self.absence.connect(strategy.comm, self._ranks_per_site, type(strategy).__name__)
         whole = (lambda: None) if scope.gradients is None else scope.gradients.gather
         self.absence.follow(self.rounds.outer, scope.site, whole)
-        return scope
-
-    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        self.rounds._init_node(model, rank, num_nodes)
 
     def end_round(self, number: int) -> None:
         """Take the outer step with the ranks that are present."""

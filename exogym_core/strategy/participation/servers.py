@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -29,7 +28,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
 class ServedOptions(Options):
     """Options of strategies with a server.
 
@@ -93,7 +91,7 @@ _TAIL = 2  # values behind the parameters: local steps, and their speed
 
 
 class ServedStrategy(Strategy):
-    """Workers train alone for a round, send their displacement to their server, and go on from what it answers.
+    """Workers train alone for a round, send their displacement to their server, and continue from its answer.
 
     Subclasses say what the server does with a displacement (`arrived`) and answers (`self.phi`). Messages are flat, in
     fp32 (fp64 parameters as they are), with two values behind: the round's local steps and the worker's speed, the

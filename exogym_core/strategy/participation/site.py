@@ -282,7 +282,7 @@ class ShardedReplica(GradientAverager):
         """A backward pass comes: gather for it, where parameters were given up after the forward pass."""
         super().listen(on, weight)
         if self.sharding.gathers_for_backward:
-            if not self._is_gathered:  # for the forward pass of this micro-batch, which looked at the model
+            if not self._is_gathered:  # for the forward pass of this micro-batch
                 self.gather()
             self.gather()
             self._is_gathered = False
@@ -484,10 +484,8 @@ def outer_to_keep(outer: OuterStep, parameters: Sequence[Tensor]) -> dict[str, A
     in_order = [parameters[index] for bucket in outer.plan for index in bucket]
     residuals = [
         kept
-        for flat, bucket, like in zip(
-            state["residuals"], outer.buckets, _bucketed(outer, parameters), strict=False
-        )
-        for kept in parts_to_keep(unflatten(flat, bucket), like)
+        for flat, bucket, indices in zip(state["residuals"], outer.buckets, outer.plan, strict=False)
+        for kept in parts_to_keep(unflatten(flat, bucket), [parameters[index] for index in indices])
     ]
     optim = _changed(state["optim"], lambda number, value: parts_to_keep([value], [in_order[number]])[0])
     return {"theta": parts_to_keep(outer.theta, parameters), "optim": optim, "residuals": residuals}
@@ -505,10 +503,6 @@ def load_outer(outer: OuterStep, kept: Mapping[str, Any], parameters: Sequence[T
         flats = [flatten([theta[index] for index in bucket]) for bucket in outer.plan]
         kept = {"theta": flats, "optim": optim, "residuals": residuals}
     outer.load_state_dict(kept)
-
-
-def _bucketed(outer: OuterStep, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-    return [[parameters[index] for index in bucket] for bucket in outer.plan]
 
 
 def _changed(optim: Mapping[str, Any], change: Callable[[int, Tensor], Tensor]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.strategy.chain import Module
@@ -27,7 +27,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
 class ShardingOptions(Options):
     """Options of a replica's division among the ranks of a site.
 
@@ -46,7 +45,6 @@ class ShardingOptions(Options):
         Sharding(self.sharding, self.ranks_per_node)
 
 
-@dataclass(frozen=True)
 class SiteOptions(ShardingOptions):
     """Ranks that form one site.
 
@@ -57,7 +55,6 @@ class SiteOptions(ShardingOptions):
     ranks_per_worker: int = option(1, positive_int)
 
 
-@dataclass(frozen=True)
 class GradientOptions(ShardingOptions, AveragingOptions):
     """Options of the average of gradients.
 
@@ -77,7 +74,6 @@ class GradientOptions(ShardingOptions, AveragingOptions):
             )
 
 
-@dataclass(frozen=True)
 class SitesOptions(GradientOptions):
     """Options of `Sites`.
 

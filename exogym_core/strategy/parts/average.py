@@ -235,11 +235,6 @@ class Averaging:
             write_back(self.flat(comm, flatten(members)), members)
 
 
-def _codec(where: str, name: str, value: str | Codec) -> Codec | None:
-    return codec_named(value)
-
-
-@dataclass(frozen=True)
 class AveragingOptions(Options):
     """Options of an average.
 
@@ -251,7 +246,7 @@ class AveragingOptions(Options):
             these two send `n - 1` times the encoded bytes.
     """
 
-    codec: Codec | None = option(None, _codec)
+    codec: Codec | None = option(None, lambda where, name, value: codec_named(value))
     error_feedback: bool = option(default=False, check=flag)
     aggregate: str = option("mean")
 

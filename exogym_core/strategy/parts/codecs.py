@@ -432,7 +432,7 @@ class ChargedCodec(Codec):
     Args:
         codec: does the work.
         coding: the speeds.
-        comm: whose clock goes on.
+        comm: whose clock advances.
     """
 
     def __init__(self, codec: Codec, coding: Coding, comm: Communicator) -> None:

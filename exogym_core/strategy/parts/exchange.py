@@ -16,9 +16,8 @@ from exogym_core.strategy.parts.gradients import dense_gradient
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from exogym_core.strategy.chain import Chain, Scope
     from exogym_core.strategy.parts.codecs import Codec
 
 __all__ = [
@@ -102,15 +101,13 @@ class GradientExchange(Module):
     work = ""
     takes_sites = False
 
-    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Join a chain of single ranks.
 
         Raises:
             InputError: the chain has sites, or `compute.coding` has no speed for `work`.
         """
-        super().enter(strategy, scope)
         self.spend("encode", 0)
-        return scope
 
     @torch.no_grad()
     def before_update(self) -> None:
@@ -138,10 +135,6 @@ class GradientExchange(Module):
     def zeros_like_gradients(self) -> list[Tensor]:
         """Tensors of zeros, one per parameter, in the dtype in which gradients are exchanged."""
         return [torch.zeros_like(_widened(parameter.detach())) for parameter in self.scope.parameters]
-
-    def charged(self, codec: Codec) -> Codec:
-        """`codec`, its work on the clock where that costs time."""
-        return self.strategy.charged(codec)
 
     def spend(self, way: str, num_values: int) -> None:
         """The virtual time that coding so many values takes, `way` being "encode" or "decode"."""

@@ -1,4 +1,4 @@
-"""Exchanges under way: written once as steps, waited for at once or while training goes on."""
+"""Exchanges under way: written once as steps, waited for at once or while training continues."""
 
 from __future__ import annotations
 

@@ -19,10 +19,9 @@ from netsim.errors import InputError, unknown_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.strategy.chain import Chain, Scope
     from exogym_core.strategy.parts.flight import Steps
 
 __all__ = ["GRAPHS", "Gossip", "GossipOptions", "Graph", "Mixing", "parse_graph"]
@@ -182,7 +181,6 @@ def parse_graph(where: str, name: str, value: object) -> Graph:
     return Graph(tuple(tuple(to) for to in rows))
 
 
-@dataclass(frozen=True)
 class GossipOptions(Options):
     """Options of modules that mix with neighbours.
 
@@ -206,22 +204,16 @@ class Gossip(Module):
     judged = "own"
     balanced: bool = True
 
-    @property
-    def graph(self) -> Graph:
-        """Graph of the options."""
-        graph: Graph = self.options.graph
-        return graph
-
-    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Lay the parameters out flat.
 
         Raises:
             InputError: the graph is not one of so many ranks.
         """
-        super().enter(strategy, scope)
-        self.graph.check(scope.site.between.world_size, type(strategy).__name__, self.balanced)
-        self.buckets = buckets(scope.parameters)
-        return scope
+        self.options.graph.check(
+            self.scope.site.between.world_size, type(self.strategy).__name__, self.balanced
+        )
+        self.buckets = buckets(self.scope.parameters)
 
     def flats(self) -> list[Tensor]:
         """This rank's parameters, flat."""
@@ -230,9 +222,9 @@ class Gossip(Module):
     def row(self, number: int) -> Mixing:
         """This rank's (this site's) row of the matrix of the 0-based exchange `number`."""
         between = self.scope.site.between
-        edges = self.graph.edges(between.world_size, number, self.seed)
-        row = self.graph.balanced if self.balanced else self.graph.pushed
-        return row(between.rank, edges)
+        graph: Graph = self.options.graph
+        edges = graph.edges(between.world_size, number, self.seed)
+        return (graph.balanced if self.balanced else graph.pushed)(between.rank, edges)
 
     def begin(self, flats: Sequence[Tensor], row: Mixing) -> list[Flight[Tensor]]:
         """Post the exchange of `flats`; they are mixed when it is waited for."""

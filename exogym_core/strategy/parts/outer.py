@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from exogym_core.strategy.optimizers import OptimizerLike, OptimSpec, ensure_optim_spec
+from exogym_core.strategy.optimizers import OptimSpec, ensure_optim_spec
 from exogym_core.strategy.options import number, option, positive_int
 from exogym_core.strategy.parts.average import Averaging, AveragingOptions
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, unflatten, write_back
@@ -29,11 +28,6 @@ __all__ = ["DelayedNesterov", "OuterOptions", "OuterStep", "Round"]
 _OUTER_OPTIM = OptimSpec(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
 
 
-def _outer_optim(where: str, name: str, value: OptimizerLike) -> OptimSpec:
-    return ensure_optim_spec(value)
-
-
-@dataclass(frozen=True)
 class OuterOptions(AveragingOptions):
     """Rounds of local steps that end in an outer step.
 
@@ -46,7 +40,7 @@ class OuterOptions(AveragingOptions):
     """
 
     H: int = option(100, positive_int)
-    outer_optim_spec: OptimSpec | None = option(None, _outer_optim)
+    outer_optim_spec: OptimSpec | None = option(None, lambda where, name, value: ensure_optim_spec(value))
     outer_lr: float | None = option(None, number)
     outer_momentum: float | None = option(None, number)
 

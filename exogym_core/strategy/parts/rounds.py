@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,10 +19,9 @@ from netsim.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from exogym_core.strategy.chain import Chain, Scope
     from exogym_core.strategy.optimizers import OptimSpec
     from exogym_core.strategy.parts.codecs import Codec
     from exogym_core.strategy.parts.flight import Steps
@@ -36,13 +34,11 @@ class OuterRounds(RoundModule):
 
     Attributes:
         outer: the global parameters theta and their optimizer; set when it enters a chain.
-        num_rounds: that have ended.
     """
 
     judged: str | None = "outer"
     state = State("num_rounds")
     outer: OuterStep
-    num_rounds: int = 0
 
     @property
     def averaging(self) -> Averaging:
@@ -50,12 +46,10 @@ class OuterRounds(RoundModule):
         averaging: Averaging = self.options.averaging()
         return averaging
 
-    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Begin with the same theta on every rank."""
-        super().enter(strategy, scope)
-        averaging = self.averaging.charged(strategy.coding, strategy.comm)
-        self.outer, self.num_rounds = OuterStep(scope.parameters, self.outer_spec(), averaging), 0
-        return scope
+        averaging = self.averaging.charged(self.strategy.coding, self.strategy.comm)
+        self.outer, self.num_rounds = OuterStep(self.scope.parameters, self.outer_spec(), averaging), 0
 
     def outer_spec(self) -> OptimSpec:
         """The outer optimizer, yet to be built."""
@@ -71,7 +65,7 @@ class OuterRounds(RoundModule):
         raise NotImplementedError
 
     def apply(self, outer_round: Round) -> None:
-        """Take an outer step along the mean; every worker goes on from the new theta."""
+        """Take an outer step along the mean; every worker continues from the new theta."""
         self.outer.apply(outer_round.wait())
         self.outer.reset_parameters()
         self.num_rounds += 1
@@ -84,11 +78,6 @@ class OuterRounds(RoundModule):
     def judged_state(self) -> dict[str, Tensor] | None:
         """Theta; of a shard the parts that this rank holds."""
         return self.named(self.outer.theta)
-
-    @property
-    def judged_version(self) -> int:
-        """Rounds that have ended."""
-        return self.num_rounds
 
     def state_dict(self) -> dict[str, Any]:
         """Theta, the outer optimizer's state, and the declared state."""
@@ -108,9 +97,7 @@ class CodedRounds(OuterRounds):
         e = beta e + gain d;  s = decoded(encoded(e));  e = e - s
         outer gradient = mean over ranks of s
 
-    Args:
-        H: local steps a round.
-        outer_optim: steps along it.
+    Attributes:
         beta: how much of an error is left a round later.
         gain: of the displacement.
         among_senders: of each value the mean is over the ranks that have sent one other than zero.
@@ -120,44 +107,25 @@ class CodedRounds(OuterRounds):
     takes_sites = False
     state = State("errors")
     averaging = Averaging()
-
-    def __init__(
-        self,
-        H: int,  # noqa: N803
-        outer_optim: OptimSpec,
-        beta: float,
-        gain: float = 1.0,
-        *,
-        among_senders: bool = False,
-        encoded_mean: bool = False,
-    ) -> None:
-        self._steps, self.outer_optim, self.beta, self.gain = H, outer_optim, beta, gain
-        self.among_senders, self.encoded_mean = among_senders, encoded_mean
-
-    @property
-    def H(self) -> int:  # noqa: N802
-        """Local steps a round."""
-        return self._steps
-
-    def outer_spec(self) -> OptimSpec:
-        """Return the outer optimizer that was passed."""
-        return self.outer_optim
+    beta: float = 1.0
+    gain: float = 1.0
+    among_senders: bool = False
+    encoded_mean: bool = False
 
     @abstractmethod
     def codec(self, tensors: Sequence[Tensor]) -> Codec:
         """Codec of the flat tensor made of `tensors`, the same on all ranks in a round."""
 
-    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Begin without errors.
 
         Raises:
             InputError: the chain has sites, or `compute.coding` has no speed for the codec.
         """
-        super().enter(strategy, scope)
+        super()._init_node(model, rank, num_nodes)
         self.errors = [torch.zeros_like(flat) for flat in self.outer.flats]
         for bucket in self.outer.buckets:
-            strategy.charged(self.codec(bucket))
-        return scope
+            self.strategy.charged(self.codec(bucket))
 
     @torch.no_grad()
     def begin(self) -> Round:
@@ -180,7 +148,6 @@ class CodedRounds(OuterRounds):
         return codec.decode(codec.encode(mean), len(mean)).to(mean.dtype) if self.encoded_mean else mean
 
 
-@dataclass(frozen=True)
 class FragmentOptions(OuterOptions):
     """Fragments with rounds of their own, besides an outer step's options; `outer_lr` is 0.4.
 
@@ -229,33 +196,31 @@ class Fragments(Module):
     """
 
     judged = "outer"
-    state = State("outers", "sent_at", "num_applied")
+    state = State("outers", "sent_at", num_applied="num_rounds")
     options: FragmentOptions
 
-    def enter(self, strategy: Chain, scope: Scope) -> Scope:
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Cut the parameters into fragments."""
-        super().enter(strategy, scope)
-        where, names = type(strategy).__name__, [name for name, _ in strategy.named_trainable()]
+        where, names = type(self.strategy).__name__, [name for name, _ in self.strategy.named_trainable()]
         options = self.options
         self.members = fragments_of(
             names, options.num_fragments, options.fragments, options.pattern, where, options.H
         )
-        averaging = options.averaging().charged(strategy.coding, strategy.comm)
-        parts = [[scope.parameters[index] for index in members] for members in self.members]
+        averaging = options.averaging().charged(self.strategy.coding, self.strategy.comm)
+        parts = [[self.scope.parameters[index] for index in members] for members in self.members]
         self.outers = [OuterStep(part, options.outer_optim(), averaging) for part in parts]
-        self._sites = [scope.site.apart() for _ in self.members]
-        self._is_staged = averaging.codec is not None or scope.site.inside is not None
+        self._sites = [self.scope.site.apart() for _ in self.members]
+        self._is_staged = averaging.codec is not None or self.scope.site.inside is not None
         self._under_way: dict[int, Round] = {}
         self.sent_at = [0] * len(self.members)
-        self.num_applied = 0
-        return scope
+        self.num_rounds = 0  # of all fragments
 
     def leaves(self, p: int, step: int) -> bool:
         """True if fragment p leaves after this step."""
         return False
 
     def merge(self, p: int, outer_round: Round) -> None:
-        """An outer step on phi_p, and what this rank goes on from."""
+        """Take an outer step on phi_p, and set this rank's parameters of the fragment."""
         raise NotImplementedError
 
     def after_update(self) -> None:
@@ -284,7 +249,7 @@ class Fragments(Module):
     def apply(self, p: int, outer_round: Round) -> None:
         """Wait for a round and merge it."""
         self.merge(p, outer_round)
-        self.num_applied += 1
+        self.num_rounds += 1
 
     def at_end(self) -> None:
         """Apply what is in flight."""
@@ -302,11 +267,6 @@ class Fragments(Module):
         for members, outer in zip(self.members, self.outers, strict=True):
             values |= zip(members, outer.theta, strict=True)
         return self.named([values[index] for index in range(len(values))])
-
-    @property
-    def judged_version(self) -> int:
-        """Fragments that have been applied."""
-        return self.num_applied
 
     def state_dict(self) -> dict[str, Any]:
         """Declared state, and the rounds under way."""

@@ -37,6 +37,11 @@ class IndexSelector(ABC):
     def get_indices(self, param: Tensor, iteration: int) -> Tensor:
         """Indices into `param` (1-D), or a mask of its shape, for the 0-based `iteration`."""
 
+    def places(self, flat: Tensor, iteration: int) -> Tensor:
+        """Indices of `get_indices`, also where that returns a mask, on the device of `flat`."""
+        chosen = self.get_indices(flat, iteration).to(flat.device).view(-1)
+        return chosen.nonzero().view(-1) if chosen.dtype == torch.bool else chosen
+
     def count(self, size: int) -> int:
         """Number of values chosen of `size` at a time: `p` of them, at least one."""
         return max(1, round(self.p * size))
