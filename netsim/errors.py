@@ -81,11 +81,11 @@ def unknown_name(what: str, given: str, known: Iterable[str], meant: str = "") -
     >>> str(unknown_name("strategy", "DiLoco", ["FedAvg", "DiLoCo", "AllReduce"]))
     "unknown strategy 'DiLoco': did you mean 'DiLoCo'? Accepted: DiLoCo, AllReduce, FedAvg"
     """
-    if meant:
-        accepted = ", ".join([meant, *sorted({*known} - {meant}, key=str.casefold)])
-        text = f"unknown {what} '{visible(given)}': did you mean '{meant}'? Accepted: {accepted}"
-        return UnknownNameError(text)
-    return unknown_names(what, [given], known)
+    if not meant:
+        return unknown_names(what, [given], known)
+    accepted = ", ".join([meant, *sorted({*known} - {meant}, key=str.casefold)])
+    text = f"unknown {what} '{visible(given)}': did you mean '{meant}'? Accepted: {accepted}"
+    return UnknownNameError(text)
 
 
 def unknown_names(what: str, given: Iterable[str], known: Iterable[str]) -> UnknownNameError:

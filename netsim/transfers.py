@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 
 from netsim.errors import DeadlockError, InputError, unknown_name
-from netsim.files.plain_files import input_file
+from netsim.files.plain_files import read_text
 from netsim.network.clock import Clock
 from netsim.network.network import Network
 from netsim.topology.protocol import Protocol, WindowLimit, window_limit
 from netsim.topology.topology import Topology
 from netsim.units import format_list, parse_bytes, parse_seconds
-from netsim.weather.faults import ConnectionPool, Faults, is_background
+from netsim.weather.faults import ConnectionPool, Faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -49,6 +49,7 @@ __all__ = [
 _COLUMNS = ("start_s", "src", "dst", "bytes")
 _FINISH = "finish_s"
 _MOST_NAMED = 4
+_MOST_BYTES = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +97,14 @@ def read_flows(path: str | Path, topology: Topology) -> FlowTable:
     Raises:
         InputError: the file cannot be read, or a line makes no sense; the error names line and column.
     """
+    text = read_text(path, _MOST_BYTES, "split it")
     try:
-        with io.TextIOWrapper(input_file(path), newline="", encoding="utf-8-sig") as file:
-            lines = csv.reader(file, strict=True)
-            header = tuple(cell.strip() for cell in next(lines, ()))
-            _check_header(header, path)
-            numbered = [(lines.line_num, tuple(row)) for row in lines if row]
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: not a CSV file in UTF-8: {error}") from None
+        lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+        header = tuple(cell.strip() for cell in next(lines, ()))
+        _check_header(header, path)
+        numbered = [(lines.line_num, tuple(row)) for row in lines if row]
+    except csv.Error as error:
+        raise InputError(f"{path}: not a CSV file: {error}") from None
     hosts = {host.name: host.index for host in topology.hosts}
     names = list(hosts)
     if not any(name.isdigit() for name in names):
@@ -352,7 +351,7 @@ class _FlowRun:
     def give_up(self, reason: str) -> None:
         """Raise DeadlockError with the waiting transfers; `reason` names the fault, if there is one."""
         network = self._network
-        waiting = network.transfers_waiting(is_background)
+        waiting = network.transfers_waiting()
         rows = [self._row_of[each.number] for each in waiting]
         described = _described(network.topology, self._flows, rows or self.under_way)
         if not reason:

@@ -57,18 +57,19 @@ def test_the_figure_has_a_line_a_strategy(result: netgym.Comparison) -> None:
     assert axes.lines[0].get_xdata()[-1] == pytest.approx(result.summary[0]["virtual_seconds"])
 
 
-def test_weather_that_a_strategy_ended_before_is_named(tmp_path: Path) -> None:
+def test_weather_and_algorithms_that_had_no_effect_are_named(tmp_path: Path) -> None:
     network = {
         "hosts": ["a", "b"],
         "links": [{"between": ["a", "b"], "bandwidth": "100 Mbit/s", "latency": "20 ms"}],
         "events": [{"at": "400 ms", "link": ["a", "b"], "latency": "10 ms"}],
     }
-    strategies = ["AllReduce", {"name": "DiLoCo", "H": 3}]
-    changed = {"topology": network, "strategies": strategies, "compute": "10 ms"}
+    strategies, chosen = ["AllReduce", {"name": "DiLoCo", "H": 3}], {"all_reduce": "auto", "gather": "direct"}
+    changed = {"topology": network, "strategies": strategies, "compute": "10 ms", "collectives": chosen}
     result = netgym.compare(EXPERIMENT | changed, out=tmp_path / "out", progress=False)
     line = "event of link a-b at 400 ms"
     assert [entry.get("later_weather") for entry in result.summary] == [None, line]
     assert f"DiLoCo ended before {line}." in result.verdict
+    assert "No strategy used gather, of which `collectives` names the algorithm." in result.verdict
 
     random = {"failures": {"mtbf": "300 s", "repair": "1 s"}, "until": "1000 s", "strategies": ["AllReduce"]}
     (entry,) = netgym.run(EXPERIMENT | random, out=tmp_path / "random", progress=False).summary

@@ -219,7 +219,7 @@ def test_the_file_says_how_sure_it_is() -> None:
     found = Found(["us", "eu", "asia"], Asked(), "2026-01-01 00:00 UTC")
     for one, other in surveying.itertools.permutations(found.hosts, 2):
         found.rtt_seconds[one, other] = 0.08
-        found.ways[one, other] = RouteResult(30e6, 95.64e6, 0.04, 0.002, 0.12, 0.3)
+        found.routes[one, other] = RouteResult(30e6, 95.64e6, 0.04, 0.002, 0.12, 0.3)
     for name in found.hosts:
         found.sends[name] = Limit(100e6 if name == "us" else 190e6, 191.28e6, 0.02)
         found.receives[name] = Limit(191e6, 191.28e6, 0.02)
@@ -231,11 +231,11 @@ def test_the_file_says_how_sure_it_is() -> None:
     assert way.bits_per_second == pytest.approx(95.64e6, rel=1e-3)
     assert (way.measured_streams, own.measured_streams) == (8, 8)
     assert way.latency_seconds == pytest.approx(0.04)
-    assert "this at most, +-1.0% (52% of the sum of its ways alone)" in text
+    assert "this at most, +-1.0% (52% of the sum of its routes alone)" in text
     assert "us to eu 30 Mbit/s with one stream, 95.64 Mbit/s +-2.0% with 8" in text
     assert "us to eu" in text
     assert "0.20% of segments sent again, round trip 120 ms under load" in text
-    assert text.count("at least this, the sum of its ways") == 5
+    assert text.count("at least this, the sum of its routes") == 5
     # From three hosts that carry all their ways' sum, "at least" stands for a way only where a line limited it.
     assert "at least this: a host's own line was the limit" in text
 
@@ -278,7 +278,7 @@ def measured_on_a_busy_machine(test: Callable[[], None]) -> Callable[[], None]:
 
 @measured_on_a_busy_machine
 def test_what_it_writes_is_what_was_set() -> None:
-    """Rates, unequal ones too, and round trips within 5 %; a host's line that is less than the sum of its ways too."""
+    """Rates (unequal ones too), round trips and lines below their routes' sum are within 5 %."""
     shaped, probing = benchmark("shaped_links"), benchmark("probe")
     if reason := shaped.why_not():
         pytest.skip(reason)

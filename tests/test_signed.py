@@ -189,7 +189,9 @@ def test_a_message_of_any_length_is_not_waited_for() -> None:
     """Four bytes that nobody has signed must not make a process read, or set aside, gigabytes."""
     with channels() as (caller, called):
         caller.socket.sendall(struct.pack("!I", 0xFFFFFFFF) + b"\0" * 32)
-        with pytest.raises(StrangerError, match=r"^who connected: sent 4,294,967,295 bytes for a message"):
+        with pytest.raises(
+            StrangerError, match=r"^the connecting process: sent 4,294,967,295 bytes for a message"
+        ):
             called.receive(5.0)
 
 
@@ -223,7 +225,7 @@ def test_a_slow_sender_does_not_hold_a_connection(monkeypatch: pytest.MonkeyPatc
 def test_nothing_for_too_long() -> None:
     with channels() as (caller, called):
         caller.socket.sendall(b"\0\0")
-        with pytest.raises(PeerError, match=r"^who connected: said nothing for 0 s$"):
+        with pytest.raises(PeerError, match=r"^the connecting process: said nothing for 0 s$"):
             called.receive(0.01)
 
 

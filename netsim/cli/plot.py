@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from netsim.cli.terminal import OneLineCommand
+from netsim.cli.terminal import OneLineCommand, protocol_option
 from netsim.errors import InputError
 from netsim.files.plain_files import output_file
 from netsim.network.trace import Recorder
@@ -55,9 +55,7 @@ _STYLE: dict[Any, Any] = {
 @click.option(
     "--flows", type=click.Path(path_type=Path), metavar="FLOWS.csv", help="Show how these use the links."
 )
-@click.option(
-    "--protocol", metavar="NAME", help="ideal, linux-tcp or gloo; default: the topology's, else linux-tcp."
-)
+@protocol_option
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="FILE.png", help="Also .svg, .pdf [NAME.png]."
 )
@@ -71,16 +69,12 @@ def command(topology: str, flows: Path | None, protocol: str | None, out: Path |
     path = out if out is not None else Path(f"{Path(topology).stem}.png")
     if path.suffix.lower() not in _FORMATS:
         raise InputError(f"--out {path}: expected a name that ends in {', '.join(_FORMATS)}")
-    recorder = _recorded(network, flows, protocol) if flows is not None else None
+    recorder = None
+    if flows is not None:
+        recorder, parsed = Recorder(), Protocol.resolve(protocol, network.protocol)
+        time_flows(network, read_flows(flows, network).flows, parsed, recorder=recorder)
     _save(draw(network, recorder), path)
     click.echo(path)
-
-
-def _recorded(topology: Topology, flows: Path, protocol: str | None) -> Recorder:
-    recorder = Recorder()
-    parsed = Protocol.resolve(protocol, topology.protocol)
-    time_flows(topology, read_flows(flows, topology).flows, parsed, recorder=recorder)
-    return recorder
 
 
 def _save(figure: Figure, path: Path) -> None:
@@ -116,7 +110,8 @@ def draw(topology: Topology, recorder: Recorder | None = None) -> Figure:
         colours = ScalarMappable(LogNorm(min(rates) / 1.3, max(rates) * 1.3), "viridis_r")
         wide, below = sketch.is_crowded, 1.2 + 0.2 * len(used) if recorder is not None else 0.0
         figure = Figure(figsize=(13.5 if wide else 9.0, _SKETCH_HEIGHT + below), layout="constrained")
-        upper, lower = _halves(figure, below) if below else (figure, None)
+        halves: Any = figure.subfigures(2, 1, height_ratios=[_SKETCH_HEIGHT, below]) if below else None
+        upper, lower = halves if below else (figure, None)
         panels = upper.subplots(1, 2 if wide else 1, squeeze=False)[0]
         _draw_sketch(panels[0], sketch, colours)
         panels[0].set_title(topology.name)
@@ -273,11 +268,6 @@ def _add_legend(axes: Axes, sketch: Sketch) -> None:
     axes.legend(
         handles=entries, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, frameon=False, fontsize=7.5
     )
-
-
-def _halves(figure: Figure, below: float) -> tuple[Any, Any]:
-    upper, lower = np.ravel(np.asarray(figure.subfigures(2, 1, height_ratios=[_SKETCH_HEIGHT, below])))
-    return upper, lower
 
 
 def _used_links(recorder: Recorder) -> list[int]:

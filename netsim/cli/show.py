@@ -19,7 +19,7 @@ from netsim.topology.topology import Topology
 from netsim.units import format_bits_per_second, format_count, format_fraction, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from netsim.topology.graph import Link
 
@@ -48,8 +48,8 @@ def validate_command(file: str | None, json_schema: bool) -> None:
     if file is None:
         raise click.UsageError("Missing argument 'FILE'.")
     topology = Topology.load(file)
-    counts = [(len(topology.hosts), "host"), (len(topology.regions), "region"), (len(topology.links), "link")]
-    text = ", ".join(f"{number:,} {noun}{'' if number == 1 else 's'}" for number, noun in counts)
+    counts = {"host": topology.hosts, "region": topology.regions, "link": topology.links}
+    text = ", ".join(format_count(len(entries), noun) for noun, entries in counts.items())
     click.echo(f"{file}: valid: {text} (one direction each)")
     _warn_of_unknown_devices(file, topology)
 
@@ -87,10 +87,16 @@ def show_command(topology: str, as_json: bool) -> None:
         console.print(table)
 
 
-def _table(title: str, *columns: str) -> Table:
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Table with the first rows of many."""
     table = Table(title=title, title_justify="left", title_style="bold")
     for position, column in enumerate(columns):
         table.add_column(column, justify="right" if position else "left", no_wrap=True)
+    for number, row in enumerate(listed := list(rows)):
+        if number == _MANY_ROWS:
+            table.add_row(f"and {len(listed) - _MANY_ROWS:,} more")
+            break
+        table.add_row(*row)
     return table
 
 
@@ -100,13 +106,11 @@ def _hosts(network: Topology) -> Table:
     for host in network.hosts:
         key = (host.region, host.device, "" if host.region else host.name)
         rows.setdefault(key, []).append(host.name)
-    table = _table(format_count(len(network.hosts), "host"), "hosts", "number", "region", "device")
-    for (region, device, _), names in list(rows.items())[:_MANY_ROWS]:
-        shown = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
-        table.add_row(shown, f"{len(names):,}", region or "-", device or "-")
-    if len(rows) > _MANY_ROWS:
-        table.add_row(f"and {len(rows) - _MANY_ROWS:,} more")
-    return table
+    shown = (
+        (" ... ".join(dict.fromkeys((names[0], names[-1]))), f"{len(names):,}", region or "-", device or "-")
+        for (region, device, _), names in rows.items()
+    )
+    return _table(format_count(len(network.hosts), "host"), ("hosts", "number", "region", "device"), shown)
 
 
 def _links(network: Topology) -> Table:
@@ -124,22 +128,19 @@ def _links(network: Topology) -> Table:
     # Few files have queues, or rates that were measured.
     queue = ("queue",) if any(link.queue_packets for link in network.links) else ()
     measured = ("measured with",) if any(link.measured_streams for link in network.links) else ()
-    table = _table(
-        title, "from", "to", "number", "bandwidth", "and back", "latency", "loss", *queue, *measured
+    columns = ("from", "to", "number", "bandwidth", "and back", "latency", "loss", *queue, *measured)
+    shown = (
+        (*row[:2], f"{number:,}", *row[2:6], *row[6:7][: len(queue)], *row[7:][: len(measured)])
+        for row, number in rows.items()
     )
-    for (source, target, *figures), number in list(rows.items())[:_MANY_ROWS]:
-        more = (*figures[4:5][: len(queue)], *figures[5:][: len(measured)])
-        table.add_row(source, target, f"{number:,}", *figures[:4], *more)
-    if len(rows) > _MANY_ROWS:
-        table.add_row(f"and {len(rows) - _MANY_ROWS:,} more")
-    return table
+    return _table(title, columns, shown)
 
 
 def _figures(link: Link, back: Link) -> tuple[str, ...]:
     rates = (format_bits_per_second(link.bits_per_second), format_bits_per_second(back.bits_per_second))
     queue = "" if link.queue_packets is None else f"{link.queue_packets:,}"
     streams = link.measured_streams
-    measured = "" if streams is None else f"{streams:,} stream{'s' if streams > 1 else ''}"
+    measured = "" if streams is None else format_count(streams, "stream")
     return (*rates, format_seconds(link.latency_seconds), format_fraction(link.loss), queue, measured)
 
 
@@ -185,10 +186,10 @@ def _matrices(network: Topology, console: Console) -> tuple[str, list[Table]]:
 def _matrix(
     network: Topology, places: _Places, title: str, of_route: _OfRoute, form: Callable[[float], str]
 ) -> Table:
-    table = _table(title, "", *places)
-    for name, values in zip(places, _values(network, places, list(places.values()), of_route), strict=True):
-        table.add_row(name, *["-" if value is None else form(value) for value in values])
-    return table
+    of_places = _values(network, places, list(places.values()), of_route)
+    rows = (["-" if value is None else form(value) for value in values] for values in of_places)
+    named = ((name, *row) for name, row in zip(places, rows, strict=True))
+    return _table(title, ("", *places), named)
 
 
 def _summary(
@@ -201,12 +202,11 @@ def _summary(
 ) -> Table:
     from statistics import median  # few topologies are that large, and its import takes 3 ms
 
-    table = _table(title, "", "least", "median", "most")
+    rows = []
     for name, values in zip(places, _values(network, places, others, of_route), strict=True):
-        known = [value for value in values if value is not None]
-        figures = (min(known), median(known), max(known)) if known else ()
-        table.add_row(name, *map(form, figures))
-    return table
+        given = [value for value in values if value is not None]
+        rows.append((name, *map(form, (min(given), median(given), max(given)) if given else ())))
+    return _table(title, ("", "least", "median", "most"), rows)
 
 
 def _values(

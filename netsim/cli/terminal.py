@@ -26,6 +26,7 @@ __all__ = [
     "OneLineCommand",
     "check_new",
     "plain_lines",
+    "protocol_option",
     "usage_message",
     "write_new",
 ]
@@ -97,6 +98,11 @@ class CommandGroup(click.Group):
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             raise unknown_name("command", args[0], self.list_commands(ctx))
         return super().resolve_command(ctx, args)
+
+
+protocol_option = click.option(
+    "--protocol", metavar="NAME", help="ideal, linux-tcp or gloo; default: the topology's, else linux-tcp."
+)
 
 
 class OneLineCommand(click.Command):

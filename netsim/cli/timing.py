@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from netsim.cli.terminal import DelayedProgress, OneLineCommand, plain_lines
+from netsim.cli.terminal import DelayedProgress, OneLineCommand, plain_lines, protocol_option
 from netsim.collectives.collective import collective
 from netsim.collectives.schedules.algorithms import OPERATIONS, algorithm_names
 from netsim.errors import InputError
@@ -38,9 +38,7 @@ _AFTER_END = "weather after the end, which changed nothing: {}"
 @click.command("flows", cls=OneLineCommand)
 @click.argument("topology", metavar="TOPOLOGY.yaml")
 @click.argument("flows", metavar="FLOWS.csv", type=click.Path(path_type=Path))
-@click.option(
-    "--protocol", metavar="NAME", help="ideal, linux-tcp or gloo; default: the topology's, else linux-tcp."
-)
+@protocol_option
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="RESULTS.csv", help="Default: standard output."
 )
@@ -90,9 +88,7 @@ def flows_command(
 )
 @click.option("--ranks", metavar="HOST,...", help="Hosts in rank order; default: all in natural order.")
 @click.option("--root", metavar="HOST", help="Default: the first rank.")
-@click.option(
-    "--protocol", metavar="NAME", help="ideal, linux-tcp or gloo; default: the topology's, else linux-tcp."
-)
+@protocol_option
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Repetitions.")
 @click.option("--pause", default="50ms", show_default=True, metavar="TIME", help="Between repetitions.")
 @click.option("--trace", type=click.Path(), metavar="FILE", help="Write what happened, such as to t.json.gz.")

@@ -1,4 +1,4 @@
-"""Completion times without events, for schedules whose messages never have to share a link.
+"""Completion times without events, for rings whose messages never have to share a link.
 
 Where each message has its links to itself, its delivery is known when it is posted: latency plus bytes over
 the narrowest link. Then a schedule is a recurrence in maxima and sums over steps, one array operation a
@@ -8,10 +8,8 @@ step:
     delivered[i] = max(posted[i] + latency, delivered[i - 1] on the same connection) + bytes / rate
     done[i] = max(delivered[i] of own sends, delivered[i] of own receives)
 
-That no link is shared is checked, not assumed: either the rates of all pairs that ever talk fit into every
-link at once (a ring placed region by region), or, for shorter schedules, the intervals in which messages
-would drain are laid out on every link. If they fit there, they are the truth: a message that met no other
-until now had these times.
+That no link is shared is checked, not assumed: the rates of all pairs that ever exchange messages fit into every link
+at once, as in a ring placed region by region. For other schedules the recurrence is a lower bound.
 """
 
 from __future__ import annotations
@@ -35,9 +33,8 @@ Seconds = npt.NDArray[np.float64]
 
 # Rates may exceed a link by rounding, and of two messages on a link one may begin where the other ends.
 _ROUNDING = 1e-9
-_MOST_INTERVALS = 1_000_000
 
-# Of phases with more steps than this, those are left out that go on as others did. Shorter ones take no time.
+# Of phases with more steps than this, those that repeat the pace of others are left out. Shorter ones take no time.
 _LONG = 10_000
 _COMPARED = 16  # times the window: steps from one comparison to the next
 
@@ -96,7 +93,7 @@ class PairRoutes:
 def contention_free_seconds(
     schedule: Schedule, hosts: Sequence[int], topology: Topology, protocol: Protocol
 ) -> Seconds | None:
-    """Instant at which each member finishes, or None where messages would meet on a link.
+    """Instant at which each member finishes, or None where messages might meet on a link, or pairs change.
 
     All members enter at 0.
 
@@ -107,15 +104,12 @@ def contention_free_seconds(
         protocol: how transfers use it.
     """
     routes = PairRoutes(hosts, topology, protocol)
-    pairs = [phase.fixed_pairs() for phase in schedule.phases]
-    for regular in pairs:
-        if regular is not None:
-            routes.of(*regular)
-    if not routes.fit_at_once():
-        return None
-    layout = None if all(regular is not None for regular in pairs) else _Layout(routes)
-    done = _seconds(schedule, routes, layout)
-    return done if layout is None or (done is not None and layout.fits()) else None
+    for phase in schedule.phases:
+        pairs = phase.fixed_pairs()
+        if pairs is None:
+            return None
+        routes.of(*pairs)
+    return _seconds(schedule, routes) if routes.fit_at_once() else None
 
 
 def undisturbed_seconds(
@@ -125,46 +119,38 @@ def undisturbed_seconds(
 
     All members enter at 0. None for the rare schedule that is too irregular to say.
     """
-    return _seconds(schedule, PairRoutes(hosts, topology, protocol), None)
+    return _seconds(schedule, PairRoutes(hosts, topology, protocol))
 
 
-def _seconds(schedule: Schedule, routes: PairRoutes, layout: _Layout | None) -> Seconds | None:
+def _seconds(schedule: Schedule, routes: PairRoutes) -> Seconds | None:
     done = np.zeros(schedule.num_ranks)
     for phase in schedule.phases:
         pairs = phase.fixed_pairs()
-        everyone = pairs is not None and len(pairs[0]) == schedule.num_ranks and not phase.has_gaps
-        if pairs is not None and everyone:
-            done = _ring_seconds(phase, pairs, done, routes, layout)
+        if pairs is not None and len(pairs[0]) == schedule.num_ranks and not phase.has_gaps:
+            done = _ring_seconds(phase, pairs, done, routes)
         elif phase.window == 1:
-            done = _rounds_seconds(phase, done, routes, layout)
+            done = _rounds_seconds(phase, done, routes)
         else:
-            return None
-        if layout is not None and layout.too_many:
             return None
     return done
 
 
-def _ring_seconds(
-    phase: Phase, pairs: tuple[Ranks, Ranks], start: Seconds, routes: PairRoutes, layout: _Layout | None
-) -> Seconds:
+def _ring_seconds(phase: Phase, pairs: tuple[Ranks, Ranks], start: Seconds, routes: PairRoutes) -> Seconds:
     """Every member sends one message a step, always to the same neighbour."""
     src, dst = pairs
-    number, latency, rate = routes.of(src, dst)
+    _, latency, rate = routes.of(src, dst)
     into = np.argsort(dst)[src]  # position of the pair that ends where each begins
     done = [start[src]] * phase.window  # by position
     delivered = np.full(len(src), -np.inf)
     index, detector = 0, _PaceDetector(phase)
     while index < phase.num_steps:
         num_bytes = phase.num_bytes(index)
-        free = np.maximum(done[index % phase.window] + latency, delivered)
-        delivered = free + num_bytes / rate
-        if layout is not None:
-            layout.add(number, free, delivered)
+        delivered = np.maximum(done[index % phase.window] + latency, delivered) + num_bytes / rate
         both = np.maximum(delivered, delivered[into])
         # Steps are done in order: a later one is not done before an earlier one.
         done[index % phase.window] = np.maximum(both, done[index % phase.window - 1])
         index += 1
-        if layout is None and detector.is_due(index):
+        if detector.is_due(index):
             num_steps, later = detector.ahead(index, [*done, delivered])
             index += num_steps
             done, delivered = [each + later for each in done], delivered + later
@@ -205,56 +191,13 @@ class _PaceDetector:
         return times * self._every, times * delay
 
 
-def _rounds_seconds(phase: Phase, start: Seconds, routes: PairRoutes, layout: _Layout | None) -> Seconds:
+def _rounds_seconds(phase: Phase, start: Seconds, routes: PairRoutes) -> Seconds:
     """Plain rounds of any messages."""
     done = start.copy()
     for index in range(phase.num_steps):
         step = phase.step(index)
-        number, latency, rate = routes.of(step.src, step.dst)
-        free = done[step.src] + latency
-        delivered = free + step.num_bytes / rate
-        if layout is not None:
-            layout.add(number, free, delivered)
+        _, latency, rate = routes.of(step.src, step.dst)
+        delivered = done[step.src] + latency + step.num_bytes / rate
         np.maximum.at(done, step.src, delivered)
         np.maximum.at(done, step.dst, delivered)
     return done
-
-
-class _Layout:
-    """Intervals in which messages drain, to be checked against the capacity of links."""
-
-    def __init__(self, routes: PairRoutes) -> None:
-        self._routes = routes
-        self._rows: list[tuple[Ranks, Seconds, Seconds]] = []
-        self._count = 0
-
-    @property
-    def too_many(self) -> bool:
-        """True if laying them out would take longer than simulating them."""
-        return self._count > _MOST_INTERVALS
-
-    def add(self, number: Ranks, begins: Seconds, ends: Seconds) -> None:
-        """Messages on these routes (by number) drain from `begins` to `ends`."""
-        self._count += len(number)
-        if not self.too_many:
-            self._rows.append((number, begins, ends))
-
-    def fits(self) -> bool:
-        """Return whether no link ever carries more than its capacity."""
-        if not self._count:
-            return True
-        number, begins, ends = (np.concatenate(column) for column in zip(*self._rows, strict=True))
-        links = padded(self._routes.links)[number]
-        each, _ = np.nonzero(links >= 0)
-        link = links[links >= 0]
-        slack = _ROUNDING * 1e-3 * max(float(ends.max()), 1e-12)
-        instant = np.concatenate((begins[each] + slack, ends[each]))
-        share = np.array(self._routes.rate)[number[each]] / self._routes.capacity[link]
-        change = np.concatenate((share, -share))
-        brief = ends[each] - begins[each] <= slack  # nothing to drain
-        change[np.concatenate((brief, brief))] = 0.0
-        link = np.concatenate((link, link))
-        order = np.lexsort((instant, link))
-        load = np.cumsum(change[order])
-        # Each link's changes add up to zero, so the running sum starts each link from zero, rounding aside.
-        return bool((load <= 1 + 10 * _ROUNDING).all())

@@ -226,8 +226,8 @@ class _Latencies:
         inside = np.zeros(len(self._rows), np.bool_)
         inside[list(members)] = True
         table = self._table if is_out else self._table.T
-        ways: np.ndarray = table[np.ix_(self._rows[inside], self._rows[~inside])].min(axis=0)
-        return ways
+        nearest: np.ndarray = table[np.ix_(self._rows[inside], self._rows[~inside])].min(axis=0)
+        return nearest
 
 
 def _latency_bound(schedule: Schedule, latency: _Latencies) -> float:
@@ -274,9 +274,9 @@ def _cut_bound(schedule: Schedule, side: _Side, latency: _Latencies) -> float:
     leaving, entering = _crossing_bytes(schedule, side.members)
     out = into = 0.0
     if leaving:
-        ways = latency.across(side.members, is_out=True)
+        seconds = latency.across(side.members, is_out=True)
         all_need_it = schedule.op in ("all_reduce", "all_gather", "broadcast")
-        out = leaving / side.out_bytes_per_second + float(ways.max() if all_need_it else ways.min())
+        out = leaving / side.out_bytes_per_second + float(seconds.max() if all_need_it else seconds.min())
     if entering:
         into = entering / side.in_bytes_per_second + float(latency.across(side.members, is_out=False).min())
     return max(out, into)
@@ -322,5 +322,5 @@ def _crossing_bytes(schedule: Schedule, inside: frozenset[int]) -> tuple[int, in
         return own, others
     if op == "reduce_scatter":
         return others, own
-    out_of_root = (others, 0) if has_root else (0, own)  # scatter; gather is the other way
+    out_of_root = (others, 0) if has_root else (0, own)  # scatter; gather is the reverse
     return out_of_root if op == "scatter" else (out_of_root[1], out_of_root[0])

@@ -141,33 +141,27 @@ def time_collective(
     if recorder is not None:
         recorder.watch(network)
     faults = Faults(network)
-    start, seconds, ends = 0.0, list[float](), dict[int, float]()
+    seconds, ends = list[float](), dict[int, float]()
 
     def note(member: int) -> None:
         ends[member] = clock.now
 
-    def spans() -> list[Span]:
-        """Span of each member since the start, until it finished or until now."""
-        return [
-            Span(member, "communication", made.op, start, ends.get(member, clock.now), made.num_bytes)
-            for member in range(made.num_ranks)
-        ]
-
-    before = others_before = network.link_bytes
     for repetition in range(repeat):
         if repetition and pause_seconds:
             clock.run(until=clock.now + pause_seconds)
         start, before, others_before = clock.now, network.link_bytes, network.background_link_bytes
         ends.clear()
-        if recorder is not None:
-            recorder.unfinished_spans = spans
         one = start_collective(network, made, hosts, on_done=note)
         for member in range(made.num_ranks):
             one.arrive(member)
-        faults.run_until(lambda: len(ends) == made.num_ranks)
-        if recorder is not None:
-            recorder.spans += spans()
-            recorder.unfinished_spans = list
+        try:
+            faults.run_until(lambda: len(ends) == made.num_ranks)
+        finally:
+            if recorder is not None:
+                recorder.spans += [
+                    Span(member, "communication", made.op, start, ends.get(member, clock.now), made.num_bytes)
+                    for member in range(made.num_ranks)
+                ]
         seconds.append(max(ends.values()) - start)
     background = network.background_link_bytes - others_before
     own = network.link_bytes - before - background

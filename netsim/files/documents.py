@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import yaml
 
 from netsim.errors import InputError, UnknownNameError, printable
-from netsim.files.plain_files import input_file
+from netsim.files.plain_files import read_text
 from netsim.units import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
 __all__ = [
@@ -153,23 +153,8 @@ class Document:
 
 def load_document(path: str | Path) -> Document:
     """Read the YAML file `path`, at most 1 MB long; raises InputError `FILE:LINE: ...` for what cannot be accepted."""
-    where = printable(str(path))
-    try:
-        with input_file(path) as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InputError(f"{where}: cannot be read: {reason}") from None
-    if len(content) > MAX_FILE_BYTES:
-        raise InputError(f"{where}: larger than 1 MB: split it, or generate it in Python")
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{where}:{line}: not UTF-8 text: save the file as UTF-8") from None
-    return parse_document(text, where)
+    text = read_text(path, MAX_FILE_BYTES, "split it, or generate it in Python")
+    return parse_document(text, printable(str(path)))
 
 
 def parse_document(text: str, where: str = "<text>") -> Document:
@@ -187,7 +172,7 @@ def parse_document(text: str, where: str = "<text>") -> Document:
         raise InputError(f"{where}:{line}: YAML directives ('%...') are not accepted: remove the line")
     reader = _Reader(where)
     try:
-        reader.read(_events(text))
+        reader.read(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{where}:{mark.line + 1}" if mark else where
@@ -205,15 +190,6 @@ def parse_document(text: str, where: str = "<text>") -> Document:
     return Document(where, reader.root, reader.lines)
 
 
-def _events(text: str) -> Iterator[Any]:
-    parser = _Parser(text)
-    try:
-        while (event := parser.get_event()) is not None:
-            yield event
-    finally:
-        parser.dispose()
-
-
 class _Reader:
     """Builds plain data from YAML events with a stack of its own: no recursion, whatever the file nests."""
 
@@ -227,23 +203,30 @@ class _Reader:
         self._num_values = 0
         self._num_documents = 0
 
-    def read(self, events: Iterable[Any]) -> None:
-        for event in events:
-            line = event.start_mark.line + 1
-            if isinstance(event, yaml.ScalarEvent):
-                self._refuse_properties(event, line)
-                self._scalar(event, line)
-            elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
-                self._refuse_properties(event, line)
-                self._open({} if isinstance(event, yaml.MappingStartEvent) else [], line)
-            elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
-                self._stack.pop()
-            elif isinstance(event, yaml.AliasEvent):
-                raise self._refusal(line, f"alias '*{printable(event.anchor)}': write the value out")
-            elif isinstance(event, yaml.DocumentStartEvent):
-                self._num_documents += 1
-                if self._num_documents > 1:
-                    raise self._refusal(line, "a second document ('---') in one file: use one file each")
+    def read(self, text: str) -> None:
+        parser = _Parser(text)
+        try:
+            while (event := parser.get_event()) is not None:
+                self._take(event)
+        finally:
+            parser.dispose()
+
+    def _take(self, event: Any) -> None:
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.ScalarEvent):
+            self._refuse_properties(event, line)
+            self._scalar(event, line)
+        elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
+            self._refuse_properties(event, line)
+            self._open({} if isinstance(event, yaml.MappingStartEvent) else [], line)
+        elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
+            self._stack.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            raise self._refusal(line, f"alias '*{printable(event.anchor)}': write the value out")
+        elif isinstance(event, yaml.DocumentStartEvent):
+            self._num_documents += 1
+            if self._num_documents > 1:
+                raise self._refusal(line, "a second document ('---') in one file: use one file each")
 
     def _refusal(self, line: int, message: str) -> InputError:
         path = self._stack[-1][1] if self._stack else ()

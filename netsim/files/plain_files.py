@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from netsim.errors import InputError, printable
+from netsim.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["input_file", "is_written_in_place", "output_file", "read_bytes"]
+__all__ = ["input_file", "is_written_in_place", "output_file", "read_bytes", "read_text"]
 
 _DESCRIPTOR = re.compile(r"(?:/dev/fd|/proc/(?:self|\d+)/fd)/(\d+)")
 _MOST_LINKS = 40
@@ -55,6 +56,36 @@ def read_bytes(path: str | Path) -> bytes:
     """Read all of the regular file `path`; raises as `input_file` does."""
     with input_file(path) as file:
         return file.read()
+
+
+def read_text(path: str | Path, most_bytes: int, advice: str, where: str = "") -> str:
+    """Read all of the regular file `path`, which is text in UTF-8.
+
+    Args:
+        path: the file.
+        most_bytes: a larger one is refused.
+        advice: on a larger one.
+        where: name of the file in errors; "": its path.
+
+    Raises:
+        InputError: it cannot be read, is larger, or no such text.
+    """
+    where = where or printable(str(path))
+    try:
+        with input_file(path) as file:
+            content = file.read(most_bytes + 1)
+    except InputError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise InputError(f"{where}: cannot be read: {reason}") from None
+    if len(content) > most_bytes:
+        raise InputError(f"{where}: larger than {format_bytes(most_bytes)}: {advice}")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{where}:{line}: not UTF-8 text: save the file as UTF-8") from None
 
 
 def _refuse_others(path: str | Path, mode: int) -> None:

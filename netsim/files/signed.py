@@ -322,7 +322,7 @@ def _peer(opened: socket.socket) -> str:
     try:
         host, port = opened.getpeername()[:2]
     except (OSError, ValueError):  # it has left already, or has no such address
-        return "who connected"
+        return "the connecting process"
     return f"{host}:{port}"
 
 

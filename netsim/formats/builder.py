@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from netsim.errors import InputError
 from netsim.files.documents import MAX_FILE_BYTES, parse_document
-from netsim.files.plain_files import input_file
 from netsim.topology.file import quality, rates
 from netsim.topology.topology import Topology
 from netsim.topology.values import Duration, Rate
@@ -24,12 +23,10 @@ __all__ = [
     "milliseconds",
     "on_one_line",
     "rate",
-    "read_text",
     "region_entry",
     "safe_name",
 ]
 
-_MOST_BYTES = 64 << 20
 _PLAIN = re.compile(r"[A-Za-z_][\w.-]*")
 _WORDS = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
 
@@ -41,7 +38,7 @@ class Assumed:
     Attributes:
         bits_per_second: of links without a rate; None: refuse them.
         latency_seconds: of links without a latency, one way; None: refuse them.
-        nic_bits_per_second: of each host's own link, where ways between sites were measured.
+        nic_bits_per_second: of each host's own link, where routes between sites were measured.
         hosts: how many each site has.
         nics: place -> (up, down) of its hosts' own links, where it is not `nic_bits_per_second`.
         hosts_of: place -> how many it has, where it is not `hosts`.
@@ -91,7 +88,7 @@ class TopologyBuilder:
         regions: name -> entry as text, such as `{hosts: 2, nic: 10 Gbit/s, latency: 50 us}`.
         links: between nodes, or between regions where there are any.
         protocol: how transfers use links; None: left open.
-        are_ends_measured: whether links are ways that were measured end to end, so that none leads through a third
+        are_ends_measured: whether links are routes that were measured end to end, so that none leads through a third
             place, even where that has less latency.
         remarks: what the reader should know or do about what was read.
         through: (host, host) -> the nodes in between, where a file has routes.
@@ -172,7 +169,7 @@ class TopologyBuilder:
         routes = list(routes)
         if routes:
             if self.are_ends_measured:
-                yield "# Each way was measured end to end: none leads through a third place."
+                yield "# Each route was measured end to end: none leads through a third place."
             yield "routes:"
             yield from routes
 
@@ -227,21 +224,6 @@ def safe_name(name: str, taken: dict[str, str]) -> str:
             unique = f"{base}-{number}"
         taken[name] = unique
     return taken[name]
-
-
-def read_text(path: Any) -> str:
-    """A text file in UTF-8 of at most 64 MiB; raises InputError."""
-    try:
-        with input_file(path) as file:
-            data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > _MOST_BYTES:
-        raise InputError(f"{path}: is larger than 64 MiB: give a smaller extract")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is no text in UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def _quoted(name: str) -> str:

@@ -10,7 +10,8 @@ import click
 from netsim.cli.terminal import OneLineCommand, check_new, plain_lines, write_new
 from netsim.errors import InputError
 from netsim.files.documents import parse_document
-from netsim.formats.builder import Assumed, TopologyBuilder, read_text
+from netsim.files.plain_files import read_text
+from netsim.formats.builder import Assumed, TopologyBuilder
 from netsim.formats.measurements import (
     FailedMeasurementError,
     Pairs,
@@ -36,6 +37,8 @@ from netsim.units import parse_bits_per_second, parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+_MOST_BYTES = 64_000_000
 
 __all__ = ["export_command", "import_command", "read_foreign"]
 
@@ -63,7 +66,7 @@ def read_foreign(
     if not paths:
         raise InputError("import: no files given")
     pairs, servers = Pairs(), dict[str, str]()
-    texts = [(Path(path), read_text(path)) for path in paths]
+    texts = [(Path(path), read_text(path, _MOST_BYTES, "give a smaller extract")) for path in paths]
     for path, text in texts:
         if not text.strip():
             raise InputError(f"{path}: is empty")

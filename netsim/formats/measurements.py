@@ -89,12 +89,8 @@ class Pairs:
     """Measurements by (from, to)."""
 
     def __init__(self) -> None:
-        self.ways: dict[tuple[str, str], OneWay] = {}
+        self.routes: dict[tuple[str, str], OneWay] = {}
         self.sources: list[str] = []
-
-    def way(self, source: str, target: str) -> OneWay:
-        """Measurements from one place to another, new or known."""
-        return self.ways.setdefault((source, target), OneWay())
 
     def add(
         self,
@@ -108,23 +104,25 @@ class Pairs:
         note: str = "",
     ) -> None:
         """Add a measurement. Of several the largest rate and the smallest round trip count."""
-        way = self.way(source, target)
-        if bits_per_second is not None and bits_per_second > (way.bits_per_second or 0.0):
-            way.bits_per_second, way.streams = bits_per_second, int(streams)
+        route = self.routes.setdefault((source, target), OneWay())
+        if bits_per_second is not None and bits_per_second > (route.bits_per_second or 0.0):
+            route.bits_per_second, route.streams = bits_per_second, int(streams)
         if rtt_seconds is not None and rtt_seconds >= 0:
-            way.rtt_seconds = rtt_seconds if way.rtt_seconds is None else min(rtt_seconds, way.rtt_seconds)
+            route.rtt_seconds = (
+                rtt_seconds if route.rtt_seconds is None else min(rtt_seconds, route.rtt_seconds)
+            )
         if loss is not None and 0 <= loss < 1:
-            way.loss = loss
-        if note and note not in way.notes:
-            way.notes.append(note)
+            route.loss = loss
+        if note and note not in route.notes:
+            route.notes.append(note)
 
     def keep(self, places: Sequence[str]) -> None:
         """Drop the measurements of all other places. Raises UnknownNameError for a place that has none."""
-        known = {place for pair in self.ways for place in pair}
+        known = {place for pair in self.routes for place in pair}
         for place in places:
             if place not in known:
                 raise unknown_name("place in the measurements", place, known)
-        self.ways = {pair: way for pair, way in self.ways.items() if set(pair) <= set(places)}
+        self.routes = {pair: route for pair, route in self.routes.items() if set(pair) <= set(places)}
 
     def builder(self, name: str, assumed: Assumed) -> TopologyBuilder:
         """Each place a region with hosts of its own, each pair a link between regions, one figure a direction.
@@ -132,10 +130,10 @@ class Pairs:
         Raises InputError where a figure is missing and nothing is assumed for it.
         """
         taken: dict[str, str] = {}
-        pairs = list(dict.fromkeys(tuple(sorted(pair)) for pair in self.ways if pair[0] != pair[1]))
+        pairs = list(dict.fromkeys(tuple(sorted(pair)) for pair in self.routes if pair[0] != pair[1]))
         if not pairs:
             raise InputError(
-                f"{name}: no way between two places was found: give measurements of at least one"
+                f"{name}: no route between two places was found: give measurements of at least one"
             )
         builder = TopologyBuilder(name, list(self.sources), protocol="linux-tcp", are_ends_measured=True)
         for one, other in pairs:
@@ -154,7 +152,7 @@ class Pairs:
         given = {*assumed.nics, *assumed.hosts_of} - lines.keys()
         if given:
             raise unknown_names("place of --nic and --hosts", sorted(given), lines)
-        rates = {ends: way.bits_per_second for ends, way in self.ways.items() if way.bits_per_second}
+        rates = {ends: route.bits_per_second for ends, route in self.routes.items() if route.bits_per_second}
         wire = {ends: goodput / GOODPUT_SHARE for ends, goodput in rates.items()}
         builder.remarks += remarks_on_lines(wire, lines, GOODPUT_SHARE)
         builder.sources.append(
@@ -165,9 +163,9 @@ class Pairs:
         return builder
 
     def _link(self, one: str, other: str, assumed: Assumed, taken: dict[str, str]) -> LinkLine:
-        there = self.ways.get((one, other), OneWay())
-        back = self.ways.get((other, one), OneWay())
-        trips = [way.rtt_seconds for way in (there, back) if way.rtt_seconds is not None]
+        there = self.routes.get((one, other), OneWay())
+        back = self.routes.get((other, one), OneWay())
+        trips = [route.rtt_seconds for route in (there, back) if route.rtt_seconds is not None]
         notes = [f"{one} to {other}: {note}" for note in there.notes]
         notes += [f"{other} to {one}: {note}" for note in back.notes]
         up, down = (
@@ -180,17 +178,17 @@ class Pairs:
             up = down = assumed.bits_per_second
             notes.append(f"rate assumed: {rate(assumed.bits_per_second)}")
         elif there.bits_per_second is None or back.bits_per_second is None:
-            notes.append("rate measured one way, assumed the other")
+            notes.append("rate measured in one direction, assumed in the other")
         if trips:
             latency = sum(trips) / len(trips) / 2
-            # The way from each host to its place's router is part of what was measured.
+            # The route from each host to its place's router is part of what was measured.
             latency = max(latency - 2 * 50e-6, 0.0)
         elif assumed.latency_seconds is not None:
             latency = assumed.latency_seconds
             notes.append(f"latency assumed: {milliseconds(latency)}")
         else:
             raise InputError(f"{one} to {other}: no round trip was measured: assume a latency with --latency")
-        losses = [way.loss for way in (there, back) if way.loss is not None]
+        losses = [route.loss for route in (there, back) if route.loss is not None]
         return LinkLine(
             safe_name(one, taken),
             safe_name(other, taken),
@@ -199,7 +197,7 @@ class Pairs:
             latency,
             max(losses, default=0.0),
             "; ".join(notes),
-            max((way.streams for way in (there, back) if way.bits_per_second), default=None),
+            max((route.streams for route in (there, back) if route.bits_per_second), default=None),
         )
 
 
@@ -264,12 +262,12 @@ def remarks_on_lines(
 
 def _alike(rates: Mapping[tuple[str, str], float], end: int) -> dict[str, _Alike]:
     """The places whose rates to two others or more (end 0; from: 1) are alike."""
-    ways: dict[str, dict[str, float]] = {}
+    routes: dict[str, dict[str, float]] = {}
     for ends, each in rates.items():
-        ways.setdefault(ends[end], {})[ends[1 - end]] = each
+        routes.setdefault(ends[end], {})[ends[1 - end]] = each
     return {
         place: _Alike(min(each.values()), max(each.values()), frozenset(each))
-        for place, each in ways.items()
+        for place, each in routes.items()
         if len(each) > 1 and max(each.values()) <= _ALIKE * min(each.values())
     }
 
@@ -389,7 +387,7 @@ def _read_rows(
     figures_known = [name for name in known if _COLUMNS[name][0] != "streams"]
     if source_key is None or target_key is None or not figures_known:
         raise InputError(
-            f"{path}: no table of ways: name columns from, to and some of rtt, throughput, loss"
+            f"{path}: no table of routes: name columns from, to and some of rtt, throughput, loss"
             " (or a first cell such as 'rtt ms' for a square)"
         )
     for number, row in rows:
@@ -418,12 +416,12 @@ def read_json(path: str | Path, data: Any, pairs: Pairs) -> None:
 
     Raises InputError that names the entry.
     """
-    before, cells = len(pairs.ways), list[tuple[Any, Any, str, Any]]()
+    before, cells = len(pairs.routes), list[tuple[Any, Any, str, Any]]()
     if isinstance(data, list) and data and all(isinstance(row, dict) for row in data):
         if "averages" in data[0]:
             for entry in data:
-                for way in entry.get("averages", []):
-                    cells.append((entry.get("region"), way.get("regionTo"), "rtt_ms", way.get("average")))
+                for route in entry.get("averages", []):
+                    cells.append((entry.get("region"), route.get("regionTo"), "rtt_ms", route.get("average")))
         else:
             rows = [{str(key).lower(): str(value) for key, value in row.items()} for row in data]
             _read_rows(
@@ -434,17 +432,17 @@ def read_json(path: str | Path, data: Any, pairs: Pairs) -> None:
         for name, table in tables.items():
             if name not in _COLUMNS or not isinstance(table, dict):
                 continue
-            for source, ways in table.items():
-                if not isinstance(ways, dict):
+            for source, routes in table.items():
+                if not isinstance(routes, dict):
                     raise InputError(f"{path}: {name}.{source}: expected a mapping from places to values")
-                cells += [(source, target, name, value) for target, value in ways.items()]
+                cells += [(source, target, name, value) for target, value in routes.items()]
     for source, target, name, value in cells:
         if value is not None:
             where = f"{path}: {printable(source)} to {printable(target)}"
             _add(pairs, str(source), str(target), name, str(value), where, Path(path).name)
-    if len(pairs.ways) == before:
-        raise InputError(f"{path}: no table of ways was found: see 'netsim import --help' for the layouts")
-    pairs.sources.append(f"{Path(path).name}: {len(pairs.ways) - before} ways.")
+    if len(pairs.routes) == before:
+        raise InputError(f"{path}: no table of routes was found: see 'netsim import --help' for the layouts")
+    pairs.sources.append(f"{Path(path).name}: {len(pairs.routes) - before} routes.")
 
 
 def _add(pairs: Pairs, source: str, target: str, column: str, text: str, where: str, origin: str) -> None:
@@ -510,9 +508,9 @@ def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
                 f"{path}: a run with {printable(test['protocol'])}: measure with TCP, as training does"
             )
         local, remote = connected[0]["local_host"], connected[0]["remote_host"]
-        ways = [_way_of(end, "")]
+        directions = [_direction_of(end, "")]
         if "sum_received_bidir_reverse" in end:
-            ways.append(_way_of(end, "_bidir_reverse"))
+            directions.append(_direction_of(end, "_bidir_reverse"))
         streams = int(test.get("num_streams", len(connected)))
         when = start.get("timestamp", {}).get("time", "")
         trips = [
@@ -531,7 +529,7 @@ def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
     # A file's name says from where the client ran; addresses are those of the host that wrote the file.
     if bool(test.get("reverse")) != (is_server and ends_by_name(path) is None):
         ends = ends[::-1]
-    for (one, other), (received, retransmits) in zip((ends, ends[::-1]), ways, strict=False):
+    for (one, other), (received, retransmits) in zip((ends, ends[::-1]), directions, strict=False):
         lost = f", {retransmits} retransmits" if retransmits is not None else ""
         pairs.add(
             one,
@@ -544,7 +542,7 @@ def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
     pairs.sources.append(f"{Path(path).name}: iperf3{f', {when}' if when else ''}.")
 
 
-def _way_of(end: dict[str, Any], suffix: str) -> tuple[float, int | None]:
+def _direction_of(end: dict[str, Any], suffix: str) -> tuple[float, int | None]:
     """Goodput that arrived, and segments sent again; a server's file may know only what was sent."""
     received = float(end[f"sum_received{suffix}"]["bits_per_second"])
     sent = end.get(f"sum_sent{suffix}", {})

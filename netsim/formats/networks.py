@@ -111,7 +111,7 @@ _RATES = {
 _TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "ps": 1e-12, "m": 60.0, "h": 3600.0}
 _MOST_ROUTES = 1_000_000
 _MUCH_WIDER = 1000.0  # than the widest link: a joint between links, which limits nothing
-_OTHER_WAY = {"UP": "DOWN", "DOWN": "UP"}
+_OPPOSITE = {"UP": "DOWN", "DOWN": "UP"}
 
 _Figures = tuple[float, float]  # bits per second, seconds
 _Route = tuple[str, str, list[str]]
@@ -210,17 +210,17 @@ def _from_routes(
     lengths = {len(steps) for _, _, steps in routes}
     own = _star(routes) if lengths == {2} else None
     if lengths == {1}:
-        ways = {(taken[src], taken[dst]): figures[step] for src, dst, (step,) in routes}
+        directed = {(taken[src], taken[dst]): figures[step] for src, dst, (step,) in routes}
         builder.are_ends_measured = True
     elif own is not None:
         builder.routers = [safe_name("switch", taken)]
-        ways = {(taken[src], builder.routers[0]): figures[step] for src, step in own[0].items()}
-        ways |= {(builder.routers[0], taken[dst]): figures[step] for dst, step in own[1].items()}
+        directed = {(taken[src], builder.routers[0]): figures[step] for src, step in own[0].items()}
+        directed |= {(builder.routers[0], taken[dst]): figures[step] for dst, step in own[1].items()}
     else:
         _over_shared_links(builder, routes, figures, taken)
         return
     builder.sources.append("A link that SimGrid shares between both directions is given to each here.")
-    builder.links = _joined(ways)
+    builder.links = _joined(directed)
 
 
 def _star(routes: list[_Route]) -> tuple[dict[str, str], dict[str, str]] | None:
@@ -260,11 +260,11 @@ def _over_shared_links(
     )
 
 
-def _joined(ways: dict[tuple[str, str], _Figures]) -> list[LinkLine]:
+def _joined(directed: dict[tuple[str, str], _Figures]) -> list[LinkLine]:
     """Both directions of each connection in one entry; the latency is the larger one where they differ."""
     joined = []
-    for (one, other), (up, seconds) in ways.items():
-        back = ways.get((other, one))
+    for (one, other), (up, seconds) in directed.items():
+        back = directed.get((other, one))
         if back is not None and (other, one) < (one, other):
             continue
         down, back_seconds = back if back is not None else (up, seconds)
@@ -290,8 +290,8 @@ def _simgrid_routes(path: str | Path, root: Element) -> list[_Route]:
         src, dst = _attribute(path, route, "src"), _attribute(path, route, "dst")
         steps = []
         for step in route.iter("link_ctn"):
-            way = step.get("direction", "")
-            steps.append(_attribute(path, step, "id") + (f"_{way}" if way in _OTHER_WAY else ""))
+            direction = step.get("direction", "")
+            steps.append(_attribute(path, step, "id") + (f"_{direction}" if direction in _OPPOSITE else ""))
         if src == dst:
             continue
         if not steps:
@@ -304,8 +304,8 @@ def _simgrid_routes(path: str | Path, root: Element) -> list[_Route]:
 
 def _turned(step: str) -> str:
     """The other direction of a link that is split by direction."""
-    name, _, way = step.rpartition("_")
-    return f"{name}_{_OTHER_WAY[way]}" if name and way in _OTHER_WAY else step
+    name, _, direction = step.rpartition("_")
+    return f"{name}_{_OPPOSITE[direction]}" if name and direction in _OPPOSITE else step
 
 
 def _add_cluster(path: str | Path, builder: TopologyBuilder, cluster: Element, number: int) -> None:

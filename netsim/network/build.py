@@ -1,7 +1,7 @@
 """State of the engine's compiled modules: present, up to date, loaded.
 
 mypyc compiles the files as they are when the package is built and a C compiler is there. The sources' hash is
-written beside the result. Where it does not fit (an edited checkout), the sources run interpreted: to the same
+written next to the result. Where it does not fit (an edited checkout), the sources run interpreted: to the same
 bits, 5 to 15 times as slowly.
 """
 
@@ -36,7 +36,7 @@ def source_hash() -> str:
 
 
 def is_up_to_date() -> bool:
-    """Return whether the compiled modules beside the sources, if any, belong to them."""
+    """Return whether the compiled modules next to the sources, if any, belong to them."""
     return _HASH.is_file() and _HASH.read_text().strip() == source_hash()
 
 

@@ -42,7 +42,7 @@ class Order(IntEnum):
 _NETWORK = int(Order.NETWORK)  # comparing with a member of the enumeration takes longer
 
 BY_RANKS = frozenset((int(URGENT), int(NORMAL)))
-"""Priorities of SimPy's own events, by which ranks go on."""
+"""Priorities of SimPy's own events, by which ranks proceed."""
 
 
 def on_grid(seconds: float) -> float:
@@ -138,18 +138,16 @@ class Clock(simpy.Environment):
     ) -> simpy.Event:
         """An event that happens exactly at `instant` (not before now), in its `order`; `call` is called with it."""
         event = simpy.Event(self)
-        event._ok = True
-        event._value = None
         if call is not None:
             event.callbacks = [call]
-        heappush(self._queue, (max(instant, self.now), EventPriority(order), next(self._eid), event))
+        self.wake(event, instant, order)
         return event
 
-    def wake(self, event: simpy.Event, instant: float) -> None:
-        """Have an `event` of this clock, which was waited for without a time, happen at `instant` (not before now)."""
+    def wake(self, event: simpy.Event, instant: float, order: Order = Order.RANKS) -> None:
+        """Have an `event` of this clock happen at `instant` (not before now), in its `order`."""
         event._ok = True
         event._value = None
-        heappush(self._queue, (max(instant, self._now), EventPriority(NORMAL), next(self._eid), event))
+        heappush(self._queue, (max(instant, self._now), EventPriority(order), next(self._eid), event))
 
     def cancel(self, event: simpy.Event) -> None:
         """Make an event of `at` do nothing.

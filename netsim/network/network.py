@@ -193,9 +193,9 @@ class Network:
             raise InputError(f"send from host {src} to host {dst}: there are hosts 0 to {num_hosts - 1}")
         engine = self.engine
         group = engine.group(connection, isinstance(connection, BackgroundConnection))
-        way = engine.connect(group, src, dst, most_bytes_per_second)
+        opened = engine.connect(group, src, dst, most_bytes_per_second)
         owner = Outside(engine, on_delivered, on_sent, on_dropped)
-        transfer = engine.send(way, float(num_bytes), owner, 0, src, dst, 0, on_sent is not None)
+        transfer = engine.send(opened, float(num_bytes), owner, 0, src, dst, 0, on_sent is not None)
         transfer.tells_dropped = on_dropped is not None
         return transfer.order
 
@@ -220,7 +220,7 @@ class Network:
         return self.engine.abort(self._single(transfer, "abort"))
 
     def end_transfer(self, transfer: int) -> None:
-        """End the transfer of this id by force; its sender is called if it wants to know."""
+        """End the transfer of this id by force; its sender is called if it gave `on_dropped`."""
         self.engine.drop(self._single(transfer, "end_transfer"))
 
     def is_in_flight(self, transfer: int) -> bool:
@@ -402,22 +402,21 @@ class Network:
     def drop_transfers(self, host: int) -> None:
         """End all transfers in flight from and to a host, and forget the state of its connections.
 
-        Those whose sender does not want to know are sent once more, in the same order.
+        Those without `on_dropped` are sent once more, in the same order.
         """
         self.engine.drop_at(host)
 
     # -- transfers that wait ---------------------------------------------------------------------------------
 
-    def can_go_on(self, ignored: Callable[[Hashable], bool]) -> bool:
-        """Return whether a transfer moves or will with the links as they are; `ignored` connections do not count."""
+    def can_move(self) -> bool:
+        """Return whether a transfer, background traffic aside, moves or will with the links as they are."""
         if self.engine.is_busy:
             return True
-        return any(not self.engine.is_stuck(transfer) for transfer in self._first(ignored))
+        return any(not self.engine.is_stuck(transfer) for transfer in self._first())
 
-    def transfers_waiting(self, ignored: Callable[[Hashable], bool]) -> list[Waiting]:
-        """The transfers that dead links keep from moving, those of connections that are `ignored` aside."""
-        first = self._first(ignored)
-        return [self._waiting(transfer) for transfer in first if self.engine.is_stuck(transfer)]
+    def transfers_waiting(self) -> list[Waiting]:
+        """The transfers that dead links keep from moving, background traffic aside."""
+        return [self._waiting(transfer) for transfer in self._first() if self.engine.is_stuck(transfer)]
 
     def _waiting(self, transfer: Transfer) -> Waiting:
         path = transfer.connection.path
@@ -425,12 +424,12 @@ class Network:
         links = tuple(link for link in crossed if link in self.engine.dead)
         return Waiting(transfer.order, transfer.connection.group.name, path.source, path.target, links)
 
-    def _first(self, ignored: Callable[[Hashable], bool]) -> list[Transfer]:
-        """The transfer under way of each connection."""
+    def _first(self) -> list[Transfer]:
+        """The transfer under way of each connection, background traffic aside."""
         return [
             transfer
             for transfer in self.engine.in_flight()
-            if transfer.connection.first is transfer and not ignored(transfer.connection.group.name)
+            if transfer.connection.first is transfer and not transfer.connection.group.is_background
         ]
 
 

@@ -141,7 +141,7 @@ class Recorder:
             self._note(links)
 
     def rates_changed(self, transfers: Sequence[int], bytes_per_second: Sequence[float]) -> None:
-        """Record that each of `transfers` goes on at the rate in `bytes_per_second` (payload)."""
+        """Record that each of `transfers` proceeds at the rate in `bytes_per_second` (payload)."""
         concerned: dict[int, None] = {}
         for transfer, rate in zip(transfers, bytes_per_second, strict=True):
             record = self.transfers[transfer]

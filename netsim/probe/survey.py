@@ -112,7 +112,7 @@ class Found:
     asked: Asked
     when: str
     rtt_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
-    ways: dict[tuple[str, str], RouteResult] = field(default_factory=dict)
+    routes: dict[tuple[str, str], RouteResult] = field(default_factory=dict)
     sends: dict[str, Limit] = field(default_factory=dict)
     receives: dict[str, Limit] = field(default_factory=dict)
     gloo: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
@@ -230,7 +230,7 @@ class _Lead:
             self.found.rtt_seconds[one, other] = self.found.rtt_seconds[other, one] = rtt
             self._done(f"{one} and {other}: round trip {rtt * 1e3:.3g} ms")
         for one, other in itertools.permutations(names, 2):
-            self._measure_way(one, other)
+            self._measure_route(one, other)
         if len(names) > 2:
             for name in names:
                 self._measure_host(name)
@@ -239,15 +239,15 @@ class _Lead:
                 self._time_gloo(one, other)
         self._compare_clocks()
 
-    def _measure_way(self, one: str, other: str) -> None:
-        way = self.found.ways.setdefault((one, other), RouteResult())
-        way.single, _, sender = self._send([(one, other)], 1)[0]
-        self._done(f"{one} to {other}: {_rate(way.single)} with one stream")
-        way.several, way.spread, sender = self._send([(one, other)], self._asked.streams)[0]
-        way.again = sender["again"] / sender["sent"] if sender["sent"] else 0.0
-        way.loaded_rtt_seconds, way.busy, way.machine = sender["rtt"], sender["busy"], sender["machine"]
+    def _measure_route(self, one: str, other: str) -> None:
+        route = self.found.routes.setdefault((one, other), RouteResult())
+        route.single, _, sender = self._send([(one, other)], 1)[0]
+        self._done(f"{one} to {other}: {_rate(route.single)} with one stream")
+        route.several, route.spread, sender = self._send([(one, other)], self._asked.streams)[0]
+        route.again = sender["again"] / sender["sent"] if sender["sent"] else 0.0
+        route.loaded_rtt_seconds, route.busy, route.machine = sender["rtt"], sender["busy"], sender["machine"]
         self._done(
-            f"{one} to {other}: {_rate(way.several)} with {format_count(self._asked.streams, 'stream')}"
+            f"{one} to {other}: {_rate(route.several)} with {format_count(self._asked.streams, 'stream')}"
         )
 
     def _measure_host(self, name: str) -> None:
@@ -259,7 +259,7 @@ class _Lead:
         ):
             rates = self._send(pairs, streams)
             together = sum(rate for rate, _, _ in rates)
-            alone = sum(self.found.ways[pair].best for pair in pairs)
+            alone = sum(self.found.routes[pair].best for pair in pairs)
             kept[name] = Limit(together, alone, max(spread for _, spread, _ in rates))
             self._done(f"{name} {verb} all at once: {_rate(together)} (alone, their sum: {_rate(alone)})")
 
@@ -329,7 +329,7 @@ def _rate(bits_per_second: float) -> str:
 def written(found: Found, name: str) -> str:
     """The topology as YAML: each host a region of one, its own line the region's `nic`, each pair a link.
 
-    Rates are goodput, `measured` with the streams that reached it. Where a host's own line is what limits its ways,
+    Rates are goodput, `measured` with the streams that reached it. Where a host's own line is what limits its routes,
     their rates are "at least".
     """
     builder = TopologyBuilder(name, _sources(found), protocol="linux-tcp", are_ends_measured=True)
@@ -342,7 +342,7 @@ def written(found: Found, name: str) -> str:
 def _sources(found: Found) -> list[str]:
     asked = found.asked
     sources = [
-        f"netsim probe of {len(found.hosts)} hosts, {found.when}: each way alone for {asked.seconds:g} s with one"
+        f"netsim probe of {len(found.hosts)} hosts, {found.when}: each route alone for {asked.seconds:g} s with one"
         f" stream and with {asked.streams}{', each host with all others at once' if len(found.hosts) > 2 else ''}.",
         "Rates are the best goodput, of as many streams together as `measured` says.",
         "Latencies are half the least round trip.",
@@ -353,31 +353,33 @@ def _sources(found: Found) -> list[str]:
 
 
 def _region(found: Found, host: str) -> str:
-    sends = _line(found.sends.get(host), [way for (one, _), way in found.ways.items() if one == host])
-    receives = _line(found.receives.get(host), [way for (_, to), way in found.ways.items() if to == host])
+    sends = _line(found.sends.get(host), [route for (one, _), route in found.routes.items() if one == host])
+    receives = _line(
+        found.receives.get(host), [route for (_, to), route in found.routes.items() if to == host]
+    )
     text = f"sends {sends[1]}; receives {receives[1]}"
     entry = region_entry(1, _rounded(sends[0]), _rounded(receives[0]), "0 ms", found.asked.streams)
     return f"{entry}  # {text}"
 
 
-def _line(limit: Limit | None, ways: Sequence[RouteResult]) -> tuple[float, str]:
+def _line(limit: Limit | None, routes: Sequence[RouteResult]) -> tuple[float, str]:
     """Goodput of a host's own link, and its evidence."""
     if limit is None:
-        return max(way.best for way in ways), "at least this, its one way"
+        return max(route.best for route in routes), "at least this, its one route"
     if limit.is_own:
         share = limit.together / limit.alone
         return (
             limit.together,
-            f"this at most, +-{limit.spread / 2:.1%} ({share:.0%} of the sum of its ways alone)",
+            f"this at most, +-{limit.spread / 2:.1%} ({share:.0%} of the sum of its routes alone)",
         )
-    return limit.alone, "at least this, the sum of its ways"
+    return limit.alone, "at least this, the sum of its routes"
 
 
 def _link(found: Found, one: str, other: str) -> LinkLine:
-    there, back = found.ways[one, other], found.ways[other, one]
+    there, back = found.routes[one, other], found.routes[other, one]
     notes = [f"round trip {found.rtt_seconds[one, other] * 1e3:.4g} ms"]
-    for source, target, way in ((one, other, there), (other, one, back)):
-        notes.append(f"{source} to {target} {_described(found, source, target, way)}")
+    for source, target, route in ((one, other, there), (other, one, back)):
+        notes.append(f"{source} to {target} {_described(found, source, target, route)}")
     timed = found.gloo.get((one, other))
     if timed:
         notes.append(
@@ -386,7 +388,7 @@ def _link(found: Found, one: str, other: str) -> LinkLine:
         )
     latency = found.rtt_seconds[one, other] / 2
     # A stream that reaches what all of them together do needs no others.
-    is_one_enough = all(way.single >= _AS_MUCH * way.best for way in (there, back))
+    is_one_enough = all(route.single >= _AS_MUCH * route.best for route in (there, back))
     return LinkLine(
         one,
         other,
@@ -398,23 +400,23 @@ def _link(found: Found, one: str, other: str) -> LinkLine:
     )
 
 
-def _described(found: Found, source: str, target: str, way: RouteResult) -> str:
+def _described(found: Found, source: str, target: str, route: RouteResult) -> str:
     words = [
-        f"{rate(_rounded(way.single))} with one stream,"
-        f" {rate(_rounded(way.several))} +-{way.spread / 2:.1%} with {found.asked.streams}"
+        f"{rate(_rounded(route.single))} with one stream,"
+        f" {rate(_rounded(route.several))} +-{route.spread / 2:.1%} with {found.asked.streams}"
     ]
     ends = (found.sends.get(source), found.receives.get(target))
-    if any(limit is not None and limit.is_own and way.best > 0.93 * limit.together for limit in ends):
+    if any(limit is not None and limit.is_own and route.best > 0.93 * limit.together for limit in ends):
         words.append("at least this: a host's own line was the limit")
-    if way.again > 0:
-        words.append(f"{way.again:.2%} of segments sent again")
-    if way.loaded_rtt_seconds > 0:
-        words.append(f"round trip {way.loaded_rtt_seconds * 1e3:.3g} ms under load")
-    if way.busy > _BUSY:
-        words.append(f"UNSURE: the sender's processor was busy ({way.busy:.0%} of a core)")
-    if way.machine > _BUSY:
-        words.append(f"the sender's processors were {way.machine:.0%} busy")
-    if way.spread > 2 * _UNSURE:
+    if route.again > 0:
+        words.append(f"{route.again:.2%} of segments sent again")
+    if route.loaded_rtt_seconds > 0:
+        words.append(f"round trip {route.loaded_rtt_seconds * 1e3:.3g} ms under load")
+    if route.busy > _BUSY:
+        words.append(f"UNSURE: the sender's processor was busy ({route.busy:.0%} of a core)")
+    if route.machine > _BUSY:
+        words.append(f"the sender's processors were {route.machine:.0%} busy")
+    if route.spread > 2 * _UNSURE:
         words.append("UNSURE: it changed while it was measured")
     return ", ".join(words)
 

@@ -125,7 +125,7 @@ class Progress(Enum):
         UNDER_WAY: the last member has posted a call of the rank's: from now on it takes the network's time.
         OVER: the call is over for the rank.
         STOPS: the rank begins to wait, for a call or for something else (None), or has ended.
-        GOES_ON: it goes on; the seconds are those that it has waited for the network.
+        GOES_ON: it continues; the seconds are those that it has waited for the network.
     """
 
     UNDER_WAY = auto()

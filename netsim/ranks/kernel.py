@@ -144,7 +144,7 @@ class _Uptime:
                 self.processes[rank].interrupt()
 
     def is_down(self, rank: int) -> bool:
-        """True while the rank's host is down, unless the rank goes on without it."""
+        """True while the rank's host is down, unless the rank continues without it."""
         down = self._downtime
         return down is not None and rank not in self._lost and down.since(self._hosts[rank]) is not None
 
@@ -167,23 +167,23 @@ class RankSource:
     def refill(self, rank: int) -> None:
         """Let `rank`, whose stream is empty, run until `Kernel.streams[rank]` has a request.
 
-        Returns without one if the rank can only go on after others for whom the clock must advance first: the kernel
+        Returns without one if the rank can only continue after others for whom the clock must advance first: the kernel
         holds it until `can_run(rank)`. Raises what ends the run, such as a deadlock or a rank's failure.
         """
         raise NotImplementedError
 
     def can_run(self, rank: int) -> bool:
-        """True if a held rank can go on."""
+        """True if a held rank can continue."""
         return True
 
     def settle(self) -> None:
         """Let ranks run until none can do anything by itself; called before the clock advances while ranks are held.
 
-        So a held rank goes on at an instant that does not depend on host time.
+        So a held rank continues at an instant that does not depend on host time.
         """
 
     def recall(self) -> bool:
-        """Block until a rank that waits for something outside can go on; False if there is none."""
+        """Block until a rank that waits for something outside can continue; False if there is none."""
         return False
 
 
@@ -312,7 +312,7 @@ class Kernel:
         }
 
     def follow(self, on_progress: OnProgress) -> None:
-        """Report calls that come under way and end, and ranks that wait and go on; set before `run`."""
+        """Report calls that come under way and end, and ranks that wait and continue; set before `run`."""
         self._on_progress = self._calls.on_progress = on_progress
 
     def run(self) -> None:
@@ -338,7 +338,7 @@ class Kernel:
             if self._held and self._failure is None:
                 self._source.settle()
                 self._let_held_on()
-            # SimPy fails a rank's process at the end of the instant; other ranks must not go on until then.
+            # SimPy fails a rank's process at the end of the instant; other ranks must not continue until then.
             if self._failure is not None:
                 raise self._failure
 
@@ -365,7 +365,7 @@ class Kernel:
         doing |= dict.fromkeys(self._uptime.standing, "on a crashed host")
         doing |= self._asking
         doing |= dict.fromkeys(self._held, "off the clock")
-        if not doing:  # all compute while what they have posted goes on
+        if not doing:  # all compute while their calls are in flight
             doing = self._calls.unfinished()
         ranks = sorted(doing)
         text = format_list([f"rank {rank} {doing[rank].partition(':')[0]}" for rank in ranks], _MOST_NAMED)

@@ -1,7 +1,7 @@
 """Weather: what changes on a network while a simulation runs, as plain data; `Topology.weather` holds it.
 
-A kind of entry is one dataclass and one row of `_KINDS`. From the metadata of its fields follow the JSON Schema of its
-entries in topology files, their reader and their writer.
+A kind of entry is one dataclass and a field of `Weather`. From the keys in the annotations of its fields follow the
+JSON Schema of its entries in topology files, their reader and their writer.
 
 Links are named by their indices in the topology, one direction each, hosts by theirs. All lists are in the order
 in which they apply, whatever order the file had.
@@ -10,18 +10,18 @@ in which they apply, whatever order the file had.
 from __future__ import annotations
 
 import csv
-import io
 import itertools
 import math
+import os
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_origin, get_type_hints
 
 import pydantic
 
 from netsim.errors import InputError
-from netsim.files.plain_files import input_file
+from netsim.files.plain_files import read_text
 from netsim.files.schemas import Schema
 from netsim.topology.values import (
     Bytes,
@@ -69,7 +69,7 @@ _MOST_NAMED = 3  # entries in a line
 _UP_FOR_GOOD = "a link or host that comes up stays up: remove '{}'"
 
 
-# --- keys of entries, as metadata of the fields of records ---------------------------------------------------
+# --- keys of entries, in annotations of the fields of records --------------------------------------------------
 
 
 class _Key:
@@ -197,14 +197,6 @@ class _Rows(_Key):
 _Levels = Annotated[list[Share], pydantic.Field(min_length=2, max_length=100)]
 
 
-def _metadata(key: _Key) -> dict[str, _Key]:
-    return {"key": key}
-
-
-def _key(name: str, type_: Any) -> dict[str, _Key]:
-    return _metadata(_Key(name, type_))
-
-
 # --- kinds of entries ---------------------------------------------------------------------------------------
 
 
@@ -238,13 +230,13 @@ class LinkEvent(_Record):
 
     subject: ClassVar[str] = "link: [A, B]"
 
-    at_seconds: float = field(metadata=_key("at", Duration))
-    links: tuple[int, ...] = field(metadata=_metadata(_Links("link", Ends)))
-    is_up: bool | None = field(default=None, metadata=_metadata(_Flags("down")))
-    bits_per_second: float | None = field(default=None, metadata=_key("bandwidth", RateOrZero))
-    latency_seconds: float | None = field(default=None, metadata=_key("latency", Duration))
-    loss: float | None = field(default=None, metadata=_key("loss", Loss))
-    for_seconds: float | None = field(default=None, metadata=_key("for", Interval))
+    at_seconds: Annotated[float, _Key("at", Duration)]
+    links: Annotated[tuple[int, ...], _Links("link", Ends)]
+    is_up: Annotated[bool | None, _Flags("down")] = None
+    bits_per_second: Annotated[float | None, _Key("bandwidth", RateOrZero)] = None
+    latency_seconds: Annotated[float | None, _Key("latency", Duration)] = None
+    loss: Annotated[float | None, _Key("loss", Loss)] = None
+    for_seconds: Annotated[float | None, _Key("for", Interval)] = None
 
     def _problem(self, word: Callable[[str], str], hosts: Sequence[Host]) -> str:
         settings = {
@@ -269,10 +261,10 @@ class HostEvent(_Record):
 
     subject: ClassVar[str] = "host: NAME"
 
-    at_seconds: float = field(metadata=_key("at", Duration))
-    host: int = field(metadata=_metadata(_Host("host")))
-    is_up: bool = field(metadata=_metadata(_Flags("crash")))
-    for_seconds: float | None = field(default=None, metadata=_key("for", Interval))
+    at_seconds: Annotated[float, _Key("at", Duration)]
+    host: Annotated[int, _Host("host")]
+    is_up: Annotated[bool, _Flags("crash")]
+    for_seconds: Annotated[float | None, _Key("for", Interval)] = None
 
     def _problem(self, word: Callable[[str], str], hosts: Sequence[Host]) -> str:
         if self.is_up is None:
@@ -293,8 +285,8 @@ class Trace(_Record):
 
     single: ClassVar[str] = "trace of the same quantity"
 
-    links: tuple[int, ...] = field(metadata=_metadata(_Links("link", Ends)))
-    quantity: Literal["bits_per_second", "latency_seconds"] = field(metadata=_metadata(_Rows("", Series)))
+    links: Annotated[tuple[int, ...], _Links("link", Ends)]
+    quantity: Annotated[Literal["bits_per_second", "latency_seconds"], _Rows("", Series)]
     times_seconds: tuple[float, ...]
     values: tuple[float, ...]
 
@@ -310,13 +302,13 @@ class Background(_Record):
         start_seconds, stop_seconds: when it begins and ends; None: never.
     """
 
-    source: int = field(metadata=_metadata(_Host("from")))
-    target: int = field(metadata=_metadata(_Host("to")))
-    bits_per_second: float | None = field(default=None, metadata=_key("rate", Rate))
-    num_bytes: int | None = field(default=None, metadata=_key("bytes", Bytes))
-    every_seconds: float | None = field(default=None, metadata=_key("every", Interval))
-    start_seconds: float = field(default=0.0, metadata=_key("start", Duration))
-    stop_seconds: float | None = field(default=None, metadata=_key("stop", Duration))
+    source: Annotated[int, _Host("from")]
+    target: Annotated[int, _Host("to")]
+    bits_per_second: Annotated[float | None, _Key("rate", Rate)] = None
+    num_bytes: Annotated[int | None, _Key("bytes", Bytes)] = None
+    every_seconds: Annotated[float | None, _Key("every", Interval)] = None
+    start_seconds: Annotated[float, _Key("start", Duration)] = 0.0
+    stop_seconds: Annotated[float | None, _Key("stop", Duration)] = None
 
     def _problem(self, word: Callable[[str], str], hosts: Sequence[Host]) -> str:
         rate, size, every = map(word, ("bits_per_second", "num_bytes", "every_seconds"))
@@ -344,14 +336,12 @@ class Drift(_Record):
 
     single: ClassVar[str] = "drift"
 
-    links: tuple[int, ...] = field(metadata=_metadata(_Links("link", Ends)))
-    kind: Literal["lognormal", "regime"] = field(metadata=_key("kind", Literal["lognormal", "regime"]))
-    every_seconds: float = field(metadata=_key("every", Interval))
-    sigma: float | None = field(
-        default=None, metadata=_key("sigma", Annotated[float, pydantic.Field(gt=0, le=5)])
-    )
-    levels: tuple[float, ...] | None = field(default=None, metadata=_key("levels", _Levels))
-    seed: int = field(default=0, metadata=_key("seed", Annotated[int, pydantic.Field(ge=0)]))
+    links: Annotated[tuple[int, ...], _Links("link", Ends)]
+    kind: Annotated[Literal["lognormal", "regime"], _Key("kind", Literal["lognormal", "regime"])]
+    every_seconds: Annotated[float, _Key("every", Interval)]
+    sigma: Annotated[float | None, _Key("sigma", Annotated[float, pydantic.Field(gt=0, le=5)])] = None
+    levels: Annotated[tuple[float, ...] | None, _Key("levels", _Levels)] = None
+    seed: Annotated[int, _Key("seed", Annotated[int, pydantic.Field(ge=0)])] = 0
 
     def _problem(self, word: Callable[[str], str], hosts: Sequence[Host]) -> str:
         if not self.every_seconds > 0:
@@ -503,7 +493,9 @@ def _kinds() -> dict[str, list[_EntryKind]]:
     kinds: dict[str, list[_EntryKind]] = {}
     for each in fields(Weather):
         for name, record in each.metadata.items():
-            keyed = tuple((part, part.metadata["key"]) for part in fields(record) if part.metadata)
+            hints = get_type_hints(record, include_extras=True)
+            annotated = [part for part in fields(record) if get_origin(hints[part.name]) is Annotated]
+            keyed = tuple((part, hints[part.name].__metadata__[0]) for part in annotated)
             kinds.setdefault(name, []).append(_EntryKind(record, each.name, keyed))
     return kinds
 
@@ -625,20 +617,12 @@ def _read_csv(folder: Path, name: str, column: str) -> list[tuple[float, float]]
     has any of their content.
     """
     path = folder / name
-    try:
-        if Path(name).is_absolute() or not path.resolve().is_relative_to(folder.resolve()):
-            raise InputError(
-                f"{shown(name)} is not below the folder of this file: put it there, and name it from there"
-            )
-        with io.TextIOWrapper(input_file(path), encoding="utf-8-sig", newline="") as file:
-            text = file.read(MAX_TRACE_BYTES + 1)
-    except InputError:
-        raise
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not UTF-8 text"
-        raise InputError(f"{shown(name)} cannot be read: {reason}") from None
-    if len(text) > MAX_TRACE_BYTES:
-        raise InputError(f"{shown(name)} is larger than 10 MB: use fewer rows")
+    real = os.path.realpath(path)
+    if Path(name).is_absolute() or not Path(real).is_relative_to(os.path.realpath(folder)):
+        raise InputError(
+            f"{shown(name)} is not below the folder of this file: put it there, and name it from there"
+        )
+    text = read_text(path, MAX_TRACE_BYTES, "use fewer rows", shown(name))
     header, *lines = text.splitlines() or [""]
     if [title.strip() for title in header.split(",")] != ["start_s", column]:
         raise InputError(f"{shown(name)} line 1: expected the header 'start_s,{column}'")

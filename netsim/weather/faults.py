@@ -55,11 +55,11 @@ __all__ = [
     "Quantity",
     "WeatherHistory",
     "drift_factors",
-    "is_background",
     "simulate_weather",
 ]
 
 Quantity = Literal["bits_per_second", "latency_seconds", "loss", "factor"]
+_QUANTITIES: tuple[Quantity, ...] = ("bits_per_second", "latency_seconds", "loss")  # of links
 
 
 class _Condition:
@@ -78,11 +78,7 @@ class _Condition:
     __slots__ = ("dead_since", "downs", "forced", "in_force", "is_up", "stated", "traced")
 
     def __init__(self, link: Link) -> None:
-        self.stated: dict[Quantity, float] = {
-            "bits_per_second": link.bits_per_second,
-            "latency_seconds": link.latency_seconds,
-            "loss": link.loss,
-        }
+        self.stated: dict[Quantity, float] = {name: getattr(link, name) for name in _QUANTITIES}
         self.in_force = dict(self.stated)
         self.traced: dict[Quantity, float] = {"factor": 1.0}
         self.forced: dict[Quantity, tuple[Hashable, float]] = {}
@@ -110,6 +106,11 @@ class Conditions:
 
     def __init__(self, network: Network) -> None:
         self._network = network
+        self._setters: dict[Quantity, Callable[[int, float], None]] = {
+            "bits_per_second": network.set_capacity,
+            "latency_seconds": network.set_latency,
+            "loss": network.set_loss,
+        }
         self._links: dict[int, _Condition] = {}
 
     def of(self, link: int) -> _Condition:
@@ -133,12 +134,7 @@ class Conditions:
                 if value == before:
                     continue
                 condition.in_force[quantity] = value
-                if quantity == "bits_per_second":
-                    network.set_capacity(link, value)
-                elif quantity == "latency_seconds":
-                    network.set_latency(link, value)
-                else:
-                    network.set_loss(link, value)
+                self._setters[quantity](link, value)
             if condition.is_dead and not was_dead:
                 condition.dead_since = network.env.now
 
@@ -282,7 +278,7 @@ class _Crash:
 
 
 class Faults:
-    """Applies weather to a network as its clock goes on.
+    """Applies weather to a network as its clock advances.
 
     Args:
         network: on which it acts.
@@ -322,7 +318,7 @@ class Faults:
         self._act()
 
     def run_until(self, is_over: Callable[[], bool]) -> None:
-        """Let the clock go on until `is_over()`; calls `on_stuck` where that can never be."""
+        """Let the clock advance until `is_over()`; calls `on_stuck` where that can never be."""
         env = self._network.env
         while not is_over():
             if self.cannot_progress():
@@ -349,7 +345,7 @@ class Faults:
     def blame(self) -> str:
         """Describe the links and hosts that keep transfers from ever moving again; "" where there are none."""
         network = self._network
-        waiting = network.transfers_waiting(is_background)
+        waiting = network.transfers_waiting()
         dead = {link for each in waiting for link in each.links} or network.dead_links
         return self._dead_places(dead)
 
@@ -378,7 +374,7 @@ class Faults:
 
     def _give_up_transfer(self, waiting: Waiting) -> None:
         """Give up a connection: background traffic is lost, for other transfers the run ends."""
-        if is_background(waiting.connection):
+        if isinstance(waiting.connection, BackgroundConnection):
             self._network.end_transfer(waiting.number)
         else:
             self.on_stuck(self._dead_places(waiting.links))
@@ -435,11 +431,11 @@ class Faults:
             return False
         if self._moves():
             return False
-        return stand_still or bool(network.transfers_waiting(is_background))
+        return stand_still or bool(network.transfers_waiting())
 
     def _moves(self) -> bool:
         """Return whether a transfer moves, or the clock has events other than weather and background traffic."""
-        return self._network.can_go_on(is_background) or self._network.env.has_others(_is_weather)
+        return self._network.can_move() or self._network.env.has_others(_is_weather)
 
     def may_come_back(self, dead: Collection[int]) -> bool:
         """Return whether one of these links may carry something again, by an event or a row to come, or by drift."""
@@ -461,12 +457,9 @@ class Faults:
                 lambda: change(links, lambda link: link.downs.discard(number)),
                 links,
             )
-        values: dict[Quantity, float | None] = {
-            "bits_per_second": event.bits_per_second,
-            "latency_seconds": event.latency_seconds,
-            "loss": event.loss,
-        }
-        quantity, value = next((name, value) for name, value in values.items() if value is not None)
+        quantity, value = next(
+            (name, each) for name in _QUANTITIES if (each := getattr(event, name)) is not None
+        )
         return _lasting(
             event,
             lambda: change(links, lambda link: link.forced.update({quantity: (number, value)})),
@@ -568,11 +561,6 @@ def _give_up(reason: str) -> None:
     if not reason:
         raise DeadlockError("deadlock: transfers wait, and nothing that is still to happen can move them")
     raise DeadlockError(f"{reason}, and transfers wait for it: let an event bring it back")
-
-
-def is_background(connection: Hashable) -> bool:
-    """Return whether a connection is one of background traffic."""
-    return isinstance(connection, BackgroundConnection)
 
 
 def _is_weather(event: simpy.Event) -> bool:

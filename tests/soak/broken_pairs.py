@@ -39,7 +39,7 @@ SECRET = b"of this bed alone"
 PORT = 29400
 AVERAGING_SECONDS = 4.0
 ROUNDS_AFTER = 20  # of calm, a sixth of a second each, until the end
-SECONDS_TO_END = 120.0
+SECONDS_TO_END = 240.0
 INSIDE = "NETGYM_BED_INSIDE"
 CLONE_NEWNET, PR_SET_PDEATHSIG = 0x40000000, 1
 LIBC = ctypes.CDLL(None, use_errno=True)

@@ -45,7 +45,7 @@ def verdict(results: Results) -> Verdict:
     contest = _Contest.of(results)
     decision = _decided(contest)
     text = decision.text + contest.unfinished() + _silent(contest) + _absent(results) + _failed(results)
-    text += _uncharged(results) + _after_end(results)
+    text += _uncharged(results) + _after_end(results) + _unused(results)
     if results.running is None:
         return Verdict(text, decision.winner)
     so_far = f" So far: {text}" if contest.rivals else ""
@@ -392,6 +392,20 @@ def _after_end(results: Results) -> str:
         for line in dict.fromkeys(run.later_weather for run in result.runs if run.later_weather):
             ended.setdefault(line, []).append(_name(result))
     return "".join(f" {_listed(names)} ended before {line}." for line, names in ended.items())
+
+
+def _unused(results: Results) -> str:
+    """Sentence on operations whose algorithm was chosen, and which no strategy used."""
+    chosen, runs = (
+        results.settings.get("collectives"),
+        [run for each in results.strategies for run in each.runs],
+    )
+    if not isinstance(chosen, dict) or not all(run.complete for run in runs):
+        return ""
+    unused = [visible(op, 40) for op in chosen if not any(op in run.collectives for run in runs)]
+    return (
+        f" No strategy used {_listed(unused)}, of which `collectives` names the algorithm." if unused else ""
+    )
 
 
 def _absent(results: Results) -> str:

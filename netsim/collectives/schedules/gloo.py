@@ -85,7 +85,7 @@ def broadcast_gloo(p: Problem) -> tuple[Phase, ...]:
 def reduce_gloo(p: Problem) -> tuple[Phase, ...]:
     """Ring reduce-scatter, two in flight, then every rank sends its chunk to the root at once.
 
-    With k > 2 segments a rank, the ring goes on for n k - 2 messages, of which the last k - 2 are of no use.
+    With k > 2 segments a rank, the ring continues for n k - 2 messages, of which the last k - 2 are of no use.
     """
     num = p.num_ranks
     if num == 1:
