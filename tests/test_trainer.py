@@ -415,7 +415,7 @@ def test_a_loss_that_is_not_finite_is_recorded_and_warned_of():
             Exploding.calls += 1
             return loss * float("nan") if Exploding.calls == 4 else loss
 
-    with pytest.warns(UserWarning, match="the loss was not finite at step 2 and training went on"):
+    with pytest.warns(UserWarning, match="the loss was not finite at step 2 and training continued"):
         result = fit(Exploding(6, [5], 3), max_steps=4).fit_result
     assert result.first_non_finite_step == 2
     assert len(result.history) == 4
