@@ -350,7 +350,7 @@ class GlooMailboxes:
         self._num_sent: Counter[tuple[int, str]] = Counter()
         self._num_begun: Counter[str] = Counter()  # of announced messages, those asked for
         self._num_taken: Counter[str] = Counter()
-        self._coming: defaultdict[str, list[tuple[_Note, Tensor, Future[None]]]] = defaultdict(list)
+        self._coming: defaultdict[str, list[tuple[_Note, Tensor, Future[Any]]]] = defaultdict(list)
         self._outbox: dict[tuple[int, str], deque[tuple[int, Tensor, dist.Work]]] = {}
         self._num_seen = -1  # how many messages had been put when this member last waited in vain
         self.is_used = False
@@ -423,7 +423,7 @@ class GlooMailboxes:
             self._num_begun[box] += 1
             note = _Note(*json.loads(store.get(f"letter {me} {box} {self._num_begun[box]}")))
             flat = torch.empty(math.prod(note.shape), dtype=getattr(torch, note.dtype))
-            received: Future[None] = Future()
+            received: Future[Any] = Future()
             if flat.numel():
                 work = self._wire.receive(flat, note.source, message_slot("letter", box, note.number))
                 waiting = (
