@@ -141,6 +141,52 @@ def test_networks_are_no_replicates(tmp_path: Path) -> None:
         StudyReport([tmp_path], by=["strategy"], where=["topology=x"])
 
 
+def test_a_run_given_twice_is_one_run(tmp_path: Path) -> None:
+    """Its rows were in the table twice, and the report refused the run with a remedy that changed nothing."""
+    write_run(tmp_path / "x", {"A": [1.0, 2.0]}, topology=NETWORK)
+    (tmp_path / "link").symlink_to(tmp_path / "x")
+    paths = [tmp_path / "x", tmp_path / "x", tmp_path]
+    assert len(load_runs(*paths)) == len(load_runs(tmp_path / "x")) == 6
+    assert [group.cells()[3] for group in StudyReport(paths).groups] == ["2"]
+
+
+def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    """They passed for one run in the table, with every seed twice."""
+    for place in ("first", "second"):
+        write_run(tmp_path / place / "x", {"A": [1.0, 2.0]}, topology=NETWORK)
+    paths = [tmp_path / place / "x" for place in ("first", "second")]
+    assert set(load_runs(*paths)["run"]) == set(map(str, paths))
+    assert [group.values for group in StudyReport(paths).groups] == [(str(path), "A") for path in paths]
+    with pytest.raises(InputError, match="A holds seed 0 more than once"):
+        StudyReport(paths, by=["strategy"])
+
+
+def test_runs_in_other_precisions_are_no_replicates(tmp_path: Path) -> None:
+    for name, autocast in (("x", False), ("y", "bf16")):
+        write_run(tmp_path / name, {"A": [1.0]}, topology=NETWORK, autocast=autocast)
+    with pytest.raises(InputError, match="A holds runs that differ in autocast"):
+        StudyReport([tmp_path], by=["strategy"])
+
+
+def test_a_group_with_a_diverged_seed_does_not_compete(tmp_path: Path) -> None:
+    """Its mean was that of the seeds that did not diverge, and so it came first."""
+    path = write_run(tmp_path / "x", {"A": [1.0, 2.0, 3.0], "B": [4.0, 5.0, 6.0]}, topology=NETWORK)
+    entries = RunFolder(path).read_summary()
+    for entry in entries:
+        for run in entry["by_seed"]:
+            run |= {"target": None, "virtual_seconds_to_target": None}
+    entries[0]["by_seed"][2]["final_loss"] = None
+    RunFolder(path).write_summary(entries)
+    report = StudyReport([path])
+    assert report.winners == []
+    assert report.verdict == (
+        "B: 0.5 final loss; nothing to compare it with. Not every run of A ended with a finite loss, so it does not "
+        "compete."
+    )
+    assert [group.values for group in report.groups] == [("B",), ("A",)]
+    assert report.groups[1].cells()[2] == "0.15 [0.1, 0.2] (1 of 3 not finite)"
+
+
 def test_each_network_has_its_own_winner_and_missed_targets_are_named(tmp_path: Path) -> None:
     """The sentence compared one strategy on two networks, and named no strategy that missed the target."""
     write_run(tmp_path / "1", {"A": [1.0, 2.0], "B": [3.0, 4.5]}, topology=NETWORK | {"name": "x"})

@@ -12,7 +12,7 @@ docs/studies.md explains each column.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -299,7 +299,7 @@ class FoundRun:
 
     Attributes:
         folder: where it is.
-        run: the name of the run's or the sweep's folder.
+        run: the name of the run's or the sweep's folder, or its path where another has that name.
         point: its number in a sweep, as text; "" for a run of its own.
         values: values that the sweep set, by key path.
     """
@@ -309,16 +309,22 @@ class FoundRun:
     point: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def place(self) -> Path:
+        """The run's or the sweep's folder."""
+        return self.folder.path.parents[1] if self.point else self.folder.path
+
 
 def find_runs(paths: Iterable[str | Path]) -> list[FoundRun]:
     """The runs in these folders: a run itself, the points of a sweep, or all that a folder such as `runs` holds.
 
-    Points that have not begun are left out.
+    Points that have not begun are left out. A run that several of the paths hold is one run. Folders of one name in
+    different places are told apart by their paths.
 
     Raises:
         InputError: there is none in one of them.
     """
-    found: list[FoundRun] = []
+    found: dict[Path, FoundRun] = {}
     for path in map(Path, paths):
         inside = list(_inside(path))
         if not inside:
@@ -328,8 +334,17 @@ def find_runs(paths: Iterable[str | Path]) -> list[FoundRun]:
             raise InputError(
                 f"{visible(path)}: holds no run: give a run's folder, a sweep's, or one with such in it"
             )
-        found += inside
-    return found
+        for run in inside:
+            found.setdefault(run.folder.path.resolve(), run)
+    return _told_apart(list(found.values()))
+
+
+def _told_apart(runs: Sequence[FoundRun]) -> list[FoundRun]:
+    """Runs with their folder's path in place of a name that another folder has too."""
+    places: dict[str, set[Path]] = {}
+    for run in runs:
+        places.setdefault(run.run, set()).add(run.place.resolve())
+    return [replace(run, run=str(run.place)) if len(places[run.run]) > 1 else run for run in runs]
 
 
 def _inside(path: Path) -> Iterator[FoundRun]:

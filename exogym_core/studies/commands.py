@@ -117,7 +117,8 @@ def in_order(folder: RunFolder, again: str, empty: Callable[[], None] = lambda: 
         try:
             yield
         except KeyboardInterrupt:
-            click.echo(f"interrupted: to continue: {again}", err=True)
+            path = visible(folder.path)
+            click.echo(f"interrupted: results so far are in {path}; to continue: {again}", err=True)
             raise click.exceptions.Exit(interruption.exit_code or 130) from None
         except InputError:
             empty()
