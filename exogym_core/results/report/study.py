@@ -153,7 +153,8 @@ class Group:
 
     def _mean_bytes(self, name: str) -> str:
         counts = [count for run in self.runs if (count := getattr(run, name)) is not None]
-        return format_bytes(sum(counts) / len(counts)) if counts else _MISSING
+        is_known = counts and len(counts) == len(self.runs)
+        return format_bytes(sum(counts) / len(counts)) if is_known else _MISSING
 
 
 HEADINGS = ("to target", "held", "final loss", "runs", "sent by a worker", "between regions")
