@@ -19,6 +19,7 @@ from worlds import chain_form
 from exogym_core import load_runs
 from exogym_core.cli.main import main
 from exogym_core.results.fit_result import FitResult
+from exogym_core.results.progress import PlainProgress
 from exogym_core.results.report import Results, verdict, write_report
 from exogym_core.results.report.curves import curve
 from exogym_core.results.report.study import StudyReport
@@ -366,6 +367,25 @@ def test_a_run_that_goes_on_is_not_said_to_have_been_stopped(tmp_path: Path) -> 
     assert "Running: B: step 700 of 900." in page
     assert "stopped before its end" not in page
     assert Results.load(RunFolder(path)).running is None
+
+
+def test_a_real_run_names_no_simulated_network_before_its_first_strategy_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An experiment for real sites may name a topology for its simulation; the table would have no row."""
+    plain: dict[str, Any] = {"task": {"name": "digits"}, "workers": {"count": 2}, "steps": 2, "batch_size": 1}
+    run, path = RunFolder.create(tmp_path / "a", "run"), tmp_path / "a"
+    link = {"between": ["a", "b"], "bandwidth": "1 Gbit/s", "latency": "1 ms"}
+    topology = {"name": "simulated", "hosts": ["a", "b"], "links": [link]}
+    run.write_text("experiment.yaml", yaml.safe_dump({"topology": topology, **plain}))
+    run.write_summary([])
+    for seconds, network in (("virtual_seconds", "simulated"), ("wall_seconds", "the real one")):
+        with PlainProgress(lambda line: None, lambda line: None, path) as progress:
+            progress.begin("A", 1, 1, 900).event({"kind": "step", "step": 7, "train_loss": 1.0, seconds: 1.0})
+            assert main(["report", str(path)]) == 0
+        printed = capsys.readouterr().out
+        assert f"network {network}" in printed
+        assert "strategy" not in printed.partition("network")[0]
 
 
 def test_runs_in_which_no_strategy_has_ended_have_no_page_yet(tmp_path: Path) -> None:

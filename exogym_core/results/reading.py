@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
 from exogym_core.results.fit_result import load_pandas
-from exogym_core.results.progress import progress_elsewhere
+from exogym_core.results.progress import progress_elsewhere, trains_by_wall_clock
 from exogym_core.results.run_folder import RunFolder, csv_text
 from exogym_core.results.schema import (
     COUNTERS,
@@ -151,12 +151,14 @@ class Results:
         experiment_yaml: the same as text.
         strategies: in the order of the experiment.
         running: progress of the process that works on it now; None where none does.
+        trains_for_real: what is trained now has a real transport; no strategy may have ended yet.
     """
 
     settings: Mapping[str, Any]
     experiment_yaml: str
     strategies: Sequence[StrategyResult]
     running: str | None = None
+    trains_for_real: bool = False
 
     @classmethod
     def load(cls, folder: RunFolder) -> Results:
@@ -174,6 +176,7 @@ class Results:
             experiment_yaml=path.read_text(encoding="utf-8"),
             strategies=[_strategy_result(folder, entry, document.data) for entry in folder.read_summary()],
             running=progress_elsewhere(path.parent),
+            trains_for_real=trains_by_wall_clock(path.parent),
         )
 
     def setting(self, path: str) -> Any:
@@ -183,7 +186,8 @@ class Results:
     @property
     def clock(self) -> str:
         """Name of the clock of all seconds: virtual time, or wall-clock time of real ranks."""
-        return WALL_CLOCK if any(result.is_wall for result in self.strategies) else "virtual time"
+        is_wall = self.trains_for_real or any(result.is_wall for result in self.strategies)
+        return WALL_CLOCK if is_wall else "virtual time"
 
     @property
     def seeds(self) -> Sequence[int]:
