@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import worlds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_live_collectives import draw_call, ends, started, topologies
-from worlds import star
+from test_live_collectives import draw_call, ends, star, started, topologies
 
 from netsim import Clock, Network, Protocol, Topology, schedule
 from netsim.collectives.closed_form import contention_free_seconds, undisturbed_seconds
@@ -100,7 +100,7 @@ def test_steps_of_equal_delay_are_one_multiplication(
 ) -> None:
     """Gloo's ring of many pieces takes the same by its steps and by the pace they settle to."""
     rates = {f"h{i}": f"{1 + i % 3} Gbit/s" for i in range(num)}
-    topology = star(rates, rates, {f"h{i}": f"{i + 1} ms" for i in range(num)})
+    topology = worlds.star(rates, rates, {f"h{i}": f"{i + 1} ms" for i in range(num)})
     made = schedule("all_reduce", num, num_bytes=num_bytes, algorithm="gloo", element_bytes=1)
     whole = undisturbed_seconds(made, range(num), topology, IDEAL)
     monkeypatch.setattr("netsim.collectives.closed_form._LONG", 50)

@@ -105,10 +105,10 @@ def test_a_hosts_own_line_drops_nothing() -> None:
 
 def test_acknowledgements_wait_behind_data_of_the_other_direction() -> None:
     """Messages larger than the window, both ways at once, take longer than one way alone."""
-    alone = send(warm(two_sites(60), 400_000), [(0, 2, 400_000)])[0]
-    both = send(warm(two_sites(60), 400_000), [(0, 2, 400_000), (3, 1, 400_000)])[0]
+    alone = send(warm(two_sites(60), 400_000), [(0, 2, 2_000_000)])[0]
+    both = send(warm(two_sites(60), 400_000), [(0, 2, 2_000_000), (3, 1, 2_000_000)])[0]
     free = [
         send(warm(two_sites(None), 400_000), calls)[0]
-        for calls in ([(0, 2, 400_000)], [(0, 2, 400_000), (3, 1, 400_000)])
+        for calls in ([(0, 2, 2_000_000)], [(0, 2, 2_000_000), (3, 1, 2_000_000)])
     ]
-    assert both / alone > free[1] / free[0]
+    assert both / alone > 1.03 * free[1] / free[0]

@@ -346,6 +346,8 @@ class Experiment:
         if settings.protocol is not None:
             _at(self.document, ("protocol",), Protocol.parse, settings.protocol)
         if self.topology is None:
+            if isinstance(self.document.data, dict) and "topology" in self.document.data:
+                return  # `topology: null` asks for no network
             timed = {
                 OPTIONS[name].key: value
                 for name, value in file_values(settings).items()

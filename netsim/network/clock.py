@@ -119,7 +119,7 @@ class Clock(simpy.Environment):
         """Let the network live until the next event of SimPy; False if that is the next to happen."""
         queue, engine = self._queue, self._engine
         until, is_included = (queue[0][0], queue[0][1] > _NETWORK) if queue else (math.inf, False)
-        due = self._network_due
+        due = engine.next_due() if engine is not None else math.inf  # a property costs a call each event
         lives = due < until or (due == until and is_included)
         if not lives and not queue:
             raise EmptySchedule

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -53,6 +56,32 @@ def test_a_server_and_workers_that_poll(transport: str) -> None:
     assert answers == [[[2 * (100.0 * rank + k), 2.0] for k in range(3)] for rank in (1, 2)]
     for rank in (1, 2):
         assert [value for source, value in log if source == rank] == [100.0 * rank + k for k in range(3)]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="looks for a stopped process")
+def test_a_message_over_gloo_waits_for_none_of_another_sender() -> None:
+    """Rank 1 stops in the middle of its message: rank 2's, which is announced later, is there before it."""
+    large = torch.ones(2_000_000)
+
+    def is_stopped(pid: int) -> bool:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "T"
+
+    def body(comm: Communicator) -> list[int]:
+        pids = comm.all_gather_object(os.getpid())
+        if comm.rank == 1:
+            comm.put(large, 0)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        while comm.rank != 1 and not is_stopped(pids[1]):
+            time.sleep(0.001)
+        if comm.rank == 2:
+            comm.put(torch.ones(1), 0)
+        sources: list[int] = []
+        while comm.rank == 0 and len(sources) < 2:
+            sources += [source for source, _ in comm.take(wait=math.inf)]
+            os.kill(pids[1], signal.SIGCONT)
+        return sources
+
+    assert run_ranks(body, 3, transport="gloo").results[0] == [2, 1]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

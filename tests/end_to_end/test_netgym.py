@@ -232,7 +232,9 @@ def test_a_run_that_fails_says_where_its_remains_are(netgym: Netgym, monkeypatch
     lines = err[err.index("error: ") :].splitlines()
     assert lines[0].startswith("error: rank ")
     assert lines[0].endswith(" failed at failing.py:5: AssertionError: as wanted")
-    assert lines[-1] == "What was done is in runs/small-1; to continue: netgym compare --resume runs/small-1"
+    assert (
+        lines[-1] == "Results so far are in runs/small-1; to continue: netgym compare --resume runs/small-1"
+    )
     assert json.loads((netgym.folder / "runs/small-1/summary.json").read_text())[0]["incomplete"]
 
 

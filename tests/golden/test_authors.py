@@ -11,7 +11,7 @@ import random
 import threading
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,9 +31,6 @@ from exogym_core.strategy import (
     StreamingDiLoCoStrategy,
 )
 from exogym_core.strategy.dion import DionDirections
-
-if TYPE_CHECKING:
-    from exogym_core.strategy.chain import Chain, Scope
 
 NUMBERS: dict[str, Any] = json.loads((Path(__file__).parent / "authors.json").read_text())
 
@@ -180,10 +177,10 @@ def test_dion_ends_where_its_authors_code_does(
     shape: str, inputs: int, hidden: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One worker, from the same Q; wide matrices are transposed."""
-    enter = DionDirections.enter
+    made = DionDirections._init_node
 
-    def from_their_q(module: DionDirections, strategy: Chain, scope: Scope) -> Scope:
-        scope = enter(module, strategy, scope)
+    def from_their_q(module: DionDirections, model: torch.nn.Module, rank: int, num_nodes: int) -> None:
+        made(module, model, rank, num_nodes)
         columns = module.right[0].shape[1]
         rows = range(len(module.right[0]))
         module.right = [
@@ -191,9 +188,8 @@ def test_dion_ends_where_its_authors_code_does(
                 [[((3 * i + 5 * j) % 7 - 3) / 3 + (0.1 * i - 0.2 * j) for j in range(columns)] for i in rows]
             )
         ]
-        return scope
 
-    monkeypatch.setattr(DionDirections, "enter", from_their_q)
+    monkeypatch.setattr(DionDirections, "_init_node", from_their_q)
     model, batches = reference.make_problem(1, 5, inputs, hidden, seed=61)
     model.mixed.requires_grad_(False)
     (got,) = reference.run_strategy(DionStrategy(lr=0.01, rank_fraction=0.5), model, batches).results

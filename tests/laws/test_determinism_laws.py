@@ -30,7 +30,8 @@ def topology(rate: float = 100.0, names: tuple[str, ...] = ("h0", "h1", "h2", "h
     """Four hosts of unequal rates and latencies around a switch; `rate` is the WAN's, in Mbit/s."""
     hosts = dict(zip(names, (1.0, 0.5, 2.0, 0.25), strict=True))
     rates = {name: f"{rate * share} Mbit/s" for name, share in hosts.items()}
-    return star_form(hosts, rates, {name: f"{number + 3} ms" for number, name in enumerate(hosts)})
+    form = star_form(hosts, rates, {name: f"{number + 3} ms" for number, name in enumerate(hosts)})
+    return form | {"hosts": {name: {} for name in hosts}}
 
 
 def exchange(

@@ -8,6 +8,8 @@ import math
 import time
 import zlib
 from collections import Counter, defaultdict, deque
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -20,7 +22,6 @@ from netsim.errors import DeadlockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
 
     import torch.distributed as dist
     from torch import Tensor
@@ -334,7 +335,8 @@ class GlooMailboxes:
     """Mailboxes of a member in a group.
 
     A message is announced in the group's store, so that no rank has to listen to all, and moves by gloo when
-    its receiver asks for it; until then its sender keeps it.
+    its receiver asks for it; until then its sender keeps it. Messages that are announced move side by side, so that a
+    server's senders share its line as they would in a simulation.
 
     Args:
         wire: the group's gloo wire.
@@ -346,7 +348,9 @@ class GlooMailboxes:
         self._wire, self._store, self._rendezvous = wire, store, rendezvous
         self._own: dict[str, list[tuple[int, Tensor]]] = {}  # messages to oneself
         self._num_sent: Counter[tuple[int, str]] = Counter()
+        self._num_begun: Counter[str] = Counter()  # of announced messages, those asked for
         self._num_taken: Counter[str] = Counter()
+        self._coming: defaultdict[str, list[tuple[_Note, Tensor, Future[Any]]]] = defaultdict(list)
         self._outbox: dict[tuple[int, str], deque[tuple[int, Tensor, dist.Work]]] = {}
         self._num_seen = -1  # how many messages had been put when this member last waited in vain
         self.is_used = False
@@ -378,18 +382,28 @@ class GlooMailboxes:
             kept.popleft()
 
     def take(self, box: str, wait: float) -> list[tuple[int, Tensor]]:
-        """Messages that have arrived, after waiting up to `wait` seconds for the first."""
+        """Messages that have arrived, after waiting up to `wait` seconds for the first.
+
+        Without a wait, those that are announced have arrived.
+        """
         self.is_used = True
         deadline = time.monotonic() + wait
-        got = self._collect(box)
-        if got or wait == 0 or self._store is None:
+        got = self._own.pop(box, [])
+        if self._store is None:
+            return got
+        self._begin(box)
+        if wait == 0:
+            wait_for([received for _, _, received in self._coming[box]])
+        got += self._arrived(box)
+        if got or wait == 0:
             return got
         self._publish("waits" if math.isinf(wait) else "busy", box)
         try:
-            while not (got := self._collect(box)) and time.monotonic() < deadline:
-                if math.isinf(wait) and self._cannot_progress():
+            while not (got := self._arrived(box)) and time.monotonic() < deadline:
+                if math.isinf(wait) and not self._coming[box] and self._cannot_progress():
                     break
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
+                self._begin(box)
         finally:
             self._publish("busy")
         return got
@@ -401,27 +415,39 @@ class GlooMailboxes:
 
     # --- through the store ---------------------------------------------------------------------------------
 
-    def _collect(self, box: str) -> list[tuple[int, Tensor]]:
-        got = self._own.pop(box, [])
-        if self._store is None:
-            return got
-        me = self._wire.member
-        num_there = self._store.add(f"letters {me} {box}", 0)
-        while self._num_taken[box] < num_there:
-            self._num_taken[box] += 1
-            note = _Note(*json.loads(self._store.get(f"letter {me} {box} {self._num_taken[box]}")))
-            got.append((note.source, self._receive(note, box)))
-        return got
+    def _begin(self, box: str) -> None:
+        """Ask for the messages that have been announced since the last call."""
+        store, me = self._shared_store(), self._wire.member
+        num_there = store.add(f"letters {me} {box}", 0)
+        while self._num_begun[box] < num_there:
+            self._num_begun[box] += 1
+            note = _Note(*json.loads(store.get(f"letter {me} {box} {self._num_begun[box]}")))
+            flat = torch.empty(math.prod(note.shape), dtype=getattr(torch, note.dtype))
+            received: Future[Any] = Future()
+            if flat.numel():
+                work = self._wire.receive(flat, note.source, message_slot("letter", box, note.number))
+                waiting = (
+                    f"rank {self._rendezvous.rank} takes a letter of member {note.source} from box {box!r}"
+                )
+                received = in_thread(partial(self._rendezvous.guarded, waiting, work.wait))
+            else:
+                received.set_result(None)
+            self._coming[box].append((note, flat, received))
 
-    def _receive(self, note: _Note, box: str) -> Tensor:
-        store = self._shared_store()
-        flat = torch.empty(math.prod(note.shape), dtype=getattr(torch, note.dtype))
-        if flat.numel():
-            work = self._wire.receive(flat, note.source, message_slot("letter", box, note.number))
-            waiting = f"rank {self._rendezvous.rank} takes a letter of member {note.source} from box {box!r}"
-            self._rendezvous.guarded(waiting, work.wait)
-        store.add(f"taken {self._wire.member} {box} {note.source}", 1)
-        return flat.reshape(note.shape)
+    def _arrived(self, box: str) -> list[tuple[int, Tensor]]:
+        """Messages that are here, each sender's in order."""
+        late: set[int] = set()
+        got = []
+        for note, flat, received in self._coming.pop(box, []):
+            if note.source in late or not received.done():
+                late.add(note.source)
+                self._coming[box].append((note, flat, received))
+                continue
+            received.result()
+            self._num_taken[box] += 1
+            self._shared_store().add(f"taken {self._wire.member} {box} {note.source}", 1)
+            got.append((note.source, flat.reshape(note.shape)))
+        return got
 
     def _cannot_progress(self) -> bool:
         """True if every other member has ended or waits for messages too; reported to one member at a time."""
