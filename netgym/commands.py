@@ -263,13 +263,19 @@ def _load(experiment: str | Path | Mapping[str, Any], changes: Changes) -> Exper
 
 @contextmanager
 def _place(changes: Changes, name: str) -> Iterator[tuple[Path, Path | None]]:
-    """The folder for results, and the temporary one around it, which is removed after an exception."""
+    """The folder for results, and the temporary one around it.
+
+    That is removed after an exception, but after Ctrl-C with results in it kept and named.
+    """
     out = changes.get("out")
     temporary = Path(tempfile.mkdtemp(prefix="netgym-")) if out is None else None
+    path = Path(out) if temporary is None else temporary / file_name(name)  # type: ignore[arg-type]
     try:
-        yield (Path(out) if temporary is None else temporary / file_name(name)), temporary  # type: ignore[arg-type]
-    except BaseException:
-        if temporary is not None:
+        yield path, temporary
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and path.is_dir() and RunFolder(path).has_trained():
+            print(f"interrupted: results so far: netgym.load({str(path)!r})", file=sys.stderr)
+        elif temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
 

@@ -270,3 +270,12 @@ def test_the_models_of_the_tiers_have_the_documented_sizes() -> None:
             sum(each.numel() for each in experiment.build_model(experiment.build_task()).parameters())
         )
     assert sizes == [25_274, 1_040_768, 9_575_936]
+
+
+@pytest.mark.parametrize("tier", ["small", "full"])
+def test_shipped_tiers_begin(tmp_path: Path, tier: str) -> None:
+    """Their networks are those of their points, and what needs one was refused without."""
+    document = load_document(str(resources.files("exogym_core.bench").joinpath(f"{tier}.yaml")))
+    study = Study.create(document, tmp_path, str(tmp_path / "out"), "bench")
+    assert study.base().topology is not None
+    study.folder.release()

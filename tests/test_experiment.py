@@ -271,3 +271,16 @@ def test_a_file_without_scales_says_so(write: Any) -> None:
     path = write(SMALL)
     with pytest.raises(InputError, match=f"--scale tiny: {path} has no 'scales'; leave --scale out"):
         Experiment.load(path, scale="tiny")
+
+
+def test_no_topology_on_purpose_turns_the_network_off_with_its_settings(write: Any) -> None:
+    """`topology: null` leaves nothing to say for what describes a network; what needs virtual time is refused."""
+    text = SMALL.replace("two-datacenters", "null") + "protocol: linux-tcp\ncollectives: ring\n"
+    experiment = Experiment.load(write(text))
+    arguments = experiment.fit_arguments(experiment.strategies[0])
+    assert [arguments[name] for name in ("topology", "compute", "protocol")] == [None] * 3
+    assert arguments["collectives"] == "auto"
+    with pytest.raises(InputError, match="small.yaml:11: until: needs virtual time"):
+        Experiment.load(write(text + "until: 2 s\n"))
+    with pytest.raises(InputError, match="small.yaml:3: compute: needs virtual time"):
+        Experiment.load(write(SMALL.replace("topology: two-datacenters\n", "")))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import re
+import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,9 +16,6 @@ import yaml
 import netgym
 from exogym_core.cli.main import main
 from netsim.errors import InputError, UnknownNameError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOSTILE = "<script>alert(1)</script>"
 EXPERIMENT: dict[str, Any] = {
@@ -137,6 +137,25 @@ def test_a_temporary_folder_is_gone_after_its_result(capsys: pytest.CaptureFixtu
     del found
     gc.collect()
     assert not folder.parent.exists()
+
+
+def test_results_in_a_temporary_folder_are_kept_after_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder was removed, with all that had been trained."""
+
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("netgym.commands.write_report", stop)
+    with pytest.raises(KeyboardInterrupt):
+        netgym.run(EXPERIMENT, strategy="AllReduce", progress=False)
+    named = re.fullmatch(r"interrupted: results so far: netgym\.load\('(.+)'\)\n", capsys.readouterr().err)
+    assert named is not None
+    try:
+        assert [entry["steps"] for entry in netgym.load(named[1]).summary] == [6]
+    finally:
+        shutil.rmtree(Path(named[1]).parent)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from worlds import chain_form
 from exogym_core import load_runs
 from exogym_core.cli.main import main
 from exogym_core.results.fit_result import FitResult
+from exogym_core.results.progress import PlainProgress
 from exogym_core.results.report import Results, verdict, write_report
 from exogym_core.results.report.curves import curve
 from exogym_core.results.report.study import StudyReport
@@ -139,6 +140,52 @@ def test_networks_are_no_replicates(tmp_path: Path) -> None:
         InputError, match=r"A holds seed 0 more than once \(in x, x-again\), which is no further"
     ):
         StudyReport([tmp_path], by=["strategy"], where=["topology=x"])
+
+
+def test_a_run_given_twice_is_one_run(tmp_path: Path) -> None:
+    """Its rows were in the table twice, and the report refused the run with a remedy that changed nothing."""
+    write_run(tmp_path / "x", {"A": [1.0, 2.0]}, topology=NETWORK)
+    (tmp_path / "link").symlink_to(tmp_path / "x")
+    paths = [tmp_path / "x", tmp_path / "x", tmp_path]
+    assert len(load_runs(*paths)) == len(load_runs(tmp_path / "x")) == 6
+    assert [group.cells()[3] for group in StudyReport(paths).groups] == ["2"]
+
+
+def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    """They passed for one run in the table, with every seed twice."""
+    for place in ("first", "second"):
+        write_run(tmp_path / place / "x", {"A": [1.0, 2.0]}, topology=NETWORK)
+    paths = [tmp_path / place / "x" for place in ("first", "second")]
+    assert set(load_runs(*paths)["run"]) == set(map(str, paths))
+    assert [group.values for group in StudyReport(paths).groups] == [(str(path), "A") for path in paths]
+    with pytest.raises(InputError, match="A holds seed 0 more than once"):
+        StudyReport(paths, by=["strategy"])
+
+
+def test_runs_in_other_precisions_are_no_replicates(tmp_path: Path) -> None:
+    for name, autocast in (("x", False), ("y", "bf16")):
+        write_run(tmp_path / name, {"A": [1.0]}, topology=NETWORK, autocast=autocast)
+    with pytest.raises(InputError, match="A holds runs that differ in autocast"):
+        StudyReport([tmp_path], by=["strategy"])
+
+
+def test_a_group_with_a_diverged_seed_does_not_compete(tmp_path: Path) -> None:
+    """Its mean was that of the seeds that did not diverge, and so it came first."""
+    path = write_run(tmp_path / "x", {"A": [1.0, 2.0, 3.0], "B": [4.0, 5.0, 6.0]}, topology=NETWORK)
+    entries = RunFolder(path).read_summary()
+    for entry in entries:
+        for run in entry["by_seed"]:
+            run |= {"target": None, "virtual_seconds_to_target": None}
+    entries[0]["by_seed"][2]["final_loss"] = None
+    RunFolder(path).write_summary(entries)
+    report = StudyReport([path])
+    assert report.winners == []
+    assert report.verdict == (
+        "B: 0.5 final loss; nothing to compare it with. Not every run of A ended with a finite loss, so it does not "
+        "compete."
+    )
+    assert [group.values for group in report.groups] == [("B",), ("A",)]
+    assert report.groups[1].cells()[2] == "0.15 [0.1, 0.2] (1 of 3 not finite)"
 
 
 def test_each_network_has_its_own_winner_and_missed_targets_are_named(tmp_path: Path) -> None:
@@ -320,6 +367,25 @@ def test_a_run_that_goes_on_is_not_said_to_have_been_stopped(tmp_path: Path) -> 
     assert "Running: B: step 700 of 900." in page
     assert "stopped before its end" not in page
     assert Results.load(RunFolder(path)).running is None
+
+
+def test_a_real_run_names_no_simulated_network_before_its_first_strategy_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An experiment for real sites may name a topology for its simulation; the table would have no row."""
+    plain: dict[str, Any] = {"task": {"name": "digits"}, "workers": {"count": 2}, "steps": 2, "batch_size": 1}
+    run, path = RunFolder.create(tmp_path / "a", "run"), tmp_path / "a"
+    link = {"between": ["a", "b"], "bandwidth": "1 Gbit/s", "latency": "1 ms"}
+    topology = {"name": "simulated", "hosts": ["a", "b"], "links": [link]}
+    run.write_text("experiment.yaml", yaml.safe_dump({"topology": topology, **plain}))
+    run.write_summary([])
+    for seconds, network in (("virtual_seconds", "simulated"), ("wall_seconds", "the real one")):
+        with PlainProgress(lambda line: None, lambda line: None, path) as progress:
+            progress.begin("A", 1, 1, 900).event({"kind": "step", "step": 7, "train_loss": 1.0, seconds: 1.0})
+            assert main(["report", str(path)]) == 0
+        printed = capsys.readouterr().out
+        assert f"network {network}" in printed
+        assert "strategy" not in printed.partition("network")[0]
 
 
 def test_runs_in_which_no_strategy_has_ended_have_no_page_yet(tmp_path: Path) -> None:

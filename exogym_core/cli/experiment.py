@@ -51,6 +51,9 @@ __all__ = ["Experiment", "apply_overrides", "apply_values", "program_remedy"]
 
 _MOST_SEEDS = 10_000
 
+# Settings of the network, with the values that `fit` takes where there is none.
+_OF_NETWORK = {"compute": None, "placement": None, "protocol": None, "collectives": "auto"}
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -278,7 +281,9 @@ class Experiment:
             given["devices"] = given.pop("device")
         given["topology"] = self.topology
         given["edited_code"] = self.edited_code
-        given["compute"] = self.compute if self.topology is not None else None
+        given["compute"] = self.compute
+        if self.topology is None:
+            given |= _OF_NETWORK
         return given
 
     def with_settings(self, **settings: object) -> Experiment:
@@ -346,8 +351,8 @@ class Experiment:
         if settings.protocol is not None:
             _at(self.document, ("protocol",), Protocol.parse, settings.protocol)
         if self.topology is None:
-            if isinstance(self.document.data, dict) and "topology" in self.document.data:
-                return  # `topology: null` asks for no network
+            data = self.document.data
+            is_off = isinstance(data, dict) and "topology" in data  # `topology: null` asks for no network
             timed = {
                 OPTIONS[name].key: value
                 for name, value in file_values(settings).items()
@@ -357,7 +362,7 @@ class Experiment:
             for key, value in (
                 timed | {"compute": self.compute, "network_seed": settings.network_seed}
             ).items():
-                if value not in defaults:
+                if value not in defaults and not (is_off and key in (*_OF_NETWORK, "network_seed")):
                     message = "needs virtual time, and there is no topology: add one"
                     raise self.document.error(tuple(str(key).split(".")), message)
             return

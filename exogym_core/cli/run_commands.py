@@ -255,7 +255,8 @@ def show_report(
         return
     console = stdout(_WIDEST_TABLE)
     table, left_out = report.table.rich(console.width)
-    console.print(table)
+    if report.results.strategies:  # none has ended yet in a run that goes on
+        console.print(table)
     console = stdout()
     basis = "; ".join(f"{name} {value}" for name, value in report.basis.items())
     console.print(Text(basis, style="dim"))

@@ -559,10 +559,24 @@ def _beats(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         return False
     if other["fits"] is False:
         return True
+    if _may_send_dearer(row, other):
+        return False
     if _learning(row) == _learning(other):
         mine, theirs = (row["days"], _money(row)[0]), (other["days"], _money(other)[0])
         return mine != theirs and all(one <= two for one, two in zip(mine, theirs, strict=True))
     return is_sooner(row, other) and _money(row)[1] < _money(other)[0]
+
+
+def _may_send_dearer(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """True if traffic alone has a price, and that of a row may cost more than the other's."""
+    if row["cost_by"].get("workers") is not None:
+        return False
+    dollars, least = row["cost"] or 0.0, other["cost_low"] or 0.0
+    if _learning(row) == _learning(other):
+        least = other["cost"] or 0.0
+    elif dollars:
+        dollars = math.inf if row["cost_high"] is None else row["cost_high"]
+    return bool(dollars > least)
 
 
 def _learning(row: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from exogym_core.cli.signals import Interruption
 from exogym_core.planning.model_sizes import MEMORY_CHOICES
 from netsim import DelayedProgress
 from netsim.errors import InputError, unknown_name
@@ -223,7 +224,10 @@ def plan(
     asked = [(point, request_of(experiment, point, known=known, **words)) for point in grid(sweeps)]
     total = sum(len(request.experiment.strategies) * len(_left_out(lost)) for _, request in asked)
     is_cut = False
-    with DelayedProgress("planning", total, every_seconds=_SECONDS_A_LINE) as progress:
+    with (
+        Interruption() as interruption,
+        DelayedProgress("planning", total, every_seconds=_SECONDS_A_LINE) as progress,
+    ):
         try:
             for point, request in asked:
                 where = ", ".join(f"{key}={value}" for key, value in point.items())
@@ -232,7 +236,7 @@ def plan(
                     progress.advance()
         except KeyboardInterrupt:
             if not rows:
-                raise
+                raise click.exceptions.Exit(interruption.exit_code or 130) from None
             is_cut = True
     if all("refused" in row for row in rows):
         raise InputError(rows[0]["refused"])
@@ -241,7 +245,7 @@ def plan(
     _print_plans(placed(rows), [] if is_cut else sweeps, bool(sweeps), as_json, out, requests)
     if is_cut:
         click.echo(f"interrupted: {len(rows)} of {total} plans were made", err=True)
-        raise KeyboardInterrupt
+        raise click.exceptions.Exit(interruption.exit_code or 130)
 
 
 def _print_plans(
@@ -396,7 +400,10 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
     setting = request_of(None, {}, strategies=("AllReduce",), topology=topology, **words).setting
     ratios = step_ratios(runs) if runs is not None else None
     is_cut = False
-    with DelayedProgress("planning", every_seconds=_SECONDS_A_LINE) as progress:
+    with (
+        Interruption() as interruption,
+        DelayedProgress("planning", every_seconds=_SECONDS_A_LINE) as progress,
+    ):
         advice = Advice(
             setting,
             ratios,
@@ -408,10 +415,10 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
             advice.search()
         except KeyboardInterrupt:
             if not advice.rows:
-                raise
+                raise click.exceptions.Exit(interruption.exit_code or 130) from None
             is_cut = True
     result = advice.result()
     click.echo(json.dumps(result, indent=2, allow_nan=False) if as_json else "\n".join(advice_lines(result)))
     if is_cut:
         click.echo(f"interrupted: the best of {len(advice.rows)} plans so far", err=True)
-        raise KeyboardInterrupt
+        raise click.exceptions.Exit(interruption.exit_code or 130)

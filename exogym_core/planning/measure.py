@@ -75,8 +75,8 @@ class Plan:
         memory: the same by purpose.
         memory_with: bytes with one of `MEMORY_CHOICES` each, and no other.
         mfu: share of the devices' peak that the model's operations are, waiting included, by site.
-        memory_available: on the devices of the worker with least; None: not known.
-        fits: the memory needed is available; else it has to be sharded or offloaded.
+        memory_available: on the devices of the worker with least, among those that are listed; None: not known.
+        fits: the memory needed is available; else it has to be sharded or offloaded; None: not known.
         steady: simulated rounds repeat; else figures are means over them.
         tokens: that are worked through: the budget in whole rounds, or less where `until` ends it before; None
             without a budget. In `days` they come at `tokens_per_second`.
@@ -207,7 +207,8 @@ class Plan:
             return self
         share = seconds / (self.days * SECONDS_A_DAY)
         remark = (
-            f"until = {format_seconds(seconds)} ends it: {share:.3g} of the budget's tokens are processed"
+            f"until = {format_seconds(seconds)} ends it: {share:.3g} of the budget's tokens are processed; a run "
+            "finishes the step or round that it is in"
         )
         return replace(
             self.scaled(share, share), days=seconds / SECONDS_A_DAY, remarks=(*self.remarks, remark)
@@ -510,6 +511,10 @@ def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pa
         worked = rounds * tokens_a_round - missed * setting.tokens_a_round(period) / setting.num_ranks
         per_second = worked / (days * SECONDS_A_DAY) if days else per_second
     memory = setting.memory_of(figures.memory)
+    fits = None if available is None else memory["total"] <= available
+    if fits and (unlisted := setting.devices_of_unknown_memory()):
+        fits = None
+        remarks += (f"the memory of {', '.join(unlisted)} is not listed: whether it fits there is not known",)
     from_servers = figures.server_wan_bytes / num_rounds
     return Plan(
         strategy=name,
@@ -529,7 +534,7 @@ def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pa
         memory_with={name: setting.memory_of(figures.memory, [name])["total"] for name in MEMORY_CHOICES},
         mfu=setting.mfu(pace.seconds / period),
         memory_available=available,
-        fits=None if available is None else memory["total"] <= available,
+        fits=fits,
         steady=pace.steady,
         tokens=worked,
         tokens_per_parameter=None if worked is None else worked / setting.model.num_parameters,

@@ -321,12 +321,21 @@ class Setting:
         if self.compute.flops is None:
             return None  # a time was given, and no device
         found = []
-        for host in sorted(set(self.hosts)):
-            device = self.compute.device or self.topology.hosts[host].device
+        for host, device in self._devices().items():
             memory = find_device(device).memory_bytes if device is not None else None
             if memory is not None:
                 found.append(memory * self._of_site("devices per worker", self.devices_per_worker, host))
         return min(found, default=None)
+
+    def devices_of_unknown_memory(self) -> list[str]:
+        """Devices of workers whose memory is not listed, such as laptops, which share the machine's."""
+        devices = dict.fromkeys(self._devices().values())
+        return [name for name in devices if name is not None and find_device(name).memory_bytes is None]
+
+    def _devices(self) -> dict[int, str | None]:
+        """Device of each host with workers."""
+        hosts = sorted(set(self.hosts))
+        return {host: self.compute.device or self.topology.hosts[host].device for host in hosts}
 
     def hourly_dollars(self) -> float | None:
         """Dollars an hour of all workers; None without a price."""

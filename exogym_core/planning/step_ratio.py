@@ -17,6 +17,7 @@ from exogym_core.names import visible
 from exogym_core.results.run_folder import RunFolder
 from netsim import load_document
 from netsim.errors import InputError
+from netsim.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -209,12 +210,17 @@ def step_ratios(path: str | Path) -> dict[str, Ratio]:
     """
     folder = RunFolder.open(Path(path))
     curves: dict[str, list[list[tuple[float, float]]]] = defaultdict(list)
+    labels, seeds = defaultdict[str, set[str]](set), set[int | None]()
     for entry in folder.finished():
         name = str(entry.get("strategy", entry["name"]))
+        labels[name].add(str(entry["name"]))
+        seeds.update(entry.get("seeds") or [None])
         for seed in entry.get("seeds") or [None]:
             rows = folder.read_metrics(str(entry["name"]), "validation", seed)
             losses = [(row["step"], row.get("judged_loss", row.get("global_loss"))) for row in rows]
-            curves[name].append([(step, loss) for step, loss in losses if loss is not None])
+            curves[name].append(
+                [(step, loss) for step, loss in losses if loss is not None and math.isfinite(loss)]
+            )
     curves = {name: runs for name, runs in curves.items() if all(runs)}
     if not curves:
         raise InputError(f"{visible(path)}: has no evaluations to take steps from; set evaluate.every")
@@ -224,8 +230,17 @@ def step_ratios(path: str | Path) -> dict[str, Ratio]:
         for name, runs in curves.items()
     }
     fewest = min(sum(needed) / len(needed) for needed in steps.values())
-    source = f"{visible(path)} to loss {target:.4g}, {max(map(len, steps.values()))} seeds"
+    source = f"{visible(path)} to loss {target:.4g}, {format_count(len(seeds), 'seed')}"
+    source += ", so how much seeds differ is not known" if len(seeds) == 1 else ""
+    together = {
+        name: f"; {len(of)} settings of it together" if len(of) > 1 else "" for name, of in labels.items()
+    }
     return {
-        name: Ratio(sum(needed) / len(needed) / fewest, min(needed) / fewest, max(needed) / fewest, source)
+        name: Ratio(
+            sum(needed) / len(needed) / fewest,
+            min(needed) / fewest,
+            max(needed) / fewest,
+            source + together[name],
+        )
         for name, needed in steps.items()
     }

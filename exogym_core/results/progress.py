@@ -42,6 +42,7 @@ __all__ = [
     "progress_elsewhere",
     "progress_for",
     "shown",
+    "trains_by_wall_clock",
 ]
 
 _MOST_PLAIN = 1000.0  # a larger loss has diverged
@@ -341,6 +342,11 @@ def progress_elsewhere(path: Path) -> str | None:
         return None
     now = _now(path)
     return f"process {owner}" if now is None else f"{now['strategy']}: step {now['step']} of {now['steps']}"
+
+
+def trains_by_wall_clock(path: Path) -> bool:
+    """Return True if the run of a folder trains now, on a real transport."""
+    return "wall_seconds" in (_now(path) or {})
 
 
 def folder_status(path: Path) -> dict[str, Any]:

@@ -12,13 +12,13 @@ docs/studies.md explains each column.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
 from exogym_core.results.fit_result import load_pandas
-from exogym_core.results.progress import progress_elsewhere
+from exogym_core.results.progress import progress_elsewhere, trains_by_wall_clock
 from exogym_core.results.run_folder import RunFolder, csv_text
 from exogym_core.results.schema import (
     COUNTERS,
@@ -151,12 +151,14 @@ class Results:
         experiment_yaml: the same as text.
         strategies: in the order of the experiment.
         running: progress of the process that works on it now; None where none does.
+        trains_for_real: what is trained now has a real transport; no strategy may have ended yet.
     """
 
     settings: Mapping[str, Any]
     experiment_yaml: str
     strategies: Sequence[StrategyResult]
     running: str | None = None
+    trains_for_real: bool = False
 
     @classmethod
     def load(cls, folder: RunFolder) -> Results:
@@ -174,6 +176,7 @@ class Results:
             experiment_yaml=path.read_text(encoding="utf-8"),
             strategies=[_strategy_result(folder, entry, document.data) for entry in folder.read_summary()],
             running=progress_elsewhere(path.parent),
+            trains_for_real=trains_by_wall_clock(path.parent),
         )
 
     def setting(self, path: str) -> Any:
@@ -183,7 +186,8 @@ class Results:
     @property
     def clock(self) -> str:
         """Name of the clock of all seconds: virtual time, or wall-clock time of real ranks."""
-        return WALL_CLOCK if any(result.is_wall for result in self.strategies) else "virtual time"
+        is_wall = self.trains_for_real or any(result.is_wall for result in self.strategies)
+        return WALL_CLOCK if is_wall else "virtual time"
 
     @property
     def seeds(self) -> Sequence[int]:
@@ -299,7 +303,7 @@ class FoundRun:
 
     Attributes:
         folder: where it is.
-        run: the name of the run's or the sweep's folder.
+        run: the name of the run's or the sweep's folder, or its path where another has that name.
         point: its number in a sweep, as text; "" for a run of its own.
         values: values that the sweep set, by key path.
     """
@@ -309,16 +313,22 @@ class FoundRun:
     point: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def place(self) -> Path:
+        """The run's or the sweep's folder."""
+        return self.folder.path.parents[1] if self.point else self.folder.path
+
 
 def find_runs(paths: Iterable[str | Path]) -> list[FoundRun]:
     """The runs in these folders: a run itself, the points of a sweep, or all that a folder such as `runs` holds.
 
-    Points that have not begun are left out.
+    Points that have not begun are left out. A run that several of the paths hold is one run. Folders of one name in
+    different places are told apart by their paths.
 
     Raises:
         InputError: there is none in one of them.
     """
-    found: list[FoundRun] = []
+    found: dict[Path, FoundRun] = {}
     for path in map(Path, paths):
         inside = list(_inside(path))
         if not inside:
@@ -328,8 +338,17 @@ def find_runs(paths: Iterable[str | Path]) -> list[FoundRun]:
             raise InputError(
                 f"{visible(path)}: holds no run: give a run's folder, a sweep's, or one with such in it"
             )
-        found += inside
-    return found
+        for run in inside:
+            found.setdefault(run.folder.path.resolve(), run)
+    return _told_apart(list(found.values()))
+
+
+def _told_apart(runs: Sequence[FoundRun]) -> list[FoundRun]:
+    """Runs with their folder's path in place of a name that another folder has too."""
+    places: dict[str, set[Path]] = {}
+    for run in runs:
+        places.setdefault(run.run, set()).add(run.place.resolve())
+    return [replace(run, run=str(run.place)) if len(places[run.run]) > 1 else run for run in runs]
 
 
 def _inside(path: Path) -> Iterator[FoundRun]:

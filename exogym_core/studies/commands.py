@@ -117,7 +117,8 @@ def in_order(folder: RunFolder, again: str, empty: Callable[[], None] = lambda: 
         try:
             yield
         except KeyboardInterrupt:
-            click.echo(f"interrupted: to continue: {again}", err=True)
+            path = visible(folder.path)
+            click.echo(f"interrupted: results so far are in {path}; to continue: {again}", err=True)
             raise click.exceptions.Exit(interruption.exit_code or 130) from None
         except InputError:
             empty()
@@ -173,7 +174,7 @@ def sweep(asked: _Asked, vary: tuple[str, ...], minimise: str | None, only_estim
     again = f"netgym sweep --resume {visible(study.folder.path)}"
     with in_order(study.folder, again, study.discard_if_empty):
         if resumed is None:
-            for code in study.experiment_at({}).own_code:
+            for code in study.base().own_code:
                 click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
         failed = finish_sweep(
             study, line_writer(study.folder), asked.place, asked.jobs, is_new=resumed is None

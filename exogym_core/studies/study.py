@@ -98,7 +98,7 @@ class Study:
         document = _inlined(document, source_folder)
         sweep = Sweep.parse(document)
         study = cls(document, sweep, RunFolder(Path()), source_folder)
-        base = study.experiment_at({})
+        base = study.base()
         name = str(base.settings.name if base.settings.name != "experiment" else name)
         study.folder = RunFolder.create(out, f"{name}-sweep")
         assert isinstance(document.data, dict)
@@ -142,6 +142,15 @@ class Study:
         return Experiment.from_document(
             replace(document, data=data), self.source_folder, "experiment", code_folder_of(self.folder.path)
         )
+
+    def base(self) -> Experiment:
+        """The experiment of no point; where only points have a network, with the first one's, which times need."""
+        data, values = self.document.data, self.sweep.axes.get("topology")
+        networks = (
+            values if isinstance(values, list) else [each.get("topology") for each in self.sweep.listed]
+        )
+        is_open = isinstance(data, dict) and data.get("topology") is None and networks[0] is not None
+        return self.experiment_at({"topology": networks[0]} if is_open else {})
 
     def point_folder(self, number: int) -> RunFolder:
         """The run folder of the point of that number, counted from 0; made where it is not there."""

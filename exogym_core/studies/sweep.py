@@ -109,7 +109,7 @@ class LocalRunner:
     def _at_once(self, points: Sequence[PointRun]) -> int:
         if self._num_jobs == 1 or not points:
             return 1
-        experiment = points[0].study.experiment_at({})
+        experiment = points[0].study.base()
         if self._num_jobs is None and experiment.compute.is_measured:  # each point measures for itself
             return 1
         num_bytes = self._measured.memory_bytes if self._measured is not None else _BYTES_OF_A_POINT

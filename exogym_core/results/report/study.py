@@ -51,6 +51,8 @@ _CONDITIONS = (
     *("task", "model", "topology", "placement", "protocol", "collectives", "workers.count", "compute"),
     *("steps", "batch_size", "until", "failures", "network_seed", "target_loss", "evaluate"),
 )
+# Keys in which groups may be compared, and runs of one group must agree besides.
+_SETTINGS = ("shuffle", "autocast", "servers", "transport", "workers.intra_op_threads")
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,12 @@ class Group:
         """Final losses by seed."""
         return {run.seed: run.final_loss for run in self.runs if run.final_loss is not None}
 
+    @property
+    def num_diverged(self) -> int:
+        """Number of runs that ended with a loss that is not finite, where others did not."""
+        losses = self.losses()
+        return len(self.runs) - len(losses) if losses else 0
+
     def times(self) -> dict[int, float]:
         """Virtual seconds to the target by seed, of the runs that held it."""
         return {run.seed: run.held_seconds for run in self.runs if run.held_seconds is not None}
@@ -134,17 +142,19 @@ class Group:
         """Its row in the table, after its values."""
         times, count = self.times(), len(self.runs)
         has_target = any(run.target is not None for run in self.runs)
+        diverged = f" ({self.num_diverged} of {count} not finite)" if self.num_diverged else ""
         return [
             _interval_text(times.values(), format_seconds) if len(times) == count else _MISSING,
             f"{len(times)} of {count}" if has_target else _MISSING,
-            _interval_text(self.losses().values(), "{:.4g}".format),
+            _interval_text(self.losses().values(), "{:.4g}".format) + diverged,
             f"{count}" + (f" ({self.failed} failed)" if self.failed else ""),
             *(self._mean_bytes(name) for name in ("bytes_sent_per_worker", "wan_bytes")),
         ]
 
     def _mean_bytes(self, name: str) -> str:
         counts = [count for run in self.runs if (count := getattr(run, name)) is not None]
-        return format_bytes(sum(counts) / len(counts)) if counts else _MISSING
+        is_known = counts and len(counts) == len(self.runs)
+        return format_bytes(sum(counts) / len(counts)) if is_known else _MISSING
 
 
 HEADINGS = ("to target", "held", "final loss", "runs", "sent by a worker", "between regions")
@@ -226,7 +236,7 @@ def _refuse_pooling(group: Group) -> None:
     options = [
         f"strategies.*.{name}" for member in group.members for name in member.setting("strategies.*") or {}
     ]
-    for key in dict.fromkeys([*swept, *_CONDITIONS, *options]):
+    for key in dict.fromkeys([*swept, *_CONDITIONS, *_SETTINGS, *options]):
         if key not in group.keys and len({_json(member.setting(key)) for member in group.members}) > 1:
             values = list(dict.fromkeys(member.value(key) for member in group.members))
             raise InputError(
@@ -259,6 +269,8 @@ def study_verdict(groups: Sequence[Group]) -> tuple[str, list[Group]]:
     winners = [winner for _, winner in decided if winner is not None]
     uncharged = [group.name for group in groups if not group.is_charged]
     tail = f" Coding is not charged to {', '.join(uncharged)}." if uncharged else ""
+    if diverged := [group.name for group in groups if group.num_diverged]:
+        tail += f" Not every run of {', '.join(diverged)} ended with a finite loss, so it does not compete."
     if len(decided) == 1:
         return decided[0][0] + tail, winners
     names = _differences([contest[0] for contest in contests.values()])
@@ -281,7 +293,7 @@ def _decided(groups: Sequence[Group]) -> tuple[str, Group | None]:
     Groups that held the target with all their runs are ordered by its time; if there are none, by final loss. The
     first is named only if its difference to the second, seed by seed, has an interval on one side of zero.
     """
-    ended = [group for group in groups if group.runs and not group.failed]
+    ended = [group for group in groups if group.runs and not group.failed and not group.num_diverged]
     holders = [group for group in ended if len(group.times()) == len(group.runs)]
     figures = {group.values: group.times() if holders else group.losses() for group in ended}
     means = {values: _mean(by_seed.values()) for values, by_seed in figures.items() if by_seed}
@@ -454,8 +466,7 @@ class StudyReport(Report):
         found = {member.run.run: member.run for member in self.members}
         listings = []
         for name, run in list(found.items())[:_MOST_LISTED]:
-            path = run.folder.path.parents[1] if run.point else run.folder.path
-            text = (path / "experiment.yaml").read_text(encoding="utf-8")
+            text = (run.place / "experiment.yaml").read_text(encoding="utf-8")
             listings.append(Listing(visible(f"{name}: experiment.yaml", 100), text))
         first = self.members[0].run
         environment = environment_of(first.folder)
@@ -469,7 +480,7 @@ def _order(group: Group) -> tuple[int, float]:
     times, losses = group.times(), group.losses()
     if times and len(times) == len(group.runs):
         return 0, _mean(times.values())
-    return (1, _mean(losses.values())) if losses else (2, 0.0)
+    return (1, _mean(losses.values())) if losses and not group.num_diverged else (2, 0.0)
 
 
 def _never_begun(path: Path) -> Iterator[tuple[str, str]]:

@@ -45,6 +45,7 @@ def verdict(results: Results) -> Verdict:
     contest = _Contest.of(results)
     decision = _decided(contest)
     text = decision.text + contest.unfinished() + _silent(contest) + _absent(results) + _failed(results)
+    text += _diverged(results)
     text += _uncharged(results) + _after_end(results) + _unused(results)
     if results.running is None:
         return Verdict(text, decision.winner)
@@ -65,7 +66,9 @@ class _Contest:
         rivals = [
             each
             for each in results.strategies
-            if each.error is None and any(_is_judged(run) for run in each.runs)
+            if each.error is None
+            and any(map(_is_judged, each.runs))
+            and not any(map(_has_diverged, each.runs))
         ]
         seeds = [seed for seed in results.seeds if all(_run(each, seed) for each in rivals)]
         return cls(results, rivals, seeds)
@@ -108,6 +111,11 @@ class _Contest:
 
 def _is_judged(run: SeedResult) -> bool:
     return run.complete and run.final_loss is not None
+
+
+def _has_diverged(run: SeedResult) -> bool:
+    """True if it ended with a loss that is not finite; such a seed is no missing one."""
+    return run.complete and run.final_loss is None
 
 
 def _run(strategy: StrategyResult, seed: int) -> SeedResult | None:
@@ -377,6 +385,18 @@ def _failed(results: Results) -> str:
         for each in results.strategies
         if each.error is not None
     )
+
+
+def _diverged(results: Results) -> str:
+    """Sentences on strategies that ended with a loss that is not finite, with some seed at least."""
+    text = ""
+    for each in results.strategies:
+        seeds = [str(run.seed) for run in each.runs if _has_diverged(run)]
+        is_known = any(map(_is_judged, each.runs)) or each.first_non_finite_step is not None
+        if seeds and is_known and each.error is None:
+            of = f" with seed {_listed(seeds)}" if len(results.seeds) > 1 else ""
+            text += f" {_name(each)} ended without a finite loss{of}, and does not compete."
+    return text
 
 
 def _uncharged(results: Results) -> str:
