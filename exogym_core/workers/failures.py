@@ -92,7 +92,7 @@ def reported_error(rank: int, error: BaseException) -> NetsimError:
 
 
 def _is_consequence(error: NetsimError) -> bool:
-    return isinstance(error, RankError) and error.is_consequence
+    return error.is_consequence if isinstance(error, RankError) else _is_closed(error)
 
 
 def _is_closed(error: BaseException) -> bool:

@@ -1,6 +1,6 @@
 """Runs methods of PyTorch's own DistributedTest: on gloo as they are, or with `netsim` where they ask for gloo.
 
-    python tests/conformance/torch_methods.py {gloo,netsim} [--jobs N] [METHOD ...]
+    python tests/conformance/torch_methods.py {gloo,netsim} [--part K/N] [--verbose] [METHOD ...]
 
 Prints a line a method, `METHOD: passed | skipped | failed | timeout`, with what a failure said. The methods are those
 of the installed torch, unchanged; ranks are forked from this process, so that torch is imported once.

@@ -474,6 +474,21 @@ def test_the_first_cause_is_reported_once_and_the_answer_until_then_kept(
     assert report["calls"][0]["waiting_seconds"] > 3.0, "for rank 2, and not for the network"
 
 
+def test_a_receive_of_the_missing_rank_does_not_hide_the_barrier_that_missed_it(
+    launch_here: Launch, tmp_path: Path
+) -> None:
+    script = tmp_path / "elsewhere.py"
+    script.write_text(
+        "import datetime, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 2: dist.recv(torch.ones(1), 0)\n"
+        "dist.monitored_barrier(timeout=datetime.timedelta(seconds=5))\n"
+    )
+    code, _, err = launch_here("-n", "3", "--compute", "marks", str(script))
+    first = "rank 0 failed at elsewhere.py:4: RuntimeError: Rank 2 failed to pass monitoredBarrier in 5000 ms"
+    assert (code, err.splitlines()[0]) == (1, f"error: {first}")
+
+
 def test_results_are_printed_when_a_signal_ends_the_run(tmp_path: Path) -> None:
     script = tmp_path / "endless.py"
     script.write_text(
