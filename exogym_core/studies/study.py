@@ -137,8 +137,6 @@ class Study:
         data = {key: value for key, value in document.data.items() if key not in ("sweep", "scales", "tune")}
         if self.sweep.seeds is not None:
             data["seeds"] = self.sweep.seeds
-        if not point and "topology" in self.sweep.keys:
-            data.setdefault("topology", None)  # each point has its own
         return Experiment.from_document(
             replace(document, data=data), self.source_folder, "experiment", code_folder_of(self.folder.path)
         )
