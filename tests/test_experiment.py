@@ -280,7 +280,7 @@ def test_no_topology_on_purpose_turns_the_network_off_with_its_settings(write: A
     arguments = experiment.fit_arguments(experiment.strategies[0])
     assert [arguments[name] for name in ("topology", "compute", "protocol")] == [None] * 3
     assert arguments["collectives"] == "auto"
-    with pytest.raises(InputError, match="small.yaml:11: until: needs virtual time"):
+    with pytest.raises(InputError, match=r"small\.yaml:11: until: needs virtual time"):
         Experiment.load(write(text + "until: 2 s\n"))
-    with pytest.raises(InputError, match="small.yaml:3: compute: needs virtual time"):
+    with pytest.raises(InputError, match=r"small\.yaml:3: compute: needs virtual time"):
         Experiment.load(write(SMALL.replace("topology: two-datacenters\n", "")))
