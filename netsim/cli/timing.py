@@ -53,7 +53,8 @@ def flows_command(
 ) -> None:
     """Simulate the transfers listed in FLOWS.csv and print when each is delivered.
 
-    FLOWS.csv has the columns start_s, src, dst and bytes; the result has the same rows and finish_s.
+    FLOWS.csv has the columns start_s, src, dst and bytes; the result has the same rows and finish_s. The protocol
+    and what limits transfers are printed on stderr.
     """
     network = Topology.load(topology)
     parsed = Protocol.resolve(protocol, network.protocol)
@@ -61,6 +62,7 @@ def flows_command(
     recording = tracing(trace, (), lambda line: click.echo(plain_lines(line), err=True))
     with recording as recorder, DelayedProgress("transfers", len(table.flows)) as progress:
         finish = time_flows(network, table.flows, parsed, on_delivered=progress.advance, recorder=recorder)
+    click.echo(f"protocol: {parsed.describe()}", err=True)
     num_lost = int(np.isinf(finish).sum())
     if num_lost:
         message = (
