@@ -401,8 +401,8 @@ def require_own(folder: Path, kind: str) -> None:
     """
     if not is_own(folder):
         raise InputError(
-            f"{visible(folder)}: you have not made this {kind}, or its experiment.yaml was changed since: it may "
-            "name code, which runs as you; look through it, then add --trust"
+            f"{visible(folder)}: another user made this {kind}, or its experiment.yaml was changed since: it may "
+            "name code, which runs with your permissions; read it, then add --trust"
         )
 
 

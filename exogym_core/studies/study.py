@@ -133,7 +133,7 @@ class Study:
         origin = f"point {point_text(point)}"
         document = apply_values(self.document, point, origin) if point else self.document
         if not isinstance(document.data, dict):
-            raise document.error((), "is no experiment: expected a mapping")
+            raise document.error((), "is not an experiment: expected a mapping")
         data = {key: value for key, value in document.data.items() if key not in ("sweep", "scales", "tune")}
         if self.sweep.seeds is not None:
             data["seeds"] = self.sweep.seeds

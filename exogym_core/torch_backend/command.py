@@ -34,7 +34,11 @@ __all__ = ["command"]
 @click.option(
     "--topology", metavar="NAME", default="lan", show_default=True, help="A shipped name or a file."
 )
-@click.option("--protocol", metavar="NAME", help="How transfers use links [the topology's, else gloo].")
+@click.option(
+    "--protocol",
+    metavar="NAME",
+    help="How transfers use links [the topology's, else gloo; with --cuda-as-cpu nccl-sockets].",
+)
 @click.option("--placement", metavar="HOSTS", help="Host names, one a rank, with commas between.")
 @click.option(
     "--compute",
@@ -45,7 +49,7 @@ __all__ = ["command"]
 )
 @click.option("--collectives", metavar="NAME", help="Algorithm of all collectives [the fastest here].")
 @click.option("--until", metavar="TIME", help="Cut the run at this virtual time, such as '60 s'.")
-@click.option("--cuda-as-cpu", is_flag=True, help="CUDA devices that SCRIPT names are the CPU.")
+@click.option("--cuda-as-cpu", is_flag=True, help="Map CUDA devices that SCRIPT names to the CPU.")
 @click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="A run folder, new or empty.")
 @click.option("--trace", is_flag=True, help="Write trace.json.gz into it, to look at with Perfetto.")

@@ -120,7 +120,9 @@ class CommandGroup(click.Group):
 
 
 protocol_option = click.option(
-    "--protocol", metavar="NAME", help="ideal, linux-tcp or gloo; default: the topology's, else linux-tcp."
+    "--protocol",
+    metavar="NAME",
+    help="ideal, linux-tcp, nccl-sockets or gloo; default: the topology's, else linux-tcp.",
 )
 
 

@@ -55,7 +55,8 @@ def flows_command(
 ) -> None:
     """Simulate the transfers listed in FLOWS.csv and print when each is delivered.
 
-    FLOWS.csv has the columns start_s, src, dst and bytes; the result has the same rows and finish_s.
+    FLOWS.csv has the columns start_s, src, dst and bytes; the result has the same rows and finish_s. The protocol
+    and what limits transfers are printed on stderr.
     """
     network = Topology.load(topology)
     parsed = Protocol.resolve(protocol, network.protocol)
@@ -72,6 +73,7 @@ def flows_command(
         )
     if work.is_stopped:
         finish[np.isinf(finish)] = math.nan  # lost or not yet delivered
+    click.echo(f"protocol: {parsed.describe()}", err=True)
     num_lost = int(np.isinf(finish).sum())
     if num_lost:
         message = (
