@@ -119,8 +119,8 @@ class ElasticCommunicator(GlooCommunicator):
 
     def _refuse(self, call: str) -> NoReturn:
         raise InputError(
-            f"rank {self.rank}, {call}: sites that meet at a rendezvous come and go, and what waits for all of them "
-            "would wait for ever; use a strategy with time-outs, such as DiLoCo with averaging_timeout"
+            f"rank {self.rank}, {call}: sites at a rendezvous come and go, so a call that waits for all of them may "
+            "wait for ever; use a strategy with time-outs, such as DiLoCo with averaging_timeout"
         )
 
 

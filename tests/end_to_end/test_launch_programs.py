@@ -62,7 +62,7 @@ def test_training_programs_have_gloos_losses_and_a_clock(name: str) -> None:
     """The same script under torchrun with gloo prints the same losses; here it also takes a WAN's time."""
     script = str(PROGRAMS / name)
     real = on_gloo(3, script)
-    # Its losses count, not its exit code: torch's gloo now and then aborts a process that has come to its end.
+    # Its losses count, not its exit code: torch's gloo now and then aborts a process that has ended.
     assert len(LOSSES.findall(real.stdout)) == (4 if name == "ddp.py" else 3), real.stderr
     options = ["-n", "3", "--topology", "wan-4-regions", "--compute", "marks", "--json"]
     code, out, err = launch(*options, script, "netsim")
@@ -542,7 +542,7 @@ def test_results_are_printed_when_a_signal_ends_the_run(tmp_path: Path) -> None:
         launched.send_signal(signal.SIGTERM)
         out, err = launched.communicate()
     assert (launched.returncode, err) == (143, "interrupted: the figures are those until then\n")
-    assert "of virtual time (interrupted: the answer so far): ranks compute" in out
+    assert "of virtual time (interrupted: the results so far): ranks compute" in out
     assert "endless.py:4  all_reduce" in out
     files = sorted(file.name for file in (tmp_path / "run").glob("[!.]*"))
     assert files == ["launch.json", "report.html", "trace.json.gz"]
@@ -588,6 +588,7 @@ def test_a_script_for_gpus_runs_as_it_is(launch_here: Launch, line: str) -> None
     code, out, err = launch_here(*options, str(PROGRAMS / "gpt.py"))
     assert (code, err) == (0, "")
     report = json.loads(out)
+    assert (report["protocol"], report["protocol_from"]) == ("nccl-sockets", "default")
     assert report["steady_state"]["steps"] == 2
     assert all(rank["startup_seconds"] > 0 for rank in report["ranks"])
     assert all(rank["computing_seconds"] > 0 for rank in report["ranks"])

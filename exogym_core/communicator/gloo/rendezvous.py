@@ -72,8 +72,8 @@ class SignedStore(Store):
         seal, content = raw[:_DIGEST_BYTES], raw[_DIGEST_BYTES:]
         if not hmac.compare_digest(seal, self._seal(key, content)):
             raise RankError(
-                f"rank {self._rank}: what the rendezvous holds was not written by a rank of this run; let all ranks "
-                "have the same secret (NETGYM_SECRET, or a file of mode 0600 by NETGYM_SECRET_FILE)",
+                f"rank {self._rank}: a value at the rendezvous was not written by a rank of this run; give all ranks "
+                "the same secret (NETGYM_SECRET, or a file of mode 0600 by NETGYM_SECRET_FILE)",
                 self._rank,
             )
         return content
@@ -421,7 +421,8 @@ class Rendezvous:
         for other, proof in zip(ranks, got, strict=True):
             if not hmac.compare_digest(proof.numpy().tobytes(), _proof(self.secret, other, self.rank, ranks)):
                 raise RankError(
-                    f"rank {self.rank}: what has connected as rank {other} is not of this run; run it again",
+                    f"rank {self.rank}: the process that connected as rank {other} belongs to another run; "
+                    "run it again",
                     self.rank,
                 )
 
