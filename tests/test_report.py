@@ -37,7 +37,7 @@ from exogym_core.results.report.figures import (
     draw_pictures,
     log_ticks,
 )
-from exogym_core.results.report.network import link_use, strip_columns
+from exogym_core.results.report.network import draw_network, link_use, strip_columns
 from exogym_core.results.report.page import methods
 from exogym_core.results.report.table import comparison_table, ratio
 from exogym_core.results.run_folder import RunFolder
@@ -432,6 +432,16 @@ def test_seconds_of_real_ranks_are_reported_as_such(tmp_path: Path) -> None:
     words = page.replace('payload ? payload.clock : "virtual time"', "").lower()
     assert "virtual time" not in words
     assert "virtual seconds" not in words
+
+
+def test_the_drawing_for_a_telephone_has_room_for_its_labels() -> None:
+    """A letter is about six and a half pixels wide."""
+    narrow = next(
+        each for each in draw_network(Topology.load("wan-4-regions").to_mapping()) if each.name == "narrow"
+    )
+    for mark in narrow.marks:
+        half = max(map(len, mark.lines)) * 6.5 / 2
+        assert half <= mark.x <= narrow.width - half
 
 
 def test_a_real_run_names_no_simulated_network(tmp_path: Path) -> None:
