@@ -34,6 +34,7 @@ from exogym_core.results.report.figures import (
     OF_ONE_RUN,
     Picture,
     draw_figures,
+    draw_loss,
     draw_pictures,
     log_ticks,
 )
@@ -383,6 +384,20 @@ def test_strips_of_weather_hide_no_short_outage() -> None:
     assert set(columns[:half]) == {1.0}
     assert columns[half] == 0.0
     assert set(columns[half + 1 :]) == {0.5}
+
+
+@pytest.mark.pictures
+def test_every_tick_of_a_short_logarithmic_axis_has_its_label(tmp_path: Path) -> None:
+    """Losses from 1.5 to 2.3 had two labels, at 2 and 2.2."""
+    figure = draw_loss(RunReport(run_folder(tmp_path, two())).few())
+    axes = figure.axes[0]
+    axes.set_ylim(1.5, 2.3)
+    figure.canvas.draw()
+    ticks = [at for at in axes.yaxis.get_minorticklocs() if 1.5 <= at <= 2.3]
+    assert len(ticks) >= 4
+    assert all(axes.yaxis.get_minor_formatter()(at) == f"{at:g}" for at in ticks)
+    axes.set_ylim(0.11, 4.0)
+    assert [axes.yaxis.get_minor_formatter()(at) for at in (0.2, 0.3, 0.5, 3.0)] == ["0.2", "", "0.5", ""]
 
 
 def test_ticks_of_a_logarithmic_axis_are_few_and_reach_to_its_end() -> None:
