@@ -170,12 +170,13 @@ class Study:
             self.entries[self.entries.index(known)] = entry
         self.folder.write_summary(self.entries)
 
-    def discard_if_empty(self) -> None:
-        """Remove the folder of a sweep of which no point was begun."""
+    def discard_if_empty(self) -> bool:
+        """Remove the folder of a sweep of which no point was begun; returns whether that was so."""
         if not self.entries:
             with contextlib.suppress(OSError):  # something else was put there
                 (self.folder.path / POINTS).rmdir()
                 self.folder.discard()
+        return not self.entries
 
     def digest(self) -> str:
         """SHA-256 over the points and their digests: the same for equal sweeps, stopped in between or not."""

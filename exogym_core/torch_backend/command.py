@@ -10,6 +10,7 @@ import click
 
 from exogym_core.cli.run_commands import stdout
 from exogym_core.names import visible
+from netsim import Stoppable
 from netsim.errors import InputError
 from netsim.units import parse_seconds
 
@@ -121,17 +122,14 @@ def _until(text: str | None) -> float:
 
 def _run(launch: Launch, folder: RunFolder | None, *, as_json: bool) -> None:
     """Run it; write and print the report, however it ended."""
-    from exogym_core.cli.signals import Interruption
     from exogym_core.torch_backend.program import run_program
 
-    with Interruption() as interruption:
-        try:
-            report, error = run_program(launch, lambda text: click.echo(f"warning: {text}", err=True))
-        except KeyboardInterrupt:
-            if folder is not None:
-                folder.discard()
-            click.echo("interrupted: no rank had joined the simulation, and nothing is left", err=True)
-            raise click.exceptions.Exit(interruption.exit_code or 130) from None
+    with Stoppable() as work:
+        report, error = run_program(launch, lambda text: click.echo(f"warning: {text}", err=True))
+    if work.is_stopped:
+        if folder is not None:
+            folder.discard()
+        work.end("no rank had joined the simulation, and nothing is left")
     _show(report, folder, as_json=as_json)
     if error is not None:
         if not launch.cuda_as_cpu and "cuda" in str(error).partition("\n")[0].lower():
@@ -140,8 +138,7 @@ def _run(launch: Launch, folder: RunFolder | None, *, as_json: bool) -> None:
             )
         raise error
     if report.ending == "interrupted":
-        click.echo("interrupted: the figures are those until then", err=True)
-        raise click.exceptions.Exit(interruption.exit_code or 130)
+        raise KeyboardInterrupt("the figures are those until then")
 
 
 def _show(report: LaunchReport, folder: RunFolder | None, *, as_json: bool) -> None:
