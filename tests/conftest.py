@@ -39,6 +39,9 @@ for number, handler in (
 # Programs that tests start find the modules compiled by the first of them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# What tests write need not outlive a failure of power: waiting for the disk takes longer than most of them.
+os.fsync = lambda _: None
+
 # Two cores at most are assumed; one intra-op thread keeps small tests quick and their bits equal everywhere.
 torch.set_num_threads(1)
 
