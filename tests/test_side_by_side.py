@@ -73,6 +73,7 @@ def send_much(report: Any) -> None:
         report.step(bytes(4_000_000))
 
 
+@pytest.mark.timeout(60)
 def test_an_interruption_leaves_no_part_of_a_message() -> None:
     """What is left of it would be read as the length of the next: an error without a word, and the ends lost."""
 
