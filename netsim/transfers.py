@@ -77,11 +77,12 @@ class FlowTable:
     flows: tuple[Flow, ...]
 
     def write(self, finish_seconds: Sequence[float] | FloatArray, out: TextIO) -> None:
-        """Write the rows as they were, with the instants of delivery as a last column."""
+        """Write the rows as they were, with the instants of delivery as a last column; rows at NaN are left out."""
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow((*self.header, _FINISH))
         for row, finish in zip(self.rows, finish_seconds, strict=True):
-            writer.writerow((*row, repr(float(finish))))
+            if not math.isnan(finish):
+                writer.writerow((*row, repr(float(finish))))
 
 
 def read_flows(path: str | Path, topology: Topology) -> FlowTable:
@@ -256,6 +257,7 @@ def time_flows(
     *,
     on_delivered: Callable[[], None] | None = None,
     recorder: Recorder | None = None,
+    finish: FloatArray | None = None,
 ) -> FloatArray:
     """Instants in seconds at which transfers are delivered, in their order; infinity for lost ones.
 
@@ -270,6 +272,7 @@ def time_flows(
         protocol: how transfers use links; None: the topology's, else `linux-tcp`.
         on_delivered: called whenever one is delivered, to show progress.
         recorder: keeps what happens.
+        finish: array to fill and return, which a caller that interrupts the simulation has kept.
 
     Raises DeadlockError where transfers wait for a link or host that is never to come back.
 
@@ -290,7 +293,7 @@ def time_flows(
     if recorder is not None:
         recorder.watch(network)
     faults = Faults(network)
-    run = _FlowRun(clock, network, listed, on_delivered)
+    run = _FlowRun(clock, network, listed, on_delivered, finish)
     faults.on_stuck = run.give_up
     clock.process(run.start())
     faults.run_until(lambda: not run.under_way)
@@ -311,8 +314,10 @@ class _FlowRun:
         network: Network,
         flows: list[Flow],
         on_delivered: Callable[[], None] | None,
+        finish: FloatArray | None,
     ) -> None:
-        self.finish = np.full(len(flows), math.inf)
+        self.finish = np.empty(len(flows)) if finish is None else finish
+        self.finish.fill(math.inf)
         self.under_way = set(range(len(flows)))
         self._clock, self._network = clock, network
         self._flows, self._on_delivered = flows, on_delivered

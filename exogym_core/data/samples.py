@@ -267,8 +267,10 @@ class Source:
         num_epochs: epochs after which the stream ends; None: never.
         epoch, step: finished epochs, and finished steps of this one.
         known_as: fingerprint of the rank's own data, for checkpoints.
+        has_whole_steps: the number of steps is known, and each is one micro-batch.
     """
 
+    has_whole_steps = False
     steps_per_epoch: int | None = None
     num_epochs: int | None = None
     known_as: str | None = None
@@ -298,7 +300,7 @@ class Source:
         known = state.get("known_as")
         if self.known_as is not None and known is not None and self.known_as != known:
             raise InputError(
-                f"fit: the training set that the checkpoint knows is {known}, this rank's is {self.known_as}; let the "
+                f"fit: the checkpoint's training set is {known}, this rank's is {self.known_as}; let the "
                 "factory make the same datasets, or start a new run"
             )
         self.epoch, self.step = state["epoch"], state["step"]
@@ -392,6 +394,7 @@ class SharedData(_IndexedData):
         reading: Reading,
     ) -> None:
         super().__init__(dataset, rank, reading)
+        self.has_whole_steps = reading.minibatch_size >= batch_size
         self._order, self._world_size = order, world_size
         self._stride = world_size * batch_size
         full, left = divmod(order.num_samples, self._stride)
@@ -436,6 +439,7 @@ class OwnData(_IndexedData):
         reading: Reading,
     ) -> None:
         super().__init__(dataset, rank, reading)
+        self.has_whole_steps = reading.minibatch_size >= batch_size
         self._order, self._lengths, self._batch_size = order, lengths, batch_size
         smallest, drop_last = min(lengths), reading.drop_last
         self.steps_per_epoch = smallest // batch_size if drop_last else math.ceil(smallest / batch_size)

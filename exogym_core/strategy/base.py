@@ -75,7 +75,7 @@ class StepContext:
             return self.samples * len(ranks) / sum(self.samples_of[rank] for rank in ranks)
         if self.weight != 1.0:
             raise InputError(
-                f"StepContext: weight={self.weight:g} is relative to all ranks; say samples_of too, for the weight "
+                f"StepContext: weight={self.weight:g} is relative to all ranks; pass samples_of too, for the weight "
                 "inside a site"
             )
         return 1.0
@@ -144,7 +144,7 @@ class Strategy(Participants, Configured, Stateful):
         if arguments and isinstance(arguments[0], nn.Module):
             raise InputError(
                 f"{cls.__name__}: the first argument is a model; the Trainer gives it to the strategy, "
-                "leave it out and say the optimizer as optim_spec="
+                "leave it out and pass the optimizer as optim_spec="
             )
         strategy = super().__new__(cls)
         strategy._given = (arguments, options)
@@ -232,6 +232,18 @@ class Strategy(Participants, Configured, Stateful):
         """Count a step that is not done: advance the schedule alone."""
         with without_updates():
             Strategy.step(self)
+
+    @property
+    def steps_to_exchange(self) -> int:
+        """Number of next steps whose update is the optimizer's alone, up to the one that ends in the next exchange.
+
+        0: not known. The rest of such a step is `finish_step`.
+        """
+        return 0
+
+    def finish_step(self) -> None:
+        """Do what is left of a step after the optimizer's update."""
+        Strategy.step(self)
 
     def row(self) -> dict[str, Any]:
         """Values of the last step's row besides loss and bytes."""

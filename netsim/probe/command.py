@@ -19,6 +19,7 @@ from netsim.units import format_bytes, format_seconds, parse_bytes, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+from netsim.cli.signals import Stoppable
 from netsim.cli.terminal import check_new, write_new
 
 __all__ = ["command"]
@@ -91,7 +92,9 @@ def command(
     asked = Asked(seconds, streams, parse_bytes(most), wait, gloo)
     if out is not None:
         check_new(out)
-    text = _probe(own, where, places, asked, name)
+    with Stoppable() as work:
+        text = _probe(own, where, places, asked, name)
+    work.end("no topology is written, since it needs every measurement; those made are printed above")
     if out is None:
         click.echo(text, nl=False)
         return
