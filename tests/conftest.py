@@ -47,8 +47,8 @@ torch.set_num_threads(1)
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two processes more than there are cores: many tests wait for sockets, links and other processes."""
-    return (os.cpu_count() or 1) + 2
+    """One process more than there are cores: many tests wait for sockets, links and other processes."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 import weakref
 from contextlib import ExitStack
@@ -69,7 +70,16 @@ class Fork:
         for name in _UNSET:
             os.environ.pop(name, None)
         os.environ.update(environment)
-        sys.exit(body(*arguments))
+        tempfile.tempdir = None  # TMPDIR may be another
+        try:
+            code = body(*arguments)
+        except KeyboardInterrupt:  # Python's end, not that of multiprocessing
+            traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        sys.exit(code)
 
     @property
     def out(self) -> str:
