@@ -12,10 +12,12 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from netsim.errors import NetsimError
+
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
-__all__ = ["Interruption", "Stoppable", "interrupt"]
+__all__ = ["Interruption", "Stoppable", "interrupt", "raise_lost_interrupt"]
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -72,6 +74,17 @@ class Interruption:
         raise KeyboardInterrupt
 
 
+def raise_lost_interrupt(error: Exception | None = None) -> None:
+    """Raise KeyboardInterrupt again where a signal has come and compiled code has made `error` of it, or nothing.
+
+    Raises:
+        KeyboardInterrupt: an `Interruption` is entered and has had a signal.
+    """
+    entered = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    if isinstance(entered, Interruption) and entered.exit_code is not None:
+        raise KeyboardInterrupt from error
+
+
 class Stoppable:
     """Block that a signal may end before its time.
 
@@ -93,6 +106,11 @@ class Stoppable:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        try:
+            if isinstance(error, Exception) and not isinstance(error, NetsimError):
+                raise_lost_interrupt(error)
+        except KeyboardInterrupt as interrupt:
+            error = interrupt
         self.is_stopped = isinstance(error, KeyboardInterrupt)
         return self.is_stopped
 
