@@ -6,6 +6,7 @@ in a `Stoppable` block, shows them after it, and calls its `end`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -17,15 +18,18 @@ from netsim.errors import NetsimError
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
-__all__ = ["Interruption", "Stoppable", "interrupt", "raise_lost_interrupt"]
+__all__ = ["NOTHING_FINISHED", "Interruption", "Stoppable", "interrupt", "raise_lost_interrupt"]
 
+NOTHING_FINISHED = "nothing was finished, and nothing is left"
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _end_while_torch_loads(number: int) -> None:
-    """An exception that passes through torch's own start aborts the process: end it quietly instead."""
+    """An exception that passes through torch's own start aborts the process: end it in order instead."""
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     if getattr(spec, "_initializing", False):
+        with contextlib.suppress(OSError):
+            os.write(2, f"interrupted: {NOTHING_FINISHED}\n".encode())
         os._exit(128 + number)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netsim.annexes import annex_entries, load_reference
-from netsim.cli.signals import Interruption
+from netsim.cli.signals import NOTHING_FINISHED, Interruption
 from netsim.errors import InputError, NetsimError, unknown_name
 from netsim.files.plain_files import is_written_in_place, output_file
 
@@ -96,7 +96,7 @@ class CommandGroup(click.Group):
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt as error:
-                line = str(error) or "nothing was finished, and nothing is left"
+                line = str(error) or NOTHING_FINISHED
             except (NetsimError, click.ClickException, click.Abort, click.exceptions.Exit):
                 raise
             except (
