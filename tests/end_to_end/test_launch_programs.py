@@ -448,6 +448,28 @@ def test_a_run_in_which_nothing_was_simulated_fails(
     assert message in err.splitlines()[-1]
 
 
+def test_two_threads_of_a_rank_that_call_at_once_are_refused(launch_here: Launch, tmp_path: Path) -> None:
+    """A rank has one clock. They ended as deadlocks of calls that all ranks make, or in a failed assertion."""
+    script = tmp_path / "threads.py"
+    script.write_text(
+        "import pathlib, threading, time, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "refused = pathlib.Path(__file__).with_name('refused')\n"
+        "def call():\n"
+        "    try:\n"
+        "        dist.barrier()\n"
+        "    except ValueError:\n"  # which nobody reports
+        "        refused.touch()\n"
+        "if dist.get_rank() == 0:\n"
+        "    [threading.Thread(target=call, daemon=True).start() for _ in range(2)]\n"
+        "while not refused.exists():\n"
+        "    time.sleep(0.01)\n"
+    )
+    code, _, err = launch_here("-n", "2", "--compute", "marks", str(script))
+    assert (code, err.splitlines()[-1].partition(":")[0]) == (2, "error")
+    assert "rank 0: two of its threads call torch.distributed at once" in err
+
+
 def test_the_first_cause_is_reported_once_and_the_answer_until_then_kept(
     launch_here: Launch, tmp_path: Path
 ) -> None:
