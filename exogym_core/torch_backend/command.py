@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exogym_core.cli.run_commands import stdout
 from exogym_core.names import visible
 from netsim import Stoppable
 from netsim.errors import InputError
@@ -142,13 +141,8 @@ def _run(launch: Launch, folder: RunFolder | None, *, as_json: bool) -> None:
 
 
 def _show(report: LaunchReport, folder: RunFolder | None, *, as_json: bool) -> None:
-    from exogym_core.torch_backend.report import show_summary, write_launch
+    from exogym_core.torch_backend.report import print_launch, write_launch
 
     if folder is not None:
         report = write_launch(folder, report)
-    if as_json:
-        click.echo(report.model_dump_json())
-        return
-    show_summary(report, stdout())
-    if folder is not None:
-        click.echo(str(folder.path))
+    print_launch(report, None if folder is None else folder.path, as_json=as_json)
