@@ -41,9 +41,7 @@ _NOTE = (
 
 @click.command()
 @click.argument("what", metavar="[FILE|STRATEGY|all]", required=False)
-@click.option(
-    "--tier", metavar="NAME", default="small", show_default=True, help="Or a sweep's file of one's own."
-)
+@click.option("--tier", metavar="NAME", default="small", show_default=True, help="Or your own sweep file.")
 @click.option(
     "--resume", metavar="DIR", type=click.Path(path_type=Path), help="Resume the one in this folder."
 )
