@@ -38,7 +38,7 @@ __all__ = ["command"]
     metavar="NAME",
     help="How transfers use links [the topology's, else gloo; with --cuda-as-cpu nccl-sockets].",
 )
-@click.option("--placement", metavar="HOSTS", help="Host names, one a rank, with commas between.")
+@click.option("--placement", metavar="HOSTS", help="Host names, comma-separated, one per rank.")
 @click.option(
     "--compute",
     metavar="HOW",
@@ -51,7 +51,7 @@ __all__ = ["command"]
 @click.option("--cuda-as-cpu", is_flag=True, help="Map CUDA devices that SCRIPT names to the CPU.")
 @click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="A run folder, new or empty.")
-@click.option("--trace", is_flag=True, help="Write trace.json.gz into it, to look at with Perfetto.")
+@click.option("--trace", is_flag=True, help="Write trace.json.gz into it, for Perfetto.")
 @click.option("--chakra", is_flag=True, help="Write Chakra execution traces into it, chakra.RANK.et each.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document; SCRIPT prints to stderr.")
 @click.argument("script")
