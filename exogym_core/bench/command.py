@@ -244,7 +244,7 @@ def _score_text(score: dict[str, Any]) -> str:
         return "coding not charged" if score["error"] == UNCHARGED else "failed"
     if seconds is None:
         return f"held {score['held']} of {score['runs']}"
-    return f"{format_seconds(seconds)}, {format_bytes(sent)}"
+    return f"{format_seconds(seconds)}, {'bytes not known' if sent is None else format_bytes(sent)}"
 
 
 def _show_table(folder: Path, *, as_json: bool) -> None:
