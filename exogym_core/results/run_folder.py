@@ -301,8 +301,8 @@ class RunFolder:
         if not path.is_file():
             return []
         try:
-            entries = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            entries = json.loads(read_bytes(path))
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{visible(path)}: cannot be read: {error}") from None
         if not isinstance(entries, list) or not all(
             isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in entries
