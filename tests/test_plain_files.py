@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from netsim import Topology, input_file, is_written_in_place, output_file
+from netsim import Topology, input_file, is_written_in_place, output_file, read_bytes
 from netsim.cli.main import main
 from netsim.errors import InputError
 
@@ -59,6 +59,13 @@ def test_a_pipe_is_refused_at_once(arguments: tuple[str, ...], here: Path) -> No
     """All readers waited for somebody to write into it."""
     os.mkfifo("pipe")
     assert "pipe: is not a regular file but a pipe: write it to a file first" in run(*arguments)
+
+
+def test_a_file_that_is_too_large_is_not_read(here: Path) -> None:
+    with (here / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(InputError, match=r"huge: larger than 1 MB"):
+        read_bytes(here / "huge", 1_000_000)
 
 
 def test_so_are_devices_and_a_trace_that_a_topology_names(here: Path) -> None:

@@ -58,7 +58,7 @@ _COMMANDS = {
     "status": {
         "command": "exogym_core.cli.status_command:status",
         "help": (
-            "Show a run's progress: step, loss, time left; at a rendezvous also sites present, absent with reasons, waits."
+            "Show a run's progress: step, loss, time left; at a rendezvous also members, absences, waits."
         ),
     },
 }

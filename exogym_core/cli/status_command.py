@@ -35,11 +35,11 @@ _SILENT_SECONDS = 30.0  # without a step, until the line mentions it
 @plain_json
 @debug_flag
 def status(place: str, as_json: bool) -> None:
-    """Show the progress of a run: step, loss, time left; at a rendezvous also members, absences with reasons, and waits.
+    """Show the progress of a run: step, loss, time left; at a rendezvous also members, absences and waits.
 
-    FOLDER is a run's, a sweep's, a launch's or a plan's; it has the absences of strategies that have ended. HOST:PORT is
-    a rendezvous, or where the ranks of torchrun meet (MASTER_ADDR:MASTER_PORT); both want the run's secret. It changes
-    nothing, and no rank waits for it.
+    FOLDER is a run's, a sweep's, a launch's or a plan's; it has the absences of strategies that have ended.
+    HOST:PORT is a rendezvous, or where the ranks of torchrun meet (MASTER_ADDR:MASTER_PORT); both want the run's
+    secret. It changes nothing, and no rank waits for it.
     """
     path = Path(place)
     found = _of_folder(path) if os.path.exists(path) else _of_address(place)
