@@ -83,7 +83,10 @@ def test_output_goes_into_a_pipe_and_through_a_link(here: Path) -> None:
     """A pipe was replaced by a file, as /dev/null was; so was a link."""
     os.mkfifo("pipe")
     reader, got = read_in_the_background("pipe")
-    assert run("flows", "two-datacenters", "flows.csv", "--protocol", "ideal", "--out", "pipe") == ""
+    assert (
+        run("flows", "two-datacenters", "flows.csv", "--protocol", "ideal", "--out", "pipe")
+        == "protocol: ideal\n"
+    )
     reader.join()
     assert got == [DONE.encode()]
     assert stat.S_ISFIFO(os.stat("pipe").st_mode)

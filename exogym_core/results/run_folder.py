@@ -184,7 +184,7 @@ class RunFolder:
             path.parent.mkdir(exist_ok=True)
         write_whole(path, text)
         if relative == "experiment.yaml" and (self.path / _ENVIRONMENT).is_file():
-            self._write_facts(json.loads((self.path / _ENVIRONMENT).read_text(encoding="utf-8")))
+            self._write_facts(_facts(self.path))
         return path
 
     def write_environment(self, code_folder: Path | None = None) -> None:
