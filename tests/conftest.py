@@ -39,13 +39,16 @@ for number, handler in (
 # Programs that tests start find the modules compiled by the first of them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# What tests write need not outlive a failure of power: waiting for the disk takes longer than most of them.
+os.fsync = lambda _: None
+
 # Two cores at most are assumed; one intra-op thread keeps small tests quick and their bits equal everywhere.
 torch.set_num_threads(1)
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two processes more than there are cores: many tests wait for sockets, links and other processes."""
-    return (os.cpu_count() or 1) + 2
+    """One process more than there are cores: many tests wait for sockets, links and other processes."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -9,16 +9,28 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 import weakref
+from contextlib import ExitStack
 from subprocess import CompletedProcess
 from typing import TYPE_CHECKING, Any
+
+import torch._dynamo  # optimizers import it: once here, and not in each of the forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-_UNSET = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_UNSET = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+)
 
 
 class Fork:
@@ -58,7 +70,16 @@ class Fork:
         for name in _UNSET:
             os.environ.pop(name, None)
         os.environ.update(environment)
-        sys.exit(body(*arguments))
+        tempfile.tempdir = None  # TMPDIR may be another
+        try:
+            code = body(*arguments)
+        except KeyboardInterrupt:  # Python's end, not that of multiprocessing
+            traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        sys.exit(code)
 
     @property
     def out(self) -> str:
@@ -115,6 +136,39 @@ def run_script(path: str, *arguments: str) -> None:
     sys.argv = [path, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     runpy.run_path(path, run_name="__main__")
+
+
+def agent_store() -> torch.distributed.TCPStore:
+    """The store that torchrun's agent has for its ranks."""
+    return torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def ranks(
+    num_ranks: int,
+    body: Callable[..., Any],
+    *arguments: Any,
+    folder: Path | str = ".",
+    store: torch.distributed.TCPStore | None = None,
+    **environment: str,
+) -> list[CompletedProcess[str]]:
+    """A call in processes with the environment and store of torchrun's, each of which imports torch by itself."""
+    store = store or agent_store()
+    shared = {
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+    } | environment
+    with ExitStack() as stack:
+        started = []
+        for rank in range(num_ranks):
+            own = shared | dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+            started.append(Fork(body, *arguments, folder=folder, environment=own))
+            stack.callback(started[-1].kill)
+        return [fork.end() for fork in started]
 
 
 def torchrun(num_ranks: int, *arguments: str, max_restarts: int = 0) -> None:

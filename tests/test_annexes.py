@@ -91,21 +91,8 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_in(core: Path, *command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=core,
-        env={**os.environ, "PYTHONPATH": str(core)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr + done.stdout
-    return done.stdout
-
-
 def test_the_core_works_without_annexes(core: Path) -> None:
-    """All its modules are imported; an experiment is compared, reported and fitted."""
+    """All its modules are imported; an experiment is compared, reported and fitted; tests of the core pass."""
     code = (
         "import importlib, pkgutil, exogym_core, netsim\n"
         "for package in (exogym_core, netsim):\n"
@@ -134,16 +121,22 @@ def test_the_core_works_without_annexes(core: Path) -> None:
         "                ['compare', 'small.yaml', '--out', 'out'], ['report', 'out'], ['status', 'out'],\n"
         "                ['--help']):\n"
         "    assert main(command) == 0, command\n"
+        "import pytest\n"
+        f"files = {[str(ROOT / name) for name in CORE_TESTS]}\n"
+        f"assert pytest.main(['-q', '-x', '-p', 'no:cacheprovider', '--rootdir={ROOT}', *files]) == 0\n"
     )
-    printed = run_in(core, "-c", code)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=core,
+        env={**os.environ, "PYTHONPATH": str(core)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    printed = done.stdout
     assert printed.startswith(f"{core / 'exogym_core' / '__init__.py'}\n2\n")
     assert "planned models" not in printed
     assert "Time one collective." in printed
     assert "\n  probe " not in printed
     assert " sweep " not in printed.rpartition("Commands:")[2]
     assert (core / "out" / "report.html").is_file()
-
-
-def test_tests_of_the_core_pass_without_annexes(core: Path) -> None:
-    files = [str(ROOT / name) for name in CORE_TESTS]
-    run_in(core, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--rootdir={ROOT}", *files)

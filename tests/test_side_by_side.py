@@ -83,6 +83,7 @@ def no_gc() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_gc")
+@pytest.mark.timeout(60)
 def test_an_interruption_leaves_no_part_of_a_message() -> None:
     """What is left of it would be read as the length of the next: an error without a word, and the ends lost."""
 

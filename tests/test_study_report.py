@@ -6,18 +6,19 @@ import csv
 import json
 import math
 import re
-import subprocess
-import sys
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from forks import Fork
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from worlds import chain_form
 
 from exogym_core import load_runs
 from exogym_core.cli.main import main
+from exogym_core.results.disk import FolderLock
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.progress import PlainProgress
 from exogym_core.results.report import Results, verdict, write_report
@@ -348,19 +349,19 @@ def test_a_changed_table_is_reported_in_a_line(
 def test_a_run_that_goes_on_is_not_said_to_have_been_stopped(tmp_path: Path) -> None:
     plain: dict[str, Any] = {"task": {"name": "digits"}, "workers": {"count": 2}, "steps": 2, "batch_size": 1}
     path = write_run(tmp_path / "a", {"A": [1.0], "B": [2.0]}, seed=0, **plain)
-    holder = (
-        "import sys; from pathlib import Path; from exogym_core.results.disk import FolderLock; "
-        "from exogym_core.results.progress import PlainProgress; lock = FolderLock(Path(sys.argv[1])); "
-        "progress = PlainProgress(lambda line: None, lambda line: None, Path(sys.argv[1])); "
-        "progress.begin('B', 2, 2, 900).event({'kind': 'step', 'step': 700, 'train_loss': 1.0, "
-        "'virtual_seconds': 1.0}); print(flush=True); sys.stdin.read()"
-    )
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", holder, str(path)], **pipes) as process:
-        process.stdout.readline()
-        results = Results.load(RunFolder(path))
-        write_report(RunFolder(path))
-        process.communicate()
+
+    def hold() -> None:
+        lock, progress = FolderLock(path), PlainProgress(lambda _: None, lambda _: None, path)
+        row = {"kind": "step", "step": 700, "train_loss": 1.0, "virtual_seconds": 1.0}
+        progress.begin("B", 2, 2, 900).event(row)
+        print(lock, flush=True)
+        signal.pause()
+
+    holder = Fork(hold)
+    holder.wait_for(lambda: bool(holder.out))
+    results = Results.load(RunFolder(path))
+    write_report(RunFolder(path))
+    holder.kill()
     assert verdict(results).text.startswith("This run is in progress (B: step 700 of 900). So far: ")
     assert verdict(results).winner is None
     page = (path / "report.html").read_text()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import math
-import signal
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from experiments import experiment
+from forks import Fork
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -153,19 +152,9 @@ def test_a_sweep_that_was_killed_goes_on(tmp_path: Path, capsys: pytest.CaptureF
     path = write(tmp_path, f"sweep: {sweep}\n")
     assert main(["sweep", str(path), "--out", str(tmp_path / "whole"), "--json"]) == 0
     whole = json.loads(capsys.readouterr().out)
-    command = [sys.executable, "-c", "from exogym_core.cli.main import main; main()", "sweep", str(path)]
-    with subprocess.Popen(
-        [*command, "--out", str(tmp_path / "cut"), "--jobs", "1"],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    ) as running:
-        assert running.stderr is not None
-        for line in running.stderr:
-            if line.startswith("point 2 of 3"):
-                running.send_signal(signal.SIGKILL)
-                break
-        running.stderr.read()
+    running = Fork(main, ["sweep", str(path), "--out", str(tmp_path / "cut"), "--jobs", "1"])
+    running.wait_for(lambda: "\npoint 2 of 3" in running.err)
+    running.kill()
     cut = read(tmp_path / "cut")
     assert len(cut) < 3
     before = (tmp_path / "cut/points/0000/summary.json").stat().st_mtime_ns

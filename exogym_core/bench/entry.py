@@ -33,6 +33,8 @@ __all__ = ["board_rows", "digest_of", "entries_of", "own_entry", "read_entries"]
 
 Entry = dict[str, Any]
 
+_MOST_BYTES = 100_000_000  # of a strategy's file, and of an entry
+
 
 def own_entry(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
     """`module:Class` of the strategy in a file, and its options by task; nothing of the file is run.
@@ -45,7 +47,7 @@ def own_entry(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
         InputError: the file cannot be read, or it does not say which class it is, or its options are not plain.
     """
     try:
-        tree = ast.parse(read_bytes(path))
+        tree = ast.parse(read_bytes(path, _MOST_BYTES))
     except OSError as error:
         raise InputError(f"{visible(path)}: cannot be read: {error.strerror}") from None
     except InputError:
@@ -118,6 +120,7 @@ def _score(member: Member) -> dict[str, Any]:
         error, held, all_held = UNCHARGED, [], False
     seconds = [run.virtual_seconds_to_target or 0.0 for run in held]
     sent = [_bytes_to_target(run, member.settings["target_loss"]) for run in held]
+    known = [each for each in sent if each is not None]
     interval = bootstrap_interval(seconds) if all_held else None
     return {
         "task": member.value("task"),
@@ -128,7 +131,7 @@ def _score(member: Member) -> dict[str, Any]:
         "runs": len(member.result.runs),
         "virtual_seconds_to_target": math.fsum(seconds) / len(seconds) if all_held else None,
         "interval": list(interval) if interval else None,
-        "bytes_to_target": math.fsum(sent) / len(sent) if all_held else None,
+        "bytes_to_target": math.fsum(known) / len(known) if all_held and len(known) == len(sent) else None,
         "final_losses": [run.final_loss for run in runs],
         "error": error,
         "experiment": hashlib.sha256((member.run.folder.path / "experiment.yaml").read_bytes()).hexdigest(),
@@ -136,10 +139,9 @@ def _score(member: Member) -> dict[str, Any]:
     }
 
 
-def _bytes_to_target(run: SeedResult, target: float) -> float:
-    """Payload that all workers had sent when the first model at the target came to exist."""
-    step = next(step for step, loss in run.losses if loss <= target)
-    return run.at_steps("bytes_sent").get(step, 0.0)
+def _bytes_to_target(run: SeedResult, target: float) -> float | None:
+    """Payload that all workers had sent when the first model at the target came to exist; None: not recorded."""
+    return run.at_steps("bytes_sent").get(next(step for step, loss in run.losses if loss <= target))
 
 
 def digest_of(entry: Mapping[str, Any]) -> str:
@@ -158,7 +160,7 @@ def read_entries(folder: Path) -> tuple[list[Entry], list[tuple[str, str]]]:
     refused: list[tuple[str, str]] = []
     for path in sorted(folder.rglob("*.json")):
         try:
-            entry = json.loads(path.read_text(encoding="utf-8"))
+            entry = json.loads(read_bytes(path, _MOST_BYTES))
         except (OSError, ValueError, RecursionError):
             continue
         if not isinstance(entry, dict) or not {"digest", "scores", "tier_digest"} <= entry.keys():

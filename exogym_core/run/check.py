@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import inspect
 import json
 import random
@@ -33,14 +32,14 @@ from exogym_core.run.trainer import Trainer
 from exogym_core.strategy import STRATEGIES, StepContext, Strategy, build_strategy
 from exogym_core.strategy.options import accepted_arguments
 from exogym_core.strategy.parts.codecs import coding_report
-from exogym_core.tasks import build_model
+from exogym_core.tasks import build_model, load_callable
 from exogym_core.workers.run import run_ranks
 from netsim import Topology
 from netsim.errors import InputError, NetsimError
 from netsim.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.results.fit_result import FitResult
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["LAWS", "CheckReport", "CheckRow", "Workload", "check", "checking", "find_faults"]
 
 _SHORT_ROUND = 6  # local steps of a round where the user gives no H: the default would outlast the check
+_MOST_AWAY = 2.0  # times the ranks' way from the start; shipped strategies have at most 0.51
 _TOLERANCE = 1e-4  # relative, between simulated and real sockets: sums are formed in another order
 _COUNTS = ("bytes_sent", "payload_bytes")
 _PROCESSES = {"kind": "processes", "processes": 2}
@@ -197,14 +197,8 @@ def _made(strategy: Any, options: dict[str, Any]) -> tuple[Strategy, dict[str, A
         return strategy, {}
     factory = strategy
     if isinstance(strategy, str):
-        module, _, name = strategy.partition(":")
-        if name:
-            try:
-                factory = getattr(importlib.import_module(module), name, None)
-            except ImportError as error:
-                raise InputError(f"check: cannot import '{module}' ({error})") from error
-            if not callable(factory):
-                raise InputError(f"check: '{module}' has no callable '{name}'; write module:Class")
+        if ":" in strategy:
+            factory = load_callable(strategy, "strategy")
         else:
             factory = STRATEGIES.get(strategy, lambda **given: build_strategy(strategy, **given))
     if isinstance(factory, type) and issubclass(factory, Strategy):
@@ -379,8 +373,27 @@ def _runs(trials: _Trials) -> str | None:
 
 
 def _agrees(trials: _Trials) -> str | None:
-    trials.fit()
+    result = trials.fit()
+    if trials.strategy.judged not in ("outer", "server"):
+        return None
+    start = dict(trials.problem.model.named_parameters())
+    ranks = [_flat(state, start) for state in result.rank_states]
+    judged, first, mean = _flat(result.judged_state, start), _flat(start, start), torch.stack(ranks).mean(0)
+    moved = max(float((rank - first).norm()) for rank in ranks)
+    where = f"{type(trials.strategy).__name__}.judged_state()"
+    if moved and torch.equal(judged, first):
+        return f"{where} is still the model of the start after {len(trials.problem.batches)} steps: return the newest"
+    # What rounds lead to lies among the models that they average, give or take momentum.
+    if (away := float((judged - mean).norm())) > _MOST_AWAY * moved:
+        return (
+            f"{where} is {away:.2g} away from the mean of the ranks' models, which moved by {moved:.2g} at most: "
+            "return the parameters that rounds lead to"
+        )
     return None
+
+
+def _flat(state: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
+    return torch.cat([state[name].detach().double().reshape(-1) for name in names])
 
 
 def _draws_nothing(trials: _Trials) -> str | None:

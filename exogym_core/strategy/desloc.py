@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOMENTS", "DESLOCOptions", "DESLOCStrategy", "MomentCommunicator", "MomentOptions"]
 
-#: What torch's optimizers call their moments.
+#: Names of moments in torch's optimizers.
 MOMENTS = {
     "first": ("exp_avg", "momentum_buffer"),
     "second": ("exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg"),
@@ -52,7 +52,7 @@ class MomentCommunicator(RoundModule, name="Moments"):
     Options = MomentOptions
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """See what such an optimizer keeps."""
+        """Find the moments that the local optimizer keeps."""
         spec, tried = ensure_optim_spec(self.strategy.optim_spec), nn.Parameter(torch.zeros(1, 1))
         tried.grad = torch.zeros(1, 1)
         optim = spec.cls([tried], **spec.kwargs)

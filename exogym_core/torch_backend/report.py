@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +16,7 @@ from exogym_core.names import visible
 from exogym_core.results.disk import write_whole
 from exogym_core.results.report.network import draw_network, network_matrix
 from exogym_core.results.report.page import Listing, Page, TextTable, render_page, trace_of
+from netsim import read_bytes
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
 
@@ -37,6 +38,7 @@ __all__ = [
     "SteadyState",
     "launch_schema",
     "page_of_launch",
+    "print_launch",
     "read_launch",
     "report_launch",
     "report_of",
@@ -299,11 +301,17 @@ def report_launch(path: Path, out: Path | None, *, as_json: bool) -> None:
     """Write the page of a launched run again, and print its summary: `netgym report` of its folder."""
     launched = read_launch(path)
     write_whole(out or path / "report.html", page_of_launch(path, launched))
+    print_launch(launched, path, as_json=as_json)
+
+
+def print_launch(report: LaunchReport, path: Path | None, *, as_json: bool) -> None:
+    """Print a launched run's report, and the path of its folder if it has one."""
     if as_json:
-        click.echo(launched.model_dump_json())
+        click.echo(report.model_dump_json())
         return
-    show_summary(launched, stdout())
-    click.echo(str(path))
+    show_summary(report, stdout())
+    if path is not None:
+        click.echo(str(path))
 
 
 def read_launch(path: Path) -> LaunchReport:
@@ -314,8 +322,8 @@ def read_launch(path: Path) -> LaunchReport:
     """
     file = path / _FILE
     try:
-        return LaunchReport.model_validate_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValidationError, UnicodeDecodeError) as error:
+        return LaunchReport.model_validate_json(read_bytes(file))
+    except (OSError, ValueError) as error:
         first = str(error).splitlines()[0]
         raise InputError(f"{visible(file)}: is no report of a launched run: {visible(first, 300)}") from None
 

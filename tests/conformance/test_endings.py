@@ -9,14 +9,13 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from conformance_cases import run
+from forks import Fork, run_script
 
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.workers.processes.children import Children, Pipe
@@ -226,23 +225,14 @@ run_ranks(body, 2, transport="gloo", on_row=tell)  # not guarded: no child impor
 def test_ranks_end_with_the_parent_whatever_ends_it(number: signal.Signals, tmp_path: Any) -> None:
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)
-    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
     (tmp_path / "temporary").mkdir()
-    with subprocess.Popen(
-        [sys.executable, str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        # A background shell hands SIGINT down ignored; here it must arrive.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as parent:
-        assert parent.stdout is not None
-        ranks = [os.pidfd_open(int(parent.stdout.readline())) for _ in range(2)]
-        parent.send_signal(number)
-        _, errors = parent.communicate(timeout=60)
-        assert parent.returncode == -number
-        assert errors.count("Traceback") == (1 if number == signal.SIGINT else 0)
+    parent = Fork(run_script, str(script), environment={"TMPDIR": str(tmp_path / "temporary")})
+    parent.wait_for(lambda: parent.out.count("\n") >= 2)
+    ranks = [os.pidfd_open(int(pid)) for pid in parent.out.split()[:2]]
+    parent.send_signal(number)
+    end = parent.end()
+    assert end.returncode == -number
+    assert end.stderr.count("Traceback") == (1 if number == signal.SIGINT else 0)
     for rank in ranks:
         assert select.select([rank], [], [], 60.0)[0]
         os.close(rank)

@@ -6,10 +6,9 @@ it, beside gloo).
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from forks import Fork, run_script
 
 METHODS = [
     "test_all_reduce_coalesced_full_group_sum",
@@ -27,7 +26,7 @@ METHODS = [
 
 def test_methods_of_pytorchs_own_pass() -> None:
     script = str(Path(__file__).with_name("torch_methods.py"))
-    done = subprocess.run([sys.executable, script, "netsim", *METHODS], capture_output=True, text=True)
+    done = Fork(run_script, script, "netsim", *METHODS).end()
     lines = [line for line in done.stdout.splitlines() if line.startswith("test_")]
     assert [line.split(":")[0] for line in lines] == METHODS, done.stderr[-2000:]
     assert [line for line in lines if ": passed" not in line] == []
@@ -35,7 +34,7 @@ def test_methods_of_pytorchs_own_pass() -> None:
 
 def test_torchs_own_multi_threaded_test_case_runs_on_netsim() -> None:
     script = str(Path(__file__).with_name("threaded_program.py"))
-    environment = os.environ | {"NETGYM_COMPUTE": "marks", "NETGYM_TOPOLOGY": "two-datacenters"}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
+    environment = {"NETGYM_COMPUTE": "marks", "NETGYM_TOPOLOGY": "two-datacenters"}
+    done = Fork(run_script, script, environment=environment).end()
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Ran 2 tests" in done.stderr

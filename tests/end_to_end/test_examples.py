@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from forks import Fork, torchrun
+from forks import Fork, ranks, run_script
 
 from exogym_core.cli.experiment import Experiment
 from exogym_core.cli.main import main as netgym
@@ -185,29 +184,10 @@ def test_opendilocos_runs_have_small_twins(
 
 
 def test_opendilocos_runs_start_under_torchrun(tmp_path: Path) -> None:
-    script = EXAMPLES / "opendiloco" / "train.py"
-    command = [
-        sys.executable,
-        str(script),
-        str(RUNS[1]),
-        "--scale",
-        "tiny",
-        "--device",
-        "cpu",
-        "--save",
-        "m.safetensors",
-    ]
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        *command[1:],
-    ]
-    done = subprocess.run(torchrun, capture_output=True, text=True, cwd=tmp_path, timeout=120)
-    assert done.returncode == 0, done.stderr
+    script = str(EXAMPLES / "opendiloco" / "train.py")
+    options = ["--scale", "tiny", "--device", "cpu", "--save", "m.safetensors"]
+    done, other = ranks(2, run_script, script, str(RUNS[1]), *options, folder=tmp_path)
+    assert (done.returncode, other.returncode) == (0, 0), done.stderr
     assert re.findall(r"^step (\d)", done.stdout, re.MULTILINE) == ["0", "4", "8"]
     assert (tmp_path / "m.safetensors").is_file()
 
@@ -217,8 +197,8 @@ def test_opendilocos_runs_under_torchrun_leave_a_folder_that_goes_on(tmp_path: P
     script = str(EXAMPLES / "opendiloco" / "train.py")
     begin = [str(RUNS[1]), "--scale", "tiny", "--device", "cpu", "--out", "run", "--set", "steps=4"]
     for arguments in ([*begin, "--seeds", "2"], ["--resume", "run"]):
-        done = Fork(torchrun, 2, script, *arguments, folder=tmp_path).end()
-        assert done.returncode == 0, done.stderr
+        done, other = ranks(2, run_script, script, *arguments, folder=tmp_path)
+        assert (done.returncode, other.returncode) == (0, 0), done.stderr
         assert done.stdout.splitlines()[-1] == "run"
     (entry,) = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (entry["steps"], len(entry["seeds"])) == (4, 2)
@@ -230,7 +210,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_strategy.py"
 
 def test_output_is_the_recorded_one() -> None:
     pytest.importorskip("sklearn")
-    done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, check=True)
+    done = Fork(run_script, str(EXAMPLE)).end()
+    assert done.returncode == 0, done.stderr
     recorded = EXAMPLE.with_suffix(".out").read_text()
     loss = re.compile(r"loss (\d+\.\d+)")
     # Losses differ between processors in their last digits; times and bytes do not.

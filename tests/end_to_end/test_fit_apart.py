@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from experiments import experiment
+from forks import Fork
 from leaks import leaks
 
 if TYPE_CHECKING:
@@ -29,16 +27,12 @@ EXPERIMENT = experiment(
 
 CANARY = "canary-0cc175b9c0f1b6a831c399e269772661"
 
-# Imports once and forks: each site is a process as one that a shell has started, but sooner. All end with the test.
+# Forks: each site is a process as one that a shell has started, but sooner. All end with the test.
 DRIVER = """
 import ctypes, os, re, signal, socket, sys, time
 import sklearn.datasets, torch._dynamo
-import exogym_core.run.trainer, exogym_core.cli.comparison
 from exogym_core.cli.main import main
-from exogym_core.results.report import page
 
-page.draw_pictures = lambda *_: {}  # drawing takes longer than all the rest
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have it ignored, as nohup does
 names = {}
 
 def end_with_parent():
@@ -117,22 +111,13 @@ def drive(folder: Path, script: str, experiment: str, sites: int = 3) -> list[st
     """What the script prints; nothing that it leaves, nor what is printed or seen of processes, tells the secret."""
     (folder / "real.yaml").write_text(experiment)
     (folder / "temporary").mkdir()
-    unwanted = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
-    clean = {name: value for name, value in os.environ.items() if name not in unwanted}
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER.replace("SITES", str(sites)) + script],
-        cwd=folder,
-        env=clean
-        | {
-            "OMP_NUM_THREADS": "1",
-            "NETGYM_SECRET": CANARY,
-            "TMPDIR": str(folder / "temporary"),
-            "XDG_CONFIG_HOME": str(folder),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {
+        "NETGYM_SECRET": CANARY,
+        "TMPDIR": str(folder / "temporary"),
+        "XDG_CONFIG_HOME": str(folder),
+    }
+    code = compile(DRIVER.replace("SITES", str(sites)) + script, "driver", "exec")
+    done = Fork(exec, code, {}, folder=folder, environment=environment).end()
     assert done.returncode == 0, done.stderr[-4000:]
     assert leaks(folder, CANARY, stdout=done.stdout, stderr=done.stderr) == []
     return done.stdout.splitlines()
@@ -159,7 +144,7 @@ ALL_KILLED = """
 sites = [site(number) for number in range(3)]
 for number in range(3):
     seen(f"site{number}", "step [1-9][0-9]+ of")
-for pid in [*sites, at]:
+for pid in [at, *sites]:  # no site sees another go
     os.kill(pid, signal.SIGKILL)
 ended([*sites, at])
 at = start("again", "rendezvous", "--sites", "3", "--listen", "127.0.0.1:0", "--silent", "600")

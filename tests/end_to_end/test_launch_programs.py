@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -19,7 +18,7 @@ import chakra_schema
 import jsonschema
 import pytest
 import torch
-from forks import Fork, torchrun
+from forks import Fork, ranks, run_script, torchrun
 
 import exogym_core
 from exogym_core.cli.inspect_commands import schema_of
@@ -30,7 +29,7 @@ from netsim.errors import InputError
 PROGRAMS = Path(__file__).parent / "programs"
 FEATURES = re.compile(r"^([a-zA-Z]\w+) (-?[\d.]+)$", re.MULTILINE)
 LOSSES = re.compile(r"loss \d+ [\d.]+")
-PATHS = os.environ | {"PYTHONPATH": str(Path(exogym_core.__file__).parent.parent)}
+PATH = str(Path(exogym_core.__file__).parent.parent)
 
 
 Launch = Callable[..., tuple[int, str, str]]
@@ -42,8 +41,8 @@ def launch(*arguments: str) -> tuple[int, str, str]:
 
 
 def on_gloo(num_ranks: int, script: str) -> CompletedProcess[str]:
-    """A program under torchrun, on the real backend."""
-    return Fork(torchrun, num_ranks, script, "gloo").end()
+    """Rank 0 of a program on the real backend."""
+    return ranks(num_ranks, run_script, script, "gloo")[0]
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def launch_here(capfd: pytest.CaptureFixture[str]) -> Launch:
 
 @pytest.mark.parametrize("name", ["ddp.py", "fsdp.py"])
 def test_training_programs_have_gloos_losses_and_a_clock(name: str) -> None:
-    """The same script under torchrun with gloo prints the same losses; here it also takes a WAN's time."""
+    """The same script on gloo prints the same losses; here it also takes a WAN's time."""
     script = str(PROGRAMS / name)
     real = on_gloo(3, script)
     # Its losses count, not its exit code: torch's gloo now and then aborts a process that has ended.
@@ -184,21 +183,8 @@ def test_a_module_runs_as_torchrun_would_run_it(tmp_path: Path) -> None:
         "    print(dist.get_backend(), tensor[0].item())\n"
     )
     options = ["--nproc-per-node", "2", "--topology", "two-datacenters", "--compute", "marks"]
-    command = [
-        sys.executable,
-        "-m",
-        "exogym_core",
-        "launch",
-        *options,
-        "--protocol",
-        "ideal",
-        "--out",
-        "run",
-    ]
-    done = subprocess.run(
-        [*command, "--trace", "-m", "trainmod", "--lr", "0.1"],
-        capture_output=True, text=True, cwd=tmp_path, env=PATHS,
-    )  # fmt: skip
+    options += ["--protocol", "ideal", "--out", "run", "--trace", "-m", "trainmod", "--lr", "0.1"]
+    done = Fork(main, ["launch", *options], folder=tmp_path, environment={"PYTHONPATH": PATH}).end()
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[:2] == ["['--lr', '0.1'] __main__ 1 1 2", "nccl 2.0"]
     files = sorted(file.name for file in (tmp_path / "run").glob("[!.]*"))
@@ -225,18 +211,13 @@ def test_a_module_runs_as_torchrun_would_run_it(tmp_path: Path) -> None:
 def test_ranks_that_torchrun_has_started_find_the_simulation(tmp_path: Path) -> None:
     """No launcher of ours: rank 0 starts the simulation, the others find it in c10d's store."""
     out = tmp_path / "run"
-    environment = os.environ | {
-        "NETGYM_TOPOLOGY": "two-datacenters",
-        "NETGYM_COMPUTE": "marks",
-        "NETGYM_OUT": str(out),
-    }
+    environment = {"NETGYM_TOPOLOGY": "two-datacenters", "NETGYM_COMPUTE": "marks", "NETGYM_OUT": str(out)}
     script = tmp_path / "program.py"
     script.write_text(
         "import exogym_core.torch_backend\n"
         f"import runpy, sys; sys.argv = ['calls.py', 'netsim']; runpy.run_path({str(PROGRAMS / 'calls.py')!r})\n"
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--standalone"]
-    done = subprocess.run([*command, str(script)], capture_output=True, text=True, env=environment)
+    done = Fork(torchrun, 3, str(script), environment=environment).end()
     assert done.returncode == 0, done.stderr
     assert "all calls are right" in done.stdout
     for _ in range(200):  # the simulation's process writes when the last rank has gone
@@ -262,9 +243,8 @@ def test_calls_without_a_wait_do_not_keep_a_rank_from_ending(tmp_path: Path) -> 
         "ranks = [context.Process(target=rank, args=(index,)) for index in range(2)]\n"
         "[each.start() for each in ranks]; [each.join() for each in ranks]\n"
     )
-    environment = os.environ | {"NETGYM_COMPUTE": "marks"}
-    command = [sys.executable, str(script), str(tmp_path / "store")]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    store = str(tmp_path / "store")
+    done = Fork(run_script, str(script), store, environment={"NETGYM_COMPUTE": "marks"}).end()
     assert (done.returncode, done.stdout) == (0, "False\nFalse\n")
 
 
@@ -384,7 +364,7 @@ def test_ranks_that_a_script_spawns_join_the_simulation(
     assert (report["ending"], report["num_ranks"], report["placement"]) == ("finished", 2, ["a", "b"])
     assert [rank["steps"] for rank in report["ranks"]] == [4, 4]
     assert {call["place"].partition(":")[0] for call in report["calls"]} == {"multigpu.py"}
-    assert report["virtual_seconds"] > 8 * 0.1, "eight calls and more, each at least a round trip"
+    assert report["virtual_seconds"] > 8 * 0.05, "eight calls and more, each at least one way"
 
 
 def test_ranks_that_a_script_starts_in_addition_to_the_launchers_are_refused(
@@ -446,6 +426,22 @@ def test_a_run_in_which_nothing_was_simulated_fails(
     code, out, err = launch_here("-n", "2", str(script))
     assert (code, out) == (2, "")
     assert message in err.splitlines()[-1]
+
+
+def test_a_script_that_fails_before_its_ranks_have_joined_is_reported_as_that(
+    launch_here: Launch, tmp_path: Path
+) -> None:
+    """It was reported as a program without calls, with the advice to make some."""
+    script = tmp_path / "program.py"
+    script.write_text("raise KeyError('a port is in use')\n")
+    code, out, err = launch_here(str(script))
+    assert (code, out) == (1, "")
+    assert "KeyError: 'a port is in use'" in err
+    assert re.search(
+        r"^error: .*program\.py has ended \(exit code 1\): no rank had joined: the script's own error is above$",
+        err,
+        re.MULTILINE,
+    )
 
 
 def test_two_threads_of_a_rank_that_call_at_once_are_refused(launch_here: Launch, tmp_path: Path) -> None:
@@ -520,30 +516,13 @@ def test_results_are_printed_when_a_signal_ends_the_run(tmp_path: Path) -> None:
         "    dist.all_reduce(torch.ones(3))\n"
         "    print('going')\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "exogym_core",
-        "launch",
-        "-n",
-        "2",
-        "--out",
-        "run",
-        "--trace",
-        str(script),
-    ]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=PATHS
-    ) as launched:
-        assert launched.stdout is not None
-        assert launched.stderr is not None
-        for _ in range(20):  # by then some calls are over
-            launched.stdout.readline()
-        launched.send_signal(signal.SIGTERM)
-        out, err = launched.communicate()
-    assert (launched.returncode, err) == (143, "interrupted: the figures are those until then\n")
-    assert "of virtual time (interrupted: the results so far): ranks compute" in out
-    assert "endless.py:4  all_reduce" in out
+    launched = Fork(main, ["launch", "-n", "2", "--out", "run", "--trace", str(script)], folder=tmp_path)
+    launched.wait_for(lambda: launched.out.count("going") > 20)  # by then some calls are over
+    launched.send_signal(signal.SIGTERM)
+    done = launched.end()
+    assert (done.returncode, done.stderr) == (143, "interrupted: the figures are those until then\n")
+    assert "of virtual time (interrupted: the results so far): ranks compute" in done.stdout
+    assert "endless.py:4  all_reduce" in done.stdout
     files = sorted(file.name for file in (tmp_path / "run").glob("[!.]*"))
     assert files == ["launch.json", "report.html", "trace.json.gz"]
 

@@ -1,15 +1,12 @@
-"""A user's script with a training loop of its own: simulated, and in processes that torchrun has started."""
+"""A user's script with a training loop of its own: simulated, and in processes such as torchrun starts."""
 
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from forks import Fork, ranks, run_script
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,38 +70,17 @@ else:
 """
 
 
-def start(script: Path, folder: Path, *launcher: str) -> subprocess.Popen[str]:
-    folder.mkdir()
-    unwanted = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    environment = {name: value for name, value in os.environ.items() if name not in unwanted}
-    environment |= {"OMP_NUM_THREADS": "1", "TORCHELASTIC_ERROR_FILE": str(folder / "error")}
-    command = [sys.executable, *launcher, str(script), str(folder)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-
-
-def outcomes(process: subprocess.Popen[str], folder: Path) -> list[dict[str, Any]]:
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-
-
 def test_a_loop_of_ones_own_runs_simulated_and_under_torchrun_alike(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1")
-    real = start(script, tmp_path / "real", *torchrun, "--master-port", str(port))
-    simulated = start(script, tmp_path / "simulated")
-    try:
-        ours, theirs = outcomes(simulated, tmp_path / "simulated"), outcomes(real, tmp_path / "real")
-    finally:
-        for process in (real, simulated):
-            process.terminate()  # torchrun ends its workers then
-            process.communicate(timeout=60)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    outcomes: list[list[dict[str, Any]]] = []
+    for name in ("simulated", "real"):
+        folder = tmp_path / name
+        folder.mkdir()
+        call = (run_script, "train.py", name)
+        ends = ranks(2, *call, folder=tmp_path) if name == "real" else [Fork(*call, folder=tmp_path).end()]
+        assert [end.returncode for end in ends] == [0] * len(ends), ends[0].stderr
+        outcomes.append([json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)])
+    ours, theirs = outcomes
     assert ours[0]["weights"] == ours[1]["weights"], "a round has ended: replicas are equal"
     assert theirs[0]["weights"] == theirs[1]["weights"]
     for simulated_rank, real_rank in zip(ours, theirs, strict=True):

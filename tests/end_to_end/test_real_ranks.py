@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from experiments import experiment
-from forks import Fork, run_script, torchrun
+from forks import Fork, agent_store, ranks, run_script, torchrun
 from leaks import leaks
 
 from exogym_core.cli.main import main
@@ -87,29 +88,36 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_killed_rank_is_named_and_the_restarted_run_loses_nothing(
     tmp_path: Path, expected: dict[str, Any], disk: str
 ) -> None:
-    """Also where rank 1 keeps its parts of checkpoints on a disk that rank 0 does not see."""
+    """Under torchrun, rank 1 keeps its parts of checkpoints on a disk that rank 0 does not see."""
     own = {"NETGYM_CHECKPOINTS": str(tmp_path / "scratch")} if disk == "its own" else {}
-    real = trained(tmp_path, partial(torchrun, max_restarts=1), 2, "script.py", **own)
+    if own:
+        real = trained(tmp_path, partial(torchrun, max_restarts=1), 2, "script.py", **own)
+        told, printed = real.stderr, real.stdout
+    else:
+        (tmp_path / "script.py").write_text(SCRIPT)
+        where: Any = {"folder": tmp_path, "store": agent_store(), "XDG_CONFIG_HOME": str(tmp_path)}
+        start = partial(ranks, 2, run_script, "script.py", **where)
+        ends, again = start(), start(TORCHELASTIC_RESTART_COUNT="1")
+        assert [end.returncode for end in (*ends, *again)] == [1, -signal.SIGKILL, 0, 0], again[0].stderr
+        told, printed = ends[0].stderr, again[0].stdout
     # Told by rank 0's exception, or, if torchrun was faster to end it, by its last words.
-    (line,) = {
-        line.partition("rank 1 on host ")[2] for line in real.stderr.splitlines() if "was lost after" in line
-    }
+    (line,) = {line.partition("rank 1 on host ")[2] for line in told.splitlines() if "was lost after" in line}
     assert line.endswith(" was lost after step 11; the last checkpoint is of step 10, in saved/Killed")
-    found = json.loads(real.stdout.splitlines()[-1])
+    found = json.loads(printed.splitlines()[-1])
     assert found["resumed"] == 10
     for name in ("losses", "validation", "weight"):
         assert found[name] == pytest.approx(expected[name], rel=1e-4)
     assert found["seconds"] == sorted(found["seconds"])
     (last,) = (tmp_path / "saved" / "Killed").iterdir()
     assert last.name == "step-00000020"
-    ranks = {path.stem for path in last.glob("rank-*.json")}
+    files = {path.stem for path in last.glob("rank-*.json")}
     if own:
-        assert ranks == {"rank-0000"}
+        assert files == {"rank-0000"}
         parts = {path.parent.name: path.stem for path in (tmp_path / "scratch").rglob("rank-*.json")}
         assert parts["part-00000020"] == "rank-0001"
         assert "part-00000005" not in parts, "what is older than the newest complete one was removed"
     else:
-        assert ranks == {"rank-0000", "rank-0001"}
+        assert files == {"rank-0000", "rank-0001"}
 
 
 EXPERIMENT = experiment(
@@ -127,16 +135,15 @@ EXPERIMENT = experiment(
 CANARY = "canary-b1946ac92492d2347c6235b4d2611184"
 
 
-def test_an_experiment_under_torchrun_leaves_the_folder_that_a_simulated_one_does(tmp_path: Path) -> None:
+def test_an_experiment_of_real_ranks_leaves_the_folder_that_a_simulated_one_does(tmp_path: Path) -> None:
     """And nothing in it, in temporary files or in what is printed tells the secret that its ranks share."""
     (tmp_path / "real.yaml").write_text(EXPERIMENT)
     (tmp_path / "temporary").mkdir()
-    done = trained(
-        tmp_path, torchrun, 2, "-m", "exogym_core", "compare", "real.yaml", "--out", "out",
-        NETGYM_SECRET=CANARY, TMPDIR=str(tmp_path / "temporary"),
-    )  # fmt: skip
+    own = {"NETGYM_SECRET": CANARY, "TMPDIR": str(tmp_path / "temporary"), "XDG_CONFIG_HOME": str(tmp_path)}
+    done, other = ranks(2, main, ["compare", "real.yaml", "--out", "out"], folder=tmp_path, **own)
+    assert (done.returncode, other.returncode) == (0, 0), done.stderr
     assert done.stdout.splitlines()[-1] == "out"
-    assert leaks(tmp_path, CANARY, stdout=done.stdout, stderr=done.stderr) == []
+    assert leaks(tmp_path, CANARY, stdout=done.stdout, stderr=done.stderr + other.stderr) == []
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert [(entry["name"], entry["steps"]) for entry in summary] == [("AllReduce", 6), ("DiLoCo", 6)]
     assert all(entry["wall_seconds"] > 0 for entry in summary)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from forks import Fork, run_script
+
+from exogym_core.cli.main import main
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 SCRIPT = """
@@ -37,51 +39,35 @@ with SiteCommunicator.from_environment() as comm:
 
 def test_sites_continue_without_a_killed_one_and_with_a_late_one(tmp_path: Path) -> None:
     (tmp_path / "site.py").write_text(SCRIPT)
-    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    clean |= {"OMP_NUM_THREADS": "1", "NETGYM_SECRET": "known to this test alone"}
+    shared = {"NETGYM_SECRET": "known to this test alone"}
     with ExitStack() as opened:
 
-        def start(*command: str, **more: str) -> subprocess.Popen[str]:
-            process = subprocess.Popen(
-                [sys.executable, *command],
-                cwd=tmp_path,
-                env=clean | more,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            opened.callback(process.stdout.close)  # type: ignore[union-attr]
-            opened.callback(process.wait)
+        def start(body: Callable[..., Any], *arguments: Any, **more: str) -> Fork:
+            process = Fork(body, *arguments, folder=tmp_path, environment=shared | more)
             opened.callback(process.kill)
             return process
 
-        at = start(
-            "-m", "exogym_core", "rendezvous", "--sites", "3", "--wait", "3 s", "--listen", "127.0.0.1:0"
-        )
-        assert at.stdout is not None
-        found = re.search(r"NETGYM_RENDEZVOUS=(\S+)", at.stdout.readline())
+        options = ["--sites", "3", "--wait", "3 s", "--listen", "127.0.0.1:0"]
+        at = start(main, ["rendezvous", *options])
+        at.wait_for(lambda: "\n" in at.out)
+        found = re.search(r"NETGYM_RENDEZVOUS=(\S+)", at.out)
         assert found is not None
         first, victim = (
-            start("site.py", NETGYM_RENDEZVOUS=found[1], NETGYM_SITE=number) for number in ("0", "1")
+            start(run_script, "site.py", NETGYM_RENDEZVOUS=found[1], NETGYM_SITE=number) for number in "01"
         )
-        assert first.stdout is not None
-        assert victim.stdout is not None
-        lines = [first.stdout.readline()]
-        while " [0, 1] " not in lines[-1] and not re.match(r"\d+ \[0\] ", lines[-1]):
-            lines.append(first.stdout.readline())
-        late = start("site.py", NETGYM_RENDEZVOUS=found[1], NETGYM_SITE="2")
+        first.wait_for(lambda: re.search(r"^\d+ \[.*(0|0, 1)\] ", first.out, re.MULTILINE) is not None)
+        assert " [0, 1] " in first.out
+        late = start(run_script, "site.py", NETGYM_RENDEZVOUS=found[1], NETGYM_SITE="2")
         victim.send_signal(signal.SIGKILL)
-        rest, _ = first.communicate(timeout=120)
-        output, _ = late.communicate(timeout=120)
-        assert (first.returncode, late.returncode) == (0, 0), rest + output
-        rounds = {line.partition(" ")[0]: line for line in [*lines, *rest.splitlines()]}
-        assert " [0, 1] " in lines[-1]
+        rest, output = first.end(), late.end()
+        assert (rest.returncode, output.returncode) == (0, 0), rest.stderr + output.stderr
+        rounds = {line.partition(" ")[0]: line for line in rest.stdout.splitlines()}
         assert any(" [0] " in line for line in rounds.values())
-        *_, last = output.splitlines()
+        *_, last = output.stdout.splitlines()
         assert " [0, 2] " in last
-        assert all(rounds[line.partition(" ")[0]] == line for line in output.splitlines())
+        assert all(rounds[line.partition(" ")[0]] == line for line in output.stdout.splitlines())
         at.send_signal(signal.SIGINT)
-        log, _ = at.communicate(timeout=60)
-    assert at.returncode == 130
-    assert "site 1 is lost: " in log
-    assert "site 0 has finished" in log
+        log = at.end()
+    assert log.returncode == 130
+    assert "site 1 is lost: " in log.stdout + log.stderr
+    assert "site 0 has finished" in log.stdout + log.stderr

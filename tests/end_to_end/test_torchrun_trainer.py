@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-import socket
 
 import pytest
-from forks import Fork, run_script
+from forks import Fork, ranks, run_script
+
+from exogym_core import Trainer
+from exogym_core.strategy import AllReduceStrategy, AsyncDiLoCoStrategy
+from exogym_core.tasks import MLP
+from netsim.errors import InputError
 
 SCRIPT = """
-import json, sys, warnings
+import json, os, sys, warnings
 warnings.simplefilter("error")
 import torch
 from torch.utils.data import TensorDataset
@@ -20,8 +24,8 @@ from exogym_core.tasks import build_model
 inputs = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))
 # An own, different start on every process: rank 0's is the one that counts.
-model = build_model("mlp", inputs=6, hidden=[5], classes=3, seed=int(sys.argv[1]))
-arguments = json.loads(sys.argv[2])
+model = build_model("mlp", inputs=6, hidden=[5], classes=3, seed=int(os.environ.get("RANK", 0)))
+arguments = json.loads(sys.argv[1])
 trained = Trainer(model, data, data).fit(strategy=DiLoCoStrategy(H=2), device="cpu", max_steps=5, batch_size=4,
                                          val_interval=2, **arguments)
 result = trained.fit_result
@@ -36,29 +40,10 @@ print(json.dumps({
 
 
 def test_processes_of_torchrun_train_together_as_simulated_ranks_do(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    (tmp_path / "script.py").write_text(SCRIPT)
     real, alone = json.dumps({"transport": "gloo"}), json.dumps({"num_nodes": 2})
-    started = [
-        Fork(
-            run_script,
-            str(script),
-            str(rank),
-            real,
-            environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    started.append(Fork(run_script, str(script), "0", alone))
-    try:
-        ends = [process.end() for process in started]
-    finally:
-        for process in started:
-            process.kill()
+    ends = ranks(2, run_script, "script.py", real, folder=tmp_path)
+    ends.append(Fork(run_script, "script.py", alone, folder=tmp_path).end())
     assert [end.returncode for end in ends] == [0, 0, 0], [end.stderr for end in ends]
     first, second, simulated = (json.loads(end.stdout.splitlines()[-1]) for end in ends)
     for name in ("losses", "validation", "weights"):
@@ -69,11 +54,6 @@ def test_processes_of_torchrun_train_together_as_simulated_ranks_do(tmp_path):
 
 
 def test_num_nodes_must_be_torchruns(monkeypatch):
-    from exogym_core import Trainer
-    from exogym_core.strategy import AllReduceStrategy
-    from exogym_core.tasks import MLP
-    from netsim.errors import InputError
-
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="num_nodes is 4, but torchrun has started 2 processes"):
@@ -81,11 +61,6 @@ def test_num_nodes_must_be_torchruns(monkeypatch):
 
 
 def test_servers_are_refused_under_torchrun(monkeypatch):
-    from exogym_core import Trainer
-    from exogym_core.strategy import AsyncDiLoCoStrategy
-    from exogym_core.tasks import MLP
-    from netsim.errors import InputError
-
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(InputError, match="has 1 server, which processes of torchrun do not run"):

@@ -128,16 +128,18 @@ def test_processes_give_what_threads_give(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OUTAGES)
-@pytest.mark.parametrize("stop_at", [3, 6, 8, 11, 16])
-def test_stopped_and_resumed_is_never_stopped(name: str, stop_at: int, tmp_path: Path) -> None:
-    stopped = fit(OUTAGES[name], stop_at=stop_at, checkpoint_interval=3, save_dir=tmp_path)
-    assert not stopped.complete
-    folder = stopped.checkpoint_folder
-    assert folder is not None
-    kept = find_checkpoint(folder)
-    again = fit(OUTAGES[name], resume_from=folder, checkpoint_interval=3)
-    assert again.resumed_step == (kept.step if isinstance(kept, StoredCheckpoint) else 0)
-    assert outcome(again) == undisturbed(name)
+def test_stopped_and_resumed_is_never_stopped(name: str, tmp_path: Path) -> None:
+    """Several times, as the run goes on."""
+    kept, where = 0, {"save_dir": tmp_path}
+    for stop_at in (3, 6, 8, 11, 16, None):
+        result = fit(OUTAGES[name], stop_at=stop_at, checkpoint_interval=3, **where)
+        assert result.resumed_step == kept
+        assert result.complete == (stop_at is None)
+        assert result.checkpoint_folder is not None
+        where = {"resume_from": result.checkpoint_folder}
+        found = find_checkpoint(result.checkpoint_folder)
+        kept = found.step if isinstance(found, StoredCheckpoint) else 0
+    assert outcome(result) == undisturbed(name)
 
 
 def test_checkpoints_are_free(tmp_path: Path) -> None:

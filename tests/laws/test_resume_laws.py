@@ -154,37 +154,28 @@ def whole(folder: Path) -> Any:
     return run
 
 
-# (a stop after so many steps, steps between checkpoints): two of them for each strategy.
-STOPS = [(stop_at, every) for stop_at in range(1, NUM_STEPS) for every in (1, 2)]
-
-
-@pytest.mark.parametrize("nth", range(2))
 @pytest.mark.parametrize("number", range(len(OPTIONS)), ids=lambda number: OPTIONS[number][0])
-def test_a_stop_at_any_step_changes_no_bit(number: int, nth: int, folder: Path, whole: Any) -> None:
-    stop_at, every = random.Random(number).sample(STOPS, 2)[nth]
-    stopped = fit(make(number), stop_at, checkpoint_interval=every, save_dir=folder)
-    resumed = fit(make(number), checkpoint_interval=1, resume_from=stopped.checkpoint_folder)
-    newest = (stop_at - 1) // every * every
-    assert (
-        resumed.resumed_step <= newest
-        if OPTIONS[number][0] in AT_OWN_PACE
-        else resumed.resumed_step == newest
-    )
-    assert outcome(resumed) == whole(number)[0]
-    assert last_checkpoint(resumed) == whole(number)[1]
-
-
-@pytest.mark.parametrize("number", range(len(KEPT)), ids=KEPT.__getitem__)
-def test_processes_go_on_as_threads_would(number: int, folder: Path, whole: Any) -> None:
-    """Stopped in processes twice, resumed in processes and then in threads."""
-    stopped = fit(make(number), 3, checkpoint_interval=1, save_dir=folder, workers=PROCESSES)
-    where = {"checkpoint_interval": 1, "resume_from": stopped.checkpoint_folder}
-    again = fit(make(number), 6, workers={"kind": "processes", "processes": 3}, **where)
-    resumed = fit(make(number), **where)
-    # A stop does not wait for evaluations, and a checkpoint is complete when those before it are.
-    assert 0 <= again.resumed_step <= resumed.resumed_step
-    assert outcome(resumed) == whole(number)[0]
-    assert last_checkpoint(resumed) == whole(number)[1]
+def test_stops_at_any_step_change_no_bit(number: int, folder: Path, whole: Any) -> None:
+    """Several stops in a run, at random steps; with a strategy's defaults also in processes, of changing number."""
+    expected, draw = whole(number), random.Random(number)
+    kinds = ["threads", PROCESSES, {"kind": "processes", "processes": 3}]
+    kinds = kinds if number < len(KEPT) else ["threads", "threads"]
+    stops = sorted(draw.sample(range(1, NUM_STEPS), len(kinds)))
+    where: dict[str, Any] = {"save_dir": folder}
+    least = most = 0
+    for stop_at, workers in zip(stops, kinds, strict=True):
+        every = draw.choice((1, 2))
+        stopped = fit(make(number), stop_at, checkpoint_interval=every, workers=workers, **where)
+        assert least <= stopped.resumed_step <= most
+        where = {"resume_from": stopped.checkpoint_folder}
+        # A stop does not wait for evaluations, and a checkpoint is complete when those before it are.
+        least, most = stopped.resumed_step, NUM_STEPS
+        if workers == "threads":
+            most = max(least, (stop_at - 1) // every * every)
+            least = least if OPTIONS[number][0] in AT_OWN_PACE else most
+    resumed = fit(make(number), checkpoint_interval=1, **where)
+    assert least <= resumed.resumed_step <= most
+    assert (outcome(resumed), last_checkpoint(resumed)) == expected
 
 
 @pytest.mark.parametrize("workers", ["threads", PROCESSES], ids=["threads", "processes"])

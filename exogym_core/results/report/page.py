@@ -19,7 +19,7 @@ from exogym_core.results.report.figures import FORMATS, OF_ONE_RUN, Shown, draw_
 from exogym_core.results.report.network import draw_network, link_use, network_matrix, weather_of
 from exogym_core.results.report.table import ResultTable, comparison_table, count_text, latex_text
 from exogym_core.results.report.verdict import verdict
-from netsim import Topology
+from netsim import Topology, read_bytes
 from netsim.errors import InputError
 from netsim.units import format_count, format_seconds, parse_seconds
 
@@ -281,10 +281,12 @@ def methods(results: Results) -> str:
 
 
 def _setting_text(setting: Mapping[str, Any]) -> str:
-    """Name of a strategy, model or task, and its options in brackets."""
-    name = str(setting.get("label") or setting.get("name"))
+    """Label or name of a strategy, model or task, in brackets the name behind a label and the options."""
+    name = str(setting.get("name"))
+    label = str(setting.get("label") or name)
     options = [f"{key} {value_text(value)}" for key, value in setting.items() if key not in ("name", "label")]
-    return f"{name} ({', '.join(options)})" if options else name
+    inside = ", ".join(options if label == name else [name, *options])
+    return f"{label} ({inside})" if inside else label
 
 
 def _seeds(results: Results) -> str:
@@ -468,7 +470,7 @@ class RunReport(Report):
         return {name: facts[name] for name in ("network", "protocol", "collectives") if name in facts}
 
     def few(self) -> Shown:
-        """All strategies, and the weather of their network."""
+        """Input with all strategies, and the weather of their network."""
         return Shown(self.results, weather_of(self.results))
 
     def _texts(self) -> dict[str, str]:
@@ -550,7 +552,7 @@ def environment_of(folder: RunFolder) -> list[Listing]:
     path = folder.path / "environment.json"
     if not path.is_file():
         return []
-    return [Listing("environment.json", path.read_text(encoding="utf-8", errors="replace"))]
+    return [Listing("environment.json", read_bytes(path).decode(errors="replace"))]
 
 
 def _status(results: Results) -> str:

@@ -25,6 +25,7 @@ from exogym_core.results.report.page import (
 from exogym_core.results.report.table import ResultTable
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import bootstrap_interval, paired_interval
+from netsim import read_bytes
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
 
@@ -134,12 +135,12 @@ class Group:
         return {run.seed: run.held_seconds for run in self.runs if run.held_seconds is not None}
 
     def as_result(self) -> StrategyResult:
-        """All runs as those of one strategy, for a picture."""
+        """Result with the runs of all members, as of one strategy, for a picture."""
         first = self.members[0].result
         return replace(first, name=self.name, runs=self.runs, incomplete=bool(self.failed))
 
     def cells(self) -> list[str]:
-        """Its row in the table, after its values."""
+        """Cells of the group's row in the table, after its values."""
         times, count = self.times(), len(self.runs)
         has_target = any(run.target is not None for run in self.runs)
         diverged = f" ({self.num_diverged} of {count} not finite)" if self.num_diverged else ""
@@ -466,7 +467,7 @@ class StudyReport(Report):
         found = {member.run.run: member.run for member in self.members}
         listings = []
         for name, run in list(found.items())[:_MOST_LISTED]:
-            text = (run.place / "experiment.yaml").read_text(encoding="utf-8")
+            text = read_bytes(run.place / "experiment.yaml").decode()
             listings.append(Listing(visible(f"{name}: experiment.yaml", 100), text))
         first = self.members[0].run
         environment = environment_of(first.folder)
