@@ -133,7 +133,7 @@ def test_a_measured_experiment_is_planned_by_its_run(
     path.write_text(measured + SITES)
     assert main(["plan", str(path)]) == 2
     line = capsys.readouterr().err
-    assert "add --set compute='{fixed: 1 s, jitter: 0.1}' with your seconds, or plan a run's folder" in line
+    assert "add --set compute='{fixed: 1 s, jitter: 0.1}' with your seconds, or plan a run folder" in line
     assert main(["plan", str(path), "--set", "compute={fixed: 1 s, jitter: 0.1}", "--json"]) == 0
     capsys.readouterr()
     ran = printed_rows(f"compare {path} --out {tmp_path / 'run'}", capsys)["summary"]
