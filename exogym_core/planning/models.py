@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from exogym_core.cost.flops import count_flops
 from exogym_core.planning.model_sizes import PLANNED_MODELS
 from exogym_core.tasks.decoders import GPT, GPT_PRESETS, LLAMA_PRESETS, Llama
-from netsim.errors import unknown_name
+from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -101,7 +101,12 @@ def planned_model(name: str, length: int = 2048, **options: Any) -> SequenceMode
     215
     """
     layers = options.get("num_layers", _num_layers(name))
-    model = _built(name, length, options)
+    try:
+        model = _built(name, length, options)
+    except TypeError as error:
+        named = ", ".join(options)
+        problem = f"model {name}: one of the options {named} is not its own ({error}): leave it out"
+        raise InputError(f"plan: {problem}") from None
     if not isinstance(layers, int) or layers <= _COUNTED_LAYERS:
         return SequenceModel(model, length)
     # Layers are alike, so their operations are counted once: those of one more layer than another model has.
