@@ -89,14 +89,10 @@ def command(
     own = _own(places, me)
     where = _place(listen, "--listen") if listen is not None else places[own]
     asked = Asked(seconds, streams, parse_bytes(most), wait, gloo)
+    check_new(out)
+    write_new(out, _probe(own, where, places, asked, name))
     if out is not None:
-        check_new(out)
-    text = _probe(own, where, places, asked, name)
-    if out is None:
-        click.echo(text, nl=False)
-        return
-    write_new(out, text)
-    click.echo(str(out))
+        click.echo(str(out))
 
 
 def _probe(own: str, where: PeerAddress, places: dict[str, PeerAddress], asked: Asked, name: str) -> str:
