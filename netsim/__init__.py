@@ -10,7 +10,9 @@ Names outside `__all__` are private. Names are loaded when they are first used: 
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -97,39 +99,13 @@ if TYPE_CHECKING:
     from netsim.weather.faults import WeatherHistory as WeatherHistory
     from netsim.weather.faults import simulate_weather as simulate_weather
 
-_NAMES = {  # by module
-    "annexes": "annex_entries load_reference",
-    "cli.terminal": "CommandGroup DelayedProgress usage_message",
-    "collectives.abridged": "Abridged Gathering",
-    "collectives.choice": "Choices parse_collectives schedule",
-    "collectives.collective": "CollectiveTimes collective",
-    "collectives.estimate": "are_many is_crowd",
-    "collectives.schedules.algorithms": "ALGORITHMS OPERATIONS algorithm_names default_algorithm",
-    "collectives.schedules.schedule": "Schedule",
-    "collectives.start": "Collective start_all_to_all start_collective time_collective",
-    "errors": "DeadlockError InputError MismatchError NetsimError RankError UnknownNameError unknown_name",
-    "files.documents": "ConfigError Document KeyPath load_document parse_document",
-    "files.plain_files": "input_file is_written_in_place output_file read_bytes",
-    "files.schemas": "Schema validate_document",
-    "files.signed": (
-        "PeerAddress PeerError SignedChannel StrangerError answer_peer connect_peer shared_secret user_secret"
-    ),
-    "network.build": "engine_state",
-    "network.clock": "Clock",
-    "network.network": "Network Waiting",
-    "network.trace": "Recorder Span tracing write_trace",
-    "topology": "shipped_topologies",
-    "topology.devices": "device_name device_problems device_table",
-    "topology.file": "TopologyFile",
-    "topology.graph": "Link",
-    "topology.protocol": "PRESETS Protocol WindowLimit window_limit",
-    "topology.sketch": "Sketch",
-    "topology.topology": "Topology",
-    "topology.weather": "Drift HostEvent LinkEvent Weather random_crashes",
-    "transfers": "Flow FlowTimes flows read_flows time_flows",
-    "weather.faults": "Faults WeatherHistory simulate_weather",
+# The imports above, as a table: name -> module. They are made when a name is first used.
+_MODULES = {
+    name: module
+    for module, name in re.findall(
+        r"^    from (netsim\S*) import (\w+) as", Path(__file__).read_text(), re.MULTILINE
+    )
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_MODULES)
 
@@ -140,7 +116,7 @@ if not TYPE_CHECKING:
             raise AttributeError(
                 f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}"
             )
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

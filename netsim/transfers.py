@@ -300,9 +300,7 @@ class _FlowRun:
         under_way: those that are neither delivered nor lost.
     """
 
-    def __init__(
-        self, network: Network, flows: list[Flow], on_delivered: Callable[[], None] | None
-    ) -> None:
+    def __init__(self, network: Network, flows: list[Flow], on_delivered: Callable[[], None] | None) -> None:
         self.finish = np.full(len(flows), math.inf)
         self.under_way = set(range(len(flows)))
         self._network, self._flows, self._on_delivered = network, flows, on_delivered
