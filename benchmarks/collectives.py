@@ -2,7 +2,7 @@
 
     python benchmarks/collectives.py                      this checkout; compiled where it was built so
     python benchmarks/collectives.py --interpreted        the engine's sources
-    python benchmarks/collectives.py --against CHECKOUT   another checkout beside it, in turns, with the ratio
+    python benchmarks/collectives.py --against CHECKOUT   against another checkout, in turns, with the ratio
     python benchmarks/collectives.py --curve              over 2 to 1,024 ranks
 
 Ranks compute for 50 ms, more or less by a normal jitter, and meet in a ring all-reduce; the first collective, which

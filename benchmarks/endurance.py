@@ -1,6 +1,6 @@
 """Memory and host time a step of long runs, in the course of their steps.
 
-    python benchmarks/endurance.py [steps]          the network alone: 100,000 steps of 64 ranks, if not told otherwise
+    python benchmarks/endurance.py [steps]          the network alone: 100,000 steps of 64 ranks by default
     python benchmarks/endurance.py ranks [steps]    ranks, their calls and the network: 20,000 steps
 
 On the network, every step: capacities drift, all ranks compute, 8 of 64 drawn at random average over a group of their

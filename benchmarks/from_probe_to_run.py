@@ -2,7 +2,7 @@
 
     sudo python benchmarks/from_probe_to_run.py [--out DIR]
 
-Namespaces are joined by shaped links (benchmarks/shaped_links.py) whose figures nobody below is told. `netsim probe`
+Namespaces are joined by shaped links (benchmarks/shaped_links.py) with figures that nothing below uses. `netsim probe`
 and, where they are installed, iperf3 and ping measure between them, and make a topology each. `netgym plan` plans a
 round of a small model on the probed one, `netsim export` writes tc scripts for it (checked for syntax), and the same
 experiment runs on the same namespaces over gloo. Printed is what was set, measured and planned, and the real rounds.
@@ -100,7 +100,7 @@ def report(title: str, wanted: Topology, found: Topology, with_lines: bool) -> N
     print(title)
     for what, was_set, got in probe.rows(wanted, found):
         if not with_lines and ("sends" in what or "receives" in what):
-            continue  # who measures way by way knows nothing of them
+            continue  # separate measurements of routes cannot find hosts' own lines
         print(f"    {what:22} set {was_set:8.2f}  found {got:8.2f}  {got / was_set - 1:+.1%}")
 
 

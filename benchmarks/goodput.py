@@ -4,7 +4,7 @@
 
 Workers crash at random (exponential times between failures, drawn by seed) and come back; goodput is the
 computing that was not lost to a crash, as a share of all workers' virtual seconds. Synchronous DiLoCo
-waits for everybody; elastic DiLoCo goes on without who is away; Async DiLoCo never waits.
+waits for all; elastic DiLoCo continues without absent workers; Async DiLoCo never waits.
 """
 
 from __future__ import annotations

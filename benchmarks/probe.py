@@ -1,4 +1,4 @@
-"""`netsim probe` between network namespaces with shaped links: what it writes beside what was set.
+"""`netsim probe` between network namespaces with shaped links: written figures against configured ones.
 
     sudo python benchmarks/probe.py [NAME ...] [--seconds 3] [--yaml]
 
@@ -101,7 +101,7 @@ def rows(set_to: Topology, found: Topology) -> list[tuple[str, float, float]]:
         for name in names:
             for what, is_out in (("sends", True), ("receives", False)):
                 own = [_own(net, name, is_out) for net in (set_to, found)]
-                # A host that carries the sum of its ways is told to carry that; it could carry more.
+                # A host that carries the sum of its ways gets that rate; it could carry more.
                 total = sum(
                     _way(set_to, *((name, other) if is_out else (other, name)))[0]
                     for other in names

@@ -1,6 +1,6 @@
 """Four workers learn handwritten digits with three strategies: which has the lowest loss, and which is soonest?
 
-What EXO Gym's MNIST example shows, with seconds beside the losses. Every strategy starts from the same model and
+EXO Gym's MNIST example, with seconds in addition to losses. Every strategy starts from the same model and
 sees the same samples in the same order; the workers sit in four homes, on cable and DSL.
 
     python examples/digits.py                      # scikit-learn's 8x8 digits, offline

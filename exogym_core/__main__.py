@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from exogym_core.cli.signals import interrupt
+from netsim import interrupt
 
 __all__ = ["main"]
 

@@ -52,14 +52,14 @@ def unpacked(data: bytes) -> Any:
     """
     try:
         if not data.startswith(_MARK):
-            raise ValueError("another beginning")
+            raise ValueError("unknown header")
         start = len(_MARK) + _LENGTH.size
         (length,) = _LENGTH.unpack(data[len(_MARK) : start])
         return decode(json.loads(data[start : start + length]), load(data[start + length :]))
     except _FOREIGN as error:
         raise InputError(
-            f"an object that has come from another rank is not in NetGym's form ({error}); "
-            "let all ranks run the same version"
+            f"an object received from another rank is not in NetGym's format ({error}); "
+            "run the same version on all ranks"
         ) from None
 
 

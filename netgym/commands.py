@@ -147,7 +147,7 @@ def sweep(
     Raises:
         InputError: the experiment or the sweep is wrong. A point that fails is marked, and the others run.
     """
-    from exogym_core.studies.runners import finish_sweep
+    from exogym_core.studies.runners import run_points, write_results
     from exogym_core.studies.study import Study
 
     document, folder, name, _ = _document(experiment, changes, "netgym.sweep")
@@ -165,7 +165,8 @@ def sweep(
     with _place(changes, f"{name}-sweep") as (path, temporary):
         study = Study.create(document, folder, str(path), name)
         try:
-            finish_sweep(study, write, on, changes.get("jobs"))
+            run_points(study, write, on, changes.get("jobs"))
+            write_results(study)
         except BaseException:
             study.discard_if_empty()
             raise

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from netsim.annexes import annex_entries as annex_entries
     from netsim.annexes import load_reference as load_reference
+    from netsim.cli.signals import Stoppable as Stoppable
+    from netsim.cli.signals import interrupt as interrupt
     from netsim.cli.terminal import CommandGroup as CommandGroup
     from netsim.cli.terminal import DelayedProgress as DelayedProgress
     from netsim.cli.terminal import usage_message as usage_message

@@ -76,11 +76,12 @@ class FlowTable:
     flows: tuple[Flow, ...]
 
     def write(self, finish_seconds: Sequence[float] | FloatArray, out: TextIO) -> None:
-        """Write the rows as they were, with the instants of delivery as a last column."""
+        """Write the rows as they were, with the instants of delivery as a last column; rows at NaN are left out."""
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow((*self.header, _FINISH))
         for row, finish in zip(self.rows, finish_seconds, strict=True):
-            writer.writerow((*row, repr(float(finish))))
+            if not math.isnan(finish):
+                writer.writerow((*row, repr(float(finish))))
 
 
 def read_flows(path: str | Path, topology: Topology) -> FlowTable:
@@ -255,6 +256,7 @@ def time_flows(
     *,
     on_delivered: Callable[[], None] | None = None,
     recorder: Recorder | None = None,
+    finish: FloatArray | None = None,
 ) -> FloatArray:
     """Instants in seconds at which transfers are delivered, in their order; infinity for lost ones.
 
@@ -269,6 +271,7 @@ def time_flows(
         protocol: how transfers use links; None: the topology's, else `linux-tcp`.
         on_delivered: called whenever one is delivered, to show progress.
         recorder: keeps what happens.
+        finish: array to fill and return, which a caller that interrupts the simulation has kept.
 
     Raises DeadlockError where transfers wait for a link or host that is never to come back.
 
@@ -285,7 +288,7 @@ def time_flows(
         for number, flow in enumerate(flows, 1)
     ]
     network, faults = network_with_weather(topology, parsed, recorder)
-    run = _FlowRun(network, listed, on_delivered)
+    run = _FlowRun(network, listed, on_delivered, finish)
     faults.on_stuck = run.give_up
     network.env.process(run.start())
     faults.run_until(lambda: not run.under_way)
@@ -300,8 +303,15 @@ class _FlowRun:
         under_way: those that are neither delivered nor lost.
     """
 
-    def __init__(self, network: Network, flows: list[Flow], on_delivered: Callable[[], None] | None) -> None:
-        self.finish = np.full(len(flows), math.inf)
+    def __init__(
+        self,
+        network: Network,
+        flows: list[Flow],
+        on_delivered: Callable[[], None] | None,
+        finish: FloatArray | None,
+    ) -> None:
+        self.finish = np.empty(len(flows)) if finish is None else finish
+        self.finish.fill(math.inf)
         self.under_way = set(range(len(flows)))
         self._network, self._flows, self._on_delivered = network, flows, on_delivered
         self._row_of: dict[int, int] = {}  # by transfer

@@ -230,7 +230,7 @@ def test_a_damaged_checkpoint_is_named(
     path.write_bytes(content)
     capsys.readouterr()
     assert main(["compare", "--resume", "out"]) == 1
-    assert f"error: {path}: is damaged (its SHA-256 is another): delete {folder}" in capsys.readouterr().err
+    assert f"error: {path}: is damaged (its SHA-256 differs): delete {folder}" in capsys.readouterr().err
     assert Path("out/experiment.yaml").is_file()
 
 

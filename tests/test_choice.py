@@ -93,6 +93,15 @@ def test_under_gloo_it_is_gloos_own_unless_fixed() -> None:
     assert fixed.algorithm("broadcast", range(8), 1 << 20) == "gloo"
 
 
+def test_under_nccl_sockets_it_is_a_ring_or_a_tree() -> None:
+    """Between sites a schedule in two levels is faster, which NCCL does not have."""
+    nccl = Choices(wan(), Protocol.parse("nccl-sockets"))
+    assert nccl.algorithm("all_reduce", range(8), 1 << 27) == "ring"
+    assert nccl.algorithm("all_reduce", range(8), 8) == "tree"
+    assert nccl.algorithm("all_to_all", range(8), 1 << 20) == "direct"
+    assert Choices(wan(), TCP).algorithm("all_reduce", range(8), 1 << 27) == "two-level-direct"
+
+
 def test_groups_that_no_algorithm_can_tell_apart_are_chosen_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs of a thousand hosts talk to each other in turn: the memory holds one choice for all alike."""
     choices = Choices(star(40, "1 Gbit/s", "1 ms"), TCP)

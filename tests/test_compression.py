@@ -227,7 +227,7 @@ def test_qsgd_has_no_bias() -> None:
 def test_sites_are_refused(module: Any) -> None:
     model, batches = reference.make_problem(2, 1, 4, 6, seed=1)
     with pytest.raises(
-        InputError, match=rf"{module.__name__} brings single ranks together, not sites; leave Sites out"
+        InputError, match=rf"{module.__name__} mixes single ranks, not sites; leave Sites out"
     ):
         reference.run_strategy(Chain([Sites(2), module()]), model, batches)
 

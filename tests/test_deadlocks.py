@@ -45,7 +45,7 @@ def test_a_receive_without_a_send_is_reported_in_any_weather(weather: str, proto
     with pytest.raises(DeadlockError) as error:
         run_ranks(body, 3, star(**ENDLESS[weather]), protocol=protocol)
     assert str(error.value) == (
-        "deadlock: rank 0 in firstsent waits for what can never come\n  rank 0: in firstsent"
+        "deadlock: rank 0 in firstsent waits for an event that cannot happen\n  rank 0: in firstsent"
     )
 
 
@@ -83,7 +83,7 @@ def test_a_lost_message_is_reported_with_all_waits(weather: str, monkeypatch: py
     with pytest.raises(DeadlockError) as error:
         run_ranks(body, 3, star(**ENDLESS[weather]), protocol="linux-tcp", collectives="ring")
     assert str(error.value).splitlines() == [
-        "deadlock: rank 0 in all_reduce, rank 1 in all_reduce wait for what can never come",
+        "deadlock: rank 0 in all_reduce, rank 1 in all_reduce wait for an event that cannot happen",
         "  rank 0: in all_reduce: ranks 0, 1; all have come",
         "  rank 1: in all_reduce: ranks 0, 1; all have come",
     ]

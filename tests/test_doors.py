@@ -176,7 +176,7 @@ def test_going_on_with_anothers_run_asks_for_trust(
     how()
     code, text = invoke(capsys, "run", "--resume", "out")
     assert code == 2
-    assert text.startswith("error: out: you have not made this run, or its experiment.yaml was changed since")
+    assert text.startswith("error: out: another user made this run, or its experiment.yaml was changed since")
     assert text.count("--trust") == 1
     assert invoke(capsys, "run", "--resume", "out", "--trust")[0] == 0
 

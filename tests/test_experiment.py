@@ -213,7 +213,7 @@ def test_failures_without_an_end_are_refused_before_anything_runs(
     for command in (["validate", str(path)], ["compare", str(path), "--out", str(tmp_path / "out")]):
         assert main(command) == 2
         assert capsys.readouterr().err == (
-            f"error: {path}:9: failures: needs until, which says how long hosts may fail\n"
+            f"error: {path}:9: failures: needs until, the virtual time until which hosts may fail\n"
         )
     assert not (tmp_path / "out").exists()
 

@@ -47,7 +47,8 @@ def test_results_go_to_a_file_as_a_whole(folder: Path) -> None:
 
 
 def test_a_protocol_can_be_named(folder: Path) -> None:
-    _, out, _ = run(folder, "start_s,src,dst,bytes\n0,h2,h10,1000000\n", "--protocol", "linux-tcp")
+    _, out, errors = run(folder, "start_s,src,dst,bytes\n0,h2,h10,1000000\n", "--protocol", "linux-tcp")
+    assert errors.startswith("protocol: linux-tcp, 1 stream a transfer\n")
     assert float(out.split(",")[-1]) == pytest.approx(0.01 + 1e6 / (1e6 * 1448 / 1514), rel=0.01)
 
 
@@ -56,7 +57,10 @@ def test_transfers_that_a_crash_ends_are_lost_and_reported(folder: Path) -> None
     code, out, errors = run(folder, "start_s,src,dst,bytes\n0,h2,h10,1000000\n1,h2,h10,1000000\n")
     assert code == 0
     assert out == "start_s,src,dst,bytes,finish_s\n0,h2,h10,1000000,inf\n1,h2,h10,1000000,3.5\n"
-    assert errors == "1 of 2 transfers is lost, since a host of theirs crashed: finish_s is inf\n"
+    assert (
+        errors
+        == "protocol: ideal\n1 of 2 transfers is lost, since a host of theirs crashed: finish_s is inf\n"
+    )
 
 
 def test_transfers_between_the_same_hosts_share_the_way(folder: Path) -> None:

@@ -128,7 +128,9 @@ def test_a_gradient_that_comes_twice_is_refused_and_not_sent_by_half() -> None:
     assert torch.equal(first, second)
     reentrant = SharedBySegments(use_reentrant=True)
     reentrant.load_state_dict(model.state_dict())
-    with pytest.raises(InputError, match=r"came twice in one backward pass.* use use_reentrant=False"):
+    with pytest.raises(
+        InputError, match=r"was computed twice in one backward pass.* use use_reentrant=False"
+    ):
         train(reentrant)
 
 
@@ -212,7 +214,7 @@ def test_inside_a_site_weights_need_the_others_samples() -> None:
         context = StepContext(weight=1.2, samples=3)
         return one_step(Chain([Sites(2)]), Squares(), torch.ones(3), comm, context)
 
-    with pytest.raises(InputError, match=r"weight=1\.2 is relative to all ranks; say samples_of too"):
+    with pytest.raises(InputError, match=r"weight=1\.2 is relative to all ranks; pass samples_of too"):
         run_ranks(body, 4)
 
 

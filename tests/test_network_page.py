@@ -75,6 +75,7 @@ def test_the_table_of_protocols() -> None:
             for row in re.findall(r"^\|.*\|$", page, re.MULTILINE)
         )
     }
+    assert {name.strip("`") for name in rows[""]} == set(PRESETS)
     for column, name in enumerate(rows[""]):
         protocol = PRESETS[name.strip("`")]
         cells = {title: row[column] for title, row in rows.items()}
@@ -93,6 +94,11 @@ def test_the_table_of_protocols() -> None:
             protocol.software_seconds * 1e3
         )
         assert int(cells["collectives of a group at once"]) == protocol.collectives_in_flight
+        assert cells["`auto` compares"] == (
+            "nothing: gloo's own"
+            if protocol.rendezvous
+            else ", ".join(protocol.algorithms) or "all algorithms"
+        )
         gives_up = f"after {protocol.give_up_seconds:g} s" if protocol.give_up_seconds < math.inf else "never"
         assert cells["gives up on a dead link"] == gives_up
 

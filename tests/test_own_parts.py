@@ -90,7 +90,7 @@ def test_the_error_for_a_missing_part_names_its_machine(tmp_path: Path, damage: 
     path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:-1] + b"x")
     last = StoredCheckpoint.open(disks.home / "step-00000005")
     with pytest.raises(
-        InputError, match=r"step-00000005: rank 1 on .* has not its part: .*; it was written on "
+        InputError, match=r"step-00000005: rank 1 on .* lacks its part: .*; it was written on "
     ):
         disks.own.opened(last)
 

@@ -11,7 +11,7 @@ import torch
 from test_planning import NETWORK, setting
 
 from exogym_core.cli.main import main
-from exogym_core.planning.measure import Measured, RefusedPlanError, measure
+from exogym_core.planning.measure import NETWORK_ERROR, Measured, RefusedPlanError, measure
 from exogym_core.planning.models import planned_model
 from exogym_core.planning.planned import request_of
 from exogym_core.planning.rhythm import period_of, rhythm
@@ -271,7 +271,7 @@ def test_a_given_utilisation_has_no_band(given: str, capsys: pytest.CaptureFixtu
     (default,), (exact,) = (planned(where + more, capsys) for more in ("", given))
     assert exact["days"] == default["days"]
     share = exact["compute_utilisation"]
-    waiting = (1 - share) * 0.076
+    waiting = (1 - share) * NETWORK_ERROR
     assert exact["days_high"] == pytest.approx(exact["days"] * (1 + waiting))
     assert default["days_high"] == pytest.approx(default["days"] * (1 + waiting + share * (0.4 / 0.38 - 1)))
     assert default["days_low"] == pytest.approx(default["days"] * (1 - waiting - share * (1 - 0.4 / 0.46)))

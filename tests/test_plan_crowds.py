@@ -68,5 +68,5 @@ def test_a_very_long_ring_takes_what_its_slowest_pairs_take(monkeypatch: pytest.
 def test_too_many_ranks_that_read_the_clock_are_reported() -> None:
     """Staged codes in flight have every rank run: of thousands one line says what to do, at once."""
     where = homes(300)
-    with pytest.raises(InputError, match="goes by the clock, so each of 300 ranks has to run"):
+    with pytest.raises(InputError, match="reads the clock, so each of 300 ranks has to run"):
         measure(build_strategy("StreamingDiLoCo", H=10, codec="int8", tau=2, num_fragments=2), where)

@@ -477,7 +477,7 @@ def test_addresses_of_groups_that_are_no_more_are_forgotten(monkeypatch: pytest.
 
 def test_what_would_wait_for_all_sites_is_refused() -> None:
     with meeting(num_sites=1) as at, site(at, 0) as comm:
-        with pytest.raises(InputError, match="all_reduce: sites that meet at a rendezvous come and go"):
+        with pytest.raises(InputError, match="all_reduce: sites at a rendezvous come and go"):
             comm.all_reduce(torch.ones(1))
         with pytest.raises(InputError, match="group: sites that meet"):
             comm.group([0])

@@ -274,7 +274,7 @@ class TestPage:
         assert "<svg" in (folder / "plots/loss_against_time.svg").read_text()
         assert (folder / "plots/loss_against_time.paper.png").is_file(), "the page's own keeps its name"
         assert main(["report", str(folder), "--format", "gif"]) == 2
-        assert "'gif' is none: give one or several of pdf,svg,png,latex" in capsys.readouterr().err
+        assert "'gif' is no format: give one or several of pdf,svg,png,latex" in capsys.readouterr().err
 
     def test_a_trace_is_linked(self, tmp_path: Path) -> None:
         folder = run_folder(tmp_path, two())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from exogym_core.workers.processes.jobs import Job, JobEnd, run_jobs
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 EXPERIMENT = experiment(
@@ -73,6 +74,15 @@ def send_much(report: Any) -> None:
         report.step(bytes(4_000_000))
 
 
+@pytest.fixture
+def no_gc() -> Iterator[None]:
+    """No garbage collection: hypothesis' callback, here and in forked processes, would swallow an interruption."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_gc")
 def test_an_interruption_leaves_no_part_of_a_message() -> None:
     """What is left of it would be read as the length of the next: an error without a word, and the ends lost."""
 

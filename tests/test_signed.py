@@ -258,7 +258,7 @@ def test_what_listens_may_be_something_else_or_nothing() -> None:
 
         raised, _ = side_by_side(lambda: connect_peer(place, SECRET, SERVICE, "b", 5.0), serve)
     assert isinstance(raised, StrangerError)
-    assert str(raised) == "b: what listens there is no a test, or one of another version"
+    assert str(raised) == "b: the process that listens there is no a test, or of another version"
     with pytest.raises(PeerError, match=r"^b: cannot be reached: Connection refused$"):
         connect_peer(place, SECRET, SERVICE, "b", 5.0)
 

@@ -106,18 +106,26 @@ def _bench(study: Study, file: Path | None, place: str | None, jobs: int | None,
     path = visible(study.folder.path)
     progress = SweepProgress(lambda line: console.print(Text(line), soft_wrap=True), study.sweep.num_points)
     again = f"netgym bench {visible(file) + ' ' if file else ''}--resume {path}"
-    with in_order(study.folder, again, study.discard_if_empty), runner_at(place, None, jobs) as runner:
+    entries: list[Entry] = []
+
+    def show() -> None:
+        is_whole = sum(not each.get("incomplete") for each in study.entries) == study.sweep.num_points
+        entries.extend(entries_of(study.folder.path, facts if is_whole else {**facts, "incomplete": True}))
+        for entry in entries:
+            study.folder.write_text(
+                f"entries/{file_name(entry['strategy'])}.json", json.dumps(entry, indent=2) + "\n"
+            )
+        if as_json:
+            click.echo(json.dumps({"run_folder": str(study.folder.path), "entries": entries}, indent=2))
+        else:
+            stdout(200).print(_table(entries))
+            click.echo(str(study.folder.path))
+
+    with (
+        in_order(study.folder, show, again, study.discard_if_empty),
+        runner_at(place, None, jobs) as runner,
+    ):
         failed = run_sweep(study, progress, runner)
-    entries = entries_of(study.folder.path, facts)
-    for entry in entries:
-        study.folder.write_text(
-            f"entries/{file_name(entry['strategy'])}.json", json.dumps(entry, indent=2) + "\n"
-        )
-    if as_json:
-        click.echo(json.dumps({"run_folder": str(study.folder.path), "entries": entries}, indent=2))
-    else:
-        stdout(200).print(_table(entries))
-        click.echo(str(study.folder.path))
     if refused := [entry["strategy"] for entry in entries if _is_uncharged(entry)]:
         raise InputError(
             f"{', '.join(visible(name, 40) for name in refused)}: no score: coding not charged: encode with "

@@ -90,7 +90,7 @@ def entries_of(folder: Path, facts: Mapping[str, Any]) -> list[Entry]:
 
     Args:
         folder: of the sweep.
-        facts: further fields of entries: `tier`, `tier_digest`, `source`.
+        facts: further fields of entries: `tier`, `tier_digest`, `source`, `incomplete`.
     """
     members = members_of(find_runs([folder]))
     labels = list(dict.fromkeys(member.result.name for member in members))
@@ -165,6 +165,8 @@ def read_entries(folder: Path) -> tuple[list[Entry], list[tuple[str, str]]]:
             continue
         if digest_of(entry) != entry["digest"]:
             refused.append((path.name, "changed since it was made: its digest does not fit"))
+        elif entry.get("incomplete"):
+            refused.append((path.name, "its benchmark was stopped before its end: resume it"))
         else:
             entries.append(entry)
     if not entries and not refused:

@@ -187,7 +187,7 @@ class StoredCheckpoint:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise damaged(manifest, error) from error
         if not intact:
-            raise damaged(manifest, "its SHA-256 is another")
+            raise damaged(manifest, "its SHA-256 differs")
         identity = body.get("identity") if isinstance(body, dict) else None
         found = identity.get("format") if isinstance(identity, dict) else None
         if found != _FORMAT:

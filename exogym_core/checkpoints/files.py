@@ -123,7 +123,7 @@ def read_checked(path: Path, facts: FileFacts, most_bytes: int = -1) -> bytes:
     if expected is None or hashlib.sha256(content).hexdigest() != expected["sha256"]:
         size = f"{len(content)} bytes" if expected is None or len(content) != expected["num_bytes"] else ""
         written = f", {expected['num_bytes']} were written" if expected is not None and size else ""
-        raise damaged(path, f"{size}{written}" or "its SHA-256 is another")
+        raise damaged(path, f"{size}{written}" or "its SHA-256 differs")
     return content
 
 
@@ -326,7 +326,7 @@ def read_logs(
         try:
             left = list(part.lengths)
             if sum(left) > _MOST_LINES:
-                raise ValueError(f"it says to have more than {_MOST_LINES:,} lines")
+                raise ValueError(f"it claims more than {_MOST_LINES:,} lines")
             for line in _lines(packed):
                 rank_text, _, rest = line[1:].partition(",")
                 rank = int(rank_text)

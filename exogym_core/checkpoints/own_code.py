@@ -276,7 +276,7 @@ def _compare(part: Strategy | Module, loaded: Strategy | Module) -> None:
             continue
         where = f"{type(part).__name__}.state_dict()"
         raise InputError(
-            f"{where}: lacks {name!r}, which is another after a save and a load; add it there and in "
+            f"{where}: lacks {name!r}, which changes in a save and a load; add it there and in "
             f"load_state_dict(), or, if no step reads it, write not_saved = ({name!r},) in the class"
         )
 

@@ -133,7 +133,7 @@ class OwnParts:
         except RecordError as error:
             about = checkpoint.files.get(f"{rank_name(rank)}.json", {})
             raise InputError(
-                f"{visible(checkpoint.path)}: rank {rank} on {visible(socket.gethostname())} has not its part: "
+                f"{visible(checkpoint.path)}: rank {rank} on {visible(socket.gethostname())} lacks its part: "
                 f"{visible(error, 300)}; it was written on {visible(about.get('host', 'a disk that all saw'))}: start "
                 "each rank where it was (torchrun --node-rank), or start again"
             ) from None

@@ -315,7 +315,9 @@ class Experiment:
 
         settings = self.settings
         if settings.failures is not None and settings.until is None:
-            raise self.document.error(("failures",), "needs until, which says how long hosts may fail")
+            raise self.document.error(
+                ("failures",), "needs until, the virtual time until which hosts may fail"
+            )
         if transport_named(settings.transport).has_clock or under_torchrun() or is_at_rendezvous():
             return
         unused = [key for key in ("topology", "placement", "protocol") if getattr(settings, key) is not None]
@@ -422,7 +424,7 @@ def _resolved_seeds(settings: Settings, document: Document) -> dict[str, Any]:
         twice = next(seed for seed in seeds if seeds.count(seed) > 1)
         raise document.error(("seeds",), f"{twice} is there twice: give each seed once")
     if "seed" in settings.model_fields_set and first not in seeds:
-        raise document.error(("seed",), f"{first} is none of seeds: leave seed out")
+        raise document.error(("seed",), f"{first} is not among seeds: leave seed out")
     return {"seed": seeds[0], "seeds": seeds if len(seeds) > 1 else None}
 
 
@@ -601,7 +603,7 @@ def _steps(container: dict[str, Any] | list[Any], key: str, flag: str) -> list[s
     if key != "*":
         return [_step(container, key, flag)]
     if not container:
-        raise InputError(f"{flag}: * stands for no key: the mapping or list is empty")
+        raise InputError(f"{flag}: * matches no key: the mapping or list is empty")
     return list(container) if isinstance(container, dict) else list(range(len(container)))
 
 

@@ -22,6 +22,7 @@ from rich.text import Text
 from exogym_core.annexes import declared, load
 from exogym_core.cli.common_options import debug_flag, given, plain_json, takes
 from exogym_core.names import visible
+from netsim import Stoppable
 from netsim.errors import InputError, unknown_name
 from netsim.units import format_count
 
@@ -298,8 +299,7 @@ def check(asked: CheckArguments) -> int:
     after a stop. A law that is broken names what differs and what to do; the exit status is then 1.
     """
     from exogym_core.cli.own_code import find_own_code
-    from exogym_core.cli.signals import Interruption
-    from exogym_core.run.check import check as check_laws
+    from exogym_core.run.check import LAWS, checking
 
     strategy, options = asked.strategy, _read([*asked.options, *asked.settings])
     made: object = strategy
@@ -313,22 +313,23 @@ def check(asked: CheckArguments) -> int:
         click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
         made = code.load(wrapped=False)
     progress = _Progress()
-    with Interruption() as interruption:
-        try:
-            sizes = {"num_workers": asked.workers, "num_steps": asked.steps}
-            report = check_laws(made, options, progress=progress.show, **sizes)  # type: ignore[arg-type]
-        except KeyboardInterrupt:
-            progress.end()
-            click.echo("interrupted: nothing is left", err=True)
-            return interruption.exit_code or 130
+    sizes = {"num_workers": asked.workers, "num_steps": asked.steps}
+    reports: list[CheckReport] = []
+    with Stoppable() as work:
+        reports.extend(checking(made, options, progress=progress.show, **sizes))  # type: ignore[arg-type]
     progress.end()
+    if not reports:
+        work.end("no law was tried to its end")
+    report = reports[-1]
     if asked.as_json:
         rows = [dataclasses.asdict(row) for row in report.rows]
         plain = {name: value if _is_plain(value) else repr(value) for name, value in report.options.items()}
-        found = {"strategy": strategy, "options": plain, "passed": report.passed, "rows": rows}
+        passed = report.passed and not work.is_stopped
+        found = {"strategy": strategy, "options": plain, "passed": passed, "rows": rows}
         click.echo(json.dumps(found, indent=2))
     else:
         _print(strategy, report)
+    work.end(f"{len(report.rows)} of {len(LAWS)} laws were tried")
     return 0 if report.passed else 1
 
 

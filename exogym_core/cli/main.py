@@ -245,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except click.ClickException as error:
         return _fail(usage_message(error), 2)
-    except (KeyboardInterrupt, click.Abort):
+    except click.Abort:
         return 130
     except BrokenPipeError:
         return 1

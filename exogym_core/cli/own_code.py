@@ -129,7 +129,7 @@ def find_own_code(reference: str, what: str, folders: Sequence[Path]) -> OwnCode
     top = module.partition(".")[0]
     if top in _OF_PYTHON:
         raise InputError(
-            f"{what} '{reference}': '{top}' is Python's own library, of which an experiment takes nothing; write "
+            f"{what} '{reference}': '{top}' is Python's own library, which experiments do not call; write "
             "the callable into a module next to the file"
         )
     for folder in folders:

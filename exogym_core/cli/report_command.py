@@ -36,7 +36,7 @@ def _formats(context: click.Context, parameter: click.Parameter, value: str | No
     for name in names:
         if name not in _FORMATS:
             raise click.BadParameter(
-                f"{name!r} is none: give one or several of {','.join(_FORMATS)}", context, parameter
+                f"{name!r} is no format: give one or several of {','.join(_FORMATS)}", context, parameter
             )
     return list(dict.fromkeys(names))
 

@@ -1,7 +1,6 @@
 """`netgym run` and `compare`: train as an experiment file says, or resume a run; its table and page.
 
-Ctrl-C and SIGTERM end a run in order. torch and matplotlib are imported inside functions: `netgym --help`
-is fast.
+torch and matplotlib are imported inside functions: `netgym --help` is fast.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import os
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,17 +27,19 @@ from exogym_core.cli.common_options import (
 )
 from exogym_core.meeting_place import MeetingPlace, is_at_rendezvous, under_torchrun
 from exogym_core.names import visible
+from netsim import Stoppable
 from netsim.errors import InputError, NetsimError
 from netsim.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from exogym_core.cli.experiment import Experiment
     from exogym_core.results.report import RunReport
     from exogym_core.results.run_folder import RunFolder
 
-__all__ = ["compare", "run", "show_report", "stdout", "train_new"]
+__all__ = ["compare", "reported", "run", "show_report", "stdout", "train_new"]
 
 
 # torch, matplotlib and what imports them are imported inside functions: `netgym --help` answers at once.
@@ -74,8 +76,8 @@ def train_new(
     except NetsimError as error:
         # Such as missing data, or no rendezvous.
         is_alone = is_at_rendezvous() and not under_torchrun()  # else torchrun starts it again in this folder
-        if (isinstance(error, InputError) or is_alone) and not folder.has_trained():
-            folder.discard()
+        if isinstance(error, InputError) or is_alone:
+            folder.discard_if_untrained()
         raise
 
 
@@ -106,8 +108,9 @@ def _is_follower(experiment: Experiment) -> bool:
 def _follow(experiment: Experiment) -> None:
     from exogym_core.cli.comparison import follow
 
-    with _interruptible(0):
+    with Stoppable() as work:
         follow(experiment)
+    work.end("rank 0 writes what was trained")
 
 
 def _begun_before() -> Path | None:
@@ -137,50 +140,36 @@ def _load_own_code(experiment: Experiment) -> None:
 
 
 @contextmanager
-def _interruptible(num_strategies: int) -> Iterator[Callable[[RunFolder], RunFolder]]:
-    """End the block in order on Ctrl-C and SIGTERM; the yielded function takes the folder that messages name."""
-    from exogym_core.cli.signals import Interruption
+def reported(
+    folder: RunFolder, show: Callable[[], None], again: str, discard: Callable[[], bool]
+) -> Iterator[None]:
+    """Show what the block trains in the folder, also where a signal ends it; then release the folder.
 
-    folders: list[RunFolder] = []
-
-    def begin(folder: RunFolder) -> RunFolder:
-        folders.append(folder)
-        return folder
-
-    with Interruption() as interruption:
-        try:
-            yield begin
-        except KeyboardInterrupt:
-            for folder in folders:
-                if folder.has_trained():
-                    folder.log("interrupted")
-                    click.echo(_interrupted(folder, num_strategies), err=True)
-                else:
-                    folder.discard()
-            if not any(folder.path.is_dir() for folder in folders):
-                click.echo("interrupted: nothing was trained yet, and nothing is left", err=True)
-            raise click.exceptions.Exit(interruption.exit_code or 130) from None
-        except NetsimError as error:
-            for folder in folders:
-                if (folder.path / "summary.json").is_file() and "this run is over" not in str(error):
-                    path = visible(folder.path)
-                    error.add_note(
-                        f"Results so far are in {path}; to continue: netgym compare --resume {path}"
-                    )
-            raise
-        finally:
-            for folder in folders:
-                folder.release()
-
-
-def _interrupted(folder: RunFolder, num_strategies: int) -> str:
+    Args:
+        folder: owned by this process.
+        show: writes and prints all results that are there.
+        again: the command that resumes.
+        discard: removes the folder if nothing was trained in it, and returns whether it has; called after a signal.
+    """
     path = visible(folder.path)
-    if len(folder.finished()) == num_strategies:
-        return f"interrupted: training was over and is in {path}; its page: netgym report {path}"
-    return (
-        f"interrupted: results so far are in {path}, marked incomplete; its page: netgym report {path}; "
-        f"to continue: netgym compare --resume {path}"
-    )
+    try:
+        with Stoppable() as work:
+            yield
+        if work.is_stopped:
+            if discard():
+                work.end("nothing was trained yet, and nothing is left")
+            folder.log("interrupted")
+            folder.release()  # else its page would say that it trains
+        with Stoppable() as showing:
+            show()
+        work.end(f"results so far are in {path}, marked incomplete; to continue: {again}")
+        showing.end(f"results are in {path}; for their page: {again}")
+    except NetsimError as error:
+        if (folder.path / "summary.json").is_file() and "this run is over" not in str(error):
+            error.add_note(f"Results so far are in {path}; to continue: {again}")
+        raise
+    finally:
+        folder.release()
 
 
 def _compare(
@@ -369,12 +358,11 @@ class RunArguments:
         if experiment.settings.sweep is not None:
             line = f"{experiment.document.where}: sweep: ignored: only netgym sweep runs its points"
             click.echo(f"warning: {visible(line, 500)}", err=True)
-        with _interruptible(len(experiment.strategies)) as begin:
-            _load_own_code(experiment)
-            folder = begin(RunFolder.create(self.out, str(experiment.settings.name)))
-            entries = train_new(experiment, folder, jobs=self.jobs, trace=trace)
-            show_report(folder, as_json=self.as_json)
-            _exit_if_failed(entries)
+        _load_own_code(experiment)
+        folder = RunFolder.create(self.out, str(experiment.settings.name))
+        with self._reported(folder):
+            train_new(experiment, folder, jobs=self.jobs, trace=trace)
+        _exit_if_failed(folder.read_summary())
 
     def resume_run(self, path: Path, *, trace: bool = False) -> None:
         """Resume a stopped run from its folder; a finished one is left as it is.
@@ -403,13 +391,17 @@ class RunArguments:
         if is_finished:
             self._show_finished(experiment, folder)
             return
-        with _interruptible(len(experiment.strategies)) as begin:
-            begin(folder.owned()).clean()
+        folder.owned().clean()
+        with self._reported(folder):
             _load_own_code(experiment)
             folder.log("resumed")
-            entries = _compare(experiment, folder, jobs=self.jobs, resume=True, trace=trace)
-            show_report(folder, as_json=self.as_json)
-            _exit_if_failed(entries)
+            _compare(experiment, folder, jobs=self.jobs, resume=True, trace=trace)
+        _exit_if_failed(folder.read_summary())
+
+    def _reported(self, folder: RunFolder) -> AbstractContextManager[None]:
+        show = partial(show_report, folder, as_json=self.as_json)
+        again = f"netgym compare --resume {visible(folder.path)}"
+        return reported(folder, show, again, folder.discard_if_untrained)
 
     def _show_finished(self, experiment: Experiment, folder: RunFolder) -> None:
         if is_at_rendezvous():

@@ -93,8 +93,8 @@ class Sampler:
         experiment = Experiment.load(folder.path / "experiment.yaml", trust=trust)
         if experiment.own_code and not trust and not is_own(folder.path):
             raise InputError(
-                f"{visible(path)}: you have not made this run, and it names code, which would run as you: "
-                f"{visible(experiment.own_code[0])}; look through it, then add --trust"
+                f"{visible(path)}: another user made this run, and it names code, which would run with your "
+                f"permissions: {visible(experiment.own_code[0])}; read it, then add --trust"
             )
         model = experiment.build_model(experiment.build_task())
         if not hasattr(model, "logits") or not hasattr(model, "block_size"):

@@ -73,7 +73,7 @@ def _of_folder(path: Path) -> dict[str, Any]:
         return {"kind": "run", "folder": str(path), "state": "finished", "strategies": [], "now": None}
     accepted = " or ".join([", ".join(marks[:-1]), marks[-1]] if len(marks) > 1 else marks)
     raise InputError(
-        f"{visible(path)}: no run is there: it has no {accepted}; name a run's "
+        f"{visible(path)}: is no run: it has no {accepted}; name a run's "
         "folder, or HOST:PORT of a rendezvous or of torchrun's ranks"
     )
 

@@ -103,7 +103,7 @@ class CheckedArguments:
         """The members of a new group."""
         members = [self._check_rank("group", "ranks", rank) for rank in ranks]
         if self.rank not in members or len(set(members)) != len(members):
-            raise self._wrong("group", f"{members} must name this rank, and nobody twice")
+            raise self._wrong("group", f"{members} must name this rank, and each rank once")
         return members
 
     def _check_wait(self, wait: float) -> None:

@@ -358,7 +358,7 @@ class Compute(_TextToo, Schema):
         if self.fixed is not None:
             return self.fixed
         if self.flops is None:
-            raise InputError("compute: 'measured' has no seconds before it has been measured; use fixed")
+            raise InputError("compute: 'measured' has no seconds before the measurement; use fixed")
         name = self.flops.device or device
         if name is None:
             raise InputError(f"{where}{NO_DEVICE}")

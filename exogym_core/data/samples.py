@@ -298,7 +298,7 @@ class Source:
         known = state.get("known_as")
         if self.known_as is not None and known is not None and self.known_as != known:
             raise InputError(
-                f"fit: the training set that the checkpoint knows is {known}, this rank's is {self.known_as}; let the "
+                f"fit: the checkpoint's training set is {known}, this rank's is {self.known_as}; let the "
                 "factory make the same datasets, or start a new run"
             )
         self.epoch, self.step = state["epoch"], state["step"]

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exogym_core.cli.signals import Interruption
 from exogym_core.planning.model_sizes import MEMORY_CHOICES
-from netsim import DelayedProgress
+from netsim import DelayedProgress, Stoppable
 from netsim.errors import InputError, unknown_name
-from netsim.units import parse_seconds
+from netsim.units import format_count, parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -223,29 +222,24 @@ def plan(
     known = Known()
     asked = [(point, request_of(experiment, point, known=known, **words)) for point in grid(sweeps)]
     total = sum(len(request.experiment.strategies) * len(_left_out(lost)) for _, request in asked)
-    is_cut = False
     with (
-        Interruption() as interruption,
+        Stoppable() as work,
         DelayedProgress("planning", total, every_seconds=_SECONDS_A_LINE) as progress,
     ):
-        try:
-            for point, request in asked:
-                where = ", ".join(f"{key}={value}" for key, value in point.items())
-                for row in plan_rows(request, lost, progress, f" at {where}" if where else ""):
-                    rows.append({**row, "point": point} if sweeps else row)
-                    progress.advance()
-        except KeyboardInterrupt:
-            if not rows:
-                raise click.exceptions.Exit(interruption.exit_code or 130) from None
-            is_cut = True
+        for point, request in asked:
+            where = ", ".join(f"{key}={value}" for key, value in point.items())
+            for row in plan_rows(request, lost, progress, f" at {where}" if where else ""):
+                rows.append({**row, "point": point} if sweeps else row)
+                progress.advance()
+    made = f"{len(rows)} of {total} plans were made"
+    if not rows:
+        work.end(made)
     if all("refused" in row for row in rows):
         raise InputError(rows[0]["refused"])
     # Of a sweep that was interrupted some points are missing, so it has no break-even lines.
     requests = [request for _, request in asked]
-    _print_plans(placed(rows), [] if is_cut else sweeps, bool(sweeps), as_json, out, requests)
-    if is_cut:
-        click.echo(f"interrupted: {len(rows)} of {total} plans were made", err=True)
-        raise click.exceptions.Exit(interruption.exit_code or 130)
+    _print_plans(placed(rows), [] if work.is_stopped else sweeps, bool(sweeps), as_json, out, requests)
+    work.end(made)
 
 
 def _print_plans(
@@ -338,8 +332,7 @@ def reproduce(
     name: str | None, params: float | None, layers: int | None, step: str | None, as_json: bool
 ) -> None:
     """Compute a published result and compare it with the printed one. Without NAME: list them."""
-    from exogym_core.planning.published import PUBLISHED
-    from exogym_core.planning.published import reproduce as reproduced
+    from exogym_core.planning.published import PUBLISHED, cells_of
 
     if name is None:
         listed = [{"name": known, "source": entry["source"]} for known, entry in PUBLISHED.items()]
@@ -349,13 +342,15 @@ def reproduce(
     given = {key: value for key, value in sizes.items() if value is not None}
     if given and name != "streaming-diloco":
         raise InputError(f"reproduce {name}: --params, --layers and --step are for streaming-diloco alone")
-    with DelayedProgress(f"reproducing {name}"):
-        result = reproduced(name, **given)
+    cells: list[dict[str, Any]] = []
+    with Stoppable() as work, DelayedProgress(f"reproducing {name}"):
+        cells.extend(cells_of(name, **given))
+    source = PUBLISHED[name]["source"]
     if as_json:
-        return click.echo(json.dumps(result, indent=2))
-    click.echo(f"{result['name']}: {result['source']}")
-    for cell in result["cells"]:
-        click.echo(_cell_line(cell))
+        click.echo(json.dumps({"name": name, "source": source, "cells": cells}, indent=2))
+    else:
+        click.echo("\n".join([f"{name}: {source}", *map(_cell_line, cells)]))
+    work.end(f"{format_count(len(cells), 'figure')} so far")
     return None
 
 
@@ -399,11 +394,7 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
         raise InputError("advise: add --tokens, such as --tokens 200B, or --budget with dollars to spend")
     setting = request_of(None, {}, strategies=("AllReduce",), topology=topology, **words).setting
     ratios = step_ratios(runs) if runs is not None else None
-    is_cut = False
-    with (
-        Interruption() as interruption,
-        DelayedProgress("planning", every_seconds=_SECONDS_A_LINE) as progress,
-    ):
+    with Stoppable() as work, DelayedProgress("planning", every_seconds=_SECONDS_A_LINE) as progress:
         advice = Advice(
             setting,
             ratios,
@@ -411,14 +402,9 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
                 f"plan {made + 1} of about {about}: {name}{best_so_far(advice)}"
             ),
         )
-        try:
-            advice.search()
-        except KeyboardInterrupt:
-            if not advice.rows:
-                raise click.exceptions.Exit(interruption.exit_code or 130) from None
-            is_cut = True
+        advice.search()
+    if not advice.rows:
+        work.end("no plan was made")
     result = advice.result()
     click.echo(json.dumps(result, indent=2, allow_nan=False) if as_json else "\n".join(advice_lines(result)))
-    if is_cut:
-        click.echo(f"interrupted: the best of {len(advice.rows)} plans so far", err=True)
-        raise click.exceptions.Exit(interruption.exit_code or 130)
+    work.end(f"the best of {len(advice.rows)} plans so far")

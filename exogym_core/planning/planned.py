@@ -311,8 +311,8 @@ def _refuse_measured(experiment: Experiment) -> None:
     if plain.pop("measured", None) is not None:
         words = ", ".join(f"{key}: {_in_one_line(value)}" for key, value in {"fixed": "1 s", **plain}.items())
         raise InputError(
-            f"plan: a step's computing is measured where it runs; add --set compute='{{{words}}}' with your seconds, "
-            "or plan a run's folder, which has what it measured"
+            f"plan: the time of a step is measured by running it, which a plan does not do; add "
+            f"--set compute='{{{words}}}' with your seconds, or plan a run folder, which holds the measured time"
         )
     if compute.updates.speeds or compute.updates.is_measured:
         raise InputError("plan: optimizers' steps are free in plans; add --set compute.updates=free")

@@ -26,9 +26,9 @@ from netsim import Topology, load_document
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["METHODS", "PUBLISHED", "TARGETS", "reproduce", "utilisation"]
+__all__ = ["METHODS", "PUBLISHED", "TARGETS", "cells_of", "reproduce", "utilisation"]
 
 _FILE: Any = load_document(Path(__file__).with_suffix(".yaml")).data
 
@@ -50,15 +50,20 @@ def reproduce(name: str, **options: Any) -> dict[str, Any]:
     Raises:
         UnknownNameError: there is no such result.
     """
+    cells = list(cells_of(name, **options))
+    return {"name": name, "source": PUBLISHED[name]["source"], "cells": cells}
+
+
+def cells_of(name: str, **options: Any) -> Iterator[dict[str, Any]]:
+    """Cells of `reproduce`, each as soon as it is computed."""
     if name not in PUBLISHED:
         raise unknown_name("published result", name, PUBLISHED)
     entry = PUBLISHED[name]
     if "methods" in entry:
-        cells = _streaming(**options)
-    else:
-        links = entry.get("links", {})
-        cells = [_cell({**group, **cell}, links) for group in entry["groups"] for cell in group["cells"]]
-    return {"name": name, "source": entry["source"], "cells": cells}
+        yield from _streaming(**options)
+    links = entry.get("links", {})
+    for group in entry.get("groups", ()):
+        yield from (_cell({**group, **cell}, links) for cell in group["cells"])
 
 
 # --- cells of the file ---------------------------------------------------------------------------------------
@@ -210,9 +215,8 @@ _METHODS = {name: _Method(**given) for name, given in _FILE["streaming-diloco"][
 METHODS = tuple(_METHODS)
 
 
-def _streaming(params: float = 1e9, layers: int = 24, step_seconds: float = 0.1) -> list[dict[str, Any]]:
+def _streaming(params: float = 1e9, layers: int = 24, step_seconds: float = 0.1) -> Iterator[dict[str, Any]]:
     is_printed = (params, layers, step_seconds) == (1e9, 24, 0.1)
-    cells: list[dict[str, Any]] = []
     for name, method in _METHODS.items():
         options = ", ".join(f"{key}={value}" for key, value in method.options.items())
         own = _own_utilisation(method, params, layers, step_seconds)
@@ -236,8 +240,7 @@ def _streaming(params: float = 1e9, layers: int = 24, step_seconds: float = 0.1)
                     "grid_steps": _nearest(reached) - _nearest(printed),
                     "cause": "the table's resolution is one step of its grid, a factor of 1.207",
                 }
-            cells.append(cell)
-    return cells
+            yield cell
 
 
 def _nearest(gbit_per_second: float) -> int:

@@ -423,8 +423,8 @@ class SimulatedRounds:
         """Run every rank while it is simulated."""
         if self._num_ranks > _MOST_LIVE_RANKS:
             raise InputError(
-                f"plan: {type(self._strategy).__name__} goes by the clock, so each of {self._num_ranks:,} ranks has to "
-                f"run, and that is done for {_MOST_LIVE_RANKS} at most; plan fewer workers, or a strategy whose rounds "
+                f"plan: {type(self._strategy).__name__} reads the clock, so each of {self._num_ranks:,} ranks has to "
+                f"run, {_MOST_LIVE_RANKS} at most; plan fewer workers, or a strategy whose rounds "
                 "do not overlap in stages or leave ranks out"
             )
         self._staleness.clear()

@@ -170,7 +170,7 @@ class Results:
         path = folder.path / "experiment.yaml"
         document = load_document(path)
         if not isinstance(document.data, dict):
-            raise document.error((), "is no experiment: expected a mapping")
+            raise document.error((), "is not an experiment: expected a mapping")
         return cls(
             settings=document.data,
             experiment_yaml=path.read_text(encoding="utf-8"),
@@ -323,7 +323,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[FoundRun]:
     """The runs in these folders: a run itself, the points of a sweep, or all that a folder such as `runs` holds.
 
     Points that have not begun are left out. A run that several of the paths hold is one run. Folders of one name in
-    different places are told apart by their paths.
+    different places are distinguished by their paths.
 
     Raises:
         InputError: there is none in one of them.

@@ -256,8 +256,15 @@ class RunFolder:
         files = [*(self.path / "checkpoints").glob("*/step-*"), *(self.path / "metrics").glob("*")]
         return bool(self.read_summary() or files)
 
+    def discard_if_untrained(self) -> bool:
+        """Remove a folder in which nothing has been trained; returns whether that was so."""
+        is_untrained = not self.has_trained()
+        if is_untrained:
+            self.discard()
+        return is_untrained
+
     def discard(self) -> None:
-        """Remove a folder in which nothing has been trained: only what a run writes at its start."""
+        """Remove only what a run writes at its start."""
         for name in ("experiment.yaml", "environment.json", "summary.json", "log.txt"):
             (self.path / name).unlink(missing_ok=True)
         self.release()
@@ -394,8 +401,8 @@ def require_own(folder: Path, kind: str) -> None:
     """
     if not is_own(folder):
         raise InputError(
-            f"{visible(folder)}: you have not made this {kind}, or its experiment.yaml was changed since: it may "
-            "name code, which runs as you; look through it, then add --trust"
+            f"{visible(folder)}: another user made this {kind}, or its experiment.yaml was changed since: it may "
+            "name code, which runs with your permissions; read it, then add --trust"
         )
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from exogym_core.results.fit_result import FitResult
     from exogym_core.workers.run import RunResult
 
-__all__ = ["LAWS", "CheckReport", "CheckRow", "Workload", "check", "find_faults"]
+__all__ = ["LAWS", "CheckReport", "CheckRow", "Workload", "check", "checking", "find_faults"]
 
 _SHORT_ROUND = 6  # local steps of a round where the user gives no H: the default would outlast the check
 _TOLERANCE = 1e-4  # relative, between simulated and real sockets: sums are formed in another order
@@ -150,6 +150,19 @@ def check(
     >>> check("AllReduce", {"bucket_bytes": 512}, num_steps=3).passed
     True
     """
+    *_, report = checking(strategy, options, num_workers=num_workers, num_steps=num_steps, progress=progress)
+    return report
+
+
+def checking(
+    strategy: str | type[Strategy] | Strategy | Callable[..., Strategy],
+    options: Mapping[str, Any] | None,
+    *,
+    num_workers: int,
+    num_steps: int,
+    progress: Callable[[str, int, int], None],
+) -> Iterator[CheckReport]:
+    """As `check`; yields the report so far after each law."""
     made, given = _made(strategy, dict(options or {}))
     trials = _Trials(made, Workload.small(num_workers, num_steps))
     rows: list[CheckRow] = []
@@ -159,15 +172,15 @@ def check(
         if blocked:
             failed.add(name)  # unknown: what builds on it is unknown too
             rows.append(CheckRow(name, law.about, "skipped", f"not tried: fix {blocked[0]!r} first"))
-            continue
-        progress(name, position, len(LAWS))
-        reason = law.skipped(made)
-        fault = None if reason else trials.fault_in(name)
-        if fault is not None:
-            failed.add(name)
-        status = "skipped" if reason else "passed" if fault is None else "failed"
-        rows.append(CheckRow(name, law.about, status, reason or fault or ""))
-    return CheckReport(type(made).__name__, given, rows)
+        else:
+            progress(name, position, len(LAWS))
+            reason = law.skipped(made)
+            fault = None if reason else trials.fault_in(name)
+            if fault is not None:
+                failed.add(name)
+            status = "skipped" if reason else "passed" if fault is None else "failed"
+            rows.append(CheckRow(name, law.about, status, reason or fault or ""))
+        yield CheckReport(type(made).__name__, given, tuple(rows))
 
 
 def find_faults(strategy: Strategy, problem: Workload, laws: Sequence[str]) -> list[str]:

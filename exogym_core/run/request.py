@@ -164,7 +164,7 @@ class FitRequest(RunConfig):
         if self.failures is None or self.topology is None:
             return
         if self.until is None:
-            raise InputError("fit: failures need until=, which says how long hosts may fail")
+            raise InputError("fit: failures need until=, the virtual time until which hosts may fail")
         hosts = self.topology.place(self.num_ranks, self.placement)[: self.num_nodes]
         crashes = random_crashes(
             sorted(set(hosts)), self.failures["mtbf"], self.failures["repair"], self.until, self.seed

@@ -6,9 +6,6 @@ import contextlib
 import datetime
 import hmac
 import math
-import os
-import socket
-import stat
 import threading
 import time
 from collections import deque
@@ -24,7 +21,13 @@ from exogym_core.communicator.base import Traffic
 from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.deadlock_detector import in_thread
-from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, ProcessGroups, Rendezvous
+from exogym_core.communicator.gloo.rendezvous import (
+    ConnectionLostError,
+    ProcessGroups,
+    Rendezvous,
+    cut_sockets,
+    open_sockets,
+)
 from exogym_core.meeting_place import MeetingPlace, processes_of_site
 from exogym_core.plain import packed, unpacked
 from exogym_core.sites.link import LinkStore, SiteLeader, SiteLink
@@ -42,52 +45,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ElasticCommunicator",
-    "OpenedSockets",
     "SiteCommunicator",
     "SiteRankCommunicator",
     "moved",
     "site_link",
 ]
-
-_DESCRIPTORS = "/dev/fd"  # of this process; there on Linux and macOS
-
-
-def _sockets() -> dict[int, int]:
-    """This process's sockets: descriptor -> inode, which a later one of that number does not share."""
-    found = {}
-    with contextlib.suppress(OSError):
-        for name in os.listdir(_DESCRIPTORS):
-            with contextlib.suppress(OSError, ValueError):
-                about = os.fstat(int(name))
-                if stat.S_ISSOCK(about.st_mode):
-                    found[int(name)] = about.st_ino
-    return found
-
-
-class OpenedSockets:
-    """The sockets that this process opens from now on, until `stop`."""
-
-    def __init__(self) -> None:
-        self._before, self._opened = _sockets(), dict[int, int]()
-        self._is_counting = True
-
-    def stop(self) -> None:
-        """Count no sockets that are opened later."""
-        self._opened, self._is_counting = self._now(), False
-
-    def cut(self) -> None:
-        """Shut down these connections where still open; listening sockets stay."""
-        for number, node in (self._now() if self._is_counting else self._opened).items():
-            with contextlib.suppress(OSError):
-                if os.fstat(number).st_ino != node:
-                    continue
-                with socket.socket(fileno=os.dup(number)) as connection:
-                    if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        connection.shutdown(socket.SHUT_RDWR)
-
-    def _now(self) -> dict[int, int]:
-        return {number: node for number, node in _sockets().items() if self._before.get(number) != node}
-
 
 _PART_BYTES = 8 << 20  # of a state, at once: each part has its own time-out
 _PART_SECONDS = 30.0
@@ -157,8 +119,8 @@ class ElasticCommunicator(GlooCommunicator):
 
     def _refuse(self, call: str) -> NoReturn:
         raise InputError(
-            f"rank {self.rank}, {call}: sites that meet at a rendezvous come and go, and what waits for all of them "
-            "would wait for ever; use a strategy with time-outs, such as DiLoCo with averaging_timeout"
+            f"rank {self.rank}, {call}: sites at a rendezvous come and go, so a call that waits for all of them may "
+            "wait for ever; use a strategy with time-outs, such as DiLoCo with averaging_timeout"
         )
 
 
@@ -399,7 +361,7 @@ class SiteCommunicator(ElasticCommunicator):
             line = f"rank {self.rank} connects to {members}: not finished in {seconds:g} s"
             raise DeadlockError(line) from None
         finally:
-            opened.sockets.stop()
+            opened.settle()
             if not opened.outcome.done() or opened.outcome.exception() is not None:
                 del self._opened[group]
 
@@ -564,7 +526,13 @@ class _Opened:
     """A group, connected or being connected."""
 
     def __init__(self, group: str) -> None:
-        self.group, self.sockets, self.outcome = group, OpenedSockets(), Future[ProcessGroups]()
+        self.group, self.outcome = group, Future[ProcessGroups]()
+        self._before = open_sockets()
+        self._sockets: Mapping[int, int] | None = None
+
+    def settle(self) -> None:
+        """Count no sockets that are opened later."""
+        self._sockets = open_sockets(self._before)
 
     def give_up(self) -> None:
         """Stop waiting for its members to connect."""
@@ -576,7 +544,7 @@ class _Opened:
     def dissolve(self) -> None:
         """Fail the calls that wait in it."""
         self.give_up()
-        self.sockets.cut()
+        cut_sockets(open_sockets(self._before) if self._sockets is None else self._sockets)
 
 
 def _hand_over(outcome: Future[ProcessGroups], done: Future[ProcessGroups]) -> None:

@@ -98,7 +98,7 @@ class Membership:
             if known is not None:
                 self.forget(known.site)
             known = self.sites[site] = SiteInfo(site, session, str(hello.get("where", "")), now)
-            self.say(f"site {site} has come: {known.where}")
+            self.say(f"site {site} has joined: {known.where}")
         else:
             self.say(f"site {site} is back: {known.where}")
         known.heard, known.lost = now, math.inf

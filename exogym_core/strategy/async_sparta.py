@@ -128,7 +128,7 @@ class AsyncSparseCommunicator(Module, name="AsyncSPARTA"):
 
 
 class AsyncSPARTAStrategy(Composition, name="AsyncSPARTA"):
-    """SPARTA whose averages travel beside the computing.
+    """SPARTA whose averages overlap with computing.
 
     Bytes: `2 (n - 1) / n p P` a worker every `interval` steps, as SPARTA with that interval. Second-hand: the delay and
     the interval are as EXO's users report them, not read in code.

@@ -75,7 +75,7 @@ class StepContext:
             return self.samples * len(ranks) / sum(self.samples_of[rank] for rank in ranks)
         if self.weight != 1.0:
             raise InputError(
-                f"StepContext: weight={self.weight:g} is relative to all ranks; say samples_of too, for the weight "
+                f"StepContext: weight={self.weight:g} is relative to all ranks; pass samples_of too, for the weight "
                 "inside a site"
             )
         return 1.0
@@ -144,7 +144,7 @@ class Strategy(Participants, Configured, Stateful):
         if arguments and isinstance(arguments[0], nn.Module):
             raise InputError(
                 f"{cls.__name__}: the first argument is a model; the Trainer gives it to the strategy, "
-                "leave it out and say the optimizer as optim_spec="
+                "leave it out and pass the optimizer as optim_spec="
             )
         strategy = super().__new__(cls)
         strategy._given = (arguments, options)

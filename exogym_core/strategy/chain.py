@@ -117,7 +117,7 @@ class Module(Configured, Stateful):
         self.comm, self.seed = strategy.comm, strategy.seed
         if not self.takes_sites and (scope.gradients is not None or scope.site.inside is not None):
             raise InputError(
-                f"{type(strategy).__name__}: {type(self).__name__} brings single ranks together, not sites; "
+                f"{type(strategy).__name__}: {type(self).__name__} mixes single ranks, not sites; "
                 "leave Sites out"
             )
         return scope

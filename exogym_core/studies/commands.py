@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exogym_core.cli.common_options import confirm_seeds, given, not_empty, takes, topology_here
-from exogym_core.cli.run_commands import show_report, stdout
+from exogym_core.cli.run_commands import reported, show_report, stdout
 from exogym_core.names import visible
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from exogym_core.results.run_folder import RunFolder
     from exogym_core.studies.study import Study
-    from exogym_core.studies.tuning import TuneResult
+    from exogym_core.studies.tuning import Chosen, Tuning
     from netsim import Document
 
 __all__ = ["ON_HELP", "in_order", "sweep", "tune"]
@@ -106,25 +107,16 @@ class _Asked:
 
 
 @contextmanager
-def in_order(folder: RunFolder, again: str, empty: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Release the folder at the end; after Ctrl-C or SIGTERM print `again`, the command that resumes.
-
-    `empty` removes what was made before a mistake was found.
-    """
-    from exogym_core.cli.signals import Interruption
-
-    with Interruption() as interruption:
-        try:
+def in_order(
+    folder: RunFolder, show: Callable[[], None], again: str, discard: Callable[[], bool]
+) -> Iterator[None]:
+    """As `reported`; a mistake that is found before anything is trained leaves no folder behind either."""
+    try:
+        with reported(folder, show, again, discard):
             yield
-        except KeyboardInterrupt:
-            path = visible(folder.path)
-            click.echo(f"interrupted: results so far are in {path}; to continue: {again}", err=True)
-            raise click.exceptions.Exit(interruption.exit_code or 130) from None
-        except InputError:
-            empty()
-            raise
-        finally:
-            folder.release()
+    except InputError:
+        discard()
+        raise
 
 
 def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -153,7 +145,7 @@ def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None
 )
 def sweep(asked: _Asked, vary: tuple[str, ...], minimise: str | None, only_estimate: bool) -> None:
     """Train EXPERIMENT at every point of its `sweep:`, or resume a sweep."""
-    from exogym_core.studies.runners import finish_sweep
+    from exogym_core.studies.runners import run_points
     from exogym_core.studies.study import Study, line_writer
 
     resumed = asked.resumed("sweep", "a sweep's folder", vary, minimise, only_estimate)
@@ -172,15 +164,13 @@ def sweep(asked: _Asked, vary: tuple[str, ...], minimise: str | None, only_estim
             return
         study = Study.create(document, folder, asked.out, stem)
     again = f"netgym sweep --resume {visible(study.folder.path)}"
-    with in_order(study.folder, again, study.discard_if_empty):
+    show = partial(_show_sweep, study, as_json=asked.as_json)
+    with in_order(study.folder, show, again, study.discard_if_empty):
         if resumed is None:
             for code in study.base().own_code:
                 click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
-        failed = finish_sweep(
-            study, line_writer(study.folder), asked.place, asked.jobs, is_new=resumed is None
-        )
-        _show_sweep(study, failed, as_json=asked.as_json)
-    if failed:
+        run_points(study, line_writer(study.folder), asked.place, asked.jobs, is_new=resumed is None)
+    if failed := _num_failed(study):
         total = format_count(len(study.entries), "point")
         click.echo(f"error: {failed} of {total} failed (see above)", err=True)
         raise click.exceptions.Exit(1)
@@ -213,12 +203,19 @@ def _print_estimate(study: Study, *, as_json: bool) -> None:
     click.echo(json.dumps(document) if as_json else line)
 
 
-def _show_sweep(study: Study, failed: int, *, as_json: bool) -> None:
-    """Print every point's strategies; or all as JSON."""
-    from exogym_core.studies.points import point_text
+def _num_failed(study: Study) -> int:
+    return sum(bool(entry.get("failed")) for entry in study.entries)
 
+
+def _show_sweep(study: Study, *, as_json: bool) -> None:
+    """Write tables and page, and print every point's strategies; or all as JSON."""
+    from exogym_core.studies.points import point_text
+    from exogym_core.studies.runners import write_results
+
+    write_results(study)
     path, digest = str(study.folder.path), study.digest()
     if as_json:
+        failed = _num_failed(study)
         document = {"run_folder": path, "digest": digest, "failed": failed, "points": study.entries}
         click.echo(json.dumps(document, indent=2, allow_nan=False))
         return
@@ -238,6 +235,8 @@ def _cells(entry: Mapping[str, Any], point: str) -> Iterator[tuple[str, ...]]:
     if entry.get("failed"):
         yield point, "failed", visible(entry.get("error", ""), 60), "", ""
         return
+    if entry.get("incomplete"):
+        yield point, "not finished", "", "", ""
     for position, strategy in enumerate(entry.get("strategies", ())):
         has_time = strategy.get("virtual_seconds") is not None
         to_target = _time(strategy.get("virtual_seconds_to_target"))
@@ -283,10 +282,11 @@ def tune(asked: _Asked, over: tuple[str, ...]) -> None:
         document = asked.document()
         document = with_tune(document, _spaces(document, asked.experiment, over), asked.searched())
         tuning = Tuning.create(document, asked.experiment.parent, asked.experiment.stem, asked.out)
-    with in_order(tuning.folder, f"netgym tune --resume {visible(tuning.folder.path)}"):
-        result = tuning.run(line_writer(tuning.folder), asked.place, asked.jobs)
-    _show_tuning(result, as_json=asked.as_json)
-    if any(not each.point for each in result.chosen):
+    show = partial(_show_tuning, tuning, as_json=asked.as_json)
+    again = f"netgym tune --resume {visible(tuning.folder.path)}"
+    with in_order(tuning.folder, show, again, tuning.discard_if_empty):
+        tuning.run(line_writer(tuning.folder), asked.place, asked.jobs)
+    if any(not each.point for each in tuning.chosen):
         raise click.exceptions.Exit(1)
 
 
@@ -311,27 +311,47 @@ def _spaces(document: Document, path: Path, over: Sequence[str]) -> dict[str, An
     return spaces
 
 
-def _show_tuning(result: TuneResult, *, as_json: bool) -> None:
+def _show_tuning(tuning: Tuning, *, as_json: bool) -> None:
     """Print the chosen points, then the comparison; or all as JSON."""
-    from exogym_core.studies.points import point_text
+    from exogym_core.results.run_folder import RunFolder
 
+    path = str(tuning.folder.path)
+    comparison = RunFolder(tuning.folder.path / "comparison")
     if as_json:
-        click.echo(json.dumps(result.to_mapping(), indent=2, allow_nan=False))
+        document = {
+            "run_folder": path,
+            "incomplete": True,
+            "chosen": [asdict(each) for each in tuning.chosen],
+            "summary": comparison.read_summary(),
+        }
+        if tuning.result is not None:
+            document = tuning.result.to_mapping()
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
         return
-    click.echo(f"Best of each strategy on tuning seeds {', '.join(map(str, result.tuning_seeds))}:")
+    so_far = "" if tuning.result is not None else " so far"
+    click.echo(f"Best of each strategy{so_far} on tuning seeds {', '.join(map(str, tuning.tuning_seeds))}:")
     rows = [
         (
             visible(each.strategy, 40),
-            point_text(each.point) if each.point else "all failed",
+            _point_cell(each),
             _time(each.virtual_seconds_to_target),
             _loss(each.final_loss),
             str(each.num_points),
             "; ".join(each.edges),
         )
-        for each in result.chosen
+        for each in tuning.chosen
     ]
     _print_table(("strategy", "best", "to target", "final loss", "points", "at an edge"), rows)
-    seeds = ", ".join(map(str, result.seeds))
-    click.echo(f"\nAll at their best on seed{'s' * (len(result.seeds) > 1)} {seeds}:")
-    show_report(result.comparison)
-    click.echo(str(result.folder))
+    if comparison.has_trained():
+        seeds = ", ".join(map(str, tuning.seeds))
+        click.echo(f"\nAll at their best on seed{'s' * (len(tuning.seeds) > 1)} {seeds}:")
+        show_report(comparison)
+    click.echo(path)
+
+
+def _point_cell(chosen: Chosen) -> str:
+    from exogym_core.studies.points import point_text
+
+    if chosen.point:
+        return point_text(chosen.point)
+    return "all failed" if chosen.num_failed == chosen.num_points else "none finished"

@@ -148,7 +148,7 @@ class Sweep(Schema):
         sweep = settings.model_copy(update={"axes": axes})
         if sweep.at_once is not None and sweep.search != "optuna":
             raise part.error(
-                ("at_once",), "is for search: optuna: the points of others depend on nothing; leave it out"
+                ("at_once",), "is for search: optuna, whose points depend on earlier results; leave it out"
             )
         sweep._check(part)
         return sweep

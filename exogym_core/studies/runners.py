@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from exogym_core.studies.study import Study
     from exogym_core.studies.sweep import Found, PointRun, PointRunner, Probe
 
-__all__ = ["RayRunner", "finish_sweep", "runner_at"]
+__all__ = ["RayRunner", "run_points", "runner_at", "write_results"]
 
 _TRIES = 4  # of a point whose node is lost
 _MOST_CODE_BYTES = 10_000_000
@@ -73,15 +73,15 @@ def runner_at(where: str | None, measured: Probe | None, jobs: int | None = None
         yield RayRunner(pool, measured)
 
 
-def finish_sweep(
+def run_points(
     study: Study,
     write: Callable[[str], None],
     place: str | None = None,
     jobs: int | None = None,
     *,
     is_new: bool = False,
-) -> int:
-    """Run a sweep's points, and write its tables and page; returns how many points failed.
+) -> None:
+    """Run a sweep's points.
 
     Args:
         study: in its folder.
@@ -94,13 +94,16 @@ def finish_sweep(
         line, measured, _ = estimated(study)
         write(line)
     with runner_at(place, measured, jobs) as runner:
-        failed = run_sweep(study, SweepProgress(write, study.sweep.num_points), runner)
+        run_sweep(study, SweepProgress(write, study.sweep.num_points), runner)
     study.folder.log("done")
+
+
+def write_results(study: Study) -> None:
+    """Write a sweep's tables and page, if a strategy of a point has ended."""
     if any(entry.get("strategies") for entry in study.entries):
         path = study.folder.path
         write_tables(study.folder, tidy_rows(find_runs([path])))
         study.folder.write_text("report.html", StudyReport([path]).html())
-    return failed
 
 
 class RayRunner:

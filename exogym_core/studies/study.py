@@ -133,7 +133,7 @@ class Study:
         origin = f"point {point_text(point)}"
         document = apply_values(self.document, point, origin) if point else self.document
         if not isinstance(document.data, dict):
-            raise document.error((), "is no experiment: expected a mapping")
+            raise document.error((), "is not an experiment: expected a mapping")
         data = {key: value for key, value in document.data.items() if key not in ("sweep", "scales", "tune")}
         if self.sweep.seeds is not None:
             data["seeds"] = self.sweep.seeds
@@ -170,12 +170,13 @@ class Study:
             self.entries[self.entries.index(known)] = entry
         self.folder.write_summary(self.entries)
 
-    def discard_if_empty(self) -> None:
-        """Remove the folder of a sweep of which no point was begun."""
+    def discard_if_empty(self) -> bool:
+        """Remove the folder of a sweep of which no point was begun; returns whether that was so."""
         if not self.entries:
             with contextlib.suppress(OSError):  # something else was put there
                 (self.folder.path / POINTS).rmdir()
                 self.folder.discard()
+        return not self.entries
 
     def digest(self) -> str:
         """SHA-256 over the points and their digests: the same for equal sweeps, stopped in between or not."""

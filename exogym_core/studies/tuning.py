@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from exogym_core.cli.experiment import Experiment, apply_values
 from exogym_core.config import yaml_text
 from exogym_core.names import file_name, visible
 from exogym_core.results.progress import progress_for
-from exogym_core.results.reading import SEARCH, comparison_of, is_study
+from exogym_core.results.reading import POINTS, SEARCH, comparison_of, is_study
 from exogym_core.results.report import Results, verdict, write_report
 from exogym_core.results.run_folder import RunFolder, require_own
 from exogym_core.studies.points import Range, TuneSettings, point_text
@@ -299,10 +300,18 @@ class Tuning:
     Args:
         plan: of the search.
         folder: `search/` gets a sweep for each strategy, `comparison/` the run.
+
+    Attributes:
+        chosen: the best point so far of each strategy whose search has begun.
+        tuning_seeds, seeds: of the search, and of the comparison.
+        result: once all is done.
     """
 
     def __init__(self, plan: _Plan, folder: RunFolder) -> None:
         self._plan, self.folder = plan, folder
+        self.chosen: list[Chosen] = []
+        self.tuning_seeds, self.seeds = plan.seeds, plan.experiment.seeds
+        self.result: TuneResult | None = None
 
     @classmethod
     def create(cls, document: Document, source_folder: Path, name: str, out: str | Path | None) -> Tuning:
@@ -330,7 +339,6 @@ class Tuning:
 
     def run(self, write: Callable[[str], None], on: str | None = None, jobs: int | None = None) -> TuneResult:
         """Search, compare, and write `tune.json`; `write` takes a line of progress."""
-        chosen = []
         with runner_at(on, None, jobs) as runner:
             for number, label in enumerate(self._plan.spaces):
                 study = self._plan.study(number, self.folder.make_folder(SEARCH) / file_name(label))
@@ -342,18 +350,26 @@ class Tuning:
                     run_sweep(study, progress, runner)
                 finally:
                     study.folder.release()
-                chosen.append(_choose(label, study))
-        for each in chosen:
+                    self.chosen.append(_choose(label, study))
+        for each in self.chosen:
             write(_line(each))
-        result = self._compare(chosen, jobs)
+        self.result = result = self._compare(jobs)
         self.folder.write_text("tune.json", json.dumps(result.to_mapping(), indent=2, allow_nan=False) + "\n")
         return result
 
-    def _compare(self, chosen: Sequence[Chosen], jobs: int | None) -> TuneResult:
+    def discard_if_empty(self) -> bool:
+        """Remove the folder if no point was begun; returns whether that was so."""
+        is_empty = not any(self.folder.path.glob(f"{SEARCH}/*/{POINTS}/*"))
+        if is_empty:
+            shutil.rmtree(self.folder.path / SEARCH, ignore_errors=True)
+            self.folder.discard()
+        return is_empty
+
+    def _compare(self, jobs: int | None) -> TuneResult:
         """Train all strategies at their chosen points, on the experiment's own seeds."""
         path = comparison_of(self.folder.path)
         assert path is not None
-        experiment = self._plan.tuned(chosen)
+        experiment = self._plan.tuned(self.chosen)
         is_begun = (path / "experiment.yaml").is_file()
         run = RunFolder.open(path).owned() if is_begun else RunFolder.create(path, "")
         try:
@@ -372,7 +388,7 @@ class Tuning:
             self.folder.path,
             plan.seeds,
             experiment.seeds,
-            list(chosen),
+            self.chosen,
             summary,
             decision.winner,
             decision.text,

@@ -10,6 +10,7 @@ import click
 
 from exogym_core.cli.run_commands import stdout
 from exogym_core.names import visible
+from netsim import Stoppable
 from netsim.errors import InputError
 from netsim.units import parse_seconds
 
@@ -33,7 +34,11 @@ __all__ = ["command"]
 @click.option(
     "--topology", metavar="NAME", default="lan", show_default=True, help="A shipped name or a file."
 )
-@click.option("--protocol", metavar="NAME", help="How transfers use links [the topology's, else gloo].")
+@click.option(
+    "--protocol",
+    metavar="NAME",
+    help="How transfers use links [the topology's, else gloo; with --cuda-as-cpu nccl-sockets].",
+)
 @click.option("--placement", metavar="HOSTS", help="Host names, one a rank, with commas between.")
 @click.option(
     "--compute",
@@ -44,7 +49,7 @@ __all__ = ["command"]
 )
 @click.option("--collectives", metavar="NAME", help="Algorithm of all collectives [the fastest here].")
 @click.option("--until", metavar="TIME", help="Cut the run at this virtual time, such as '60 s'.")
-@click.option("--cuda-as-cpu", is_flag=True, help="CUDA devices that SCRIPT names are the CPU.")
+@click.option("--cuda-as-cpu", is_flag=True, help="Map CUDA devices that SCRIPT names to the CPU.")
 @click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="A run folder, new or empty.")
 @click.option("--trace", is_flag=True, help="Write trace.json.gz into it, to look at with Perfetto.")
@@ -117,17 +122,14 @@ def _until(text: str | None) -> float:
 
 def _run(launch: Launch, folder: RunFolder | None, *, as_json: bool) -> None:
     """Run it; write and print the report, however it ended."""
-    from exogym_core.cli.signals import Interruption
     from exogym_core.torch_backend.program import run_program
 
-    with Interruption() as interruption:
-        try:
-            report, error = run_program(launch, lambda text: click.echo(f"warning: {text}", err=True))
-        except KeyboardInterrupt:
-            if folder is not None:
-                folder.discard()
-            click.echo("interrupted: no rank had joined the simulation, and nothing is left", err=True)
-            raise click.exceptions.Exit(interruption.exit_code or 130) from None
+    with Stoppable() as work:
+        report, error = run_program(launch, lambda text: click.echo(f"warning: {text}", err=True))
+    if work.is_stopped:
+        if folder is not None:
+            folder.discard()
+        work.end("no rank had joined the simulation, and nothing is left")
     _show(report, folder, as_json=as_json)
     if error is not None:
         if not launch.cuda_as_cpu and "cuda" in str(error).partition("\n")[0].lower():
@@ -136,8 +138,7 @@ def _run(launch: Launch, folder: RunFolder | None, *, as_json: bool) -> None:
             )
         raise error
     if report.ending == "interrupted":
-        click.echo("interrupted: the figures are those until then", err=True)
-        raise click.exceptions.Exit(interruption.exit_code or 130)
+        raise KeyboardInterrupt("the figures are those until then")
 
 
 def _show(report: LaunchReport, folder: RunFolder | None, *, as_json: bool) -> None:

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from exogym_core.communicator.base import CollectiveCall
+from exogym_core.communicator.base import CollectiveCall, nothing
 from exogym_core.torch_backend.private import DEFAULT_SECONDS, Profile
 from exogym_core.torch_backend.tensors import (
     add_up_sparse,
     even_splits,
     fill,
-    nothing,
     op_of,
     plain_form,
     reducible,
@@ -35,10 +34,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from exogym_core.communicator.base import Delivery
     from exogym_core.communicator.simulated.calls import SimulatedHandle
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
     from exogym_core.torch_backend.session import RankSession
-    from exogym_core.torch_backend.tensors import Deliver
 
 __all__ = ["NetsimGroup", "NetsimWork", "monitored_barrier"]
 
@@ -355,7 +354,7 @@ class NetsimGroup(dist.ProcessGroup):
     def _posted(
         self,
         name: str,
-        calls: Iterable[tuple[CollectiveCall, Deliver]],
+        calls: Iterable[tuple[CollectiveCall, Delivery[None]]],
         opts: Any,
         outputs: Sequence[Tensor],
         shown: Sequence[Tensor] | None = None,

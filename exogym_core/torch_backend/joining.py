@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from exogym_core.communicator.simulated.calls import RankState
-from exogym_core.torch_backend.launched import Launched, listen
+from exogym_core.torch_backend.launched import Launched, listen, refused
 from exogym_core.torch_backend.lone_rank import LoneRank
 from exogym_core.torch_backend.session import ComputeClock, RankSession, attach
 from exogym_core.workers.failures import reported_error
@@ -92,7 +92,7 @@ def _connected(path: str, launched: Launched | None) -> socket.socket:
         reason = (
             "ranks have come, and the launcher simulates one set of them: launch the script once for each set"
         )
-        raise launched.refused(reason) from None
+        raise refused(reason) from None
     return connection
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from netsim.errors import InputError
 
-__all__ = ["Launched", "listen"]
+__all__ = ["Launched", "listen", "refused"]
 
 _VARIABLE = "NETGYM_LAUNCH"
 
@@ -47,12 +47,6 @@ class Launched:
         """Address at which ranks meet that the launcher has started."""
         return os.path.join(self.folder, "store")
 
-    def refused(self, reason: str) -> InputError:
-        """Error of a refusal, whose reason the launcher reads from the folder even where the program hides it."""
-        with open(os.path.join(self.folder, "refused"), "a", encoding="utf-8") as file:
-            file.write(f"{reason}\n")
-        return InputError(reason)
-
     @property
     def refusal(self) -> str:
         """First reason for refusing a process of the program; "" where none was refused."""
@@ -61,7 +55,7 @@ class Launched:
 
     def refused_rank(self, rank: int, num_ranks: int) -> InputError:
         """Error of a rank that the launcher has not started."""
-        return self.refused(
+        return refused(
             f"a process calls init_process_group as rank {rank} of {num_ranks}, and is not one of the {self.num_ranks} "
             "that -n has started: a script that starts its ranks itself (mp.spawn, multiprocessing) runs without -n"
         )
@@ -70,6 +64,15 @@ class Launched:
         """Add this process, and those that it starts, to the launch."""
         os.environ[_VARIABLE] = json.dumps(asdict(self))
         os.environ["PYTHONUNBUFFERED"] = "1"  # output of killed processes is not lost
+
+
+def refused(reason: str) -> InputError:
+    """Error of a refusal; a launcher reads the reason from its folder, even where the program hides the error."""
+    launched = Launched.current()
+    if launched is not None:
+        with open(os.path.join(launched.folder, "refused"), "a", encoding="utf-8") as file:
+            file.write(f"{reason}\n")
+    return InputError(reason)
 
 
 def listen(path: str, backlog: int = 128) -> socket.socket:

@@ -282,8 +282,8 @@ _SOURCES = {"option": "--protocol", "topology": "the topology's", "default": "by
 _ENDINGS = {
     "finished": "",
     "until": "cut at --until",
-    "interrupted": "interrupted: the answer so far",
-    "failed": "failed: the answer so far",
+    "interrupted": "interrupted: the results so far",
+    "failed": "failed: the results so far",
 }
 
 
@@ -334,7 +334,7 @@ def _facts(report: LaunchReport) -> list[tuple[str, str]]:
         ("placement", _placement(report.placement)),
         (
             "compute",
-            report.compute + (", CUDA devices stood in for by the CPU" if report.cuda_as_cpu else ""),
+            report.compute + (", CUDA devices mapped to the CPU" if report.cuda_as_cpu else ""),
         ),
         ("start-up", f"{format_seconds(startup)} before init_process_group, not counted"),
     ]

@@ -72,7 +72,7 @@ class Launch:
         topology: the network.
         compute: cost of computing, as text.
         placement: host names, one a rank.
-        protocol: of transfers; None: the topology's, else `gloo`.
+        protocol: of transfers; None: the topology's, else `nccl-sockets` with `cuda_as_cpu`, else `gloo`.
         collectives: algorithms of collectives.
         until_seconds: of virtual time, at which the run is cut.
         cuda_as_cpu: CUDA devices that the script names are the CPU.
@@ -98,7 +98,8 @@ class Launch:
         Raises:
             InputError: placement, protocol or algorithms are wrong.
         """
-        protocol = Protocol.resolve(self.protocol, self.topology.protocol, "gloo")
+        default = "nccl-sockets" if self.cuda_as_cpu else "gloo"
+        protocol = Protocol.resolve(self.protocol, self.topology.protocol, default)
         return World.build(num_ranks, self.topology, self.placement, protocol, self.collectives)
 
     def about(self) -> dict[str, Any]:

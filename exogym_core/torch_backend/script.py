@@ -31,7 +31,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
-from exogym_core.torch_backend.launched import Launched
+from exogym_core.torch_backend.launched import Launched, refused
 from exogym_core.torch_backend.private import PARSE_TO, rendezvous_by
 from exogym_core.torch_backend.registration import register, replace_backends
 from exogym_core.torch_backend.session import ComputeClock, attach
@@ -294,9 +294,7 @@ def become_launched() -> None:
 
 
 def _refuse_rpc(*arguments: Any, **options: Any) -> None:
-    launched = Launched.current()
-    assert launched is not None
-    raise launched.refused(
+    raise refused(
         "torch.distributed.rpc is not simulated, so its time would be missing: use collectives or send and recv"
     )
 

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from exogym_core.names import visible
+from exogym_core.torch_backend.launched import refused
 from exogym_core.torch_backend.private import at_end_of_backward, is_in_backward
 from exogym_core.workers.turns import is_own
 from netsim.errors import InputError
@@ -130,7 +131,7 @@ class RankSession:
     def __init__(self, comm: SimulatedCommunicator, compute: ComputeClock) -> None:
         self.comm, self._compute = comm, compute
         self._uncharged: list[dist.Work] = []
-        self._depth = 0
+        self._depth, self._calling = 0, threading.RLock()
         self._site = ("", "")  # place and operation that were marked last
         self._startup_seconds = 0.0
         self._steps, self._optimizer = 0, 0  # of the first optimizer that steps, by its id
@@ -153,10 +154,17 @@ class RankSession:
                 f"rank {self.comm.rank}: a process that this rank has forked calls torch.distributed: only the rank "
                 "itself is simulated; communicate in the parent, or start ranks with torch.multiprocessing.spawn"
             )
-        if self._depth == 0 and self.has_begun:
-            seconds = self._compute.take_seconds()
-            if seconds:
+        if not self._calling.acquire(blocking=False):
+            raise refused(
+                f"rank {self.comm.rank}: two of its threads call torch.distributed at once, and it has one clock: make "
+                "the calls in one thread (instead of torch.distributed.checkpoint's async_save use save)"
+            )
+        try:
+            if self._depth == 0 and self.has_begun and (seconds := self._compute.take_seconds()):
                 self.comm.advance(seconds)
+        except BaseException:
+            self._calling.release()
+            raise
         self._depth += 1
         return self.comm
 
@@ -166,6 +174,7 @@ class RankSession:
         self._depth -= 1
         if self._depth == 0 and self.has_begun:
             self._compute.resume()
+        self._calling.release()
 
     def advance(self, seconds: float) -> None:
         """Compute for a number of virtual seconds; before the clock has started they are part of the start-up."""

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
     from exogym_core.communicator import Communicator
+    from exogym_core.communicator.base import Delivery
 
 __all__ = [
-    "Deliver",
     "add_up_sparse",
     "even_splits",
     "fill",
-    "nothing",
     "op_of",
     "plain_form",
     "reducible",
     "write",
     "write_all",
 ]
-
-Deliver = Callable[[Sequence[Tensor]], None]
-"""Writes the tensors received by a member, valid until it returns, to where c10d wants them."""
 
 _OPS = {op.upper(): op for op in ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")}
 _OPS["PREMUL_SUM"] = "sum"
@@ -75,11 +73,7 @@ def plain_form(tensor: Tensor) -> Tensor:
     return tensor.detach().resolve_conj().contiguous()
 
 
-def nothing(got: Sequence[Tensor]) -> None:
-    """Deliver no tensors, for calls without a result."""
-
-
-def write(into: Tensor, back: Callable[[Tensor], Tensor] | None = None) -> Deliver:
+def write(into: Tensor, back: Callable[[Tensor], Tensor] | None = None) -> Delivery[None]:
     """Write the one received tensor, converted by `back`, if this member gets one."""
 
     def deliver(got: Sequence[Tensor]) -> None:
@@ -90,7 +84,7 @@ def write(into: Tensor, back: Callable[[Tensor], Tensor] | None = None) -> Deliv
     return deliver
 
 
-def write_all(into: Sequence[Tensor]) -> Deliver:
+def write_all(into: Sequence[Tensor]) -> Delivery[None]:
     """Write received tensors into tensors of the same sizes."""
 
     def deliver(got: Sequence[Tensor]) -> None:
@@ -100,7 +94,7 @@ def write_all(into: Sequence[Tensor]) -> Deliver:
     return deliver
 
 
-def fill(output: Tensor) -> Deliver:
+def fill(output: Tensor) -> Delivery[None]:
     """Write parts one after the other into one tensor."""
 
     def deliver(got: Sequence[Tensor]) -> None:

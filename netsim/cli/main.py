@@ -71,7 +71,7 @@ def main(args: Sequence[str] | None = None) -> int:
         # The reader closed the pipe; Python must not report that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (KeyboardInterrupt, click.Abort):
+    except click.Abort:
         return 130
     return result if isinstance(result, int) else 0
 

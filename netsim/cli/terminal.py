@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netsim.annexes import annex_entries, load_reference
+from netsim.cli.signals import Interruption
 from netsim.errors import InputError, NetsimError, unknown_name
 from netsim.files.plain_files import is_written_in_place, output_file
 
@@ -35,7 +36,8 @@ __all__ = [
 class CommandGroup(click.Group):
     """Click group whose declared commands are imported when they are called.
 
-    It refuses an unknown command in one line; see `netsim.errors.unknown_name`.
+    It refuses an unknown command in one line; see `netsim.errors.unknown_name`. Signals end every command in order:
+    its results so far, a line that says how far it came, and the signal's exit code.
 
     Args:
         declared: reference and line of help by command, in the order of `--help`.
@@ -83,6 +85,23 @@ class CommandGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, lines[name]) for name in self.list_commands(ctx)])
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; raises Exit with the signal's code where one ended it.
+
+        Args:
+            ctx: click's context of this group.
+        """
+        with Interruption() as interruption:
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt as error:
+                line = str(error) or "nothing was finished, and nothing is left"
+                click.echo(plain_lines(f"interrupted: {line}"), err=True)
+            except OSError:  # a closed terminal takes no output
+                if interruption.exit_code is None:
+                    raise
+            raise click.exceptions.Exit(interruption.exit_code or 130)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -101,7 +120,9 @@ class CommandGroup(click.Group):
 
 
 protocol_option = click.option(
-    "--protocol", metavar="NAME", help="ideal, linux-tcp or gloo; default: the topology's, else linux-tcp."
+    "--protocol",
+    metavar="NAME",
+    help="ideal, linux-tcp, nccl-sockets or gloo; default: the topology's, else linux-tcp.",
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from netsim.cli.signals import Stoppable
 from netsim.cli.terminal import DelayedProgress, OneLineCommand, plain_lines, protocol_option
 from netsim.collectives.collective import collective
 from netsim.collectives.schedules.algorithms import OPERATIONS, algorithm_names
@@ -53,14 +55,25 @@ def flows_command(
 ) -> None:
     """Simulate the transfers listed in FLOWS.csv and print when each is delivered.
 
-    FLOWS.csv has the columns start_s, src, dst and bytes; the result has the same rows and finish_s.
+    FLOWS.csv has the columns start_s, src, dst and bytes; the result has the same rows and finish_s. The protocol
+    and what limits transfers are printed on stderr.
     """
     network = Topology.load(topology)
     parsed = Protocol.resolve(protocol, network.protocol)
     table = read_flows(flows, network)
     recording = tracing(trace, (), lambda line: click.echo(plain_lines(line), err=True))
-    with recording as recorder, DelayedProgress("transfers", len(table.flows)) as progress:
-        finish = time_flows(network, table.flows, parsed, on_delivered=progress.advance, recorder=recorder)
+    finish = np.full(len(table.flows), math.inf)
+    with (
+        Stoppable() as work,
+        recording as recorder,
+        DelayedProgress("transfers", len(table.flows)) as progress,
+    ):
+        time_flows(
+            network, table.flows, parsed, on_delivered=progress.advance, recorder=recorder, finish=finish
+        )
+    if work.is_stopped:
+        finish[np.isinf(finish)] = math.nan  # lost or not yet delivered
+    click.echo(f"protocol: {parsed.describe()}", err=True)
     num_lost = int(np.isinf(finish).sum())
     if num_lost:
         message = (
@@ -70,13 +83,15 @@ def flows_command(
     limit = window_limit(network, parsed, [(flow.src, flow.dst, flow.num_bytes) for flow in table.flows])
     if limit is not None:
         click.echo(str(limit), err=True)
-    if (late := later_weather(network, finish)) is not None:
+    if not work.is_stopped and (late := later_weather(network, finish)) is not None:
         click.echo(_AFTER_END.format(late), err=True)
     if out is None:
         table.write(finish, sys.stdout)
     else:
         with output_file(out) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
             table.write(finish, text)
+    delivered = int(np.isfinite(finish).sum())
+    work.end(f"{delivered} of {format_count(len(finish), 'transfer')} delivered")
 
 
 @click.command("collective", cls=OneLineCommand)
@@ -121,7 +136,7 @@ def collective_command(
     root_at = 0 if root is None else _root(net, placed, root)
     pause_seconds = parse_seconds(pause)
     recording = tracing(trace, placed, lambda line: click.echo(plain_lines(line), err=True))
-    with recording as recorder, DelayedProgress(f"timing {op}"):
+    with Stoppable() as work, recording as recorder, DelayedProgress(f"timing {op}"):
         times = collective(
             net,
             op,
@@ -134,6 +149,7 @@ def collective_command(
             pause_seconds=pause_seconds,
             recorder=recorder,
         )
+    work.end(f"{op} was not timed to its end")
     chosen = Protocol.resolve(protocol, net.protocol)
     if as_json:
         click.echo(json.dumps(_as_mapping(net, chosen, placed, times)))

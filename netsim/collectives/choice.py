@@ -142,7 +142,7 @@ class _Trial:
 
     def fastest(self) -> str:
         """Algorithm whose last member finishes first; those that cannot win are not simulated."""
-        names = _different(self.op)
+        names = _candidates(self.op, self.protocol)
         if len(names) == 1 or len(set(self.hosts)) < 2:
             return names[0]
         bounds = {name: self.bound_seconds(name) for name in names}
@@ -264,11 +264,12 @@ def schedule(
     )
 
 
-def _different(op: str) -> tuple[str, ...]:
-    """The operation's algorithms, without those that are another one by another name."""
+def _candidates(op: str, protocol: Protocol) -> tuple[str, ...]:
+    """Algorithms that `auto` compares: the protocol's own where it has some, each under its first name."""
+    own = [name for name in ALGORITHMS[op] if name in protocol.algorithms]
     seen: dict[object, str] = {}
-    for name, builder in ALGORITHMS[op].items():
-        seen.setdefault(builder, name)
+    for name in own or ALGORITHMS[op]:
+        seen.setdefault(ALGORITHMS[op][name], name)
     return tuple(seen.values())
 
 

@@ -251,7 +251,9 @@ def greet(
         greeting, mine = _greeting(service), secrets.token_bytes(_NONCE_BYTES)
         opened.sendall(greeting + mine)
         if _read(opened, len(greeting), deadline) != greeting:
-            raise StrangerError(f"{where}: what listens there is no {service}, or one of another version")
+            raise StrangerError(
+                f"{where}: the process that listens there is no {service}, or of another version"
+            )
         both = greeting + mine + _read(opened, _NONCE_BYTES, deadline)
         opened.sendall(_proof(secret, b"connects", both))
         if _read(opened, 1, deadline) != b"y":

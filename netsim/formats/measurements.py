@@ -219,8 +219,8 @@ def remarks_on_lines(
 ) -> list[str]:
     """A remark on each place whose rates to all others, or from them, are alike, while its hosts' lines are wider.
 
-    Links of their own let such a place send to all at once as much as was measured to each. Where all that send to a
-    place send alike to everybody, it is their lines that tell, and not its own.
+    Links of their own let such a place send to all at once as much as was measured to each. Where every
+    sender to a place sends at one rate to all places, the senders' own lines were the limit, and not the place's.
 
     Args:
         rates: (from, to) -> bit/s on the wire, where it was measured.

@@ -19,6 +19,7 @@ from netsim.units import format_bytes, format_seconds, parse_bytes, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+from netsim.cli.signals import Stoppable
 from netsim.cli.terminal import check_new, write_new
 
 __all__ = ["command"]
@@ -90,7 +91,10 @@ def command(
     where = _place(listen, "--listen") if listen is not None else places[own]
     asked = Asked(seconds, streams, parse_bytes(most), wait, gloo)
     check_new(out)
-    write_new(out, _probe(own, where, places, asked, name))
+    with Stoppable() as work:
+        text = _probe(own, where, places, asked, name)
+    work.end("no topology is written, since it needs every measurement; those made are printed above")
+    write_new(out, text)
     if out is not None:
         click.echo(str(out))
 

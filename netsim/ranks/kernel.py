@@ -373,7 +373,7 @@ class Kernel:
         if reason:
             line = f"{reason}, and {text} {wait} for the network: let an event bring it back"
         else:
-            line = f"deadlock: {text} {wait} for what can never come"
+            line = f"deadlock: {text} {wait} for an event that cannot happen"
         return "\n".join([line, *(f"  rank {rank}: {doing[rank]}" for rank in ranks)])
 
     @property

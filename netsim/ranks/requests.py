@@ -173,7 +173,7 @@ class Arrival(NamedTuple):
 
 
 class Confirm(NamedTuple):
-    """Finish the joint work of those who joined `key`; ask whether all have finished.
+    """Finish the joint work of the ranks that joined `key`; ask whether all have finished.
 
     The answer is the ranks left: all of them, or at the time-out those that still reach each other
     (without the slowest, where all do), which may begin again. Then calls among them are cancelled at once.

@@ -54,6 +54,7 @@ class Protocol:
         collectives_in_flight: collectives of one group that run at once; honoured by the kernel.
         give_up_seconds: a connection is given up when a dead link has let no byte of its transfer through for
             longer.
+        algorithms: collective algorithms that `auto` compares where the operation has one of them; empty: all.
     """
 
     name: str = "ideal"
@@ -73,6 +74,7 @@ class Protocol:
     software_seconds: float = 0.0
     collectives_in_flight: int = 1
     give_up_seconds: float = math.inf
+    algorithms: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, spec: str | Mapping[str, Any] | Protocol | None) -> Protocol:
@@ -265,6 +267,9 @@ PRESETS: dict[str, Protocol] = {
     ),
     "ideal": Protocol(),
     "linux-tcp": _LINUX_TCP,
+    # One socket and thread per connection: NCCL's defaults outside of clouds (NCCL_NSOCKS_PERTHREAD,
+    # NCCL_SOCKET_NTHREADS). It sends without a rendezvous.
+    "nccl-sockets": replace(_LINUX_TCP, name="nccl-sockets", algorithms=("ring", "tree")),
 }
 """Protocols by name."""
 

@@ -561,7 +561,7 @@ def _bring_up(link: _Condition) -> None:
 
 def _give_up(reason: str) -> None:
     if not reason:
-        raise DeadlockError("deadlock: transfers wait, and nothing that is still to happen can move them")
+        raise DeadlockError("deadlock: transfers wait on dead links, and no later event restores one")
     raise DeadlockError(f"{reason}, and transfers wait for it: let an event bring it back")
 
 

@@ -159,7 +159,7 @@ _BAD_ARGUMENTS = {
     "scatter: scatter_list has torch.float32[3], tensor is torch.float32[2]": (
         lambda comm: comm.scatter(torch.ones(2), [torch.ones(3)] * 2, src=comm.rank)
     ),
-    "must name this rank, and nobody twice": lambda comm: comm.group([1 - comm.rank]),
+    "must name this rank, and each rank once": lambda comm: comm.group([1 - comm.rank]),
 }
 
 

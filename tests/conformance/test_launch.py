@@ -119,7 +119,7 @@ def test_a_process_without_the_secret_is_refused() -> None:
     os.close(store)
     for rank, line in enumerate(errors):
         assert line.startswith(
-            f"rank {rank}: what the rendezvous holds was not written by a rank of this run"
+            f"rank {rank}: a value at the rendezvous was not written by a rank of this run"
         )
         assert "NETGYM_SECRET" in line
 

@@ -62,7 +62,7 @@ def test_training_programs_have_gloos_losses_and_a_clock(name: str) -> None:
     """The same script under torchrun with gloo prints the same losses; here it also takes a WAN's time."""
     script = str(PROGRAMS / name)
     real = on_gloo(3, script)
-    # Its losses count, not its exit code: torch's gloo now and then aborts a process that has come to its end.
+    # Its losses count, not its exit code: torch's gloo now and then aborts a process that has ended.
     assert len(LOSSES.findall(real.stdout)) == (4 if name == "ddp.py" else 3), real.stderr
     options = ["-n", "3", "--topology", "wan-4-regions", "--compute", "marks", "--json"]
     code, out, err = launch(*options, script, "netsim")
@@ -448,6 +448,28 @@ def test_a_run_in_which_nothing_was_simulated_fails(
     assert message in err.splitlines()[-1]
 
 
+def test_two_threads_of_a_rank_that_call_at_once_are_refused(launch_here: Launch, tmp_path: Path) -> None:
+    """A rank has one clock. They ended as deadlocks of calls that all ranks make, or in a failed assertion."""
+    script = tmp_path / "threads.py"
+    script.write_text(
+        "import pathlib, threading, time, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "refused = pathlib.Path(__file__).with_name('refused')\n"
+        "def call():\n"
+        "    try:\n"
+        "        dist.barrier()\n"
+        "    except ValueError:\n"  # which nobody reports
+        "        refused.touch()\n"
+        "if dist.get_rank() == 0:\n"
+        "    [threading.Thread(target=call, daemon=True).start() for _ in range(2)]\n"
+        "while not refused.exists():\n"
+        "    time.sleep(0.01)\n"
+    )
+    code, _, err = launch_here("-n", "2", "--compute", "marks", str(script))
+    assert (code, err.splitlines()[-1].partition(":")[0]) == (2, "error")
+    assert "rank 0: two of its threads call torch.distributed at once" in err
+
+
 def test_the_first_cause_is_reported_once_and_the_answer_until_then_kept(
     launch_here: Launch, tmp_path: Path
 ) -> None:
@@ -520,7 +542,7 @@ def test_results_are_printed_when_a_signal_ends_the_run(tmp_path: Path) -> None:
         launched.send_signal(signal.SIGTERM)
         out, err = launched.communicate()
     assert (launched.returncode, err) == (143, "interrupted: the figures are those until then\n")
-    assert "of virtual time (interrupted: the answer so far): ranks compute" in out
+    assert "of virtual time (interrupted: the results so far): ranks compute" in out
     assert "endless.py:4  all_reduce" in out
     files = sorted(file.name for file in (tmp_path / "run").glob("[!.]*"))
     assert files == ["launch.json", "report.html", "trace.json.gz"]
@@ -566,6 +588,7 @@ def test_a_script_for_gpus_runs_as_it_is(launch_here: Launch, line: str) -> None
     code, out, err = launch_here(*options, str(PROGRAMS / "gpt.py"))
     assert (code, err) == (0, "")
     report = json.loads(out)
+    assert (report["protocol"], report["protocol_from"]) == ("nccl-sockets", "default")
     assert report["steady_state"]["steps"] == 2
     assert all(rank["startup_seconds"] > 0 for rank in report["ranks"])
     assert all(rank["computing_seconds"] > 0 for rank in report["ranks"])

@@ -19,6 +19,7 @@ import json
 import mmap
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -243,8 +244,10 @@ class Schedule:
                 if self.random.random() < 0.5:
                     self.mend_all()
             self.mend_all()
-            # All take part again before the last round is set: a killed one may need longer to start than that takes.
+            # All take part again before the last round is set: a killed one may need longer to start than that takes,
+            # and a broken pair is tested every few seconds only.
             self.wait_for_round(max(self.shared[site] for site in range(SITES)) + 1, range(SITES))
+            self.wait_for(lambda: self.who_met().endswith(": sites 0, 1, 2, 3"), self.who_met)
             self.end()
         finally:
             for pid in (rendezvous, *self.sites.values()):
@@ -300,12 +303,23 @@ class Schedule:
 
     def wait_for_round(self, number: int, sites: Any) -> None:
         """Until these sites have that many rounds behind them."""
+        self.wait_for(
+            lambda: all(self.shared[site] >= number for site in sites),
+            lambda: f"not in round {number}: {[self.shared[site] for site in range(SITES)]}",
+        )
+
+    def wait_for(self, is_so: Callable[[], bool], what: Callable[[], str]) -> None:
+        """Until something is so; no site has ended meanwhile."""
         until = time.monotonic() + SECONDS_TO_END
-        while any(self.shared[site] < number for site in sites):
+        while not is_so():
             self.check_alive()
-            rounds = [self.shared[site] for site in range(SITES)]
-            assert time.monotonic() < until, f"not in round {number}: {rounds}"
+            assert time.monotonic() < until, what()
             time.sleep(0.05)
+
+    def who_met(self) -> str:
+        """The rendezvous' last line on the members of a round."""
+        lines = re.findall(r" s  ((?:the run begins|round \d+): (?!.* waited ).*)", self.log.read_text())
+        return str(lines[-1])
 
     def end(self) -> None:
         """All sites come to the same round with the same model."""
@@ -330,10 +344,7 @@ class Schedule:
         assert not pending, f"sites {sorted(pending)} do not come to their end: rounds {rounds} of {last}"
         results = [json.loads((self.folder / f"site{site}.json").read_text()) for site in range(SITES)]
         assert all(each == {"rounds": last, "model": results[0]["model"]} for each in results), results
-        met = [
-            line for line in self.log.read_text().splitlines() if ": sites " in line and "do not" not in line
-        ]
-        assert met[-1].endswith(": sites 0, 1, 2, 3"), f"somebody has not come back: {met[-1]}"
+        assert self.who_met().endswith(": sites 0, 1, 2, 3"), f"somebody has not come back: {self.who_met()}"
 
 
 def run(first: int, num_schedules: int, num_events: int, out: Path | None) -> int:

@@ -182,7 +182,7 @@ class GroupCalls:
         return handle if async_op else handle.wait()
 
     def end(self) -> Future[None]:
-        """Tell the other members, after all calls, that no more will come."""
+        """Report to the other members, after all calls, that no more will come."""
         self._posted(ENDED)
         return self._queue.submit(partial(self._run, ENDED, lambda: None))
 

@@ -193,7 +193,7 @@ class GlooCommunicator(Communicator):
             assert coming is not None
             if known is not None and coming != known:
                 raise MismatchError(
-                    f"rank {self.rank}, all_to_all: shapes={known}, but what is sent here is {coming}"
+                    f"rank {self.rank}, all_to_all: shapes={known}, but the ranks send {coming}"
                 )
             sizes = [math.prod(shape) * like.element_size() for shape in coming]
             got = self._wire.all_to_all(flat, sizes)

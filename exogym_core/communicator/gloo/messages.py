@@ -427,7 +427,7 @@ class GlooMailboxes:
             if flat.numel():
                 work = self._wire.receive(flat, note.source, message_slot("letter", box, note.number))
                 waiting = (
-                    f"rank {self._rendezvous.rank} takes a letter of member {note.source} from box {box!r}"
+                    f"rank {self._rendezvous.rank} takes a message of member {note.source} from box {box!r}"
                 )
                 received = in_thread(partial(self._rendezvous.guarded, waiting, work.wait))
             else:

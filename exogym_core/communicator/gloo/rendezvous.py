@@ -11,10 +11,12 @@ import os
 import re
 import secrets
 import socket
+import stat
 import time
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -27,7 +29,7 @@ from netsim import shared_secret
 from netsim.errors import DeadlockError, InputError, MismatchError, NetsimError, RankError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
     "TIMEOUT_SECONDS",
@@ -36,6 +38,8 @@ __all__ = [
     "Rendezvous",
     "SignedStore",
     "choose_backend",
+    "cut_sockets",
+    "open_sockets",
 ]
 
 # --- a signed store ------------------------------------------------------------------------------------------
@@ -68,8 +72,8 @@ class SignedStore(Store):
         seal, content = raw[:_DIGEST_BYTES], raw[_DIGEST_BYTES:]
         if not hmac.compare_digest(seal, self._seal(key, content)):
             raise RankError(
-                f"rank {self._rank}: what the rendezvous holds was not written by a rank of this run; let all ranks "
-                "have the same secret (NETGYM_SECRET, or a file of mode 0600 by NETGYM_SECRET_FILE)",
+                f"rank {self._rank}: a value at the rendezvous was not written by a rank of this run; give all ranks "
+                "the same secret (NETGYM_SECRET, or a file of mode 0600 by NETGYM_SECRET_FILE)",
                 self._rank,
             )
         return content
@@ -106,6 +110,35 @@ class SignedStore(Store):
     def clone(self) -> SignedStore:
         """Store for another thread, on this one's connection."""
         return self
+
+
+# --- sockets of gloo -----------------------------------------------------------------------------------------
+
+
+_DESCRIPTORS = "/dev/fd"  # of this process; there on Linux and macOS
+
+
+def open_sockets(before: Mapping[int, int] = MappingProxyType({})) -> dict[int, int]:
+    """This process's sockets, without those open `before`: descriptor -> inode, which its next one does not share."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(_DESCRIPTORS):
+            with contextlib.suppress(OSError, ValueError):
+                about = os.fstat(int(name))
+                if stat.S_ISSOCK(about.st_mode) and before.get(int(name)) != about.st_ino:
+                    found[int(name)] = about.st_ino
+    return found
+
+
+def cut_sockets(sockets: Mapping[int, int]) -> None:
+    """Shut down these connections where still open; listening sockets stay, as gloo's would throw."""
+    for number, node in sockets.items():
+        with contextlib.suppress(OSError):
+            if os.fstat(number).st_ino != node:
+                continue
+            with socket.socket(fileno=os.dup(number)) as connection:
+                if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 # --- the rendezvous ------------------------------------------------------------------------------------------
@@ -180,7 +213,7 @@ class Rendezvous:
     _grows: bool = field(init=False, default=False)  # no time-out was given
     _left: float = field(init=False, default_factory=time.monotonic)  # when its last call had finished
     _made: weakref.WeakSet[Any] = field(init=False, default_factory=weakref.WeakSet)  # gloo's groups
-    _files: set[int] = field(default_factory=set)  # that were opened while groups were made
+    _sockets: dict[int, int] = field(default_factory=dict)  # that were opened while groups were made
 
     def __post_init__(self) -> None:
         if self.timeout_seconds is None:
@@ -351,9 +384,9 @@ class Rendezvous:
         self._num_made[tuple(members)] += 1
         store = PrefixStore(f"group {members} {number}", self._store)
         place = members.index(self.rank), len(members)
-        before = _open_files()
+        before = open_sockets()
         control = self._gloo(PrefixStore("gloo", store), *place)
-        self._files |= _open_files() - before
+        self._sockets |= open_sockets(before)
         self._made.add(control)
         if self.secret:
             self._authenticate(Wire(control, members, place[0], torch.device("cpu")), members)
@@ -368,11 +401,7 @@ class Rendezvous:
 
     def cut(self) -> None:
         """End gloo's connections, so that what waits in them comes back; nothing works afterwards."""
-        for file in self._files:
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(file)) as connection:
-                # Gloo's listener would throw.
-                if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    connection.shutdown(socket.SHUT_RDWR)
+        cut_sockets(self._sockets)
 
     def _gloo(self, store: Store, place: int, size: int) -> Any:
         if not self.address or ("GLOO_SOCKET_IFNAME" in os.environ and not self.store_path):
@@ -392,7 +421,8 @@ class Rendezvous:
         for other, proof in zip(ranks, got, strict=True):
             if not hmac.compare_digest(proof.numpy().tobytes(), _proof(self.secret, other, self.rank, ranks)):
                 raise RankError(
-                    f"rank {self.rank}: what has connected as rank {other} is not of this run; run it again",
+                    f"rank {self.rank}: the process that connected as rank {other} belongs to another run; "
+                    "run it again",
                     self.rank,
                 )
 
@@ -410,13 +440,6 @@ class Rendezvous:
                 raise MismatchError(
                     f"ranks disagree: rank {self.rank} called {call}; rank {other} called {theirs[1]}"
                 )
-
-
-def _open_files() -> set[int]:
-    try:
-        return {int(name) for name in os.listdir("/dev/fd")}
-    except OSError:  # there is no such folder here
-        return set()
 
 
 def _proof(secret: bytes, sender: int, receiver: int, ranks: list[int]) -> bytes:

@@ -139,7 +139,7 @@ def _draw_legend(axes: Axes) -> None:
     points = float(matplotlib.rcParams["legend.fontsize"])
     column_inches = (max(map(len, labels)) * 0.6 + 5) * points / 72
     columns = max(1, min(len(labels), int(figure.get_figwidth() / column_inches)))
-    # Room for the label beside the axes, that below them, and the legend's lines.
+    # Room for the label next to the axes, that below them, and the legend's lines.
     text_inches = float(matplotlib.rcParams["font.size"]) / 72
     label_inches = (0.6 * len(axes.get_ylabel()) + 5) * text_inches
     legend_inches = 1.5 * points / 72 * -(-len(labels) // columns)

@@ -251,7 +251,7 @@ def _refuse_pooling(group: Group) -> None:
         )
         raise InputError(
             f"--group-by {','.join(group.keys)}: {group.name} holds seed {twice[0]} more than once (in {names}), which "
-            "is no further evidence: add --group-by run, or leave one out"
+            "adds no evidence: add --group-by run, or leave one out"
         )
 
 

@@ -187,8 +187,8 @@ class GradientAverager(Stateful):
             return
         if id(parameter) not in self._missing[number]:
             raise InputError(
-                f"gradient of a parameter of shape {tuple(parameter.shape)}: came twice in one backward pass, when it "
-                "may have left already, as where two checkpoint(use_reentrant=True) segments share it; use "
+                f"gradient of a parameter of shape {tuple(parameter.shape)}: was computed twice in one backward pass, "
+                "and may have been sent before, as where two checkpoint(use_reentrant=True) segments share it; use "
                 "use_reentrant=False"
             )
         self._missing[number].remove(id(parameter))

@@ -170,7 +170,7 @@ class FragmentOptions(OuterOptions):
         super().check(where)
         if self.tau >= self.H and self.tau > 0:
             raise InputError(
-                f"{where}: tau={self.tau} must be below H={self.H}: a fragment must be back to leave"
+                f"{where}: tau={self.tau} must be below H={self.H}: a fragment must arrive before it is sent again"
             )
         if self.num_fragments is not None and self.num_fragments > self.H:
             raise InputError(f"{where}: num_fragments={self.num_fragments} must be at most H={self.H}")

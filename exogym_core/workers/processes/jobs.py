@@ -158,7 +158,6 @@ class _Pool:
     def _run(self, index: int, channel: Pipe) -> None:
         """Run a job in its process."""
         job, share = self._starting
-        signal.signal(signal.SIGTERM, _interrupt_once)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal reaches the parent, which interrupts
         if hasattr(os, "sched_getaffinity"):
             cores = sorted(os.sched_getaffinity(0))
@@ -167,6 +166,7 @@ class _Pool:
         reporter = _Reporter(channel)
         warnings.showwarning = lambda message, *_, **__: reporter.warn(str(message))
         try:
+            signal.signal(signal.SIGTERM, _interrupt_once)
             end = _attempt(job.call, reporter)
         except KeyboardInterrupt:
             end = JobEnd(error=NetsimError("interrupted"))

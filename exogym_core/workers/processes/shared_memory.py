@@ -145,7 +145,7 @@ class Arena:
             return self._free[size].pop()
         if self._next + size > self._end:
             raise InputError(
-                f"a tensor of {num_bytes} bytes finds no room in the {self._region_bytes >> 20} MiB that a process "
+                f"a tensor of {num_bytes} bytes does not fit into the {self._region_bytes >> 20} MiB that a process "
                 "shares here: raise the limit on the address space (ulimit -v), or use workers.kind=threads"
             )
         self._next += size

@@ -297,7 +297,7 @@ class _Wire:
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray, self._actor = ray, actor
         self.coming: Any = None
-        self.ended = "has come to its end"
+        self.ended = "has ended"
 
     def listen(self) -> None:
         """Request the next batch."""

@@ -4,7 +4,7 @@
  * @param {HTMLElement} parent where it is put
  * @param {object} options
  *   curves: [{name, colour, dash, shown, x, y, least, most, stepped}]
- *   label: what it shows, for those who do not see it; x, y: {label, write, log}
+ *   label: accessible name; x, y: {label, write, log}
  *   shade(context, plot): drawn behind the curves; remark(x): added to the line below; target: a level to show
  */
 class Chart {

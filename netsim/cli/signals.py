@@ -1,16 +1,21 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first ends a run in order, the second at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first signal ends a command in order, the second at once.
+
+Both command lines enter `Interruption` around every command. A command that has results before its end computes them
+in a `Stoppable` block, shows them after it, and calls its `end`.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import FrameType, TracebackType
 
-__all__ = ["Interruption", "interrupt"]
+__all__ = ["Interruption", "Stoppable", "interrupt"]
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -36,7 +41,7 @@ class Interruption:
     """While entered, the first signal raises KeyboardInterrupt in the main thread and the second exits.
 
     SIGINT is taken even where a background shell has handed it down ignored, so that `kill -INT` works; SIGHUP stays
-    ignored under nohup.
+    ignored under nohup. In another thread than the main one nothing is changed.
 
     Attributes:
         exit_code: 130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP; None before.
@@ -47,6 +52,8 @@ class Interruption:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interruption:
+        if threading.current_thread() is not threading.main_thread():
+            return self
         for number in _ENDING:
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue
@@ -63,3 +70,40 @@ class Interruption:
             os._exit(self.exit_code)
         self.exit_code = 128 + number
         raise KeyboardInterrupt
+
+
+class Stoppable:
+    """Block that a signal may end before its time.
+
+    >>> with Stoppable() as work:
+    ...     raise KeyboardInterrupt
+    >>> work.end("1 of 3 rows was computed")
+    Traceback (most recent call last):
+    KeyboardInterrupt: 1 of 3 rows was computed
+
+    Attributes:
+        is_stopped: whether one has.
+    """
+
+    is_stopped = False
+
+    def __enter__(self) -> Stoppable:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self.is_stopped = isinstance(error, KeyboardInterrupt)
+        return self.is_stopped
+
+    def end(self, line: str) -> None:
+        """End the command where its block was stopped.
+
+        Args:
+            line: says how far it came; printed after "interrupted: ".
+
+        Raises:
+            KeyboardInterrupt: with `line`; not raised where the block came to its end.
+        """
+        if self.is_stopped:
+            raise KeyboardInterrupt(line)

@@ -1,0 +1,196 @@
+"""A signal in the middle of a command: its results so far, one line, the signal's exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from experiments import experiment
+
+from exogym_core.bench.entry import digest_of
+from exogym_core.cli.main import main
+from exogym_core.planning import published
+from exogym_core.run import check
+from exogym_core.studies import sweep
+from netsim import Stoppable
+from netsim.cli import main as netsim_cli
+from netsim.cli import timing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+EXPERIMENT = experiment(topology="lan", compute="50 ms", target_loss=3)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("small.yaml").write_text(EXPERIMENT)
+    return tmp_path
+
+
+def signal_at(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, number: int = signal.SIGINT
+) -> None:
+    """Send this process a signal when `owner.name` is called for the `call`th time."""
+    calls: list[None] = []
+    whole: Callable[..., Any] = getattr(owner, name)
+
+    def counted(*given: Any, **options: Any) -> Any:
+        calls.append(None)
+        if len(calls) == call:
+            os.kill(os.getpid(), number)
+        return whole(*given, **options)
+
+    monkeypatch.setattr(owner, name, counted)
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_every_command_ends_with_the_code_of_its_signal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, code: int
+) -> None:
+    before = signal.getsignal(number)
+    signal_at(monkeypatch, published, "_cell", 3, number)
+    assert main(["reproduce", "dt-fm"]) == code
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 3, "source, and two figures"
+    assert printed.err == "interrupted: 2 figures so far\n"
+    assert signal.getsignal(number) is before
+
+
+def test_a_closed_terminal_changes_no_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*given: Any, **options: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    signal_at(monkeypatch, published, "_cell", 3, signal.SIGHUP)
+    monkeypatch.setattr("exogym_core.planning.commands._cell_line", closed)
+    assert main(["reproduce", "dt-fm"]) == 129
+
+
+def test_commands_run_in_other_threads_too() -> None:
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(main(["list", "protocols"])))
+    thread.start()
+    thread.join()
+    assert codes == [0]
+
+
+def test_a_block_that_came_to_its_end_ends_nothing() -> None:
+    with Stoppable() as work:
+        pass
+    work.end("never")
+    assert not work.is_stopped
+
+
+def test_a_check_prints_the_laws_that_were_tried(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signal_at(monkeypatch, check, "_difference", 1)
+    assert main(["check", "AllReduce", "--steps", "3", "--json"]) == 130
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert not found["passed"], "laws are missing"
+    assert [row["law"] for row in found["rows"]] == list(check.LAWS)[: len(found["rows"])]
+    assert printed.err.endswith(f"interrupted: {len(found['rows'])} of {len(check.LAWS)} laws were tried\n")
+
+
+def test_a_sweep_shows_the_points_that_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signal_at(monkeypatch, sweep, "compare", 2)
+    words = "sweep small.yaml --vary strategies.*.lr=[0.01,0.02,0.03] --jobs 1 --out out"
+    assert main(words.split()) == 130
+    printed = capsys.readouterr()
+    assert "0.01  AllReduce" in printed.out
+    assert "0.02  not finished" in printed.out
+    assert "0.03" not in printed.out
+    assert printed.err.endswith(
+        "results so far are in out, marked incomplete; to continue: netgym sweep --resume out\n"
+    )
+    assert "0.01" in Path("out/results.csv").read_text()
+    assert Path("out/report.html").is_file()
+
+
+def test_a_command_that_had_not_begun_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    signal_at(monkeypatch, sweep, "probe", 1)
+    assert main(["sweep", "small.yaml", "--vary", "steps=[2,3]", "--out", "out"]) == 130
+    assert capsys.readouterr().err == "interrupted: nothing was trained yet, and nothing is left\n"
+    assert [path.name for path in folder.iterdir()] == ["small.yaml"]
+
+
+def test_a_tuning_shows_the_best_points_so_far(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signal_at(monkeypatch, sweep, "compare", 4)
+    words = "tune small.yaml --over lr=0.01,0.02 --seeds 1 --jobs 1 --out out"
+    assert main(words.split()) == 130
+    printed = capsys.readouterr()
+    assert printed.out.startswith("Best of each strategy so far on tuning seeds 1000:")
+    assert [line.split()[0] for line in printed.out.splitlines()[1:-1]] == ["strategy", "AllReduce", "DiLoCo"]
+    assert printed.err.endswith("to continue: netgym tune --resume out\n")
+    assert main(["tune", "--resume", "out", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["chosen"]) == 2
+
+
+def test_an_interrupted_resumption_keeps_a_search(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "tune small.yaml --over lr=0.01,0.02 --seeds 1 --jobs 1 --out out"
+    with monkeypatch.context() as patch:
+        signal_at(patch, sweep, "compare", 2)
+        assert main(words.split()) == 130
+    signal_at(monkeypatch, sweep, "source_of", 1)
+    assert main(["tune", "--resume", "out"]) == 130
+    assert (Path("out") / "search" / "AllReduce" / "summary.json").is_file()
+    assert "netgym tune --resume out" in capsys.readouterr().err
+
+
+def test_a_benchmark_writes_entries_that_no_table_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("tier.yaml").write_text(EXPERIMENT + "sweep: {topology: [lan, wan-4-regions]}\n")
+    with monkeypatch.context() as patch:
+        signal_at(patch, sweep, "compare", 2)
+        assert main(["bench", "--tier", "tier.yaml", "--jobs", "1", "--out", "out"]) == 130
+    printed = capsys.readouterr()
+    assert "digits to 3, lan" in printed.out
+    assert "netgym bench --resume out" in printed.err
+    entry = json.loads(Path("out/entries/AllReduce.json").read_text())
+    assert entry["incomplete"]
+    assert entry["digest"] == digest_of(entry)
+    assert entry["scores"][0]["held"] == 1
+    assert main(["bench", "--table", "out"]) == 0
+    assert "AllReduce.json: its benchmark was stopped before its end: resume it" in capsys.readouterr().err
+    assert main(["bench", "--resume", "out", "--jobs", "1"]) == 0
+    whole = json.loads(Path("out/entries/AllReduce.json").read_text())
+    assert "incomplete" not in whole
+    assert len(whole["scores"]) == 2
+
+
+def test_flows_that_were_delivered_are_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("flows.csv").write_text("start_s,src,dst,bytes\n5,lan.0,lan.1,10\n0,lan.0,lan.1,20\n")
+    signal_at(monkeypatch, timing.DelayedProgress, "advance", 1)
+    assert netsim_cli.main(["flows", "lan", "flows.csv"]) == 130
+    printed = capsys.readouterr()
+    header, row = printed.out.splitlines()
+    assert header == "start_s,src,dst,bytes,finish_s"
+    assert row.startswith("0,lan.0,lan.1,20,0.00")
+    assert printed.err.splitlines()[-1] == "interrupted: 1 of 2 transfers delivered"
+
+
+def test_a_collective_that_is_cut_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signal_at(monkeypatch, timing, "collective", 1, signal.SIGTERM)
+    assert netsim_cli.main(["collective", "lan", "barrier"]) == 143
+    assert capsys.readouterr().err == "interrupted: barrier was not timed to its end\n"
