@@ -678,7 +678,8 @@ def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | No
         "to the loss that data-parallel has after the budget; rows whose bands overlap have one place, as the order "
         "between them is unknown",
         f"the network's distance from a real one ({NETWORK_ERROR:.0%} at the 95th percentile of measured calls) and, "
-        "without --utilisation, the reached share of devices' peak (38 to 46 % in published trainings): bands have both",
+        "without --utilisation, the reached share of devices' peak (38 to 46 % in published trainings): bands have "
+        "both",
     ]
     lines += _ratio_lines(rows, ratios or {})
     lines.append(
