@@ -58,9 +58,11 @@ def show_ns3_accuracy() -> None:
             f"{case.name:48}{case.makespan_error:+10.1%}{case.mean_error:+8.1%}   "
             f"{known.makespan_error:+8.1%}{known.mean_error:+8.1%}"
         )
+    print("without staggered_n8 at 100 Mbit/s, in which one of ns-3's flows stood still for 12 s:")
     for label, cases in (("", blind), (", queue known", knowing)):
-        summary(f"makespan{label}", [case.makespan_error for case in cases])
-        summary(f"mean{label}", [case.mean_error for case in cases])
+        counted = [case for case in cases if not case.name.startswith("staggered_n8, 100 ")]
+        summary(f"makespan{label}", [case.makespan_error for case in counted])
+        summary(f"mean{label}", [case.mean_error for case in counted])
 
 
 def show_rows(blind: list[ns3_cases.Comparison], knowing: list[ns3_cases.Comparison]) -> None:

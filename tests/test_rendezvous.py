@@ -479,5 +479,5 @@ def test_what_would_wait_for_all_sites_is_refused() -> None:
     with meeting(num_sites=1) as at, site(at, 0) as comm:
         with pytest.raises(InputError, match="all_reduce: sites at a rendezvous come and go"):
             comm.all_reduce(torch.ones(1))
-        with pytest.raises(InputError, match="group: sites that meet"):
+        with pytest.raises(InputError, match="group: sites at a rendezvous"):
             comm.group([0])

@@ -34,10 +34,11 @@ from exogym_core.results.report.figures import (
     OF_ONE_RUN,
     Picture,
     draw_figures,
+    draw_loss,
     draw_pictures,
     log_ticks,
 )
-from exogym_core.results.report.network import link_use, strip_columns
+from exogym_core.results.report.network import draw_network, link_use, strip_columns
 from exogym_core.results.report.page import methods
 from exogym_core.results.report.table import comparison_table, ratio
 from exogym_core.results.run_folder import RunFolder
@@ -385,6 +386,20 @@ def test_strips_of_weather_hide_no_short_outage() -> None:
     assert set(columns[half + 1 :]) == {0.5}
 
 
+@pytest.mark.pictures
+def test_every_tick_of_a_short_logarithmic_axis_has_its_label(tmp_path: Path) -> None:
+    """Losses from 1.5 to 2.3 had two labels, at 2 and 2.2."""
+    figure = draw_loss(RunReport(run_folder(tmp_path, two())).few())
+    axes = figure.axes[0]
+    axes.set_ylim(1.5, 2.3)
+    figure.canvas.draw()
+    ticks = [at for at in axes.yaxis.get_minorticklocs() if 1.5 <= at <= 2.3]
+    assert len(ticks) >= 4
+    assert all(axes.yaxis.get_minor_formatter()(at) == f"{at:g}" for at in ticks)
+    axes.set_ylim(0.11, 4.0)
+    assert [axes.yaxis.get_minor_formatter()(at) for at in (0.2, 0.3, 0.5, 3.0)] == ["0.2", "", "0.5", ""]
+
+
 def test_ticks_of_a_logarithmic_axis_are_few_and_reach_to_its_end() -> None:
     for linear, end in ((1.0, 330.0), (0.2, 1e6), (5.0, 70.0)):
         ticks = log_ticks(linear, end)
@@ -432,6 +447,16 @@ def test_seconds_of_real_ranks_are_reported_as_such(tmp_path: Path) -> None:
     words = page.replace('payload ? payload.clock : "virtual time"', "").lower()
     assert "virtual time" not in words
     assert "virtual seconds" not in words
+
+
+def test_the_drawing_for_a_telephone_has_room_for_its_labels() -> None:
+    """A letter is about six and a half pixels wide."""
+    narrow = next(
+        each for each in draw_network(Topology.load("wan-4-regions").to_mapping()) if each.name == "narrow"
+    )
+    for mark in narrow.marks:
+        half = max(map(len, mark.lines)) * 6.5 / 2
+        assert half <= mark.x <= narrow.width - half
 
 
 def test_a_real_run_names_no_simulated_network(tmp_path: Path) -> None:

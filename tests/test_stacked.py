@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
 from exogym_core.strategy import (
     AllReduceStrategy,
     AsyncDiLoCoStrategy,
+    Chain,
     DeMoStrategy,
+    DESLOCStrategy,
     DiLoCoStrategy,
+    FedAvgStrategy,
     NoLoCoStrategy,
     OptimSpec,
     SPARTAStrategy,
     Strategy,
     StreamingDiLoCoStrategy,
 )
+from exogym_core.strategy.chain import Module
+from exogym_core.workers.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,6 +105,11 @@ ROWS: dict[str, Callable[[], Strategy]] = {
     "all-reduce in buckets": partial(AllReduceStrategy, bucket_bytes=64),
     "clipped, with a schedule": partial(AllReduceStrategy, max_norm=0.5, lr_scheduler="lambda_cosine"),
     "DiLoCo": partial(DiLoCoStrategy, H=3),
+    "DiLoCo, clipped, with a schedule": partial(
+        DiLoCoStrategy, H=3, max_norm=0.5, lr_scheduler="lambda_cosine"
+    ),
+    "averages by samples": partial(FedAvgStrategy, H=4),
+    "averages of moments": partial(DESLOCStrategy, H=2),
     "streaming": partial(StreamingDiLoCoStrategy, H=4, num_fragments=2),
     "sparse": partial(SPARTAStrategy, p_sparta=0.2),
     "DeMo, whose optimizer is its own": partial(DeMoStrategy, compression_chunk=8, compression_topk=4),
@@ -142,6 +154,61 @@ def test_gradients_and_updates_are_computed_once_for_all_replicas(
     train(samples, DiLoCoStrategy(H=3), "stacked", val_interval=100)
     assert single - calls["forward"] >= 4 * 12 - 2  # five forward passes a step are one; two were a trial
     assert update is torch.optim.AdamW.step
+
+
+def test_replicas_wait_for_each_other_once_a_round(
+    samples: TensorDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in list(_global_optimizer_post_hooks):  # which other tests leave behind
+        monkeypatch.delitem(_global_optimizer_post_hooks, key)
+    parked: list[int] = []
+    park = Turns.park
+    monkeypatch.setattr(Turns, "park", lambda self, rank: (parked.append(rank), park(self, rank)))
+    train(samples, DiLoCoStrategy(H=10), "stacked", max_steps=41, val_interval=100)
+    # Twice in the first step, which shows what has gradients, once more in its round, once in each other round.
+    assert max(Counter(parked).values()) <= 8
+
+
+def test_steps_at_once_take_batches_of_several_sizes_through_epochs(samples: TensorDataset) -> None:
+    options: dict[str, Any] = {"num_nodes": 6, "max_steps": 35, "num_epochs": 4, "val_interval": 15}
+    single, stacked = (
+        train(samples, DiLoCoStrategy(H=6), kind, **options) for kind in ("threads", "stacked")
+    )
+    assert losses(stacked) == pytest.approx(losses(single), rel=1e-4)
+    assert [row["examples_trained"] for row in stacked.history] == [
+        row["examples_trained"] for row in single.history
+    ]
+    assert stacked.virtual_seconds == single.virtual_seconds
+    assert [row["step"] for row in stacked.validation] == [row["step"] for row in single.validation]
+    assert stacked.final_loss == pytest.approx(single.final_loss, rel=1e-4)
+
+
+def test_a_strategy_that_changes_a_step_is_called_at_each(samples: TensorDataset) -> None:
+    calls: list[int] = []
+
+    class Counting(DiLoCoStrategy):
+        def optimizer_step(self) -> None:
+            calls.append(self.rank)
+            super().optimizer_step()
+
+    train(samples, Counting(H=5), "stacked")
+    assert Counter(calls) == dict.fromkeys(range(5), 12)
+
+
+def test_a_module_reads_the_gradient_of_the_step_that_it_ends(samples: TensorDataset) -> None:
+    def norms(kind: str) -> list[float]:
+        found: list[float] = []
+
+        class Reading(Module):
+            judged = "own"
+
+            def after_update(self) -> None:
+                found.extend(float(each.grad.norm()) for each in self.strategy.trainable)
+
+        train(samples, Chain([Reading()]), kind, num_nodes=2)
+        return found
+
+    assert sorted(norms("stacked")) == pytest.approx(sorted(norms("threads")), rel=1e-4)
 
 
 def test_parameters_that_get_another_storage_are_returned_to_the_stack(samples: TensorDataset) -> None:

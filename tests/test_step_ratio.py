@@ -83,7 +83,7 @@ def test_what_it_does_not_know_is_named() -> None:
     assert (plain.mean, plain.low, plain.high) == (far.mean, far.low, far.high)
     assert plain.source.endswith("is 0.54% above data-parallel's at 1B parameters")
     assert far.source.endswith(
-        "; it knows nothing of H = 100 and codec int8 and fragments, which may need more"
+        "; it does not cover H = 100 and codec int8 and fragments, which may need more"
     )
 
 

@@ -267,8 +267,10 @@ class Source:
         num_epochs: epochs after which the stream ends; None: never.
         epoch, step: finished epochs, and finished steps of this one.
         known_as: fingerprint of the rank's own data, for checkpoints.
+        has_whole_steps: the number of steps is known, and each is one micro-batch.
     """
 
+    has_whole_steps = False
     steps_per_epoch: int | None = None
     num_epochs: int | None = None
     known_as: str | None = None
@@ -392,6 +394,7 @@ class SharedData(_IndexedData):
         reading: Reading,
     ) -> None:
         super().__init__(dataset, rank, reading)
+        self.has_whole_steps = reading.minibatch_size >= batch_size
         self._order, self._world_size = order, world_size
         self._stride = world_size * batch_size
         full, left = divmod(order.num_samples, self._stride)
@@ -436,6 +439,7 @@ class OwnData(_IndexedData):
         reading: Reading,
     ) -> None:
         super().__init__(dataset, rank, reading)
+        self.has_whole_steps = reading.minibatch_size >= batch_size
         self._order, self._lengths, self._batch_size = order, lengths, batch_size
         smallest, drop_last = min(lengths), reading.drop_last
         self.steps_per_epoch = smallest // batch_size if drop_last else math.ceil(smallest / batch_size)

@@ -405,7 +405,7 @@ class Advice:
             return False
         named = {key: row[key] for key in ("strategy", "options", "streams", "left_out", "groups")}
         reason = (
-            "dominated by bound: its computing and its bytes on the narrowest line take so long at the least, "
+            "dominated by bound: its computing and its bytes on the narrowest line take at least that long, "
             f"which {better['strategy']} beats"
         )
         self._not_simulated.append({**named, "days_at_least": bound["days_low"], "reason": reason})
@@ -677,9 +677,9 @@ def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | No
         "the loss at this scale: days and money are bands, from the fewest steps to the most that a strategy may need "
         "to the loss that data-parallel has after the budget; rows whose bands overlap have one place, as the order "
         "between them is unknown",
-        f"the network's distance from a real one ({NETWORK_ERROR:.0%} at the 95th percentile of measured calls) and, "
-        "without --utilisation, the reached share of devices' peak (38 to 46 % in published trainings): bands have "
-        "both",
+        f"the network's distance from a real one ({NETWORK_ERROR:.0%} at the 95th percentile of measured calls) "
+        "and, without --utilisation, the reached share of devices' peak (38 to 46 % in published trainings): bands "
+        "have both",
     ]
     lines += _ratio_lines(rows, ratios or {})
     lines.append(

@@ -132,7 +132,7 @@ def law_ratio(
     beyond = [f"H = {length}"] if length > _FITTED_H else []
     beyond += [f"codec {options['codec']}"] if "codec" in options else []
     beyond += ["fragments"] if strategy == "StreamingDiLoCo" else []
-    outside = f"; it knows nothing of {' and '.join(beyond)}, which may need more" if beyond else ""
+    outside = f"; it does not cover {' and '.join(beyond)}, which may need more" if beyond else ""
     where = "above" if loss > 1 else "below"
     source = (
         f"DiLoCo's scaling law (arXiv 2503.09799, table 7, H = 30), by which the loss of {num_workers} workers is "

@@ -293,7 +293,8 @@ class RowRecorder:
             "lr": rows[0]["lr"],
             **self._seconds(ranks),
         }
-        absent = [row for rank, row in self._newest.items() if rank not in {marked.rank for marked in ranks}]
+        here = {marked.rank for marked in ranks}
+        absent = [row for rank, row in self._newest.items() if rank not in here]
         merged |= self._traffic([*rows, *absent])
         merged["compute_utilisation"] = None
         if self._timed:

@@ -13,7 +13,7 @@ import os
 import warnings
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.compute import StepDurations
-    from exogym_core.data.samples import StepSamples
+    from exogym_core.data.samples import Source, StepSamples
     from exogym_core.strategy.base import StepContext
 
 __all__ = [
     "PRECISIONS",
     "Learner",
+    "LocalStep",
     "StepCost",
     "TorchLearner",
     "autocast_to",
@@ -148,17 +149,30 @@ _FORWARD_SHARE = 1 / 3  # of a step's computing; the backward pass does two prod
 Samples = TypeVar("Samples", contravariant=True)
 
 
+class LocalStep(NamedTuple):
+    """A local step that has been taken, its loss and its virtual seconds."""
+
+    step: StepSamples
+    loss: float
+    seconds: float
+
+
 class Learner(Protocol[Samples]):
     """Turns batches into gradients on one rank: the loop's view of a model.
 
     Attributes:
         scaler: scales losses and gradients; None without.
+        runs_ahead: local steps may be taken several at once, by `run_ahead`.
     """
 
     scaler: torch.amp.GradScaler | None
+    runs_ahead: bool
 
     def gradients(self, step: Samples, context: StepContext) -> float:
         """Leave the gradients of a step's samples in `.grad`, advance the clock, and return their mean loss."""
+
+    def run_ahead(self, data: Source, number: int, num_steps: int) -> list[LocalStep]:
+        """Take local steps from the 0-based `number` on, updates included; none where ranks do not go together."""
 
     def take_over(self, optimizers: Sequence[Optimizer]) -> None:
         """Prepare the strategy's optimizers, the first of which applies the gradients, once it is set up."""
@@ -260,6 +274,8 @@ class TorchLearner:
             strategy sends them meanwhile.
     """
 
+    runs_ahead = False
+
     def __init__(
         self,
         model: nn.Module,
@@ -319,6 +335,10 @@ class TorchLearner:
         yield
         if seconds:
             self._comm.advance(seconds)
+
+    def run_ahead(self, data: Source, number: int, num_steps: int) -> list[LocalStep]:
+        """Implement `Learner`."""
+        return []
 
     def take_over(self, optimizers: Sequence[Optimizer]) -> None:
         """See `Learner`: they are left as they are."""

@@ -41,6 +41,8 @@ __all__ = ["Loop", "RankOutcome", "Role", "Server", "set_up", "take_step"]
 
 Samples = TypeVar("Samples")
 
+_MOST_AHEAD = 64  # steps taken at once: the run monitor sees their rows after the last
+
 
 @dataclass
 class RankOutcome:
@@ -213,9 +215,12 @@ class Loop(Role):
         self._begin()
         self.participation.begin()  # before any evaluation
         try:
-            while (step := self._next_step()) is not None:
+            while (ahead := self._steps_ahead()) or (step := self._next_step()):
                 self.snapshots.evaluate(self.local_step)
-                self.do(step)
+                if ahead:
+                    self._run_ahead(ahead)
+                elif step is not None:
+                    self.do(step)
                 is_due = self.checkpoints.is_due(self.local_step)
                 self._try_state(is_due)
                 if is_due:
@@ -256,7 +261,38 @@ class Loop(Role):
         with self.comm.off_clock():
             return bool(peers.all_reduce(torch.tensor([int(late)]), op="max"))
 
+    def _steps_ahead(self) -> int:
+        """Number of next steps that may be taken at once: nothing is exchanged, evaluated or saved among them."""
+        is_open = (
+            self.until is not None
+            or self.updates is not None
+            or self.evaluations.evaluate_seconds is not None
+        )
+        is_tried = self._trial is None or self._is_tried
+        if not (self.learner.runs_ahead and self.data.has_whole_steps and is_tried) or is_open:
+            return 0
+        if self.participation.absence is not None or not self.strategy.is_synchronous:
+            return 0
+        step, steps = self.local_step, min(self.strategy.steps_to_exchange, self.max_steps - self.local_step)
+        dates = (self.evaluations.evaluate_every, self.evaluations.correlate_every, self.checkpoints.every)
+        return min(steps, _MOST_AHEAD, *(every - step % every for every in dates if every is not None))
+
     # --- a step --------------------------------------------------------------------------------------------
+
+    def _run_ahead(self, num_steps: int) -> None:
+        """Take so many steps at once, or one as usual where the other ranks do not go along."""
+        taken = self.learner.run_ahead(self.data, self.local_step, num_steps)
+        if not taken and (step := self._next_step()) is not None:
+            self.do(step)
+            return
+        for step, loss, seconds in taken:
+            learning_rate = self.strategy.learning_rate
+            self.strategy.begin_step(self._context(step))
+            self.comm.advance(seconds)
+            self.strategy.finish_step()
+            self.comm.mark({**self._row(loss, step.samples, learning_rate), **self.strategy.row()})
+            self.local_step += 1
+        self.snapshots.after_step(self.local_step)
 
     def do(self, step: StepSamples) -> None:
         """Take a step, or skip it if others did it while this rank was absent."""
@@ -269,30 +305,32 @@ class Loop(Role):
 
     def _train(self, step: StepSamples) -> None:
         strategy, learning_rate = self.strategy, self.strategy.learning_rate
-        weight = step.samples * self.strategy.num_nodes / step.total_samples
-        context = StepContext(
-            self.local_step, weight, step.samples, self.learner.scaler, False, step.samples_of
-        )
-        traffic = self.comm.traffic
-
-        def row(loss: float) -> dict[str, Any]:
-            return {
-                "step": self.local_step + 1,
-                "loss": loss,
-                "samples": step.samples,
-                "lr": learning_rate,
-                "bytes_sent": traffic.bytes_sent,
-                "payload_bytes": traffic.payload_bytes,
-                "wan_bytes": traffic.wan_bytes,
-            }
+        context = self._context(step)
 
         def announce(loss: float) -> None:
             place = self.participation.announced(self.local_step)
             if place is not None:
-                self.comm.mark({"announced": {**row(loss), **place}})
+                self.comm.mark({"announced": {**self._row(loss, step.samples, learning_rate), **place}})
 
         loss = take_step(strategy, self.learner.gradients, step, context, announce)
-        self.comm.mark({**row(loss), **strategy.row()})
+        self.comm.mark({**self._row(loss, step.samples, learning_rate), **strategy.row()})
+
+    def _context(self, step: StepSamples) -> StepContext:
+        weight = step.samples * self.strategy.num_nodes / step.total_samples
+        return StepContext(self.local_step, weight, step.samples, self.learner.scaler, False, step.samples_of)
+
+    def _row(self, loss: float, samples: int, learning_rate: float) -> dict[str, Any]:
+        """Values of the step under way that every strategy has."""
+        traffic = self.comm.traffic
+        return {
+            "step": self.local_step + 1,
+            "loss": loss,
+            "samples": samples,
+            "lr": learning_rate,
+            "bytes_sent": traffic.bytes_sent,
+            "payload_bytes": traffic.payload_bytes,
+            "wan_bytes": traffic.wan_bytes,
+        }
 
     # --- the two ends --------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 Parameters of N replicas lie in tensors of N rows, and each replica's parameters are rows of them, so that strategies,
 codecs and checkpoints find what they always do. Ranks bring their batches together; one of them computes all gradients
 in one vectorised pass (`torch.vmap` over `torch.func.functional_call`), and likewise all updates of an optimizer that
-works element by element. A rank that finds nobody else to wait for goes on with those that have come, so ranks that do
+works element by element. Where a strategy leaves the update to the optimizer, ranks bring all steps up to its next exchange
+at once. A rank that finds nobody else to wait for goes on with those that have come, so ranks that do
 not step together are served as well. Requests to the kernel are the same, and so is virtual time, bit for bit;
 losses differ from those of single replicas by rounding.
 """
@@ -11,24 +12,26 @@ losses differ from those of single replicas by rounding.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch.func import functional_call
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from exogym_core.data.batches import as_loss, as_mean_loss, move_batch
-from exogym_core.run.learner import StepCost, TorchLearner, autocast_to
+from exogym_core.data.batches import as_loss, as_mean_loss, device_of, move_batch
+from exogym_core.run.learner import LocalStep, StepCost, TorchLearner, autocast_to
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.communicator.simulated.calls import Parking
+    from exogym_core.data.samples import Source, StepSamples
 
 __all__ = ["Stack", "StackedLearner", "StackingError", "backward_order"]
 
@@ -74,6 +77,14 @@ class _SharedWork(Generic[Item, Result]):
         return self._results.pop(rank)
 
 
+class _Ahead(NamedTuple):
+    """Steps that a rank may take at once: of which optimizer, with which data, and how many."""
+
+    optimizer: Optimizer
+    data: Source
+    num_steps: int
+
+
 class Stack:
     """Parameters and optimizer states of N replicas, and their batched steps.
 
@@ -85,7 +96,7 @@ class Stack:
     """
 
     def __init__(self, model: nn.Module, num_replicas: int, precision: str | None, turns: Parking) -> None:
-        self._model, self._precision = model, precision
+        self._model, self._precision, self._device = model, precision, device_of(model)
         self._values = {
             name: value.detach().new_empty(num_replicas, *value.shape)
             for name, value in model.named_parameters()
@@ -97,6 +108,7 @@ class Stack:
         self._columns: list[tuple[str, Tensor, list[Tensor]]] = []  # trained ones: name, rows, replicas' own
         self._batches = _SharedWork(turns, self._gradients_of)
         self._updates = _SharedWork(turns, self._update)
+        self._runs = _SharedWork(turns, self._run_ahead)
 
     def adopt(self, rank: int, model: nn.Module) -> None:
         """Make the parameters of a rank's replica rows of the stack."""
@@ -107,12 +119,19 @@ class Stack:
         """Loss of a rank's batch, and the gradients of its trained parameters by name."""
         return self._batches.attend(rank, batch)
 
-    def take_over(self, rank: int, optimizer: Optimizer) -> None:
-        """Have `optimizer.step` update with the other ranks', if it works element by element on all of the replica."""
+    def run_ahead(self, rank: int, ahead: _Ahead) -> list[tuple[StepSamples, float]]:
+        """Take steps of all replicas at once; returns this rank's with their losses, none where others do not come."""
+        return self._runs.attend(rank, ahead)
+
+    def take_over(self, rank: int, optimizer: Optimizer) -> bool:
+        """Have `optimizer.step` update with the other ranks', if it works element by element on all of the replica.
+
+        Returns whether it does.
+        """
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         trained = [value for name, value in self._rows[rank].items() if name in self._trained]
         if type(optimizer) not in _ELEMENTWISE or list(map(id, parameters)) != list(map(id, trained)):
-            return
+            return False
         own_step = optimizer.step
 
         @functools.wraps(own_step)  # schedulers look for their mark on it
@@ -131,6 +150,7 @@ class Stack:
                 each.grad = gradient
 
         optimizer.step = step  # type: ignore[method-assign, assignment]
+        return True
 
     @torch.no_grad()
     def _return_rows(self, ranks: Sequence[int]) -> None:
@@ -149,30 +169,31 @@ class Stack:
 
     def _gradients_of(self, batches: dict[int, Any]) -> dict[int, tuple[Tensor, dict[str, Tensor]]]:
         self._return_rows(list(batches))
+        found: dict[int, tuple[Tensor, dict[str, Tensor]]] = {}
+        for ranks, losses in self._vectorised(batches):
+            values, names = losses.unbind(), list(self._gradients)
+            rows = zip(*(gradient.unbind() for gradient in self._gradients.values()), strict=True)
+            for rank, value, row in zip(ranks, values, rows, strict=True):
+                found[rank] = value, dict(zip(names, row, strict=True))
+        return found
+
+    def _vectorised(self, batches: dict[int, Any]) -> Iterator[tuple[list[int], Tensor]]:
+        """Compute gradients, in turn of ranks whose batches have one layout: yields these and their losses."""
         alike: dict[object, list[int]] = {}
         for rank, batch in batches.items():
             alike.setdefault(_layout(batch), []).append(rank)
-        found: dict[int, tuple[Tensor, dict[str, Tensor]]] = {}
         for ranks in alike.values():
-            found |= self._vectorised(ranks, [batches[rank] for rank in ranks])
-        return found
+            yield ranks, self._alike_losses(ranks, _stacked([batches[rank] for rank in ranks]))
 
-    def _vectorised(
-        self, ranks: list[int], batches: list[Any]
-    ) -> dict[int, tuple[Tensor, dict[str, Tensor]]]:
+    def _alike_losses(self, ranks: list[int], batch: Any) -> Tensor:
         leaves = {
             name: self._of(values, ranks).detach().requires_grad_(name in self._trained)
             for name, values in self._values.items()
         }
-        losses = batched_losses(self._model, leaves, _stacked(batches), self._precision)
+        losses = batched_losses(self._model, leaves, batch, self._precision)
         losses.sum().backward()  # type: ignore[no-untyped-call]
         self._gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-        values, names = losses.detach().unbind(), list(self._gradients)
-        rows = zip(*(gradient.unbind() for gradient in self._gradients.values()), strict=True)
-        return {
-            rank: (values[place], dict(zip(names, row, strict=True)))
-            for place, (rank, row) in enumerate(zip(ranks, rows, strict=True))
-        }
+        return losses.detach()
 
     @staticmethod
     def _of(values: Tensor, ranks: list[int]) -> Tensor:
@@ -183,14 +204,32 @@ class Stack:
 
     def _update(self, optimizers: dict[int, Optimizer]) -> dict[int, bool]:
         """Update all replicas at once; False for each where they do not step alike."""
-        first = next(iter(optimizers.values()))
-        alike = len(optimizers) == len(self._rows) and all(
-            _options(each) == _options(first) for each in optimizers.values()
-        )
-        done = alike and self._update_alike(list(optimizers.values()))
+        done = self._step_alike(list(optimizers.values())) and self._update_alike(list(optimizers.values()))
         return dict.fromkeys(optimizers, done)
 
-    def _update_alike(self, optimizers: list[Optimizer]) -> bool:
+    def _step_alike(self, optimizers: Sequence[Optimizer]) -> bool:
+        """True if these are all replicas' optimizers, with equal options."""
+        options = _options(optimizers[0])
+        return len(optimizers) == len(self._rows) and all(
+            _options(each) == options for each in optimizers[1:]
+        )
+
+    def _update_alike(self, optimizers: Sequence[Optimizer]) -> bool:
+        gradients = [[value.grad for value in column] for _, _, column in self._trained_columns()]
+        if any(each is None or each.is_sparse for column in gradients for each in column):
+            return False
+        with self._brought_together(optimizers) as update:
+            if update is None:
+                return False
+            for (name, values, _), own in zip(self._columns, gradients, strict=True):
+                stacked = self._gradients.get(name)
+                if stacked is None or not _are_rows(own, stacked):  # type: ignore[arg-type]
+                    stacked = torch.stack(own)  # type: ignore[arg-type]
+                values.grad = stacked
+            update()
+        return True
+
+    def _trained_columns(self) -> list[tuple[str, Tensor, list[Tensor]]]:
         if not self._columns:
             replicas = [self._rows[rank] for rank in sorted(self._rows)]
             self._columns = [
@@ -198,12 +237,18 @@ class Stack:
                 for name, values in self._values.items()
                 if name in self._trained
             ]
-        gradients = [[value.grad for value in column] for _, _, column in self._columns]
-        if any(each is None or each.is_sparse for column in gradients for each in column):
-            return False
+        return self._columns
+
+    @contextmanager
+    def _brought_together(self, optimizers: Sequence[Optimizer]) -> Iterator[Callable[[], object] | None]:
+        """Yield a function that updates all replicas by the stacked gradients, None where their states differ.
+
+        Their optimizers get the new states after the block.
+        """
+        columns = self._trained_columns()
         self._return_rows(sorted(self._rows))
         if self._shadow is None:
-            leaves = iter([values.requires_grad_() for _, values, _ in self._columns])
+            leaves = iter([values.requires_grad_() for _, values, _ in columns])
             groups = [
                 {**group, "params": [next(leaves) for _ in group["params"]]}
                 for group in optimizers[0].param_groups
@@ -212,20 +257,62 @@ class Stack:
         shadow = self._shadow
         for group, own in zip(shadow.param_groups, optimizers[0].param_groups, strict=True):
             group.update({key: value for key, value in own.items() if key != "params"})
-        states = []
-        for (name, values, column), own_gradients in zip(self._columns, gradients, strict=True):
-            states.append([optimizer.state[own] for optimizer, own in zip(optimizers, column, strict=True)])
-            if not _gather_states(shadow.state[values], states[-1]):
-                return False
-            stacked = self._gradients.get(name)
-            if stacked is None or not _are_rows(own_gradients, stacked):  # type: ignore[arg-type]
-                stacked = torch.stack(own_gradients)  # type: ignore[arg-type]
-            values.grad = stacked
-        shadow.step()
-        for (_, values, _), own_states in zip(self._columns, states, strict=True):
+        states = [
+            [optimizer.state[own] for optimizer, own in zip(optimizers, column, strict=True)]
+            for _, _, column in columns
+        ]
+        gathered = [
+            _gather_states(shadow.state[values], own)
+            for (_, values, _), own in zip(columns, states, strict=True)
+        ]
+        if not all(gathered):
+            yield None
+            return
+        yield shadow.step
+        for (_, values, _), own_states in zip(columns, states, strict=True):
             _spread_states(shadow.state[values], own_states)
             values.grad = None
-        return True
+
+    # --- several steps at once -----------------------------------------------------------------------------
+
+    def _run_ahead(self, asked: dict[int, _Ahead]) -> dict[int, list[tuple[StepSamples, float]]]:
+        taken: dict[int, list[tuple[StepSamples, float]]] = {rank: [] for rank in asked}
+        optimizers = [each.optimizer for each in asked.values()]
+        num_steps = {each.num_steps for each in asked.values()}
+        # The first step of a run shows which parameters get gradients.
+        is_ready = self._gradients.keys() == self._trained and not any(map(_has_hooks, optimizers))
+        if not is_ready or len(num_steps) > 1 or not self._step_alike(optimizers):
+            return taken
+        with self._brought_together(optimizers) as update:
+            if update is None:
+                return taken
+            for _ in range(num_steps.pop()):
+                steps = {rank: cast("StepSamples", each.data.next_step()) for rank, each in asked.items()}
+                for rank, loss in self._differentiated(
+                    {rank: step.micro_batches[0][0] for rank, step in steps.items()}
+                ):
+                    taken[rank].append((steps[rank], loss))
+                update()
+            for _, values, column in self._columns:  # of the last step, which is ended by each rank
+                for own, gradient in zip(column, cast("Tensor", values.grad), strict=True):
+                    own.grad = gradient
+        return taken
+
+    def _differentiated(self, batches: dict[int, Any]) -> list[tuple[int, float]]:
+        """Leave the gradients of all replicas in the stack's `.grad`; each rank and its loss."""
+        if self._device.type != "cpu":
+            batches = {rank: move_batch(batch, self._device) for rank, batch in batches.items()}
+        losses: list[tuple[int, float]] = []
+        for ranks, own in self._vectorised(batches):
+            for name, values, _ in self._columns:
+                if len(ranks) == len(values):
+                    values.grad = self._gradients[name]
+                else:
+                    if not losses:
+                        values.grad = torch.empty_like(values)
+                    cast("Tensor", values.grad)[ranks] = self._gradients[name]
+            losses += zip(ranks, own.tolist(), strict=True)
+        return losses
 
 
 def _are_rows(tensors: Sequence[Tensor], stacked: Tensor) -> bool:
@@ -402,7 +489,16 @@ class StackedLearner(TorchLearner):
 
     def take_over(self, optimizers: Sequence[Optimizer]) -> None:
         """Have updates done together, too."""
-        self._stack.take_over(self._comm.rank, optimizers[0])
+        self._optimizer = optimizers[0]
+        self.runs_ahead = self._stack.take_over(self._comm.rank, optimizers[0])
+
+    def run_ahead(self, data: Source, number: int, num_steps: int) -> list[LocalStep]:
+        """Take the steps together with the other ranks."""
+        taken = self._stack.run_ahead(self._comm.rank, _Ahead(self._optimizer, data, num_steps))
+        return [
+            LocalStep(step, loss, self._cost.seconds(place, step.samples))
+            for place, (step, loss) in enumerate(taken, number)
+        ]
 
     def _forward(self, batch: Any, number: int) -> Tensor:
         if self._device.type != "cpu":

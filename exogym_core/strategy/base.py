@@ -233,6 +233,18 @@ class Strategy(Participants, Configured, Stateful):
         with without_updates():
             Strategy.step(self)
 
+    @property
+    def steps_to_exchange(self) -> int:
+        """Number of next steps whose update is the optimizer's alone, up to the one that ends in the next exchange.
+
+        0: not known. The rest of such a step is `finish_step`.
+        """
+        return 0
+
+    def finish_step(self) -> None:
+        """Do what is left of a step after the optimizer's update."""
+        Strategy.step(self)
+
     def row(self) -> dict[str, Any]:
         """Values of the last step's row besides loss and bytes."""
         return {}

@@ -39,6 +39,9 @@ __all__ = [
 # In a step's order.
 _STEP_HOOKS = ("before_backward", "before_update", "after_update", "end_step")
 
+# Methods of a step by which a subclass of Chain may change it.
+_STEP_METHODS = ("begin_step", "zero_grad", "before_backward", "clip_gradients", "optimizer_step", "step")
+
 # Order of precedence where modules disagree: rounds lead to parameters that every rank has.
 _JUDGED = ("server", "outer", "own", "replica")
 
@@ -152,6 +155,11 @@ class Module(Configured, Stateful):
         return None
 
     @property
+    def steps_to_exchange(self) -> int:
+        """Number of next steps, up to the one at whose end it may exchange something."""
+        return 1
+
+    @property
     def judged_version(self) -> int:
         """Version of the judged model, as of `Strategy`: rounds that have ended, where they are counted."""
         is_counted = self.judged == "outer" and hasattr(self, "num_rounds")
@@ -232,12 +240,28 @@ class Chain(Strategy):
         for module in self.modules:
             module._init_node(model, self.rank, self.num_nodes)
         self._hooks = {name: self._hooks_called(name) for name in _STEP_HOOKS}
+        self._updates_plainly = (
+            self.max_norm is None
+            and self.scheduler is None
+            and all(getattr(type(self), name) is getattr(Chain, name) for name in _STEP_METHODS)
+            and not self._hooks["before_backward"]
+            and not self._hooks["before_update"]
+        )
 
     def _hooks_called(self, name: str) -> list[Callable[..., None]]:
         """Hooks of that name of the modules that override it."""
         empty = getattr(Module, name)
         hooks = [getattr(module, name) for module in self.modules]
         return [hook for hook in hooks if getattr(hook, "__func__", hook) is not empty]
+
+    @property
+    def steps_to_exchange(self) -> int:
+        """Steps up to the end of a round."""
+        return (
+            min((module.steps_to_exchange for module in self.modules), default=1)
+            if self._updates_plainly
+            else 0
+        )
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         self.local_step = 0
@@ -259,14 +283,17 @@ class Chain(Strategy):
 
     def step(self) -> None:
         """Gradients, clip, update, communicate."""
-        hooks = self._hooks
-        for before_update in hooks["before_update"]:
+        for before_update in self._hooks["before_update"]:
             before_update()
         self.clip_gradients()
         self.optimizer_step()
-        for after_update in hooks["after_update"]:
+        self.finish_step()
+
+    def finish_step(self) -> None:
+        """Communicate, and count the step."""
+        for after_update in self._hooks["after_update"]:
             after_update()
-        for end_step in hooks["end_step"]:
+        for end_step in self._hooks["end_step"]:
             end_step()
         super().step()
 
@@ -312,6 +339,13 @@ class RoundModule(Module):
     def H(self) -> int:  # noqa: N802
         """Local steps a round."""
         return int(self.options.H)
+
+    @property
+    def steps_to_exchange(self) -> int:
+        """Steps up to the end of the round."""
+        if type(self).after_update is not RoundModule.after_update:
+            return 1
+        return self.H - self.strategy.local_step % self.H
 
     def after_update(self) -> None:
         """End the round, where this step is its last."""

@@ -122,10 +122,16 @@ def _draw_losses(axes: Axes, shown: Shown, against: str, place: str, divisor: fl
         )
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:g}"[-1] in "25" else "")
+    axes.yaxis.set_minor_formatter(lambda value, _: _minor_label(value, *axes.get_ylim()))
     axes.set_ylabel("loss of the judged model")
     _draw_legend(axes)
     return True
+
+
+def _minor_label(value: float, low: float, high: float) -> str:
+    """Label of a minor tick: on a long axis only where it begins with 2 or 5."""
+    text = f"{value:g}"
+    return text if high < 5 * low or text[-1] in "25" else ""
 
 
 def _draw_legend(axes: Axes) -> None:

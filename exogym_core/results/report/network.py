@@ -127,7 +127,7 @@ class Drawing(NamedTuple):
 
 
 _BOXES = {"wide": (960, 420), "narrow": (340, 400)}
-_MARGINS = {"wide": (110, 45), "narrow": (60, 40)}
+_MARGINS = {"wide": (110, 45), "narrow": (60, 44)}
 
 
 def draw_network(topology: Any) -> list[Drawing]:
@@ -147,10 +147,11 @@ def draw_network(topology: Any) -> list[Drawing]:
             )
             for x, y in spots
         ]
-        marks = [
-            Spot(*spot, [visible(text, 26) for text in (place.name, place.details) if text], place.is_router)
-            for place, spot in zip(sketch.places, at, strict=True)
-        ]
+        marks = []
+        for place, spot in zip(sketch.places, at, strict=True):
+            details = place.details.split(", ") if name == "narrow" else [place.details]
+            texts = [visible(text, 26) for text in (place.name, *details) if text]
+            marks.append(Spot(*spot, texts, place.is_router))
         halves = []
         for wire in sketch.wires:
             middle = tuple((one + other) / 2 for one, other in zip(at[wire.one], at[wire.other], strict=True))
