@@ -36,6 +36,10 @@ def _end_while_torch_loads(number: int) -> None:
 def interrupt(number: int, frame: FrameType | None) -> None:
     """SIGINT's handler while no `Interruption` is entered: Python's own, but where that would abort the process.
 
+    Args:
+        number: of the signal.
+        frame: where it came.
+
     Raises:
         KeyboardInterrupt: always, where it does not end the process.
     """
