@@ -93,7 +93,7 @@ def add_trees(app: Any, name: str, source: list[str]) -> None:
     elif name.endswith("/index"):
         source[0] += "\n" + children(name.removesuffix("/index"))
     source[0] = re.sub(r"\[([^\]]*)\]\((?:\.\./)+(README|CHANGELOG)\.md[^)]*\)", r"\1 (`\2.md`)", source[0])
-    # What marks a block as not to be run is no language.
+    # `not-run` marks a block for tests and is no language.
     source[0] = re.sub(r"^```(\w+) not-run$", r"```\1", source[0], flags=re.MULTILINE)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from netsim.annexes import load_reference as load_reference
     from netsim.cli.signals import Stoppable as Stoppable
     from netsim.cli.signals import interrupt as interrupt
+    from netsim.cli.signals import raise_lost_interrupt as raise_lost_interrupt
     from netsim.cli.terminal import CommandGroup as CommandGroup
     from netsim.cli.terminal import DelayedProgress as DelayedProgress
     from netsim.cli.terminal import usage_message as usage_message
@@ -101,7 +102,7 @@ if TYPE_CHECKING:
 
 _NAMES = {  # by module
     "annexes": "annex_entries load_reference",
-    "cli.signals": "Stoppable interrupt",
+    "cli.signals": "Stoppable interrupt raise_lost_interrupt",
     "cli.terminal": "CommandGroup DelayedProgress usage_message",
     "collectives.abridged": "Abridged Gathering",
     "collectives.choice": "Choices parse_collectives schedule",

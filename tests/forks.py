@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from subprocess import CompletedProcess
 from typing import TYPE_CHECKING, Any
 
-import torch._dynamo  # noqa: F401  # optimizers import it: once here, and not in each of the forks
+import torch._dynamo  # optimizers import it: once here, and not in each of the forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

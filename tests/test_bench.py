@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from exogym_core.bench.entry import board_rows, digest_of, own_entry
+from exogym_core.bench.entry import board_rows, digest_of, entries_of, own_entry
 from exogym_core.cli.main import main
 from exogym_core.strategy import STRATEGIES
 from exogym_core.studies.study import Study
@@ -124,6 +124,19 @@ def test_coding_is_charged_and_so_is_what_is_in_flight_at_the_end(
     assert of["DelayedDiLoCo"]["bytes_sent"] == of["DiLoCo"]["bytes_sent"]
     one_round = of["DiLoCo"]["network_seconds"] / 4
     assert of["DelayedDiLoCo"]["virtual_seconds"] > one_round + of["DelayedDiLoCo"]["computing_seconds"]
+
+
+def test_bytes_that_were_not_recorded_are_not_zero(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tier.yaml").write_text(TIER.replace("seeds: 2", "seeds: 1"))
+    words = ["bench", "AllReduce", "--tier", str(tmp_path / "tier.yaml"), "--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    table = tmp_path / "out/points/0000/metrics/AllReduce.csv"
+    table.write_text(table.read_text().replace("bytes_sent", "sent"))
+    (entry,) = entries_of(tmp_path / "out", {"tier": "", "tier_digest": ""})
+    assert entry["scores"][0]["virtual_seconds_to_target"] > 0
+    assert entry["scores"][0]["bytes_to_target"] is None
 
 
 def test_an_entry_with_uncharged_coding_gets_no_score(

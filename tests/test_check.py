@@ -74,6 +74,41 @@ class Drifts(Momentum):
             self.trainable[0].add_(0.01 * self.rank)
 
 
+class Outer(Momentum):
+    """Its judged model is a copy of the newest replica, and of another one in the faults below."""
+
+    judged = "outer"
+
+    def judged_state(self) -> dict[str, Tensor]:
+        return {name: self.shipped(parameter.detach()) for name, parameter in self.named_trainable()}
+
+    def shipped(self, value: Tensor) -> Tensor:
+        return value.clone()
+
+
+class JudgesZeros(Outer):
+    def shipped(self, value: Tensor) -> Tensor:
+        return torch.zeros_like(value)
+
+
+class JudgesTheStart(Outer):
+    def setup(self, model: nn.Module, *others: Any, **options: Any) -> None:
+        super().setup(model, *others, **options)
+        self.first = {name: parameter.detach().clone() for name, parameter in self.named_trainable()}
+
+    def judged_state(self) -> dict[str, Tensor]:
+        return self.first
+
+
+class JudgesAnotherModel(Outer):
+    def shipped(self, value: Tensor) -> Tensor:
+        return value.flip(0) if self.local_step else value.clone()
+
+
+class JudgesInVain(Outer):
+    judged = "own"
+
+
 class SendsAfterwards(Momentum):
     def step(self) -> None:
         super().step()
@@ -161,6 +196,10 @@ PLANTED: list[tuple[type[Strategy], str, str]] = [
     (Raises, "runs", "by the number of peers"),
     (Silent, "runs", "nothing was sent in 8 steps"),
     (Drifts, "judged", "judged = 'replica' says that all ranks' models are equal"),
+    (JudgesZeros, "judged", "is not the model's before the first step"),
+    (JudgesTheStart, "judged", "is still the model of the start after 20 steps"),
+    (JudgesAnotherModel, "judged", "away from the mean of the ranks' models, which moved by"),
+    (JudgesInVain, "judged", "judges ranks' models, so that judged_state() would be ignored"),
     (SendsAfterwards, "bytes", "call super().step() last"),
     (Undercounts, "bytes", "leave comm.traffic to the communicator"),
     (DrawsGlobally, "generator", "torch's in step 1 on rank 0 draws from the global generator"),
@@ -200,7 +239,7 @@ def test_every_law_has_a_planted_fault() -> None:
     assert {law for _, law, _ in PLANTED} == set(LAWS)
 
 
-@pytest.mark.parametrize("strategy", [Momentum, EncodesAndCharges])
+@pytest.mark.parametrize("strategy", [Momentum, Outer, EncodesAndCharges])
 def test_a_sound_strategy_passes(strategy: type[Strategy]) -> None:
     report = check(strategy(optim_spec="sgd", lr=0.02))
     assert [row.status for row in report.rows] == ["passed"] * len(LAWS), str(report)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +66,19 @@ def test_every_command_ends_with_the_code_of_its_signal(
     assert signal.getsignal(number) is before
 
 
+def test_the_exit_code_is_the_signals_wherever_it_meets_python() -> None:
+    """`python -m` ends itself by SIGINT once KeyboardInterrupt has passed through the `exec` of a text."""
+    lines = [
+        "import os, signal, sys",
+        "from netsim.cli import main, show",
+        "def stopped(name): exec('os.kill(os.getpid(), signal.SIGTERM)')",
+        "show.Topology.load = stopped",
+        "sys.exit(main.main(['show', 'lan']))",
+    ]
+    Path("stopped.py").write_text("\n".join(lines))
+    assert subprocess.run([sys.executable, "-m", "stopped"], check=False).returncode == 143
+
+
 def test_a_closed_terminal_changes_no_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     def closed(*given: Any, **options: Any) -> None:
         raise OSError(5, "Input/output error")
@@ -71,6 +86,25 @@ def test_a_closed_terminal_changes_no_exit_code(monkeypatch: pytest.MonkeyPatch)
     signal_at(monkeypatch, published, "_cell", 3, signal.SIGHUP)
     monkeypatch.setattr("exogym_core.planning.commands._cell_line", closed)
     assert main(["reproduce", "dt-fm"]) == 129
+
+
+def test_a_signal_that_compiled_code_makes_an_error_of_fails_no_point(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = sweep.compare
+
+    def converted(*given: Any, **options: Any) -> Any:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt as error:
+            raise ValueError(f"Error calling function: {error!r}") from None
+        return whole(*given, **options)
+
+    monkeypatch.setattr(sweep, "compare", converted)
+    assert main(["sweep", "small.yaml", "--vary", "steps=[2,3]", "--jobs", "1", "--out", "out"]) == 130
+    printed = capsys.readouterr()
+    assert "failed" not in printed.out + printed.err
+    assert "steps=2  not finished" in printed.out
 
 
 def test_commands_run_in_other_threads_too() -> None:

@@ -156,3 +156,20 @@ def test_a_pending_round_outlives_the_begin_of_a_later_one() -> None:
     join(members, 0, 14, 1.0)
     members.publish(0, 14, 1.1)
     assert (1, {"id": 2, "present": [], "group": ""}) in sent
+
+
+def test_a_broken_pair_is_tested_again_soon_after_a_test_that_ends_early() -> None:
+    """A route that refuses packets is known at once; the next test began seven seconds later all the same."""
+    members, sent = members_of(2, tests_at=["10.0.0.1", 1])
+    members.pairs.test([0, 1], 2.0, 10.0)
+    begun: dict[str, float] = {}
+    for tenth in range(100, 180):
+        now = tenth / 10
+        members.update(now)
+        for group in [message["group"] for _, message in sent if message.get("push") == "test"]:
+            if group not in begun:
+                begun[group] = now
+                for site in range(2):
+                    answer = {"group": group, "peer": 1 - site, "is_reached": False}
+                    members.tested(site, 0, answer, now)
+    assert list(begun.values()) == [10.0, 13.0, 16.0]

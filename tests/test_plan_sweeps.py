@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from exogym_core.cli.main import main
 from exogym_core.planning.sweep import break_even, sooner_throughout, step_ratio_lines
@@ -69,8 +70,20 @@ def test_ratios_of_steps_are_reported_where_what_is_learned_differs() -> None:
     ]
 
 
-def test_a_swept_table_says_each_thing_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_swept_table_says_each_thing_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A column a key, by its last word; a strategy that a key does not concern has a row less; a limit a strategy."""
+    below = set()
+
+    def savefig(figure: Figure, *arguments: Any, **options: Any) -> None:
+        save(figure, *arguments, **options)
+        for axes in figure.axes:
+            legend, plot = axes.get_legend().get_window_extent(), axes.get_window_extent()
+            below.add(legend.y1 < plot.y0)
+
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", savefig)
     sweeps = " --sweep strategies.DiLoCo.H=5,10 --sweep wan.bandwidth=10Mbit/s,100Gbit/s --out " + str(
         tmp_path
     )
@@ -84,3 +97,4 @@ def test_a_swept_table_says_each_thing_once(capsys: pytest.CaptureFixture[str], 
     page = (tmp_path / "plan.html").read_text()
     assert page.count("limited by") == 6
     assert (tmp_path / "utilisation.png").stat().st_size > 1000
+    assert below == {True}, "legends cover no curve"

@@ -479,9 +479,14 @@ def test_the_paragraph_on_methods_has_the_options_of_model_and_task(tmp_path: Pa
         two(),
         model={"name": "gpt", "preset": "byte", "width": 32},
         task={"name": "text", "block_size": 16},
+        strategies=[
+            {"name": "DiLoCo", "label": "often", "H": 5},
+            {"name": "AllReduce", "label": "AllReduce"},
+        ],
     )
     paragraph = methods(Results.load(folder))
     assert "the model gpt (preset byte, width 32) on the task text (block_size 16)" in paragraph
+    assert "Strategies and their settings: often (DiLoCo, H 5); AllReduce." in paragraph
 
 
 def test_a_table_for_latex_has_every_strategy_and_escapes_names(tmp_path: Path) -> None:

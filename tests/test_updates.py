@@ -14,6 +14,7 @@ from exogym_core.cost.compute import Compute, Updates
 from exogym_core.cost.speeds import charge_updates, seconds_of
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy
 from exogym_core.strategy.trials import coding_trials
+from netsim.errors import InputError
 
 NUM_BYTES = 4 * (6 * 6 + 6)  # of the model that `fit` trains
 
@@ -41,21 +42,31 @@ def test_specs_parse_and_come_back(spec: Any, expected: Updates) -> None:
 
 
 def test_every_step_of_an_optimizer_is_charged_by_its_kind() -> None:
-    """Local and outer ones; those that are not named take the speed of `other`, or nothing."""
+    """Local and outer ones; those that are not named take the speed of `other`."""
 
     def seconds(speeds: dict[str, str], strategy: Any) -> float:
         compute = {"fixed": "10 ms", "updates": speeds}
         return float(fit(strategy, compute=compute).virtual_seconds)
 
-    free = seconds({"Rprop": "1 B/s"}, DiLoCoStrategy(H=3, optim_spec="adamw"))
-    local = seconds({"AdamW": "1 kB/s"}, DiLoCoStrategy(H=3, optim_spec="adamw"))
+    nothing = "1e18 B/s"
+    free = seconds({"other": nothing}, DiLoCoStrategy(H=3, optim_spec="adamw"))
+    local = seconds({"AdamW": "1 kB/s", "other": nothing}, DiLoCoStrategy(H=3, optim_spec="adamw"))
     assert local - free == pytest.approx(3 * NUM_BYTES / 1000)
-    outer = seconds({"SGD with momentum": "1 kB/s"}, DiLoCoStrategy(H=3, optim_spec="adamw"))
+    outer = seconds(
+        {"SGD with momentum": "1 kB/s", "other": nothing}, DiLoCoStrategy(H=3, optim_spec="adamw")
+    )
     assert outer - free == pytest.approx(NUM_BYTES / 1000)
     both = seconds({"other": "1 kB/s"}, DiLoCoStrategy(H=3, optim_spec="adamw"))
     assert both - free == pytest.approx(4 * NUM_BYTES / 1000)
     plain = seconds({"SGD": "1 kB/s", "other": "1 B/s"}, AllReduceStrategy(optim_spec="sgd", lr=0.1))
     assert plain < free + 3 * NUM_BYTES / 1000 + 1
+
+
+def test_an_optimizer_without_a_speed_is_not_free() -> None:
+    compute = {"fixed": "10 ms", "updates": {"AdamW": "1 kB/s"}}
+    line = r"compute\.updates: has no speed for SGD with momentum, only for AdamW; add one, or one for other"
+    with pytest.raises(InputError, match=line):
+        fit(DiLoCoStrategy(H=3, optim_spec="adamw"), compute=compute)
 
 
 def test_updates_change_no_value_and_resume(tmp_path: Any) -> None:

@@ -41,9 +41,7 @@ _NOTE = (
 
 @click.command()
 @click.argument("what", metavar="[FILE|STRATEGY|all]", required=False)
-@click.option(
-    "--tier", metavar="NAME", default="small", show_default=True, help="Or a sweep's file of one's own."
-)
+@click.option("--tier", metavar="NAME", default="small", show_default=True, help="Or your own sweep file.")
 @click.option(
     "--resume", metavar="DIR", type=click.Path(path_type=Path), help="Resume the one in this folder."
 )
@@ -246,7 +244,7 @@ def _score_text(score: dict[str, Any]) -> str:
         return "coding not charged" if score["error"] == UNCHARGED else "failed"
     if seconds is None:
         return f"held {score['held']} of {score['runs']}"
-    return f"{format_seconds(seconds)}, {format_bytes(sent)}"
+    return f"{format_seconds(seconds)}, {'bytes not known' if sent is None else format_bytes(sent)}"
 
 
 def _show_table(folder: Path, *, as_json: bool) -> None:

@@ -118,6 +118,7 @@ def _score(member: Member) -> dict[str, Any]:
         error, held, all_held = UNCHARGED, [], False
     seconds = [run.virtual_seconds_to_target or 0.0 for run in held]
     sent = [_bytes_to_target(run, member.settings["target_loss"]) for run in held]
+    known = [each for each in sent if each is not None]
     interval = bootstrap_interval(seconds) if all_held else None
     return {
         "task": member.value("task"),
@@ -128,7 +129,7 @@ def _score(member: Member) -> dict[str, Any]:
         "runs": len(member.result.runs),
         "virtual_seconds_to_target": math.fsum(seconds) / len(seconds) if all_held else None,
         "interval": list(interval) if interval else None,
-        "bytes_to_target": math.fsum(sent) / len(sent) if all_held else None,
+        "bytes_to_target": math.fsum(known) / len(known) if all_held and len(known) == len(sent) else None,
         "final_losses": [run.final_loss for run in runs],
         "error": error,
         "experiment": hashlib.sha256((member.run.folder.path / "experiment.yaml").read_bytes()).hexdigest(),
@@ -136,10 +137,9 @@ def _score(member: Member) -> dict[str, Any]:
     }
 
 
-def _bytes_to_target(run: SeedResult, target: float) -> float:
-    """Payload that all workers had sent when the first model at the target came to exist."""
-    step = next(step for step, loss in run.losses if loss <= target)
-    return run.at_steps("bytes_sent").get(step, 0.0)
+def _bytes_to_target(run: SeedResult, target: float) -> float | None:
+    """Payload that all workers had sent when the first model at the target came to exist; None: not recorded."""
+    return run.at_steps("bytes_sent").get(next(step for step, loss in run.losses if loss <= target))
 
 
 def digest_of(entry: Mapping[str, Any]) -> str:

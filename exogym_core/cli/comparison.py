@@ -31,6 +31,7 @@ from exogym_core.run.trainer import Trainer
 from exogym_core.workers.processes.children import can_fork
 from exogym_core.workers.processes.jobs import Job, run_jobs
 from exogym_core.workers.torchrun.rank import agreed
+from netsim import raise_lost_interrupt
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -301,6 +302,7 @@ class _Run:
 
     def event(self, row: Mapping[str, Any]) -> None:
         """Pass on a row of metrics."""
+        raise_lost_interrupt()
         if self.progress is not None:
             self.progress.event(row)
 

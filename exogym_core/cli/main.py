@@ -89,7 +89,7 @@ def cli() -> None:
 @click.option(
     "--temperature", default=0.8, show_default=True, help="Divides logits; 0 takes the likeliest token."
 )
-@click.option("--seed", type=int, help="Seed of the draws [another text each time].")
+@click.option("--seed", type=int, help="Seed of the sampling [random].")
 @click.option("--trust", is_flag=True, help="Run the code that RUN names, even if another user has made RUN.")
 @plain_json
 @debug_flag

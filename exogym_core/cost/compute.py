@@ -184,7 +184,7 @@ class Updates(_Speeds):
     """Speeds of optimizers, local and outer ones, in bytes of fp32 parameters a second; without any, updates are free.
 
     "free", "measured"; a speed such as "2 GB/s"; or a mapping from optimizers' classes to speeds: `SGD`, `SGD with
-    momentum`, `AdamW`, ..., and `other` for those that are not named (free without it).
+    momentum`, `AdamW`, ..., and `other` for those that are not named.
     """
 
     for_all: ClassVar[str] = "other"
@@ -192,13 +192,22 @@ class Updates(_Speeds):
     root: dict[str, _Speed] | None = {}
 
     def seconds(self, optimizer: Optimizer) -> float:
-        """Seconds of one step of `optimizer` over all its parameters."""
+        """Seconds of one step of `optimizer` over all its parameters.
+
+        Raises:
+            InputError: there are speeds, but neither one for this optimizer nor one for `other`.
+        """
+        if not self.speeds:
+            return 0.0
         name = type(optimizer).__name__
         if name == "SGD" and any(group.get("momentum") for group in optimizer.param_groups):
             name = "SGD with momentum"
         speed = self.speeds.get(name, self.speeds.get(self.for_all))
         if speed is None:
-            return 0.0
+            known = ", ".join(self.speeds)
+            raise InputError(
+                f"compute.updates: has no speed for {name}, only for {known}; add one, or one for other"
+            )
         num_values: int = sum(each.numel() for group in optimizer.param_groups for each in group["params"])
         return num_values * VALUE_BYTES / speed  # type: ignore[no-any-return]
 

@@ -323,9 +323,9 @@ def _check_folder(out: Path) -> None:
 
 @click.command()
 @click.argument("name", required=False)
-@_option("--params", None, "Of the Streaming table: parameters [1e9].", type=float)
-@_option("--layers", None, "Of the Streaming table: layers [24].", type=int)
-@_option("--step", "DURATION", "Of the Streaming table: a step's computing [0.1s].")
+@_option("--params", None, "Parameters in streaming-diloco's table [1e9].", type=float)
+@_option("--layers", None, "Layers in streaming-diloco's table [24].", type=int)
+@_option("--step", "DURATION", "Computing time of a step in streaming-diloco's table [0.1s].")
 @_option("--json as_json", None, "Print JSON.", is_flag=True)
 @_rare_collections()
 def reproduce(

@@ -13,6 +13,7 @@ from rich.table import Table
 from exogym_core.cli.run_commands import stdout
 from exogym_core.names import visible
 from exogym_core.planning.sweep import concerns, is_axis, is_of_model, number, short_keys
+from exogym_core.results.report.curves import COLOURS
 from exogym_core.results.report.figures import Picture
 from exogym_core.results.report.page import Figure, Page, render_page
 from netsim.units import format_bits_per_second, format_bytes, format_count, format_seconds
@@ -450,9 +451,11 @@ def _draw_panels(
         points[number(row["point"][axis])] = row["compute_utilisation"]
     width = min(len(panels), panels_a_row)
     height = -(-len(panels) // width)
-    figure.set_size_inches(max(4.2 * width, figure.get_figwidth()), 3.6 * height)
+    legend_inches = 0.15 * max(map(len, panels.values()))
+    figure.set_size_inches(max(4.2 * width, figure.get_figwidth()), (3.6 + legend_inches) * height)
     for place, (title, lines) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(height, width, place)
+        axes.set_prop_cycle(color=COLOURS)
         for name, points in lines.items():
             axes.plot(*zip(*sorted(points.items()), strict=True), marker="o", label=name)
         axes.set_xscale("log")
@@ -460,4 +463,4 @@ def _draw_panels(
         axes.set_ylim(0, 1.02)
         axes.set_ylabel("compute utilisation")
         axes.set_title(title, fontsize=9)
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2))

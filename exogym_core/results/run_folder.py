@@ -1,4 +1,4 @@
-"""The folder of a run: every file written whole or not at all, under the seal of the user who made it.
+"""The folder of a run: every file written whole or not at all, sealed with its user's secret.
 
     folder = RunFolder.create(None, "digits")          # runs/digits-1
     folder.write_text("experiment.yaml", experiment.to_yaml())

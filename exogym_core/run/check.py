@@ -40,7 +40,7 @@ from netsim.errors import InputError, NetsimError
 from netsim.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.results.fit_result import FitResult
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["LAWS", "CheckReport", "CheckRow", "Workload", "check", "checking", "find_faults"]
 
 _SHORT_ROUND = 6  # local steps of a round where the user gives no H: the default would outlast the check
+_MOST_AWAY = 2.0  # times the ranks' way from the start; shipped strategies have at most 0.51
 _TOLERANCE = 1e-4  # relative, between simulated and real sockets: sums are formed in another order
 _COUNTS = ("bytes_sent", "payload_bytes")
 _PROCESSES = {"kind": "processes", "processes": 2}
@@ -379,8 +380,27 @@ def _runs(trials: _Trials) -> str | None:
 
 
 def _agrees(trials: _Trials) -> str | None:
-    trials.fit()
+    result = trials.fit()
+    if trials.strategy.judged not in ("outer", "server"):
+        return None
+    start = dict(trials.problem.model.named_parameters())
+    ranks = [_flat(state, start) for state in result.rank_states]
+    judged, first, mean = _flat(result.judged_state, start), _flat(start, start), torch.stack(ranks).mean(0)
+    moved = max(float((rank - first).norm()) for rank in ranks)
+    where = f"{type(trials.strategy).__name__}.judged_state()"
+    if moved and torch.equal(judged, first):
+        return f"{where} is still the model of the start after {len(trials.problem.batches)} steps: return the newest"
+    # What rounds lead to lies among the models that they average, give or take momentum.
+    if (away := float((judged - mean).norm())) > _MOST_AWAY * moved:
+        return (
+            f"{where} is {away:.2g} away from the mean of the ranks' models, which moved by {moved:.2g} at most: "
+            "return the parameters that rounds lead to"
+        )
     return None
+
+
+def _flat(state: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
+    return torch.cat([state[name].detach().double().reshape(-1) for name in names])
 
 
 def _draws_nothing(trials: _Trials) -> str | None:

@@ -182,6 +182,11 @@ def _check_judged(strategy: Strategy) -> None:
         raise unknown_name(f"judged of {where}", str(judged), _JUDGED)
     if judged == "server" and not strategy.num_servers:
         raise InputError(f"{where}: judged = 'server', but num_servers is 0; write judged = 'own' or 'outer'")
+    if judged in ("replica", "own") and strategy.judged_state() is not None:
+        raise InputError(
+            f"{where}: judged = {judged!r} judges ranks' models, so that judged_state() would be ignored; write "
+            "judged = 'outer', or leave judged_state() out"
+        )
 
 
 class Snapshots(Stateful):
@@ -362,8 +367,16 @@ class Snapshots(Stateful):
         is_divided = any("[" in name for name in state)  # other ranks of the site have the rest
         if not is_divided and (missing := sorted(wanted - names)):
             raise InputError(f"{where}: lacks {missing[0]!r}; return all trainable parameters by name")
-        if unknown := sorted(names - set(named_tensors(self._model))):
+        own = named_tensors(self._model)
+        if unknown := sorted(names - set(own)):
             raise InputError(f"{where}: has {unknown[0]!r}, which the model does not; leave it out")
+        is_start = self._strategy.local_step == self._version == 0 and self._is_worker
+        for name in wanted.intersection(state) if is_start else ():
+            if not torch.equal(state[name].to(own[name]), own[name]):
+                raise InputError(
+                    f"{where}: {name!r} is not the model's before the first step; return a copy of the parameters that "
+                    "setup() was given until there is a newer model"
+                )
 
     def _extra(self) -> dict[str, Any]:
         """Entries of the model's state_dict that are no tensors."""

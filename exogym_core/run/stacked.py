@@ -3,8 +3,8 @@
 Parameters of N replicas lie in tensors of N rows, and each replica's parameters are rows of them, so that strategies,
 codecs and checkpoints find what they always do. Ranks bring their batches together; one of them computes all gradients
 in one vectorised pass (`torch.vmap` over `torch.func.functional_call`), and likewise all updates of an optimizer that
-works element by element. Where a strategy leaves the update to the optimizer, ranks bring all steps up to its next exchange
-at once. A rank that finds nobody else to wait for goes on with those that have come, so ranks that do
+works element by element. Where a strategy leaves the update to the optimizer, ranks bring all steps up to its next
+exchange at once. A rank that finds no other to wait for continues with the present ones, so ranks that do
 not step together are served as well. Requests to the kernel are the same, and so is virtual time, bit for bit;
 losses differ from those of single replicas by rounding.
 """

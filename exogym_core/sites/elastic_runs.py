@@ -409,7 +409,7 @@ def _train(program: Program, result: FitResult, watch: _SiteMonitor | None) -> S
             watch.finish(comm, _last_present(result))
         return [remark for own in remarks for remark in own]
 
-    sinks = Sinks(_ignore) if watch is None else Sinks(watch.mark, watch.take_deposit)
+    sinks = Sinks(lambda row: None) if watch is None else Sinks(watch.mark, watch.take_deposit)
     return host.run(body, sinks).results[0]
 
 
@@ -424,10 +424,6 @@ def _bring_rows(joined: TorchrunHost) -> None:
 
 def _last_present(result: FitResult) -> Sequence[int]:
     return result.averaged_ranks[max(result.averaged_ranks)] if result.averaged_ranks else []
-
-
-def _ignore(row: StampedRow) -> None:
-    """Drop a row: the first process alone receives them."""
 
 
 def _stamped(site: int, row: Mapping[str, Any]) -> StampedRow:

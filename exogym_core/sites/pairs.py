@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 from dataclasses import dataclass, field
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import TYPE_CHECKING
 
 from exogym_core.sites.listener import SignedListener
@@ -136,6 +136,7 @@ class SitePairs:
         for test in list(self._tests.values()):
             if self.is_over(test, test.members, now):
                 del self._tests[test.group]
+                self._next |= dict.fromkeys(combinations(test.members, 2), now + _RETEST_SECONDS)
                 for site in test.members:
                     self._members.send(site, {"push": "dissolved", "group": test.group})
         for (site, local_rank, other), sessions in list(self._reports.items()):

@@ -386,7 +386,8 @@ class PendingRounds:
         )
         if has_failed:
             attempt.failed, self._group = now, ({}, "")
-            self._send_all(attempt.members, {"push": "dissolved", "group": attempt.group})
+            for site in attempt.members:
+                self._send(site, {"push": "dissolved", "group": attempt.group})
             attempt.test = self._pairs.test(
                 [site for site in there if site in self._sites], test_seconds(attempt.seconds), now
             )
@@ -454,11 +455,6 @@ class PendingRounds:
         if meeting is not None:
             meeting.members = left
 
-    def _send_all(self, sites: Sequence[int], message: Mapping[str, Any]) -> None:
-        for site in sites:
-            if site in self._sites and self._sites[site].is_connected:
-                self._send(site, message)
-
     # --- reports ---------------------------------------------------------------------------------------------
 
     def status(self, now: float) -> dict[str, Any]:
@@ -476,19 +472,28 @@ class PendingRounds:
             "present": list(self.present),
             "absent": absent,
             "broken": self._pairs.broken,
-            "waits": [*self._open_waits(now)],
+            "waits": [
+                {
+                    "round": pending.number + 1,
+                    "where": where,
+                    "sites": sorted(arrived),
+                    "for": sorted(missing),
+                    "seconds": round(now - pending.opened, 1),
+                }
+                for pending, where, arrived, missing in self._open_waits(now)
+            ],
         }
 
-    def _open_waits(self, now: float) -> Iterator[dict[str, Any]]:
-        """Waits of sites for others in rounds, and since when."""
+    def _open_waits(self, now: float) -> Iterator[tuple[_Pending, str, Collection[int], Collection[int]]]:
+        """Waits in rounds: what for, sites that have arrived, and those missing."""
         for meeting in self._rounds.values():
             if not meeting.is_settled and (arrived := meeting.questions):
                 missing = (self._awaited(meeting, now) | self._returning(meeting, now)) - set(arrived)
-                yield _wait(meeting, arrived, missing, now, "for a round's end")
+                yield meeting, "for a round's end", arrived, missing
         for attempt in self._attempts.values():
             if attempt.left is None:
                 missing = set(attempt.members) - set(attempt.results)
-                yield _wait(attempt, attempt.results, missing, now, "in an average")
+                yield attempt, "in an average", attempt.results, missing
 
     def _is_lost(self, pending: _Pending, site: int, now: float) -> bool:
         """True if the member's process is gone, even if another process is that site now."""
@@ -528,15 +533,3 @@ class PendingRounds:
         place = info.pulse.get("place")
         where = f", in {visible(place, 120)}" if place else ""
         return f"site {site} has not arrived{progress_of(info)}{where}, last message {now - info.heard:.0f} s ago"
-
-
-def _wait(
-    pending: _Pending, arrived: Collection[int], missing: Collection[int], now: float, where: str
-) -> dict[str, Any]:
-    return {
-        "round": pending.number + 1,
-        "where": where,
-        "sites": sorted(arrived),
-        "for": sorted(missing),
-        "seconds": round(now - pending.opened, 1),
-    }

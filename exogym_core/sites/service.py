@@ -174,7 +174,7 @@ class RendezvousService:
                 continue
             differing = differences(known_facts(hello), each.facts)
             line = (
-                f"a site has come with another run ({visible(name, 60)}) than the sites present "
+                f"a site has joined with another run ({visible(name, 60)}) than the sites present "
                 f"({visible(each.name, 60)}), and waits for sites of its own; if it belongs to them, give it their file"
                 + (f": {differing}" if differing else "")
             )
@@ -204,14 +204,18 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 @click.command()
 @click.option(
-    "--sites", metavar="N", type=click.IntRange(1, 4096), required=True, help="Most sites of a run."
+    "--sites",
+    metavar="N",
+    type=click.IntRange(1, 4096),
+    required=True,
+    help="Maximum number of sites of a run.",
 )
 @click.option(
     "--listen",
     metavar="HOST:PORT",
     default="127.0.0.1:29400",
     show_default=True,
-    help="The address of this machine that the other sites reach: it listens nowhere else.",
+    help="Address of this machine that the other sites reach; it listens at no other.",
 )
 @click.option(
     "--silent",
@@ -219,7 +223,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
     type=click.FloatRange(1.0),
     default=10.0,
     show_default=True,
-    help="Silence after which a site is lost.",
+    help="Silence after which a site counts as lost.",
 )
 @click.option(
     "--wait",
@@ -227,7 +231,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
     callback=_seconds,
     default="10 min",
     show_default=True,
-    help="Time that a run's begin waits for all sites (without those of join_at), from the first arrival.",
+    help="Time to wait for all sites (except those of join_at) at the start of a run, from the first arrival.",
 )
 @plain_json
 @debug_flag

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOMENTS", "DESLOCOptions", "DESLOCStrategy", "MomentCommunicator", "MomentOptions"]
 
-#: What torch's optimizers call their moments.
+#: Names of moments in torch's optimizers.
 MOMENTS = {
     "first": ("exp_avg", "momentum_buffer"),
     "second": ("exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg"),

@@ -27,6 +27,7 @@ from exogym_core.run.trainer import Trainer
 from exogym_core.studies.points import point_text, source_of
 from exogym_core.workers.processes.jobs import Job, run_jobs
 from exogym_core.workers.spec import IN_ONE_PROCESS
+from netsim import raise_lost_interrupt
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
 
@@ -250,6 +251,7 @@ def found_by(run: Callable[[], list[dict[str, Any]]], folder: RunFolder) -> Foun
     except RecordError:
         raise
     except Exception as error:
+        raise_lost_interrupt(error)
         return failed_by(error, folder)
     failed = [entry for entry in entries if entry.get("failed")]
     if not failed:
@@ -473,6 +475,7 @@ def estimated(study: Study) -> tuple[str, Probe | None, Estimate | None]:
         found = estimate(measured, all_points, experiments[0])
         text = str(found)
     except Exception as error:  # the sweep will mark the point, and may do the others
+        raise_lost_interrupt(error)
         text = f"no estimate: {visible(error, 200)}"
     line = f"{format_count(study.sweep.num_points, 'point')}: {text}"
     if refused:

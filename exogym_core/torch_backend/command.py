@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exogym_core.cli.run_commands import stdout
 from exogym_core.names import visible
 from netsim import Stoppable
 from netsim.errors import InputError
@@ -39,7 +38,7 @@ __all__ = ["command"]
     metavar="NAME",
     help="How transfers use links [the topology's, else gloo; with --cuda-as-cpu nccl-sockets].",
 )
-@click.option("--placement", metavar="HOSTS", help="Host names, one a rank, with commas between.")
+@click.option("--placement", metavar="HOSTS", help="Host names, comma-separated, one per rank.")
 @click.option(
     "--compute",
     metavar="HOW",
@@ -52,7 +51,7 @@ __all__ = ["command"]
 @click.option("--cuda-as-cpu", is_flag=True, help="Map CUDA devices that SCRIPT names to the CPU.")
 @click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="A run folder, new or empty.")
-@click.option("--trace", is_flag=True, help="Write trace.json.gz into it, to look at with Perfetto.")
+@click.option("--trace", is_flag=True, help="Write trace.json.gz into it, for Perfetto.")
 @click.option("--chakra", is_flag=True, help="Write Chakra execution traces into it, chakra.RANK.et each.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document; SCRIPT prints to stderr.")
 @click.argument("script")
@@ -142,13 +141,8 @@ def _run(launch: Launch, folder: RunFolder | None, *, as_json: bool) -> None:
 
 
 def _show(report: LaunchReport, folder: RunFolder | None, *, as_json: bool) -> None:
-    from exogym_core.torch_backend.report import show_summary, write_launch
+    from exogym_core.torch_backend.report import print_launch, write_launch
 
     if folder is not None:
         report = write_launch(folder, report)
-    if as_json:
-        click.echo(report.model_dump_json())
-        return
-    show_summary(report, stdout())
-    if folder is not None:
-        click.echo(str(folder.path))
+    print_launch(report, None if folder is None else folder.path, as_json=as_json)

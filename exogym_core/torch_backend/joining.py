@@ -89,10 +89,9 @@ def _connected(path: str, launched: Launched | None) -> socket.socket:
     except OSError:
         if launched is None:
             raise
-        reason = (
+        raise refused(
             "ranks have come, and the launcher simulates one set of them: launch the script once for each set"
-        )
-        raise refused(reason) from None
+        ) from None
     return connection
 
 

@@ -29,8 +29,8 @@ __all__ = ["OutsideMeetings", "ready_or_idle"]
 
 # Ranks are idle whose processes sleep, or use less than this share of a processor, at most of the looks at them.
 _SECONDS_A_LOOK, _BUSY_SHARE = 0.1, 0.3
-# How long nothing may arrive (host time) before calls are answered early; how long ranks may stand idle before the
-# clock goes on without them; and before others' time is up.
+# Seconds of host time without a message before calls are answered early; of idle ranks before the clock advances
+# without them; and of idle ranks before others' time-outs expire.
 _SECONDS_TO_EARLY, _SECONDS_IDLE, _MOST_SECONDS_IDLE = 0.1, 1.0, 30.0
 
 

@@ -137,7 +137,9 @@ def _let_ranks_start(launch: Launch, launched: Launched, warn: Callable[[str], N
         try:
             joined = JoinedRanks.let_in(listener, math.inf, ended)
         except TimeoutError as error:
-            raise InputError(launched.refusal or nothing_simulated(str(error))) from None
+            if launched.refusal or children.describe_exit(0) == "exit code 0":
+                raise InputError(launched.refusal or nothing_simulated(str(error))) from None
+            raise RankError(f"{error}: the script's own error is above", 0) from None
         listener.close()  # later connections are refused
         with joined:
             run = _serve_joined(launch, joined, warn)

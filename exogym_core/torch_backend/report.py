@@ -37,6 +37,7 @@ __all__ = [
     "SteadyState",
     "launch_schema",
     "page_of_launch",
+    "print_launch",
     "read_launch",
     "report_launch",
     "report_of",
@@ -299,11 +300,17 @@ def report_launch(path: Path, out: Path | None, *, as_json: bool) -> None:
     """Write the page of a launched run again, and print its summary: `netgym report` of its folder."""
     launched = read_launch(path)
     write_whole(out or path / "report.html", page_of_launch(path, launched))
+    print_launch(launched, path, as_json=as_json)
+
+
+def print_launch(report: LaunchReport, path: Path | None, *, as_json: bool) -> None:
+    """Print a launched run's report, and the path of its folder if it has one."""
     if as_json:
-        click.echo(launched.model_dump_json())
+        click.echo(report.model_dump_json())
         return
-    show_summary(launched, stdout())
-    click.echo(str(path))
+    show_summary(report, stdout())
+    if path is not None:
+        click.echo(str(path))
 
 
 def read_launch(path: Path) -> LaunchReport:

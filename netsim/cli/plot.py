@@ -53,7 +53,10 @@ _STYLE: dict[Any, Any] = {
 @click.command("plot", cls=OneLineCommand)
 @click.argument("topology", metavar="TOPOLOGY.yaml")
 @click.option(
-    "--flows", type=click.Path(path_type=Path), metavar="FLOWS.csv", help="Show how these use the links."
+    "--flows",
+    type=click.Path(path_type=Path),
+    metavar="FLOWS.csv",
+    help="Draw how these transfers use the links.",
 )
 @protocol_option
 @click.option(

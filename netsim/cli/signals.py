@@ -6,24 +6,30 @@ in a `Stoppable` block, shows them after it, and calls its `end`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from netsim.errors import NetsimError
+
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
-__all__ = ["Interruption", "Stoppable", "interrupt"]
+__all__ = ["NOTHING_FINISHED", "Interruption", "Stoppable", "interrupt", "raise_lost_interrupt"]
 
+NOTHING_FINISHED = "nothing was finished, and nothing is left"
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _end_while_torch_loads(number: int) -> None:
-    """An exception that passes through torch's own start aborts the process: end it quietly instead."""
+    """An exception that passes through torch's own start aborts the process: end it in order instead."""
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     if getattr(spec, "_initializing", False):
+        with contextlib.suppress(OSError):
+            os.write(2, f"interrupted: {NOTHING_FINISHED}\n".encode())
         os._exit(128 + number)
 
 
@@ -72,6 +78,17 @@ class Interruption:
         raise KeyboardInterrupt
 
 
+def raise_lost_interrupt(error: Exception | None = None) -> None:
+    """Raise KeyboardInterrupt again where a signal has come and compiled code has made `error` of it, or nothing.
+
+    Raises:
+        KeyboardInterrupt: an `Interruption` is entered and has had a signal.
+    """
+    entered = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    if isinstance(entered, Interruption) and entered.exit_code is not None:
+        raise KeyboardInterrupt from error
+
+
 class Stoppable:
     """Block that a signal may end before its time.
 
@@ -93,6 +110,11 @@ class Stoppable:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        try:
+            if isinstance(error, Exception) and not isinstance(error, NetsimError):
+                raise_lost_interrupt(error)
+        except KeyboardInterrupt as interrupt:
+            error = interrupt
         self.is_stopped = isinstance(error, KeyboardInterrupt)
         return self.is_stopped
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from netsim.annexes import annex_entries, load_reference
-from netsim.cli.signals import Interruption
+from netsim.cli.signals import NOTHING_FINISHED, Interruption
 from netsim.errors import InputError, NetsimError, unknown_name
 from netsim.files.plain_files import is_written_in_place, output_file
 
@@ -95,11 +96,20 @@ class CommandGroup(click.Group):
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt as error:
-                line = str(error) or "nothing was finished, and nothing is left"
-                click.echo(plain_lines(f"interrupted: {line}"), err=True)
-            except OSError:  # a closed terminal takes no output
+                line = str(error) or NOTHING_FINISHED
+            except (NetsimError, click.ClickException, click.Abort, click.exceptions.Exit):
+                raise
+            except (
+                Exception
+            ) as error:  # such as of a closed terminal, or of compiled code that the signal met
                 if interruption.exit_code is None:
                     raise
+                line = f"{type(error).__name__}: {error}"
+            exec(
+                ""
+            )  # else Python dies of SIGINT at its end if KeyboardInterrupt has passed an exec, as of dataclasses
+            with contextlib.suppress(OSError):
+                click.echo(plain_lines(f"interrupted: {line}"), err=True)
             raise click.exceptions.Exit(interruption.exit_code or 130)
 
     def resolve_command(

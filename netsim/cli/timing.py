@@ -48,7 +48,7 @@ _AFTER_END = "weather after the end, which changed nothing: {}"
     "--trace",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write what happened, such as to t.json.gz.",
+    help="Write a trace for Perfetto, such as t.json.gz.",
 )
 def flows_command(
     topology: str, flows: Path, protocol: str | None, out: Path | None, trace: Path | None
@@ -106,7 +106,9 @@ def flows_command(
 @protocol_option
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Repetitions.")
 @click.option("--pause", default="50ms", show_default=True, metavar="TIME", help="Between repetitions.")
-@click.option("--trace", type=click.Path(), metavar="FILE", help="Write what happened, such as to t.json.gz.")
+@click.option(
+    "--trace", type=click.Path(), metavar="FILE", help="Write a trace for Perfetto, such as t.json.gz."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def collective_command(
     topology: str,

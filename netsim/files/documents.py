@@ -87,7 +87,7 @@ _CONSTANTS = {
 }
 
 
-# What YAML allows nowhere in a file.
+# Characters that YAML allows nowhere in a file.
 _UNREADABLE = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 

@@ -28,7 +28,7 @@ __all__ = ["Schema", "problems_of", "validate_document"]
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
-# How pydantic names the types of a union in the path of an error; an empty key stands for all.
+# Names of a union's types in the path of a pydantic error; an empty key stands for all.
 _TYPE_TAG = re.compile(r"|bool|int|float|str|constrained-\w+|(list|dict|literal|function-\w+)\[.*\]")
 _ACCEPTED = re.compile(r"^unknown choice .*Accepted: (.*)$")
 
@@ -104,7 +104,7 @@ def _merged(problems: Iterable[ConfigError], data: object) -> list[ConfigError]:
     for problem in problems:
         values.setdefault(_without_types(problem.path, data), []).append(problem)
     return [
-        # What concerns a part of the value shows which type was meant.
+        # An error in a part of the value shows which type was meant.
         _joined(path, same)
         for path, same in values.items()
         if same[0].path == path or not any(other[: len(path)] == path != other for other in values)

@@ -131,7 +131,7 @@ _MOST_HOSTS = 1000
 @click.command("import", cls=OneLineCommand)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option("--name", metavar="NAME", help="Of the topology; default: the file's.")
-@click.option("--only", metavar="PLACE,...", default="", help="Of the measured places these alone.")
+@click.option("--only", metavar="PLACE,...", default="", help="Only these of the measured places.")
 @click.option(
     "--hosts",
     multiple=True,

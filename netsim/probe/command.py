@@ -30,10 +30,10 @@ _PORT = 7171
 @click.command("probe")
 @click.argument("hosts", nargs=-1, required=True, metavar="NAME=ADDRESS[:PORT]...")
 @click.option(
-    "--me", metavar="NAME", help="Which of them this host is; default: whose address this machine has."
+    "--me", metavar="NAME", help="Name of this host; default: the host whose address this machine has."
 )
 @click.option(
-    "--listen", metavar="ADDRESS[:PORT]", help="Where, if not at this host's own entry (behind NAT)."
+    "--listen", metavar="ADDRESS[:PORT]", help="Address to listen at, if not this host's entry (behind NAT)."
 )
 @click.option(
     "--seconds", default=3.0, show_default=True, type=click.FloatRange(0.5, 60), help="A throughput."
@@ -47,7 +47,7 @@ _PORT = 7171
     default=60.0,
     show_default=True,
     type=click.FloatRange(1, 86400),
-    help="Seconds for all to come.",
+    help="Seconds to wait for all hosts.",
 )
 @click.option("--gloo", is_flag=True, help="Time torch's gloo between each two hosts too.")
 @click.option("--name", default="probed", show_default=True, help="Of the topology.")

@@ -214,7 +214,7 @@ def _push(
 ) -> None:
     with contextlib.suppress(OSError):
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0)  # segments are full
-        # What has not left when time is over should be little, whatever the kernel's buffers are.
+        # Few bytes should remain unsent when time is over, whatever the kernel's buffers are.
         opened.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     opened.settimeout(seconds + 2.0)
     go.wait()

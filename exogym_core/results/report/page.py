@@ -281,10 +281,12 @@ def methods(results: Results) -> str:
 
 
 def _setting_text(setting: Mapping[str, Any]) -> str:
-    """Name of a strategy, model or task, and its options in brackets."""
-    name = str(setting.get("label") or setting.get("name"))
+    """Label or name of a strategy, model or task, in brackets the name behind a label and the options."""
+    name = str(setting.get("name"))
+    label = str(setting.get("label") or name)
     options = [f"{key} {value_text(value)}" for key, value in setting.items() if key not in ("name", "label")]
-    return f"{name} ({', '.join(options)})" if options else name
+    inside = ", ".join(options if label == name else [name, *options])
+    return f"{label} ({inside})" if inside else label
 
 
 def _seeds(results: Results) -> str:

@@ -169,7 +169,7 @@ on, and of the means that it made (times the number of ranks, so that the next m
 """
 
 
-#: What replaces the ranks' values.
+#: Ways to combine the ranks' values.
 AGGREGATES = ("mean", "median", "trimmed-mean")
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 
 from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe
+from netsim import raise_lost_interrupt
 from netsim.errors import NetsimError
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def _attempt(call: Callable[[Any], Any], report: Any) -> JobEnd:
     try:
         return JobEnd(call(report))
     except Exception as error:
+        raise_lost_interrupt(error)
         return JobEnd(error=error)
 
 
