@@ -31,7 +31,7 @@ from pydantic import (
 from exogym_core.cost.compute import Compute
 from exogym_core.names import attribute_lines
 from exogym_core.workers.spec import WorkerSpec
-from netsim import Schema, parse_collectives, parse_document
+from netsim import Protocol, Schema, parse_collectives, parse_document
 from netsim.errors import InputError
 from netsim.units import parse_seconds
 
@@ -75,6 +75,7 @@ __all__ = [
     "file_values",
     "open_device",
     "option",
+    "resolved_protocol",
     "yaml_text",
 ]
 
@@ -508,6 +509,14 @@ def file_values(settings: object) -> dict[str, Any]:
             value = getattr(value, part) if value is not None else None
         values[name] = value.model_dump(exclude={"count"}) if isinstance(value, Schema) else value
     return values
+
+
+def resolved_protocol(given: Any, topology: Topology | None) -> Any:
+    """Protocol of the resolved form: the one given, else the topology's, else the default; None without a network."""
+    if given is not None or topology is None:
+        return given
+    found = topology.protocol if topology.protocol is not None else Protocol.parse(None).name
+    return found if isinstance(found, str) else dict(found)
 
 
 def yaml_text(mapping: Mapping[str, Any]) -> str:

@@ -24,12 +24,13 @@ def numbers(count):
 
 def shared(count, rank, world, batch, mini=None, *, shuffle=True, seed=0, **options):
     order = EpochOrder(count, shuffle, seed)
-    return SharedData(numbers(count), order, rank, world, batch, Reading(mini or batch, **options))
+    return SharedData(numbers(count), order, Reading(rank, world, batch, mini or batch, **options))
 
 
 def own(lengths, rank, batch, mini=None, *, shuffle=True, seed=0, **options):
     order = EpochOrder(lengths[rank], shuffle, seed, rank + 1)
-    return OwnData(numbers(lengths[rank]), order, lengths, rank, batch, Reading(mini or batch, **options))
+    reading = Reading(rank, len(lengths), batch, mini or batch, **options)
+    return OwnData(numbers(lengths[rank]), order, lengths, reading)
 
 
 def samples_of(step):
@@ -78,7 +79,7 @@ def test_ranks_together_see_what_one_rank_with_a_larger_batch_sees(count, world,
 def test_a_stream_is_dealt_out_like_an_unshuffled_dataset(count, world, batch, rank):
     rank %= world
     indexed = shared(count, rank, world, batch, shuffle=False)
-    streamed = StreamedData(Stream(count), rank, world, batch, world, Reading(batch))
+    streamed = StreamedData(Stream(count), Reading(rank, world, batch, batch))
     for _ in range(2 * indexed.steps_per_epoch):
         one, other = indexed.next_step(), streamed.next_step()
         assert samples_of(one) == samples_of(other)
@@ -119,7 +120,7 @@ def test_a_source_goes_on_where_its_state_was_taken(kind, stop):
             return shared(23, 1, 2, 3)
         if kind == "own":
             return own([11, 11], 1, 3, 2, seed=4)
-        return StreamedData(Stream(23), 1, 2, 3, 2, Reading(3))
+        return StreamedData(Stream(23), Reading(1, 2, 3, 3))
 
     source = make()
     for _ in range(stop):
@@ -131,7 +132,7 @@ def test_a_source_goes_on_where_its_state_was_taken(kind, stop):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: shared(8, 0, 2, 2), lambda: StreamedData(Stream(8), 0, 2, 2, 2, Reading(2))]
+    "make", [lambda: shared(8, 0, 2, 2), lambda: StreamedData(Stream(8), Reading(0, 2, 2, 2))]
 )
 def test_a_source_ends_after_its_epochs(make):
     source = make()
@@ -145,7 +146,7 @@ def test_drop_last_leaves_out_a_partial_step():
     assert shared(11, 0, 2, 3, drop_last=True).steps_per_epoch == 1
     with pytest.raises(InputError, match="2 ranks need 6 for a step"):
         shared(5, 0, 2, 3, drop_last=True)
-    assert StreamedData(Stream(11), 0, 2, 3, 2, Reading(3, drop_last=True)).next_step().samples == 3
+    assert StreamedData(Stream(11), Reading(0, 2, 3, 3, drop_last=True)).next_step().samples == 3
     assert own([5, 9], 0, 3, shuffle=False, drop_last=True).steps_per_epoch == 1
     with pytest.raises(InputError, match="factory made for rank 1 has 0 samples"):
         own([5, 0], 0, 3, shuffle=False)
@@ -153,11 +154,11 @@ def test_drop_last_leaves_out_a_partial_step():
 
 def test_a_stream_too_short_for_a_step_is_refused():
     with pytest.raises(InputError, match="an epoch of the iterable training set has 1 sample,"):
-        StreamedData(Stream(1), 0, 2, 1, 2, Reading(1)).next_step()
+        StreamedData(Stream(1), Reading(0, 2, 1, 1)).next_step()
 
 
 def test_streams_of_their_own_take_full_steps_only():
-    source = StreamedData(Stream(5), 0, 1, 2, 3, Reading(2))
+    source = StreamedData(Stream(5), Reading(0, 3, 2, 2), is_own=True)
     assert [samples_of(source.next_step()) for _ in range(3)] == [[0, 1], [2, 3], [0, 1]]
     assert source.next_step().total_samples == 6
 

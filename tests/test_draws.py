@@ -48,8 +48,8 @@ def steps_of(source, count):
 
 
 def shared(dataset, rank=0, seed=0, mini=4, **options):
-    reading = Reading(mini, draws=Draws(dataset, seed), **options)
-    return SharedData(dataset, EpochOrder(24, False, seed), rank, 2, 4, reading)
+    reading = Reading(rank, 2, 4, mini, draws=Draws(dataset, seed), **options)
+    return SharedData(dataset, EpochOrder(24, False, seed), reading)
 
 
 def flat(steps):
@@ -110,7 +110,7 @@ def test_generators_are_found_through_attributes_and_short_lists_once():
 def test_a_shuffled_stream_is_dealt_out_without_repetition_and_new_in_each_epoch():
     """Ranks used to draw the order from streams of their own: the same sample on two ranks."""
     dataset = ShuffledStream()
-    sources = [StreamedData(dataset, rank, 2, 4, 2, Reading(4, draws=Draws(dataset, 0))) for rank in range(2)]
+    sources = [StreamedData(dataset, Reading(rank, 2, 4, 4, draws=Draws(dataset, 0))) for rank in range(2)]
     epochs = [
         [int(i) for s in sources for b in s.next_step().micro_batches for i in b[0][0]] for _ in range(6)
     ]
@@ -123,7 +123,7 @@ def test_a_shuffled_stream_is_dealt_out_without_repetition_and_new_in_each_epoch
 def test_a_stream_that_draws_goes_on_in_a_later_epoch_as_if_never_stopped(stop):
     def make():
         dataset = ShuffledStream()
-        return StreamedData(dataset, 1, 2, 4, 2, Reading(2, draws=Draws(dataset, 7)))
+        return StreamedData(dataset, Reading(1, 2, 4, 2, draws=Draws(dataset, 7)))
 
     whole, part, resumed = make(), make(), make()
     expected = steps_of(whole, 6)

@@ -219,7 +219,7 @@ def test_inside_a_site_weights_need_the_others_samples() -> None:
 
 
 def test_data_tells_how_many_samples_each_rank_has() -> None:
-    shared = SharedData(range(13), EpochOrder(13, False), 1, 4, 2, Reading(2))  # type: ignore[arg-type]
+    shared = SharedData(range(13), EpochOrder(13, False), Reading(1, 4, 2, 2))  # type: ignore[arg-type]
     assert [list(shared.next_step().samples_of) for _ in range(2)] == [[], [2, 1, 1, 1]]
-    own = OwnData(range(5), EpochOrder(5, False), [5, 3], 0, 2, Reading(2))  # type: ignore[arg-type]
+    own = OwnData(range(5), EpochOrder(5, False), [5, 3], Reading(0, 2, 2, 2))  # type: ignore[arg-type]
     assert [list(own.next_step().samples_of) for _ in range(2)] == [[], [2, 1]]

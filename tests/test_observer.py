@@ -83,11 +83,11 @@ def test_where_ranks_run_and_how_little_memory_there_is_changes_nothing(make, mo
 def test_a_rank_far_ahead_fills_a_file_and_not_memory():
     buffer = SpillBuffer(memory_bytes=1000)
     tickets = [buffer.put([torch.full((100,), float(number))]) for number in range(50)]
-    assert buffer.bytes_in_memory <= 1000
-    assert buffer.bytes_in_file == 48 * 400
+    assert buffer.num_bytes["memory"] <= 1000
+    assert buffer.num_bytes["file"] == 48 * 400
     assert [float(buffer.pop(ticket)[0].mean()) for ticket in tickets] == list(range(50))
     again = [buffer.put([torch.zeros(100), torch.arange(3)]) for _ in range(20)]
-    assert buffer.bytes_in_file <= 48 * 400 + 20 * 24  # room is used again
+    assert buffer.num_bytes["file"] <= 48 * 400 + 20 * 24  # room is used again
     assert buffer.part(again[-1], 1, 1, 3).tolist() == [1, 2]
     buffer.close()
 

@@ -13,7 +13,7 @@ from exogym_core.cost.compute import Compute, StepDurations
 from exogym_core.data.samples import EpochOrder, Reading, SharedData
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.recorder import RowRecorder, mean_utilisation
-from exogym_core.run.learner import StepCost, TorchLearner
+from exogym_core.run.learner import TorchLearner
 from exogym_core.run.loop import Loop
 from exogym_core.strategy import AllReduceStrategy
 from exogym_core.tasks import MLP
@@ -21,11 +21,11 @@ from netsim.ranks import StampedRow
 
 
 def data(rank=0, world=1, batch=4, mini=2):
-    return SharedData(samples(48), EpochOrder(48, True, 0), rank, world, batch, Reading(mini))
+    return SharedData(samples(48), EpochOrder(48, True, 0), Reading(rank, world, batch, mini))
 
 
 def loop(comm, replica, strategy, source, max_steps, seconds=None):
-    cost = StepCost(None if seconds is None else StepDurations(Compute(), seconds, seed=0, host=0))
+    cost = None if seconds is None else StepDurations(Compute(), seconds, seed=0, host=0)
 
     def make_learner():
         spreads = strategy.overlaps_backward

@@ -8,7 +8,7 @@ import warnings
 from collections import deque
 from collections.abc import Sized
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -111,7 +111,7 @@ def compare(
     if under_torchrun():
         pairs = [(str(entry.label), seed) for seed, entry in product(experiment.seeds, experiment.strategies)]
         agreed([pair for pair in pairs if not tally.has(*pair)])
-    comparison = _Comparison(experiment, experiment.build_task(), folder, listener, tally, trace=trace)
+    comparison = _Comparison(experiment, experiment.build_task(), folder, listener, tally, trace)
     num_jobs = 1 if trace else jobs_at_once(experiment, len(comparison.left), jobs, comparison.memory_bytes)
     with closing(run_jobs(comparison.jobs(), num_jobs)) as ends:
         for job, end in ends:
@@ -166,6 +166,7 @@ def _reason_alone(experiment: Experiment) -> str | None:
     return None
 
 
+@dataclass(eq=False)
 class _Comparison:
     """Runs of an experiment: starts them in order, and handles failures in that order however runs end.
 
@@ -174,26 +175,20 @@ class _Comparison:
         left: runs that have not been started.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        task: Task,
-        folder: RunFolder,
-        listener: Listener,
-        tally: Tally,
-        *,
-        trace: bool,
-    ) -> None:
-        self.experiment, self.folder, self.tally = experiment, folder, tally
-        self.task, self.trace, self._listener = task, trace, listener
-        pairs = enumerate(product(experiment.seeds, experiment.strategies), start=1)
-        self.left = deque(
-            _Run(self, entry, seed, number)
-            for number, (seed, entry) in pairs
-            if not tally.has(str(entry.label), seed)
-        )
-        self._started: deque[_Run] = deque()  # and not examined for failures yet
-        self._failures: list[Exception] = []
+    experiment: Experiment
+    task: Task
+    folder: RunFolder
+    listener: Listener
+    tally: Tally
+    trace: bool
+    left: deque[_Run] = field(init=False)
+    _started: deque[_Run] = field(default_factory=deque)  # and not examined for failures yet
+    _failures: list[Exception] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        pairs = enumerate(product(self.experiment.seeds, self.experiment.strategies), start=1)
+        runs = (_Run(self, entry, seed, number) for number, (seed, entry) in pairs)
+        self.left = deque(run for run in runs if not self.tally.has(run.label, run.seed))
 
     def memory_bytes(self) -> float:
         """Estimate of a run's memory, without activations."""
@@ -213,7 +208,7 @@ class _Comparison:
             run = self.left.popleft()
             if run.is_dropped:
                 continue
-            run.progress = self._listener.begin(run.title, run.number, num_runs, settings.steps)
+            run.progress = self.listener.begin(run.title, run.number, num_runs, settings.steps)
             run.job = Job(visible(run.title, 40), run.train, run)
             self._started.append(run)
             yield run.job

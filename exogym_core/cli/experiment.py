@@ -27,6 +27,7 @@ from exogym_core.config import (
     StrategySettings,
     checked_config,
     file_values,
+    resolved_protocol,
     yaml_text,
 )
 from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
@@ -51,8 +52,8 @@ __all__ = ["Experiment", "apply_overrides", "apply_values", "program_remedy"]
 
 _MOST_SEEDS = 10_000
 
-# Settings of the network, with the values that `fit` takes where there is none.
-_OF_NETWORK = {"compute": None, "placement": None, "protocol": None, "collectives": "auto"}
+# Settings that mean nothing without a network.
+_OF_NETWORK = ("compute", "placement", "protocol", "collectives")
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Experiment:
         settings = validate_document(Settings, document)
         name = settings.name or default_name
         topology = _load_topology(settings, document, folder)
-        resolved = {"name": name, "protocol": _resolved_protocol(settings, topology)}
+        resolved = {"name": name, "protocol": resolved_protocol(settings.protocol, topology)}
         settings = settings.model_copy(update={**resolved, **_resolved_seeds(settings, document)})
         labels = unique_labels([(entry.name, entry.label) for entry in settings.strategies])
         experiment = cls(
@@ -283,7 +284,8 @@ class Experiment:
         given["edited_code"] = self.edited_code
         given["compute"] = self.compute
         if self.topology is None:
-            given |= _OF_NETWORK
+            for name in _OF_NETWORK:
+                del given[name]
         return given
 
     def with_settings(self, **settings: object) -> Experiment:
@@ -435,15 +437,6 @@ def program_remedy(document: Document, folder: Path) -> str | None:
     if not isinstance(name, str) or not name.startswith(PROGRAM_TASK):
         return None
     return f"fit(resume_from={visible(folder)!r})"
-
-
-def _resolved_protocol(settings: Settings, topology: Topology | None) -> str | dict[str, Any] | None:
-    """Protocol of the resolved form: the experiment's, else the topology's, else the default."""
-    own: str | dict[str, Any] | None = settings.protocol
-    if own is not None or topology is None:
-        return own
-    given = topology.protocol if topology.protocol is not None else Protocol.parse(None).name
-    return given if isinstance(given, str) else dict(given)
 
 
 def _load_topology(settings: Settings, document: Document, folder: Path) -> Topology | None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from exogym_core.cli.experiment import Experiment
+    from exogym_core.results.progress import AnyProgress
     from exogym_core.results.report import RunReport
     from exogym_core.results.run_folder import RunFolder
 
@@ -68,11 +69,14 @@ def train_new(
     Returns:
         The summary: one object a strategy.
     """
+    from exogym_core.cli.comparison import compare as compare_runs
+
     try:
         folder.write_text("experiment.yaml", experiment.to_yaml())
         folder.write_environment(experiment.code_folder)
         _remember(folder)
-        return _compare(experiment, folder, jobs=jobs, trace=trace, progress=progress)
+        with _shown(experiment, folder, progress=progress) as listener:
+            return compare_runs(experiment, folder, listener, jobs=jobs, trace=trace)
     except NetsimError as error:
         # Such as missing data, or no rendezvous.
         is_alone = is_at_rendezvous() and not under_torchrun()  # else torchrun starts it again in this folder
@@ -172,16 +176,9 @@ def reported(
         folder.release()
 
 
-def _compare(
-    experiment: Experiment,
-    folder: RunFolder,
-    *,
-    jobs: int | None,
-    resume: bool = False,
-    trace: bool = False,
-    progress: bool = True,
-) -> list[dict[str, Any]]:
-    from exogym_core.cli.comparison import compare
+@contextmanager
+def _shown(experiment: Experiment, folder: RunFolder, *, progress: bool = True) -> Iterator[AnyProgress]:
+    """Print progress and warnings of the runs in the block, and log them; yields their listener."""
     from exogym_core.results.progress import progress_for
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
@@ -197,7 +194,7 @@ def _compare(
     with warnings.catch_warnings(), progress_for(shown_on, folder.log, folder.path) as listener:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = show
-        return compare(experiment, folder, listener, resume=resume, trace=trace, jobs=jobs)
+        yield listener
 
 
 def _exit_if_failed(entries: Sequence[Mapping[str, Any]]) -> None:
@@ -370,6 +367,7 @@ class RunArguments:
         Raises:
             InputError: there is no run, it needs `--trust`, or another process works in it.
         """
+        from exogym_core.cli.comparison import compare as compare_runs
         from exogym_core.cli.experiment import Experiment
         from exogym_core.results.run_folder import RunFolder, require_own
 
@@ -395,7 +393,8 @@ class RunArguments:
         with self._reported(folder):
             _load_own_code(experiment)
             folder.log("resumed")
-            _compare(experiment, folder, jobs=self.jobs, resume=True, trace=trace)
+            with _shown(experiment, folder) as listener:
+                compare_runs(experiment, folder, listener, jobs=self.jobs, resume=True, trace=trace)
         _exit_if_failed(folder.read_summary())
 
     def _reported(self, folder: RunFolder) -> AbstractContextManager[None]:

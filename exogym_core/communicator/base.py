@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -130,6 +130,16 @@ class CallState:
     traffic: Traffic = field(default_factory=Traffic)
     off_clock: bool = False
     compares_places: bool = True
+
+    @contextmanager
+    def having(self, **values: Any) -> Iterator[None]:
+        """Set attributes for the block, and restore them."""
+        before = {name: getattr(self, name) for name in values}
+        vars(self).update(values)
+        try:
+            yield
+        finally:
+            vars(self).update(before)
 
     def load_traffic(self, saved: Mapping[str, Any]) -> None:
         """Restore a saved traffic in place: others refer to the object."""
@@ -488,25 +498,19 @@ class Communicator(CheckedArguments, ABC):
         Without an observer they are dropped. `note` is plain: numbers, text, lists and mappings.
         """
 
-    @contextmanager
-    def off_clock(self) -> Iterator[None]:
+    def off_clock(self) -> AbstractContextManager[None]:
         """Calls inside cost no virtual time and count no bytes: for logging, checkpoints, evaluation.
 
         They are matched among themselves: every member must make them off the clock. A rank that waits in one for a
         rank that waits for the clock (`now`, `is_completed`, ...) stands still until that has its answer.
         """
-        before, self._state.off_clock = self._state.off_clock, True
-        try:
-            yield
-        finally:
-            self._state.off_clock = before
+        return self._state.having(off_clock=True)
 
     # --- checkpoints ---------------------------------------------------------------------------------------
 
-    @contextmanager
-    def repeating(self) -> Iterator[None]:
+    def repeating(self) -> AbstractContextManager[None]:
         """Context of calls repeated after a restart: values are exchanged, without requests to the clock."""
-        yield
+        return nullcontext()
 
     @contextmanager
     def noting_calls(self) -> Iterator[list[int]]:

@@ -340,6 +340,10 @@ class Exchange:
         num_ranks: all ranks of the run.
         on_served: called with a slot and the members whose values or error have just become known.
         combined: computes the results of collectives; see `exogym_core.communicator.exchange:combine`.
+
+    Attributes:
+        running: ranks that wait for nothing.
+        stored: tensors of messages that have not been taken, by (box and sender, number), and published states.
     """
 
     def __init__(
@@ -350,10 +354,10 @@ class Exchange:
     ) -> None:
         self._slots: dict[Key, Slot] = {}
         self._on_served, self._combined = on_served, combined
-        self._running = set(range(num_ranks))
+        self.running = set(range(num_ranks))
         self._blocked: dict[int, _ValueWait | str] = {}
         self._exited: set[int] = set()
-        self._stored: dict[tuple[Hashable, Hashable], tuple[Tensor, ...]] = {}
+        self.stored: dict[tuple[Hashable, Hashable], tuple[Tensor, ...]] = {}
         self._broken: set[Hashable] = set()
 
     def put(self, part: Part) -> Slot:
@@ -438,69 +442,52 @@ class Exchange:
         if first.name in ("put", "taken"):
             name = (slot.key.group[1:], slot.key.number)  # its box and sender, and its number
             if first.name == "taken":
-                return Outcome(shared=self._stored.pop(name))
-            self._stored[name] = tuple(tensor.clone() for tensor in slot.inputs[0])
+                return Outcome(shared=self.stored.pop(name))
+            self.stored[name] = tuple(tensor.clone() for tensor in slot.inputs[0])
             return Outcome()
         place = (slot.key.group[1], slot.key.number)  # whose state, and which one
         if first.name == "fetch":
-            return Outcome(shared=self._stored[place])
-        if place not in self._stored:
-            self._stored[place] = tuple(tensor.clone() for tensor in slot.inputs[0])
+            return Outcome(shared=self.stored[place])
+        if place not in self.stored:
+            self.stored[place] = tuple(tensor.clone() for tensor in slot.inputs[0])
         return Outcome()
 
     # --- messages ------------------------------------------------------------------------------------------
 
-    def message(self, name: tuple[Hashable, int]) -> tuple[Tensor, ...]:
-        """Tensors of a message that has not been taken; its name is its box and source, and its number."""
-        return self._stored[name]
-
-    def keep_message(self, name: tuple[Hashable, int], tensors: tuple[Tensor, ...]) -> None:
-        """Put a message into its box as if its sender had put it."""
-        self._stored[name] = tensors
-
-    def drop_message(self, name: tuple[Hashable, int]) -> None:
-        """Discard the values of a message."""
-        self._stored.pop(name, None)
-
     def forget(self, group: Hashable, numbers: Collection[int]) -> None:
         """Drop the group's publications except these numbers and newer ones."""
         newest = max(numbers)
-        for place in list(self._stored):
+        for place in list(self.stored):
             if place[0] == group and place[1] < newest and place[1] not in numbers:  # type: ignore[operator]
-                del self._stored[place]
+                del self.stored[place]
 
     # --- the wait-for graph --------------------------------------------------------------------------------
 
     def block(self, rank: int, slot: Slot, member: int) -> DeadlockError | None:
         """`rank` waits for its value as a member of a call; returns the deadlock this completes, if any."""
         reason = self._blocked[rank] = _ValueWait(slot, member)
-        self._running.discard(rank)
+        self.running.discard(rank)
         slot.waiters.append((rank, member))
         # Nothing new can be stuck while every rank it waits for is running.
-        return None if reason.awaited <= self._running else self.deadlock()
+        return None if reason.awaited <= self.running else self.deadlock()
 
     def block_for_clock(self, rank: int) -> None:
         """`rank` waits for the clock's answer."""
         self._blocked[rank] = CLOCK
-        self._running.discard(rank)
+        self.running.discard(rank)
 
     def unblock(self, rank: int) -> None:
         """`rank` has what it waited for."""
         self._blocked.pop(rank, None)
-        self._running.add(rank)
+        self.running.add(rank)
 
     def exit(self, rank: int) -> DeadlockError | None:
         """`rank` has ended; returns the deadlock that leaves behind, if any."""
-        self._running.discard(rank)
+        self.running.discard(rank)
         self._exited.add(rank)
         if self._blocked:
             return self.deadlock()
-        return self._unmatched() if not self._running else None
-
-    @property
-    def running(self) -> AbstractSet[int]:
-        """Ranks that wait for nothing."""
-        return self._running
+        return self._unmatched() if not self.running else None
 
     @property
     def is_clock_awaited(self) -> bool:
@@ -525,7 +512,7 @@ class Exchange:
                 return kernel_needs is None or kernel_needs in able
             return reason.awaited <= able
 
-        stuck = ranks_stuck(self._blocked, self._running, can_go_on)
+        stuck = ranks_stuck(self._blocked, self.running, can_go_on)
         if not stuck:
             return None
         waits = {rank: self._waits(rank, kernel_needs) for rank in stuck}

@@ -393,10 +393,13 @@ class StepDurations:
         mean_seconds: of a step before the draws.
         seed: of the run.
         host: a number that all ranks of a host share.
+        batch_size: samples of a whole step, if one with fewer takes proportionally less; None: it takes as long.
     """
 
-    def __init__(self, compute: Compute, mean_seconds: float, seed: int, host: int) -> None:
-        self.mean_seconds = mean_seconds
+    def __init__(
+        self, compute: Compute, mean_seconds: float, seed: int, host: int, batch_size: int | None = None
+    ) -> None:
+        self.mean_seconds, self._batch_size = mean_seconds, batch_size
         self._prefix = f"{seed}/{host}/".encode()
         self._sigma = compute.jitter
         slow = compute.stragglers
@@ -423,3 +426,8 @@ class StepDurations:
         if second / 2**64 < self._fraction:
             seconds *= self._slowdown
         return seconds
+
+    def of_samples(self, step: int, samples: int) -> float:
+        """Virtual seconds of step `step` with so many samples."""
+        seconds = self.seconds(step)
+        return seconds if self._batch_size is None else seconds * (samples / self._batch_size)

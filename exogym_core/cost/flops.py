@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, bmm_flop
 
 from exogym_core.data.batches import as_loss, device_of
 from exogym_core.workers.rng import kept_rng
@@ -123,9 +123,7 @@ def _attention(query: Shape, key: Shape, value: Shape, *args: Any, **kwargs: Any
     return 2 * samples * heads * length * key[-2] * (width + value[-1])
 
 
-def _attention_backward(
-    grad: Shape, query: Shape, key: Shape, value: Shape, *args: Any, **kwargs: Any
-) -> int:
+def _attention_backward(query: Shape, key: Shape, value: Shape, *args: Any, **kwargs: Any) -> int:
     # Five products where the forward pass has two: the scores again, and the gradients of all factors.
     return _attention(query, key, value) * 5 // 2
 
@@ -148,16 +146,13 @@ def _twice(formula: Callable[..., int]) -> Callable[..., int]:
     return lambda *args, **kwargs: 2 * formula(*args, **kwargs)
 
 
+def _behind(formula: Callable[..., int]) -> Callable[..., int]:
+    """A formula whose arguments stand behind one that adds nothing: a gradient, or what a product is added to."""
+    return lambda first, *args, **kwargs: formula(*args, **kwargs)
+
+
 def _matrix_vector(matrix: Shape, *args: Any, **kwargs: Any) -> int:
     return 2 * math.prod(matrix)
-
-
-def _added_matrix_vector(added: Shape, matrix: Shape, *args: Any, **kwargs: Any) -> int:
-    return 2 * math.prod(matrix)
-
-
-def _added_products(added: Shape, first: Shape, second: Shape, *args: Any, **kwargs: Any) -> int:
-    return 2 * math.prod(first) * second[-1]
 
 
 def _trilinear(first: Shape, second: Shape, third: Shape, expand: Shape, *others: Any, **kwargs: Any) -> int:
@@ -175,10 +170,6 @@ def _distances(first: Shape, second: Shape, *args: Any, **kwargs: Any) -> int:
     return 3 * math.prod(first) * second[-2]
 
 
-def _distances_backward(grad: Shape, first: Shape, second: Shape, *args: Any, **kwargs: Any) -> int:
-    return 2 * _distances(first, second)
-
-
 def _fourier(values: Shape, dims: Shape, *args: Any, **kwargs: Any) -> int:
     points = math.prod(values[dim] for dim in dims)
     return int(5 * math.prod(values) * math.log2(max(points, 2)))
@@ -187,18 +178,18 @@ def _fourier(values: Shape, dims: Shape, *args: Any, **kwargs: Any) -> int:
 def _formulas() -> dict[Any, Callable[..., int]]:
     return {
         _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-        _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+        _aten._scaled_dot_product_flash_attention_for_cpu_backward: _behind(_attention_backward),
         _aten.mkldnn_rnn_layer: _onednn_rnn,
         _aten.mkldnn_rnn_layer_backward: _twice(_onednn_rnn),
         _aten._cudnn_rnn: _cudnn_rnn,
         _aten._cudnn_rnn_backward: _twice(_cudnn_rnn),
         _aten.mv: _matrix_vector,
         _aten.dot: _matrix_vector,
-        _aten.addmv: _added_matrix_vector,
-        _aten.addbmm: _added_products,
+        _aten.addmv: _behind(_matrix_vector),
+        _aten.addbmm: _behind(bmm_flop),
         _aten._trilinear: _trilinear,
         _aten._cdist_forward: _distances,
-        _aten._cdist_backward: _distances_backward,
+        _aten._cdist_backward: _twice(_behind(_distances)),
         _aten._fft_r2c: _fourier,
         _aten._fft_c2r: _fourier,
         _aten._fft_c2c: _fourier,

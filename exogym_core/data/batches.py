@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from netsim.errors import InputError, unknown_names
 
@@ -152,19 +153,7 @@ def collate_of(dataloader_kwargs: Mapping[str, Any] | None) -> tuple[Any, bool, 
     return collate, drop_last, rest
 
 
-_LOADER_ARGUMENTS = (
-    "collate_fn",
-    "drop_last",
-    "in_order",
-    "multiprocessing_context",
-    "num_workers",
-    "persistent_workers",
-    "pin_memory",
-    "pin_memory_device",
-    "prefetch_factor",
-    "timeout",
-    "worker_init_fn",
-)
+_LOADER_ARGUMENTS = sorted(signature(DataLoader).parameters.keys() - _OURS)
 
 
 def as_mean_loss(output: Any, where: str) -> Tensor:

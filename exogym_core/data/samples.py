@@ -203,9 +203,11 @@ class StepSamples:
 
 @dataclass(frozen=True)
 class Reading:
-    """Settings by which samples become batches.
+    """Settings by which samples become a rank's batches.
 
     Attributes:
+        rank, num_ranks: the rank, and how many train.
+        batch_size: samples a rank and step.
         minibatch_size: samples a forward pass.
         drop_last: leave out a last step that is not full.
         collate: makes a batch of samples; None: torch's way.
@@ -213,6 +215,9 @@ class Reading:
         draws: random numbers of reading, by place in the data; made from the dataset where not given.
     """
 
+    rank: int
+    num_ranks: int
+    batch_size: int
     minibatch_size: int
     drop_last: bool = False
     collate: Callable[[list[Any]], Any] | None = None
@@ -275,7 +280,8 @@ class Source:
     num_epochs: int | None = None
     known_as: str | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
         self.epoch = 0
         self.step = 0
 
@@ -311,11 +317,9 @@ class _IndexedData(Source):
 
     steps_per_epoch: int
 
-    def __init__(self, dataset: Dataset[Any], rank: int, reading: Reading) -> None:
-        super().__init__()
-        self._rank, self._minibatch_size = rank, reading.minibatch_size
+    def __init__(self, dataset: Dataset[Any], reading: Reading) -> None:
+        super().__init__(reading)
         self._reader = StepReader(dataset, reading.collate, reading.draws_of(dataset))
-        self._loader = dict(reading.loader)
         self._loaded: Iterator[Any] | None = None
 
     def share(self, epoch: int, step: int) -> tuple[Tensor, int, Sequence[int]]:
@@ -330,10 +334,10 @@ class _IndexedData(Source):
                 return None
         own, total, samples_of = self.share(self.epoch, self.step)
         samples = own.shape[0]
-        is_whole = samples <= self._minibatch_size
-        pieces = [own] if is_whole else torch.split(own, self._minibatch_size)
-        if not self._loader:
-            batches = self._reader.read((self._rank, self.epoch, self.step), pieces)
+        is_whole = samples <= self._reading.minibatch_size
+        pieces = [own] if is_whole else torch.split(own, self._reading.minibatch_size)
+        if not self._reading.loader:
+            batches = self._reader.read((self._reading.rank, self.epoch, self.step), pieces)
         else:
             batches = self._loaded_step()
         self.step += 1
@@ -349,7 +353,7 @@ class _IndexedData(Source):
                 batch_sampler=self._remaining_steps(),  # type: ignore[arg-type]
                 collate_fn=list,  # the reader has made batches already
                 generator=generator,
-                **self._loader,
+                **self._reading.loader,
             )
             self._loaded = iter(loader)
         return [as_tuple(batch) for batch in next(self._loaded)]
@@ -358,7 +362,7 @@ class _IndexedData(Source):
         """Place and indices of each step that is left of this epoch."""
         for step in range(self.step, self.steps_per_epoch):
             own = self.share(self.epoch, step)[0]
-            yield (self._rank, self.epoch, step), list(torch.split(own, self._minibatch_size))
+            yield (self._reading.rank, self.epoch, step), list(torch.split(own, self._reading.minibatch_size))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved position."""
@@ -369,49 +373,39 @@ class _IndexedData(Source):
 class SharedData(_IndexedData):
     """A dataset shared by all ranks, each with its own samples.
 
-    Step s of an epoch takes the next `world_size * batch_size` samples of the order and deals them out in
-    turn, so all ranks together see what one rank with a batch `world_size` times as large would see. The last
+    Step s of an epoch takes the next `num_ranks * batch_size` samples of the order and deals them out in
+    turn, so all ranks together see what one rank with a batch `num_ranks` times as large would see. The last
     step shares what is left evenly; what is not enough for one sample a rank is left out of this epoch.
 
     Args:
         dataset: with a length.
         order: of its samples, shared by ranks.
-        rank, world_size: of this part.
-        batch_size: samples a rank and step.
         reading: settings of batches.
 
     Raises:
         InputError: fewer samples than ranks (or than a full step, with `drop_last`).
     """
 
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        order: EpochOrder,
-        rank: int,
-        world_size: int,
-        batch_size: int,
-        reading: Reading,
-    ) -> None:
-        super().__init__(dataset, rank, reading)
-        self.has_whole_steps = reading.minibatch_size >= batch_size
-        self._order, self._world_size = order, world_size
-        self._stride = world_size * batch_size
+    def __init__(self, dataset: Dataset[Any], order: EpochOrder, reading: Reading) -> None:
+        super().__init__(dataset, reading)
+        self.has_whole_steps = reading.minibatch_size >= reading.batch_size
+        self._order, num_ranks = order, reading.num_ranks
+        self._stride = num_ranks * reading.batch_size
         full, left = divmod(order.num_samples, self._stride)
-        self.steps_per_epoch = full + (left >= world_size and not reading.drop_last)
+        self.steps_per_epoch = full + (left >= num_ranks and not reading.drop_last)
         if not self.steps_per_epoch:
-            need = self._stride if reading.drop_last else world_size
+            need = self._stride if reading.drop_last else num_ranks
             raise InputError(
-                f"fit: the training set has {format_count(order.num_samples, 'sample')}, but {world_size} ranks need "
+                f"fit: the training set has {format_count(order.num_samples, 'sample')}, but {num_ranks} ranks need "
                 f"{need} for a step; use fewer ranks or more data"
             )
 
     def share(self, epoch: int, step: int) -> tuple[Tensor, int, Sequence[int]]:
-        """Every `world_size`-th sample of the step's."""
+        """Every `num_ranks`-th sample of the step's."""
         chunk = self._order.of(epoch)[step * self._stride : (step + 1) * self._stride]
-        total = chunk.shape[0]
-        samples_of = () if total == self._stride else dealt(total, self._world_size)
-        return chunk[self._rank :: self._world_size], total, samples_of
+        total, num_ranks = chunk.shape[0], self._reading.num_ranks
+        samples_of = () if total == self._stride else dealt(total, num_ranks)
+        return chunk[self._reading.rank :: num_ranks], total, samples_of
 
 
 class OwnData(_IndexedData):
@@ -421,8 +415,6 @@ class OwnData(_IndexedData):
         dataset: with a length.
         order: of its samples, different on every rank.
         lengths: of the datasets of all ranks, in rank order.
-        rank: of this part.
-        batch_size: samples a rank and step.
         reading: settings of batches.
 
     Raises:
@@ -430,18 +422,12 @@ class OwnData(_IndexedData):
     """
 
     def __init__(
-        self,
-        dataset: Dataset[Any],
-        order: EpochOrder,
-        lengths: Sequence[int],
-        rank: int,
-        batch_size: int,
-        reading: Reading,
+        self, dataset: Dataset[Any], order: EpochOrder, lengths: Sequence[int], reading: Reading
     ) -> None:
-        super().__init__(dataset, rank, reading)
-        self.has_whole_steps = reading.minibatch_size >= batch_size
-        self._order, self._lengths, self._batch_size = order, lengths, batch_size
-        smallest, drop_last = min(lengths), reading.drop_last
+        super().__init__(dataset, reading)
+        self.has_whole_steps = reading.minibatch_size >= reading.batch_size
+        self._order, self._lengths = order, lengths
+        smallest, batch_size, drop_last = min(lengths), reading.batch_size, reading.drop_last
         self.steps_per_epoch = smallest // batch_size if drop_last else math.ceil(smallest / batch_size)
         if not self.steps_per_epoch:
             raise InputError(
@@ -452,9 +438,9 @@ class OwnData(_IndexedData):
 
     def share(self, epoch: int, step: int) -> tuple[Tensor, int, Sequence[int]]:
         """The next samples of this rank's own."""
-        start = step * self._batch_size
-        counts = [min(self._batch_size, length - start) for length in self._lengths]
-        own = self._order.of(epoch)[start : start + self._batch_size]
+        start = step * self._reading.batch_size
+        counts = [min(self._reading.batch_size, length - start) for length in self._lengths]
+        own = self._order.of(epoch)[start : start + self._reading.batch_size]
         return own, sum(counts), counts if len(set(counts)) > 1 else ()
 
 
@@ -467,45 +453,34 @@ class StreamedData(Source):
 
     Args:
         dataset: to iterate over.
-        rank, world_size: of this part; (0, 1) for a stream of the rank's own.
-        batch_size: samples a rank and step.
-        num_ranks: ranks that train.
         reading: settings of batches; loader arguments have no use here.
-        own: of a stream of its own: the rank, and after how many steps an epoch ends for all ranks (None: when
-            this one ends).
+        is_own: whether the rank has a stream of its own.
+        agreed_steps: of such a stream, after how many steps an epoch ends for all ranks (None: when this one ends).
     """
 
     def __init__(
         self,
         dataset: IterableDataset[Any],
-        rank: int,
-        world_size: int,
-        batch_size: int,
-        num_ranks: int,
         reading: Reading,
         *,
-        own: tuple[int, int | None] | None = None,
+        is_own: bool = False,
+        agreed_steps: int | None = None,
     ) -> None:
-        super().__init__()
-        self._dataset, self._rank, self._world_size = dataset, rank, world_size
-        self._batch_size, self._minibatch_size, self._num_ranks = (
-            batch_size,
-            reading.minibatch_size,
-            num_ranks,
-        )
+        super().__init__(reading)
+        self._dataset, self._is_own, self._agreed = dataset, is_own, agreed_steps
         self._collate = reading.collate if reading.collate is not None else default_collate
         self._draws = reading.draws_of(dataset)
-        self._own_rank = own[0] if own is not None else None
+        self._num_parts = 1 if is_own else reading.num_ranks
+        self._stride = self._num_parts * reading.batch_size
         # Of streams of their own, ranks cannot know the others' last steps: these must be full.
-        is_own = world_size == 1 and num_ranks > 1
-        self._fewest = world_size * batch_size if reading.drop_last or is_own else world_size
+        must_be_full = reading.drop_last or (is_own and reading.num_ranks > 1)
+        self._fewest = self._stride if must_be_full else self._num_parts
         self._samples: Iterator[Any] | None = None
         self._drawn: StreamOfDraws | None = None
-        self._agreed = own[1] if own is not None else None
         self.steps_per_epoch = self._agreed
         length = stream_length(dataset)
-        if own is None and length is not None:
-            full, left = divmod(length, world_size * batch_size)
+        if not is_own and length is not None:
+            full, left = divmod(length, self._stride)
             self.steps_per_epoch = full + (left >= self._fewest)
 
     def next_step(self) -> StepSamples | None:
@@ -514,8 +489,9 @@ class StreamedData(Source):
         samples, total = ([], 0) if is_through else self._take()
         if self._agreed is not None and not is_through and total < self._fewest:
             raise InputError(
-                f"fit: the iterable training set of rank {self._own_rank} ended at step {self.step + 1} of an epoch "
-                f"that should have {self._agreed}; let every epoch have as many samples as the first, and as len() says"
+                f"fit: the iterable training set of rank {self._reading.rank} ended at step {self.step + 1} of an "
+                f"epoch that should have {self._agreed}; let every epoch have as many samples as the first, and as "
+                "len() says"
             )
         if total < self._fewest and self.step:
             self._samples = None
@@ -527,19 +503,21 @@ class StreamedData(Source):
                 f"fit: an epoch of the iterable training set has {format_count(total, 'sample')}, but a step needs "
                 f"{self._fewest}; use fewer ranks or more data"
             )
-        size = self._minibatch_size
+        size, rank = self._reading.minibatch_size, self._reading.rank
         pieces = [samples[start : start + size] for start in range(0, len(samples), size)]
-        place = (self._rank if self._own_rank is None else self._own_rank, self.epoch, self.step)
-        with self._draws.at(*place):  # a resumed run makes no batches of what it leaves out
+        with self._draws.at(
+            rank, self.epoch, self.step
+        ):  # a resumed run makes no batches of what it leaves out
             batches = [(as_tuple(self._collate(piece)), len(piece)) for piece in pieces]
         self.step += 1
-        samples_of = dealt(total, self._world_size)  # of its own stream a rank takes full batches, as all do
-        return StepSamples(batches, len(samples), total * self._num_ranks // self._world_size, samples_of)
+        samples_of = dealt(total, self._num_parts)  # of its own stream a rank takes full batches, as all do
+        of_all = total * self._reading.num_ranks // self._num_parts
+        return StepSamples(batches, len(samples), of_all, samples_of)
 
     def _take(self) -> tuple[list[Any], int]:
         own, total = [], 0
-        for sample in self._read(self._world_size * self._batch_size):
-            if total % self._world_size == self._rank:
+        for sample in self._read(self._stride):
+            if self._is_own or total % self._num_parts == self._reading.rank:
                 own.append(sample)
             total += 1
         return own, total
@@ -547,7 +525,7 @@ class StreamedData(Source):
     def _read(self, count: int) -> Iterator[Any]:
         """The next samples of this epoch, at most so many."""
         if self._samples is None or self._drawn is None:
-            place = (self.epoch,) if self._own_rank is None else (self._own_rank, self.epoch)
+            place = (self._reading.rank, self.epoch) if self._is_own else (self.epoch,)
             self._drawn = self._draws.stream(*place)
             with self._drawn.continued():
                 self._samples = iter(self._dataset)
@@ -558,7 +536,7 @@ class StreamedData(Source):
         """Continue from a saved position."""
         super().load_state_dict(state)
         self._samples = None
-        for _ in self._read(self.step * self._world_size * self._batch_size):
+        for _ in self._read(self.step * self._stride):
             pass
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.communicator.simulated.simulation import computes_crowd
 from exogym_core.planning.model_sizes import MEMORY_CHOICES
 from exogym_core.planning.rhythm import Rhythm, draws_bytes, rhythm
 from exogym_core.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together
@@ -20,7 +19,7 @@ from exogym_core.planning.weather import (
     rounds_remarks,
     with_failures,
 )
-from netsim import Weather
+from netsim import Weather, are_many
 from netsim.errors import InputError
 from netsim.units import format_count, format_seconds
 
@@ -303,7 +302,7 @@ class Measured:
             remarks += weather_remarks
         is_crowded = any("direct" in names for names in figures.collectives.values())
         num_ranks = setting.num_ranks + strategy.num_servers
-        if is_crowded and computes_crowd(num_ranks) and not setting.topology.weather:
+        if is_crowded and are_many(num_ranks * (num_ranks - 1)) and not setting.topology.weather:
             remarks += (f"messages of {num_ranks:,} ranks at once are computed from the busiest link",)
         self.figures = figures
         self.are_peers_new = found.are_peers_new

@@ -6,11 +6,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from exogym_core.communicator.simulated.simulation import algorithms_of
 from exogym_core.names import visible
 from exogym_core.planning.measure import Measured, measure
 from exogym_core.planning.setting import with_links
 from exogym_core.planning.step_ratio import law_ratio
+from netsim import OPERATIONS, algorithm_names
 from netsim.units import format_bits_per_second, format_seconds
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _cheaper(of: Measured, setting: Setting) -> dict[str, Any] | None:
         return None
     found: list[tuple[float, dict[str, Any]]] = []
     for op, used in plan.collectives.items():
-        for name in algorithms_of(op):
+        for name in algorithm_names(op) if op in OPERATIONS else ():
             if name not in used:
                 other = measure(of.strategy, replace(setting, collectives={op: name}))
                 if other.cost is not None and other.cost < _CHEAPER * plan.cost:

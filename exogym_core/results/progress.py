@@ -8,7 +8,7 @@ import json
 import os
 import time
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any, Self
 
@@ -141,7 +141,7 @@ _SECONDS_BETWEEN = 1.0
 _KEPT = ("train_loss", "virtual_seconds", "wall_seconds", "num_peers")
 
 
-class AnyProgress(ABC):
+class AnyProgress(AbstractContextManager["AnyProgress"], ABC):
     """Progress of several runs, a context manager; subclasses show it in `_show`, `_step` and `_finish`.
 
     Args:
@@ -156,9 +156,6 @@ class AnyProgress(ABC):
         self._status_path = None if folder is None else folder / _STATUS_FILE
         self._runs: list[RunProgress] = []
         self._written = 0.0
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         if self._status_path is not None:

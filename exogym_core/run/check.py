@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import inspect
 import json
 import random
@@ -33,7 +32,7 @@ from exogym_core.run.trainer import Trainer
 from exogym_core.strategy import STRATEGIES, StepContext, Strategy, build_strategy
 from exogym_core.strategy.options import accepted_arguments
 from exogym_core.strategy.parts.codecs import coding_report
-from exogym_core.tasks import build_model
+from exogym_core.tasks import build_model, load_callable
 from exogym_core.workers.run import run_ranks
 from netsim import Topology
 from netsim.errors import InputError, NetsimError
@@ -198,14 +197,8 @@ def _made(strategy: Any, options: dict[str, Any]) -> tuple[Strategy, dict[str, A
         return strategy, {}
     factory = strategy
     if isinstance(strategy, str):
-        module, _, name = strategy.partition(":")
-        if name:
-            try:
-                factory = getattr(importlib.import_module(module), name, None)
-            except ImportError as error:
-                raise InputError(f"check: cannot import '{module}' ({error})") from error
-            if not callable(factory):
-                raise InputError(f"check: '{module}' has no callable '{name}'; write module:Class")
+        if ":" in strategy:
+            factory = load_callable(strategy, "strategy")
         else:
             factory = STRATEGIES.get(strategy, lambda **given: build_strategy(strategy, **given))
     if isinstance(factory, type) and issubclass(factory, Strategy):

@@ -35,7 +35,6 @@ __all__ = [
     "PRECISIONS",
     "Learner",
     "LocalStep",
-    "StepCost",
     "TorchLearner",
     "autocast_to",
     "fitting_size",
@@ -187,35 +186,6 @@ class Learner(Protocol[Samples]):
         """Remove hooks from the model."""
 
 
-class StepCost:
-    """Virtual seconds of a rank's steps.
-
-    Args:
-        durations: of a whole batch; None where computing is free.
-        batch_size: of a whole batch.
-        scale_with_samples: a smaller one takes proportionally less.
-    """
-
-    def __init__(
-        self, durations: StepDurations | None, batch_size: int = 1, scale_with_samples: bool = False
-    ) -> None:
-        self._durations, self._batch_size, self._scales = durations, batch_size, scale_with_samples
-
-    @property
-    def is_free(self) -> bool:
-        """True if computing takes no virtual time."""
-        return self._durations is None
-
-    def seconds(self, number: int, samples: int) -> float:
-        """Seconds of the 0-based step `number` with so many samples."""
-        if self._durations is None:
-            return 0.0
-        seconds = self._durations.seconds(number)
-        if self._scales and samples != self._batch_size:
-            seconds *= samples / self._batch_size
-        return seconds
-
-
 class _BackwardClock:
     """Moves a rank's clock through the backward pass, parameter by parameter, as gradients become ready.
 
@@ -267,7 +237,7 @@ class TorchLearner:
         model: the replica, on its device.
         comm: the rank's, for its clock.
         before_backward: called before each backward pass with whether it is the step's last.
-        cost: of its steps in virtual time.
+        cost: virtual seconds of its steps; None: computing is free.
         autocast: `bf16` or `fp16` for forward passes in it; under `fp16` losses are scaled. None for the model's
             own precision.
         spreads_backward: virtual time passes in the last backward pass as its gradients become ready, since the
@@ -281,7 +251,7 @@ class TorchLearner:
         model: nn.Module,
         comm: Communicator,
         before_backward: Callable[[bool], None],
-        cost: StepCost,
+        cost: StepDurations | None,
         autocast: str | None = None,
         spreads_backward: bool = False,
     ) -> None:
@@ -289,11 +259,11 @@ class TorchLearner:
         self._cost, self._autocast = cost, autocast
         self._device = device_of(model)
         self.scaler = torch.amp.GradScaler(self._device.type) if autocast == "fp16" else None
-        self._clock = _BackwardClock(model, comm) if spreads_backward and not cost.is_free else None
+        self._clock = _BackwardClock(model, comm) if spreads_backward and cost is not None else None
 
     def gradients(self, step: StepSamples, context: StepContext) -> float:
-        """Implement `Learner`."""
-        seconds = self._cost.seconds(context.number, step.samples)
+        """Leave the gradients of all micro-batches in `.grad`, and return their mean loss."""
+        seconds = self._step_seconds(context.number, step.samples)
         losses: list[tuple[Tensor, int]] = []
         last = len(step.micro_batches) - 1
         for index, (batch, samples) in enumerate(step.micro_batches):
@@ -304,6 +274,9 @@ class TorchLearner:
             self._before_backward(index == last)
             self._backward(loss, weight, seconds * weight, index == last)
         return losses[0][0].item() if not last else _mean_loss(losses)
+
+    def _step_seconds(self, number: int, samples: int) -> float:
+        return 0.0 if self._cost is None else self._cost.of_samples(number, samples)
 
     def _forward(self, batch: Any, number: int) -> Tensor:
         if self._device.type != "cpu":
@@ -341,14 +314,14 @@ class TorchLearner:
         return []
 
     def take_over(self, optimizers: Sequence[Optimizer]) -> None:
-        """See `Learner`: they are left as they are."""
+        """Leave the optimizers as they are."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Implement `Learner`."""
+        """State of the gradient scaler."""
         return {"scaler": self.scaler and self.scaler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Implement `Learner`."""
+        """Restore the gradient scaler."""
         if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])
 

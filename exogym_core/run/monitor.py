@@ -5,7 +5,6 @@ The observer works in the turn of ranks that are threads, or in a thread of its 
 
 from __future__ import annotations
 
-import queue
 import sys
 import threading
 from collections import deque
@@ -14,9 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
-
-from exogym_core.config import OPTIONS, PROGRAM_TASK, yaml_text
+from exogym_core.config import OPTIONS, PROGRAM_TASK, resolved_protocol, yaml_text
 from exogym_core.names import visible
 from exogym_core.results.loggers import FolderLogger, Logger, WandbLogger, end_state, flat
 from exogym_core.results.recorder import RowRecorder
@@ -24,9 +21,8 @@ from exogym_core.results.run_folder import RunFolder
 from exogym_core.run.resumption import begin_checkpoints, find_resumed, follow, plan
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.host import Sinks
+from exogym_core.workers.journal import SnapshotThread
 from exogym_core.workers.torchrun.rank import torchrun_rank
-from exogym_core.workers.turns import join
-from netsim import Protocol
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -108,7 +104,7 @@ class RunRecord:
             "workers": request.workers.model_dump(exclude={"num_gpus"}),
             "device": str(request.device or "auto"),
             "topology": None if request.topology is None else request.topology.to_mapping(),
-            "protocol": request.protocol or _protocol_of(request),
+            "protocol": resolved_protocol(request.protocol, request.topology),
             "compute": result.compute
             or (request.compute.to_mapping() if request.compute is not None else None),
         }
@@ -192,13 +188,6 @@ def _names(strategy: Strategy) -> tuple[str, str]:
     return (f"{kind.__module__}:{kind.__qualname__}", kind.__name__) if known is None else (known, known)
 
 
-def _protocol_of(request: FitRequest) -> Any:
-    if request.topology is None:
-        return None
-    given = request.topology.protocol
-    return Protocol.parse(None).name if given is None else given if isinstance(given, str) else dict(given)
-
-
 def _plain(value: Any) -> Any:
     if hasattr(value, "to_mapping"):
         return value.to_mapping()
@@ -247,7 +236,7 @@ def make_loggers(request: FitRequest, model: nn.Module, checkpoints: Path | None
     return loggers
 
 
-class Evaluations:
+class Evaluations(SnapshotThread):
     """Evaluation of snapshots: in the turn of the rank that deposits one, or in a thread that no rank waits for.
 
     The thread starts with the first snapshot: processes forked before do not have it.
@@ -261,61 +250,33 @@ class Evaluations:
     """
 
     def __init__(self, observer: Observer, intra_op_threads: int | None) -> None:
-        self._observer, self._intra_op_threads = observer, intra_op_threads
-        self._queue: queue.SimpleQueue[tuple[int, Mapping[str, Any], int] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
-        self.num_given = self.num_taken = 0
+        super().__init__(observer.take, observer.spill, "observer", intra_op_threads)
+        self._observer, self._is_inline = observer, intra_op_threads is None
+        self.num_given = 0
 
     def take(self, rank: int, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         """Take a snapshot; its tensors may be reused afterwards.
 
         Raises an exception that the thread has raised since.
         """
-        self._raise_if_failed()
+        self.raise_if_failed()
         self.num_given += 1
-        if self._intra_op_threads is None:
+        if self._is_inline:
             self.num_taken += 1
             self._observer.take(rank, note, tensors)
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="observer", daemon=True)
-            self._thread.start()
-        self._queue.put((rank, note, self._observer.spill.put([tensor.clone() for tensor in tensors])))
+        else:
+            self.put(rank, note, [tensor.clone() for tensor in tensors])
 
     def finish(self) -> FinalModels:
         """Wait until all snapshots are evaluated; the last has been deposited."""
-        self._stop()
-        self._raise_if_failed()
+        self.stop()
+        self.raise_if_failed()
         return self._observer.finish()
 
     def abandon(self) -> None:
         """Drop waiting snapshots, and end the thread."""
-        self._failure = self._failure or RuntimeError("the run is over")
-        self._stop()
-
-    def _raise_if_failed(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def _stop(self) -> None:
-        if self._thread is not None:
-            self._queue.put(None)
-            join(self._thread)
-            self._thread = None
-
-    def _run(self) -> None:
-        assert self._intra_op_threads is not None
-        torch.set_num_threads(self._intra_op_threads)
-        while (item := self._queue.get()) is not None:
-            rank, note, ticket = item
-            tensors = self._observer.spill.pop(ticket)
-            if self._failure is None:
-                try:
-                    self._observer.take(rank, note, tensors)
-                except BaseException as failure:
-                    self._failure = failure
-            self.num_taken += 1
+        self.failure = self.failure or RuntimeError("the run is over")
+        self.stop()
 
 
 _COMPLETE = "newest complete checkpoint"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from exogym_core.communicator.exchange import accumulator_dtype
-from exogym_core.data.batches import as_mean_loss, batch_reader, move_batch
+from exogym_core.data.batches import as_mean_loss, batch_reader, collate_of, move_batch
 from exogym_core.data.samples import Draws, EpochOrder
 from exogym_core.run.learner import autocast_to
 from exogym_core.run.snapshots import load_named, pack, unpack, whole_state
@@ -27,8 +28,9 @@ from netsim.errors import InputError
 from netsim.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
+    from exogym_core.run.request import FitRequest
     from exogym_core.run.snapshots import Layout
 
 __all__ = ["Evaluation", "FinalModels", "Observer", "correlation_of"]
@@ -41,38 +43,33 @@ class Evaluation:
     """Losses on the same samples every time, with the same random numbers where a model draws some.
 
     Args:
-        dataset: to take samples from.
-        val_size: number of samples; all of the dataset where it has fewer.
-        batch_size: samples a forward pass.
-        seed: of the choice, which is the same on all ranks.
+        dataset: to take samples from: `val_size` of them, or all where it has fewer.
+        request: of the run; its seed chooses the samples, the same on all ranks.
         device: where models are.
-        accuracy: `f(model, batch) -> fraction right`.
-        collate: makes a batch of samples.
-        autocast: a key of PRECISIONS to compute in; None for the model's own.
 
     Raises:
         InputError: there is nothing to take.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        val_size: int,
-        batch_size: int,
-        seed: int,
-        device: torch.device,
-        accuracy: Callable[[nn.Module, Any], float] | None = None,
-        collate: Callable[[list[Any]], Any] | None = None,
-        autocast: str | None = None,
-    ) -> None:
-        self._device, self._accuracy, self._autocast, self._seed = device, accuracy, autocast, seed
+    def __init__(self, dataset: Dataset[Any], request: FitRequest, device: torch.device) -> None:
+        self._request, self._device = request, device
         # Every rank that judges reads for itself: what is drawn in doing so is the same on all of them.
-        with kept_rng(device), Draws(dataset, seed).at(_ORDER_STREAM):
-            batches = _fixed_batches(dataset, val_size, batch_size, seed, collate)
-        self._batches = [(move_batch(batch, device), samples) for batch, samples in batches]
+        with kept_rng(device), Draws(dataset, request.seed).at(_ORDER_STREAM):
+            self._batches = [(move_batch(batch, device), size) for batch, size in self._fixed(dataset)]
         self.num_samples = sum(samples for _, samples in self._batches)
         if not self.num_samples:
             raise InputError("fit: the validation set is empty; pass val_size=0 to go without one")
+
+    def _fixed(self, dataset: Dataset[Any]) -> list[tuple[Any, int]]:
+        size, most = self._request.batch_size, self._request.val_size
+        collate = collate_of(self._request.dataloader_kwargs)[0]
+        if isinstance(dataset, IterableDataset):
+            samples = list(islice(dataset, most))
+            pieces = [samples[start : start + size] for start in range(0, len(samples), size)]
+            return [((collate or default_collate)(piece), len(piece)) for piece in pieces]
+        order = EpochOrder(len(dataset), True, self._request.seed, _ORDER_STREAM)  # type: ignore[arg-type]
+        read = batch_reader(dataset, collate)
+        return [(read(indices), len(indices)) for indices in torch.split(order.of(0)[:most], size)]
 
     def loss(self, model: nn.Module) -> float:
         """Mean loss over the samples, each counting once, in evaluation mode."""
@@ -80,7 +77,7 @@ class Evaluation:
 
     def accuracy(self, model: nn.Module) -> float | None:
         """Fraction of the samples right, None where no measure was given."""
-        measure = self._accuracy
+        measure = self._request.accuracy
         return None if measure is None else self._mean(model, lambda batch: float(measure(model, batch)))
 
     def _mean(self, model: nn.Module, measure: Callable[[Any], float]) -> float:
@@ -88,10 +85,10 @@ class Evaluation:
         with (
             kept_rng(self._device),
             torch.no_grad(),
-            autocast_to(self._autocast, self._device),
+            autocast_to(self._request.autocast, self._device),
         ):
-            RandomStates(self._seed, _ORDER_STREAM).load()
-            seed_device(self._device, self._seed, _ORDER_STREAM)
+            RandomStates(self._request.seed, _ORDER_STREAM).load()
+            seed_device(self._device, self._request.seed, _ORDER_STREAM)
             model.eval()
             try:
                 total = sum(measure(batch) * samples for batch, samples in self._batches)
@@ -101,23 +98,6 @@ class Evaluation:
         return total / self.num_samples
 
 
-def _fixed_batches(
-    dataset: Dataset[Any],
-    val_size: int,
-    batch_size: int,
-    seed: int,
-    collate: Callable[[list[Any]], Any] | None,
-) -> list[tuple[Any, int]]:
-    if isinstance(dataset, IterableDataset):
-        samples = list(islice(dataset, val_size))
-        pieces = [samples[start : start + batch_size] for start in range(0, len(samples), batch_size)]
-        gather = collate if collate is not None else default_collate
-        return [(gather(piece), len(piece)) for piece in pieces]
-    order = EpochOrder(len(dataset), True, seed, _ORDER_STREAM)  # type: ignore[arg-type]
-    read = batch_reader(dataset, collate)
-    return [(read(indices), len(indices)) for indices in torch.split(order.of(0)[:val_size], batch_size)]
-
-
 _MEMORY_BYTES = 512 * 2**20  # of waiting snapshots, before a file is used
 _CHUNK = 1 << 18  # values of all replicas that are compared at a time
 
@@ -125,6 +105,13 @@ _CHUNK = 1 << 18  # values of all replicas that are compared at a time
 # Real ranks on unlike processors round differently.
 _ROUNDING = 1e-6
 _ROUNDING_OF_UPDATES = 1e-3
+
+
+Note = Mapping[str, Any]
+"""Facts about a snapshot: its step, rank, model version and layouts."""
+
+Sections = Mapping[str, Sequence[Tensor]]
+"""Flat tensors of a snapshot by section."""
 
 
 @dataclass
@@ -201,10 +188,10 @@ class _PendingEvaluation:
     what: list[str]
     present: list[int]
     judged: str
-    waiting: dict[int, tuple[Mapping[str, Any], int]] = field(default_factory=dict)  # rank -> note, ticket
+    waiting: dict[int, tuple[Note, int]] = field(default_factory=dict)  # rank -> note, ticket
     num_folded: int = 0
     mean: _Mean = field(default_factory=_Mean)
-    first: tuple[Mapping[str, Any], int] | None = None  # the lowest rank's
+    first: tuple[Note, int] | None = None  # the lowest rank's
     losses: list[float] = field(default_factory=list)  # of the ranks' own models, in order
     accuracies: list[float] = field(default_factory=list)
     replicas: list[int] = field(default_factory=list)  # tickets, to be compared
@@ -225,6 +212,9 @@ class Observer:
         make_evaluation: makes the evaluation at the first need; None: none.
         report: called with every finished row, in order of steps: an evaluation or a correlation.
         known: rows of an earlier part of this run.
+
+    Attributes:
+        spill: buffer of waiting snapshots.
     """
 
     def __init__(
@@ -238,7 +228,7 @@ class Observer:
         self._initial, self._device, self._make, self._report = model, device, make_evaluation, report
         self._evaluation: Evaluation | None = None
         self._model: nn.Module | None = None
-        self._spill = SpillBuffer(_MEMORY_BYTES)
+        self.spill = SpillBuffer(_MEMORY_BYTES)
         # By step and first rank: servers are evaluated apart.
         self._pending: dict[tuple[int, int], _PendingEvaluation] = {}
         self._rows: dict[int, list[dict[str, Any]]] = {}  # finished, held back for earlier steps
@@ -249,12 +239,7 @@ class Observer:
             if "judged_loss" in row:
                 self._verdicts = {row["judged_version"]: (row["judged_loss"], row["accuracy"])}
 
-    @property
-    def spill(self) -> SpillBuffer:
-        """Buffer of waiting snapshots."""
-        return self._spill
-
-    def take(self, rank: int, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+    def take(self, rank: int, note: Note, tensors: Sequence[Tensor]) -> None:
         """Take a rank's snapshot, which the observer owns from now on.
 
         Raises:
@@ -271,7 +256,7 @@ class Observer:
             self._pending[key] = pending
         if rank not in pending.present:
             return
-        pending.waiting[rank] = (note, self._spill.put(tensors))
+        pending.waiting[rank] = (note, self.spill.put(tensors))
         while (
             pending.num_folded < len(pending.present)
             and pending.present[pending.num_folded] in pending.waiting
@@ -295,25 +280,25 @@ class Observer:
 
     def close(self) -> None:
         """Release the buffer."""
-        self._spill.close()
+        self.spill.close()
 
     # --- parts as they come --------------------------------------------------------------------------------
 
-    def _fold(self, pending: _PendingEvaluation, note: Mapping[str, Any], ticket: int) -> None:
+    def _fold(self, pending: _PendingEvaluation, note: Note, ticket: int) -> None:
         pending.num_folded += 1
         layouts: Mapping[str, Layout] = note["layouts"]
-        sections = _sections(layouts, self._spill.get(ticket))
+        sections = _sections(layouts, self.spill.get(ticket))
         replica = [*sections["parameters"], *sections["buffers"]]
         for part in ("judged", "judged_buffers"):
             if part in sections:
                 pending.parts |= unpack(layouts[part], sections[part])
         if not note["is_replica"]:  # a server's, which has the judged model
             pending.version = note["version"]
-            self._spill.pop(ticket)
+            self.spill.pop(ticket)
             return
-        pending.mean.add(self._spill, replica)
+        pending.mean.add(self.spill, replica)
         if "correlate" in pending.what:
-            pending.replicas.append(self._spill.put([flat for flat in replica if flat.is_floating_point()]))
+            pending.replicas.append(self.spill.put([flat for flat in replica if flat.is_floating_point()]))
         if pending.first is None:
             pending.first = (note, ticket)
             self._judge_replica(pending, note, sections, accuracy=pending.judged in ("own", "replica"))
@@ -322,11 +307,9 @@ class Observer:
             self._judge_replica(pending, note, sections, accuracy=True)
         if pending.judged == "replica":
             self._check_equal(pending, note, sections["parameters"])
-        self._spill.pop(ticket)
+        self.spill.pop(ticket)
 
-    def _check_equal(
-        self, pending: _PendingEvaluation, note: Mapping[str, Any], parameters: Sequence[Tensor]
-    ) -> None:
+    def _check_equal(self, pending: _PendingEvaluation, note: Note, parameters: Sequence[Tensor]) -> None:
         """Refuse to judge the lowest rank's replica for all where a rank that has done as many steps has another.
 
         Buffers may differ: running means are of each rank's own batches. So may last bits, between kinds of processors.
@@ -337,7 +320,7 @@ class Observer:
         first, ticket = pending.first
         if first["version"] != note["version"]:
             return  # evaluated at a virtual time, between two steps of one of them
-        own = _sections(first["layouts"], self._spill.get(ticket))["parameters"]
+        own = _sections(first["layouts"], self.spill.get(ticket))["parameters"]
         if all(map(_same, own, parameters)):
             return
         _, initial = pack(dict(self._initial.named_parameters()))
@@ -348,8 +331,8 @@ class Observer:
     def _judge_replica(
         self,
         pending: _PendingEvaluation,
-        note: Mapping[str, Any],
-        sections: Mapping[str, Sequence[Tensor]],
+        note: Note,
+        sections: Sections,
         accuracy: bool,
     ) -> None:
         evaluation = self._judge(pending)
@@ -368,7 +351,7 @@ class Observer:
             self._evaluation = self._make()
         return self._evaluation
 
-    def _loaded(self, note: Mapping[str, Any], sections: Mapping[str, Sequence[Tensor]]) -> nn.Module:
+    def _loaded(self, note: Note, sections: Sections) -> nn.Module:
         """The observer's model with these values."""
         if self._model is None:
             self._model = copy.deepcopy(self._initial).to(self._device)
@@ -382,13 +365,13 @@ class Observer:
         del self._pending[pending.step, pending.present[0]]
         assert pending.first is not None
         note, ticket = pending.first
-        sections = _sections(note["layouts"], self._spill.pop(ticket))
+        sections = _sections(note["layouts"], self.spill.pop(ticket))
         rows: list[dict[str, Any]] = []
         verdict = self._verdict(pending, note, sections)
         judged = whole_state(self._loaded_judged(pending, note, sections)) if "final" in pending.what else {}
         is_alike = pending.mean.first is not None
         replica = [*sections["parameters"], *sections["buffers"]]
-        means = pending.mean.take(self._spill, replica)
+        means = pending.mean.take(self.spill, replica)
         evaluation = self._judge(pending)
         if evaluation is not None and verdict is not None:
             local = mean = None  # workers' models: not known where a server alone is looked at
@@ -417,7 +400,7 @@ class Observer:
         self._release()
 
     def _verdict(
-        self, pending: _PendingEvaluation, note: Mapping[str, Any], sections: Mapping[str, Sequence[Tensor]]
+        self, pending: _PendingEvaluation, note: Note, sections: Sections
     ) -> tuple[float, float | None] | None:
         """Loss and accuracy of the judged model; None where nothing is judged."""
         evaluation = self._judge(pending)
@@ -433,9 +416,7 @@ class Observer:
             self._verdicts = {version: (evaluation.loss(model), evaluation.accuracy(model))}
         return self._verdicts[version]
 
-    def _loaded_judged(
-        self, pending: _PendingEvaluation, note: Mapping[str, Any], sections: Mapping[str, Sequence[Tensor]]
-    ) -> nn.Module:
+    def _loaded_judged(self, pending: _PendingEvaluation, note: Note, sections: Sections) -> nn.Module:
         """The judged model: the lowest rank's replica, overwritten by the strategy's judged state."""
         model = self._loaded(note, sections)
         whole = {name: value for name, value in pending.parts.items() if not name.endswith("]")}
@@ -458,23 +439,23 @@ class Observer:
                 self._report(row)
 
     def _correlation(self, tickets: Sequence[int]) -> float:
-        sizes = [len(flat) for flat in self._spill.get(tickets[0])]
+        sizes = [len(flat) for flat in self.spill.get(tickets[0])]
 
         def chunks() -> Any:
             step = max(1, _CHUNK // len(tickets))
             for index, size in enumerate(sizes):
                 for start in range(0, size, step):
                     yield torch.stack(
-                        [self._spill.part(ticket, index, start, start + step).double() for ticket in tickets]
+                        [self.spill.part(ticket, index, start, start + step).double() for ticket in tickets]
                     )
 
         value = correlation_of(chunks, len(tickets), sum(sizes))
         for ticket in tickets:
-            self._spill.pop(ticket)
+            self.spill.pop(ticket)
         return value
 
 
-def _unequal(pending: _PendingEvaluation, note: Mapping[str, Any]) -> str:
+def _unequal(pending: _PendingEvaluation, note: Note) -> str:
     """Message for a strategy that claims equal replicas wrongly, with the line to write instead."""
     return (
         f"{note['strategy']}: judged = 'replica' says that all ranks' models are equal, but after "
@@ -495,7 +476,7 @@ def _distance(first: Sequence[Tensor], second: Sequence[Tensor] | None = None) -
     )
 
 
-def _sections(layouts: Mapping[str, Layout], tensors: Sequence[Tensor]) -> dict[str, Sequence[Tensor]]:
+def _sections(layouts: Mapping[str, Layout], tensors: Sequence[Tensor]) -> Sections:
     """Flat tensors of a snapshot by section."""
     rest = iter(tensors)
     return {name: list(islice(rest, len(layout))) for name, layout in layouts.items()}

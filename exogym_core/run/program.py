@@ -11,7 +11,6 @@ import warnings
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,7 @@ from exogym_core.data.samples import (
     stream_length,
 )
 from exogym_core.names import visible
-from exogym_core.run.learner import StepCost, TorchLearner, fitting_size
+from exogym_core.run.learner import TorchLearner, fitting_size
 from exogym_core.run.loop import Loop, RankOutcome, Server
 from exogym_core.run.observer import Evaluation, Observer
 from exogym_core.run.snapshots import EvaluationTimes
@@ -193,16 +192,17 @@ class DataSets:
 
     def shared_source(self, rank: int) -> Source:
         """A rank's part of a training set for all."""
-        num_ranks, batch_size = self.request.num_nodes, self.request.batch_size
-        dataset, reading = self._train_dataset, self._reading(self._draws)
+        dataset, reading = self._train_dataset, self._reading(rank, self._draws)
         if isinstance(dataset, IterableDataset):
-            return StreamedData(dataset, rank, num_ranks, batch_size, num_ranks, reading)
+            return StreamedData(dataset, reading)
         assert self._order is not None
-        return SharedData(dataset, self._order, rank, num_ranks, batch_size, reading)  # type: ignore[arg-type]
+        return SharedData(dataset, self._order, reading)  # type: ignore[arg-type]
 
-    def _reading(self, draws: Draws | None) -> Reading:
-        collate, drop_last, loader = collate_of(self.request.dataloader_kwargs)
-        return Reading(self.request.minibatch_size, drop_last, collate, loader, draws)
+    def _reading(self, rank: int, draws: Draws | None) -> Reading:
+        request = self.request
+        collate, drop_last, loader = collate_of(request.dataloader_kwargs)
+        sizes = (request.num_nodes, request.batch_size, request.minibatch_size)
+        return Reading(rank, *sizes, drop_last, collate, loader, draws)
 
     def _own_source(self, comm: Communicator, remarks: list[str], keeps: bool) -> Source:
         request = self.request
@@ -211,18 +211,16 @@ class DataSets:
         prepared = self._own_dataset if comm.rank == 0 else None
         dataset = prepared if prepared is not None else self._made(comm.rank, train=True)
         draws = Draws(dataset, request.seed)
-        reading = self._reading(draws)
+        reading = self._reading(comm.rank, draws)
         if isinstance(dataset, IterableDataset):
             if comm.rank == 0 and (remark := _unused_loader(request)) is not None:
                 remarks.append(remark)
-            own = (comm.rank, self._agreed_steps(dataset, draws, comm))
-            source: Source = StreamedData(
-                dataset, 0, 1, request.batch_size, comm.world_size, reading, own=own
-            )
+            agreed_steps = self._agreed_steps(dataset, draws, comm)
+            source: Source = StreamedData(dataset, reading, is_own=True, agreed_steps=agreed_steps)
         else:
             order = EpochOrder(_length(dataset), request.shuffle, request.seed, comm.rank + 1)
             lengths = self._agreed_lengths(dataset, draws, comm, remarks)
-            source = OwnData(dataset, order, lengths, comm.rank, request.batch_size, reading)
+            source = OwnData(dataset, order, lengths, reading)
         source.known_as = fingerprint(dataset, draws) if keeps else None
         return source
 
@@ -475,7 +473,7 @@ class Program:
         }
 
     def loop(self, comm: Communicator, remarks: list[str]) -> Loop:
-        """This rank's loop, ready to start; warnings for the user are added to `remarks`."""
+        """Loop of this rank, ready to start; warnings for the user are added to `remarks`."""
         request, role = self.request, self._role(comm)
         model, strategy = role["model"], role["strategy"]
         data = self.data.source(comm, remarks, keeps=self.checkpoints.home is not None)
@@ -485,8 +483,7 @@ class Program:
             self._refuse_fewer_steps(max_steps, self.checkpoints.resumed)
         coding = self.compute.coding if self.compute is not None and self.compute.coding.speeds else None
         updates = self.compute.updates if self.compute is not None and self.compute.updates.speeds else None
-        by_flops = self.compute is not None and self.compute.flops is not None
-        cost = StepCost(self._durations(comm.rank), request.batch_size, scale_with_samples=by_flops)
+        cost = self._durations(comm.rank)
 
         def make_learner() -> TorchLearner:
             if (stack := self._stack_of(comm, model)) is not None:
@@ -526,7 +523,7 @@ class Program:
     ) -> Observer:
         """Observer of the run's models; `report` gets its rows, `known` are those of an earlier part."""
         device = self.request.device_of(0)
-        make = partial(self._evaluation, device) if self.evaluates else None
+        make = (lambda: Evaluation(self.data.validation(), self.request, device)) if self.evaluates else None
         return Observer(self.model, device, make, report, known)
 
     def _durations(self, rank: int) -> StepDurations | None:
@@ -540,17 +537,5 @@ class Program:
         )
         seconds *= host.slowdown(hosts[: request.num_nodes].count(hosts[rank]))  # servers compute nothing
         # A host is named by its first rank, so that renaming hosts changes no draw.
-        return StepDurations(compute, seconds, request.seed, hosts.index(hosts[rank]))
-
-    def _evaluation(self, device: torch.device) -> Evaluation:
-        request = self.request
-        return Evaluation(
-            self.data.validation(),
-            request.val_size,
-            request.batch_size,
-            request.seed,
-            device,
-            request.accuracy,
-            collate_of(request.dataloader_kwargs)[0],
-            request.autocast,
-        )
+        batch_size = None if compute.flops is None else request.batch_size
+        return StepDurations(compute, seconds, request.seed, hosts.index(hosts[rank]), batch_size)

@@ -52,7 +52,7 @@ Layout = list[list[tuple[str, list[int]]]]
 
 
 def pack(named: Mapping[str, Tensor]) -> tuple[Layout, list[Tensor]]:
-    """All tensors in one new flat tensor a dtype, on the CPU, in the order given.
+    """Copy named tensors into one new flat tensor a dtype, on the CPU, in the order given.
 
     >>> pack({"a": torch.ones(2), "n": torch.tensor(3), "b": torch.zeros(1, 1)})
     ([[('a', [2]), ('b', [1, 1])], [('n', [])]], [tensor([1., 1., 0.]), tensor([3])])

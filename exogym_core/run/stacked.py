@@ -20,7 +20,7 @@ from torch.func import functional_call
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from exogym_core.data.batches import as_loss, as_mean_loss, device_of, move_batch
-from exogym_core.run.learner import LocalStep, StepCost, TorchLearner, autocast_to
+from exogym_core.run.learner import LocalStep, TorchLearner, autocast_to
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.communicator.simulated.calls import Parking
+    from exogym_core.cost.compute import StepDurations
     from exogym_core.data.samples import Source, StepSamples
 
 __all__ = ["Stack", "StackedLearner", "StackingError", "backward_order"]
@@ -476,7 +477,7 @@ class StackedLearner(TorchLearner):
         model: nn.Module,
         comm: Communicator,
         before_backward: Callable[[bool], None],
-        cost: StepCost,
+        cost: StepDurations | None,
         stack: Stack,
         order: Sequence[str] | None = None,
     ) -> None:
@@ -496,7 +497,7 @@ class StackedLearner(TorchLearner):
         """Take the steps together with the other ranks."""
         taken = self._stack.run_ahead(self._comm.rank, _Ahead(self._optimizer, data, num_steps))
         return [
-            LocalStep(step, loss, self._cost.seconds(place, step.samples))
+            LocalStep(step, loss, self._step_seconds(place, step.samples))
             for place, (step, loss) in enumerate(taken, number)
         ]
 

@@ -189,8 +189,8 @@ class SiteCommunicator(ElasticCommunicator):
         alone = Rendezvous(link.site, link.num_sites, time_option="averaging_timeout")
         traffic = Traffic() if processes is None else processes.traffic
         state = GlooRank(alone, on_mark, traffic=traffic)
-        unconnected = ProcessGroups(None, None, None)
-        super().__init__(state, GroupCalls(state, unconnected, range(link.num_sites), link.site), link.site)
+        calls = GroupCalls(state, ProcessGroups(), range(link.num_sites), link.site)
+        super().__init__(state, calls, link.site)
         self._group: _Group | None = None  # the last one
         self._opened: dict[str, _Opened] = {}  # groups that are being made, or there
         self._dissolved = deque[str](maxlen=100)  # groups that are no more
@@ -579,7 +579,7 @@ class SiteRankCommunicator(ElasticCommunicator):
         self._first = between.rank * inside.world_size
         state, rank = between.shared_state, self._first + inside.rank
         everyone = range(between.world_size * inside.world_size)
-        super().__init__(state, GroupCalls(state, ProcessGroups(None, None, None), everyone, rank), rank)
+        super().__init__(state, GroupCalls(state, ProcessGroups(), everyone, rank), rank)
 
     @property
     def link(self) -> SiteLink:

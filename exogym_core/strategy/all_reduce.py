@@ -36,7 +36,7 @@ class SimpleReduceStrategy(Composition, name="AllReduce"):
     positional = ("optim_spec", "max_norm")
 
     def compose(self, options: GradientOptions) -> list[Module]:
-        """All ranks as one site."""
+        """Make all ranks one site."""
         return [Sites(**vars(options))]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.strategy.chain import Composition, Module
+from exogym_core.strategy.chain import Composition
 from exogym_core.strategy.options import (
     Options,
     fraction,
@@ -15,6 +15,7 @@ from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.flat import buckets, flatten, write_back
 from exogym_core.strategy.parts.flight import Flight
 from exogym_core.strategy.parts.outer import Round
+from exogym_core.strategy.parts.rounds import RoundUnderWay
 from exogym_core.strategy.parts.selectors import IndexSelector, selector_named
 from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError
@@ -52,7 +53,7 @@ class AsyncSPARTAOptions(Options):
         selector_named(self.index_selector, self.p_sparta)
 
 
-class AsyncSparseCommunicator(Module, name="AsyncSPARTA"):
+class AsyncSparseCommunicator(RoundUnderWay, name="AsyncSPARTA"):
     """All-reduce of chosen values that begins every `interval` steps; its result is applied `delay` steps later.
 
     What local steps have changed meanwhile stays: `theta += mean - sent` on the chosen values.
@@ -66,7 +67,6 @@ class AsyncSparseCommunicator(Module, name="AsyncSPARTA"):
         super().__init__(**options)
         self.index_selector = selector_named(self.options.index_selector, self.options.p_sparta)
         self.iteration = 0  # averages that have begun
-        self._under_way: Round | None = None
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Lay the parameters out flat."""
@@ -111,20 +111,9 @@ class AsyncSparseCommunicator(Module, name="AsyncSPARTA"):
         ]
         return Round(sent, flights)
 
-    def at_end(self) -> None:
-        """Apply the average in flight."""
-        if self._under_way is not None:
-            self.apply(self._under_way)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Number of averages begun, and the average under way."""
-        return {**super().state_dict(), "under_way": self._under_way and self._under_way.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it; what was under way is sent again."""
-        super().load_state_dict(state)
-        saved = state["under_way"]
-        self._under_way = None if saved is None else self._round(saved["sent"], saved["calls"])
+    def resumed(self, saved: Mapping[str, Any]) -> Round:
+        """Send the chosen values again."""
+        return self._round(saved["sent"], saved["calls"])
 
 
 class AsyncSPARTAStrategy(Composition, name="AsyncSPARTA"):

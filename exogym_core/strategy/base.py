@@ -329,7 +329,7 @@ class Strategy(Participants, Configured, Stateful):
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """All optimizers, the one that applies gradients first."""
+        """Optimizers of the strategy, the one that applies gradients first."""
         return [self.optim]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

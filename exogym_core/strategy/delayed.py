@@ -8,7 +8,7 @@ import torch
 
 from exogym_core.strategy.chain import Composition
 from exogym_core.strategy.parts.outer import OuterOptions
-from exogym_core.strategy.parts.rounds import OuterRounds
+from exogym_core.strategy.parts.rounds import OuterRounds, RoundUnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-class DelayedDiLoCoCommunicator(OuterRounds, name="DelayedDiLoCo"):
+class DelayedDiLoCoCommunicator(RoundUnderWay, OuterRounds, name="DelayedDiLoCo"):
     """The mean of round k's pseudo-gradients is applied at the end of round k + 1.
 
     Args:
@@ -42,7 +42,6 @@ class DelayedDiLoCoCommunicator(OuterRounds, name="DelayedDiLoCo"):
         super()._init_node(model, rank, num_nodes)
         self._site = self.scope.site.apart()
         self._is_staged = self.averaging.codec is not None or self.scope.site.inside is not None
-        self._under_way: Round | None = None
 
     def after_update(self) -> None:
         """Send the outer gradient of a round that ends, and apply that of the round before."""
@@ -66,21 +65,9 @@ class DelayedDiLoCoCommunicator(OuterRounds, name="DelayedDiLoCo"):
             self.num_rounds += 1
         self.outer.reset_parameters()
 
-    def at_end(self) -> None:
-        """Apply what is in flight."""
-        if self._under_way is not None:
-            before, self._under_way = self._under_way, None
-            self.apply(before)
-
-    def state_dict(self) -> dict[str, Any]:
-        """State of the rounds, and the round under way."""
-        return {**super().state_dict(), "under_way": self._under_way and self._under_way.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it; what was under way is sent again."""
-        super().load_state_dict(state)
-        saved = state["under_way"]
-        self._under_way = None if saved is None else self.outer.resumed(self._site, saved)
+    def resumed(self, saved: Mapping[str, Any]) -> Round:
+        """Send the round's pseudo-gradients again."""
+        return self.outer.resumed(self._site, saved)
 
 
 class DelayedDiLoCoStrategy(Composition, name="DelayedDiLoCo"):

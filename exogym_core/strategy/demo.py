@@ -18,8 +18,6 @@ from netsim.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from exogym_core.communicator.base import Communicator
-    from exogym_core.cost.compute import Coding
 
 __all__ = ["WIRE", "DeMoOptions", "DeMoStrategy"]
 
@@ -93,11 +91,9 @@ class DeMoStrategy(Strategy, name="DeMo"):
                 f"algorithm; DeMo steps along the sign: write lr={lr!r} (and weight_decay=) instead of optim_spec"
             )
 
-    def setup(
-        self, model: nn.Module, comm: Communicator, max_steps: int, seed: int, coding: Coding | None = None
-    ) -> None:
+    def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Cut the parameters into blocks."""
-        super().setup(model, comm, max_steps, seed, coding)
+        super()._init_node(model, rank, num_nodes)
         self._num_values = sum(parameter.numel() for parameter in self.trainable)
         options = self.options
         self._blocks = FrequencyBlocks.of(self.trainable, options.compression_chunk, options.compression_topk)
@@ -136,7 +132,7 @@ class DeMoStrategy(Strategy, name="DeMo"):
         return gradient * (rates.get(parameter, 0.0) * self.sample_weight)
 
     def _exchange(self) -> Tensor:
-        """All ranks' messages, one a row; entries sent by this rank leave its momentum."""
+        """Gather all ranks' messages, one a row; entries sent by this rank leave its momentum."""
         message = torch.cat([b.taken(self.index_dtype, self.value_dtype) for b in self._blocks])
         return torch.stack(self.comm.all_gather(message)) if self.num_nodes > 1 else message[None]
 

@@ -52,7 +52,7 @@ class MomentCommunicator(RoundModule, name="Moments"):
     Options = MomentOptions
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """See what such an optimizer keeps."""
+        """Find the moments that the local optimizer keeps."""
         spec, tried = ensure_optim_spec(self.strategy.optim_spec), nn.Parameter(torch.zeros(1, 1))
         tried.grad = torch.zeros(1, 1)
         optim = spec.cls([tried], **spec.kwargs)

@@ -79,7 +79,7 @@ class OptimSpec:
         return cls(name, **kwargs)
 
     def with_options(self, **kwargs: Any) -> OptimSpec:
-        """This spec with `kwargs` added or replaced."""
+        """Copy with `kwargs` added or replaced."""
         return OptimSpec(self.cls, params=self.params, **{**self.kwargs, **kwargs})
 
     def build(self, model: nn.Module | Iterable[Any]) -> Optimizer:

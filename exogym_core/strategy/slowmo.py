@@ -43,7 +43,7 @@ class SlowMoCommunicator(OuterRounds, name="SlowMo"):
     Options = SlowMoOptions
 
     def parts(self) -> Sequence[Module]:
-        """This module, and those that average the local optimizer's moments, if that is asked for."""
+        """List this module, and those that average the local optimizer's moments if `buffers` asks for that."""
         averages = [MomentCommunicator(moment=moment, H=self.options.H) for moment in MOMENTS]
         return [self, *averages] if self.options.buffers == "average" else [self]
 

@@ -8,6 +8,7 @@ names, which JSON writes as lists. Tensors stay in memory up to a bound, beyond 
 from __future__ import annotations
 
 import json
+import queue
 import tempfile
 import threading
 from collections import Counter
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from exogym_core.workers.turns import join
 from netsim.errors import InputError
 from netsim.ranks import (
     Advance,
@@ -46,6 +48,7 @@ __all__ = [
     "Journal",
     "MessageName",
     "MessagesInFlight",
+    "SnapshotThread",
     "SpillBuffer",
     "message_name",
     "request_from_record",
@@ -64,13 +67,13 @@ class SpillBuffer:
         memory_bytes: limit of bytes held in memory; more go to files.
 
     Attributes:
-        bytes_in_memory, bytes_in_file: bytes held now.
+        num_bytes: bytes held now, by place: "memory" and "file".
     """
 
     def __init__(self, memory_bytes: int = _MEMORY_BYTES) -> None:
-        self.bytes_in_memory = self.bytes_in_file = 0
+        self.num_bytes = {"memory": 0, "file": 0}
         self._memory_bytes = memory_bytes
-        self._held: dict[int, tuple[list[Tensor], bool]] = {}  # and whether they are in memory
+        self._held: dict[int, tuple[list[Tensor], str]] = {}  # and their place
         self._next = 0
         self._lock = threading.Lock()
 
@@ -78,9 +81,10 @@ class SpillBuffer:
         """Keep `tensors`, which stay unchanged meanwhile; returns their ticket."""
         with self._lock:
             ticket, self._next = self._next, self._next + 1
-            fits = self.bytes_in_memory + _num_bytes(tensors) <= self._memory_bytes
-            self._count(tensors, fits, 1)
-        self._held[ticket] = list(tensors if fits else map(_in_file, tensors)), fits
+            fits = self.num_bytes["memory"] + _num_bytes(tensors) <= self._memory_bytes
+            place = "memory" if fits else "file"
+            self.num_bytes[place] += _num_bytes(tensors)
+        self._held[ticket] = list(tensors if fits else map(_in_file, tensors)), place
         return ticket
 
     def get(self, ticket: int) -> list[Tensor]:
@@ -93,20 +97,73 @@ class SpillBuffer:
 
     def pop(self, ticket: int) -> list[Tensor]:
         """Remove and return the tensors kept under a ticket."""
-        tensors, fits = self._held.pop(ticket)
+        tensors, place = self._held.pop(ticket)
         with self._lock:
-            self._count(tensors, fits, -1)
+            self.num_bytes[place] -= _num_bytes(tensors)
         return tensors
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop all tensors."""
         self._held.clear()
 
-    def _count(self, tensors: Sequence[Tensor], fits: bool, sign: int) -> None:
-        if fits:
-            self.bytes_in_memory += sign * _num_bytes(tensors)
-        else:
-            self.bytes_in_file += sign * _num_bytes(tensors)
+
+class SnapshotThread:
+    """Takes snapshots one after the other in a thread, which ranks do not wait for.
+
+    Args:
+        take: takes a rank's snapshot; its failure is raised by the next call here.
+        buffer: of snapshots that wait.
+        name: of the thread.
+        intra_op_threads: torch's threads for one operator in it; None: as they are.
+
+    Attributes:
+        num_taken: snapshots taken so far.
+        failure: of `take`; none is taken after it.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[int, Mapping[str, Any], list[Tensor]], None],
+        buffer: SpillBuffer,
+        name: str,
+        intra_op_threads: int | None = None,
+    ) -> None:
+        self._take, self._buffer, self._intra_op_threads = take, buffer, intra_op_threads
+        self._queue: queue.SimpleQueue[tuple[int, Mapping[str, Any], int] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.failure: BaseException | None = None
+        self.num_taken = 0
+
+    def put(self, rank: int, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+        """Hand a snapshot over; its tensors must stay unchanged."""
+        self.raise_if_failed()
+        if self._thread.ident is None:
+            self._thread.start()
+        self._queue.put((rank, note, self._buffer.put(tensors)))
+
+    def stop(self) -> None:
+        """End the thread when it has taken all snapshots."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            join(self._thread)
+
+    def raise_if_failed(self) -> None:
+        """Raise the failure of `take`, if there was one."""
+        if self.failure is not None:
+            raise self.failure
+
+    def _run(self) -> None:
+        if self._intra_op_threads is not None:
+            torch.set_num_threads(self._intra_op_threads)
+        while (item := self._queue.get()) is not None:
+            rank, note, ticket = item
+            tensors = self._buffer.pop(ticket)
+            try:
+                if self.failure is None:
+                    self._take(rank, note, tensors)
+            except BaseException as failure:
+                self.failure = failure
+            self.num_taken += 1
 
 
 def _num_bytes(tensors: Sequence[Tensor]) -> int:

@@ -50,9 +50,8 @@ class Runner(Simulation):
         super().__init__(world, journal.past, sinks.recorder, combined)
         self._on_request, self._in_flight = journal.on_request, journal.in_flight
         if self._in_flight is not None:
-            self._in_flight.tensors_of = self.exchange.message
-            for name, tensors in self._in_flight.kept.items():
-                self.exchange.keep_message(name, tensors)
+            self._in_flight.tensors_of = self.exchange.stored.__getitem__
+            self.exchange.stored.update(self._in_flight.kept.items())
         self.failure = FirstFailure()
         self.results: list[Any] = [None] * world.num_ranks
         self.states = [RankState() for _ in range(world.num_ranks)]
@@ -74,7 +73,7 @@ class Runner(Simulation):
             self._in_flight.taken(rank, names)
         if take.is_past:  # its state has them
             for name in names:
-                self.exchange.drop_message(name)
+                self.exchange.stored.pop(name, None)
 
     def _silent(self, silence: Silence, block: range) -> None:
         """Warn once of a rank that makes no call, if only ranks of its process can make progress."""

@@ -24,6 +24,7 @@ from exogym_core.strategy import (
     StreamingDiLoCoStrategy,
 )
 from exogym_core.strategy.parts.fragments import fragments_of, layers_of
+from exogym_core.strategy.parts.rounds import FragmentOptions
 
 adamw = partial(torch.optim.AdamW, lr=0.01)
 
@@ -78,7 +79,9 @@ def test_cocodc_chooses_and_corrects_as_written(
     strength, scale = correction
     P, tau, transmissions = min(P, H), min(tau, H - 1), min(share, H)  # noqa: N806
     model, batches = reference.make_problem(**problem)
-    cut = fragments_of([name for name, _ in model.named_parameters()], P, None, "strided", "", H)
+    cut = fragments_of(
+        [name for name, _ in model.named_parameters()], FragmentOptions(num_fragments=P, H=H), ""
+    )
     sent: list[int] = []
     exchange = outer_references.cocodc(
         model,

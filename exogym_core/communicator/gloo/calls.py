@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from exogym_core.communicator.base import CallState, Handle
-from exogym_core.communicator.gloo.deadlock_detector import Want, fulfil
+from exogym_core.communicator.gloo.deadlock_detector import Waits, Want, fulfil
 from exogym_core.communicator.gloo.messages import GlooMailboxes, PeerMessages
 from exogym_core.communicator.gloo.wire import ENDED, Wire, call_record, disagreement
+from exogym_core.communicator.simulated.simulation import Schedules, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.exchange import Signature
-    from exogym_core.communicator.gloo.deadlock_detector import DeadlockDetector
     from exogym_core.communicator.gloo.rendezvous import ProcessGroups, Rendezvous
 
 __all__ = ["GlooRank", "GroupCalls"]
@@ -68,7 +68,8 @@ class GlooRank(CallState):
     reused: dict[tuple[int, ...], GroupCalls] = field(default_factory=dict)
     futures: list[Future[Any]] = field(default_factory=list)
     in_flight: dict[Future[Any], Signature] = field(default_factory=dict)
-    detector: DeadlockDetector | None = None
+    detector: Waits = field(default_factory=Waits)
+    book: Schedules = field(default_factory=lambda: Schedules(World.build(1, None, None, None, None)))
     num_made: Counter[str] = field(default_factory=Counter)
 
     def name_of(self, ranks: tuple[int, ...]) -> str:
@@ -91,13 +92,11 @@ class GlooRank(CallState):
         return made
 
     def _connected(self, ranks: tuple[int, ...], where: tuple[str, int]) -> ProcessGroups:
-        connect = partial(self.rendezvous.subgroup, ranks, where)
-        if self.detector is None or len(ranks) == 1:
-            return connect()
         lane = f"group {sorted(ranks)}"
         number = self.detector.posted.add(lane)
         needs = [(rank, lane, number) for rank in ranks if rank != self.rendezvous.rank]
         text = f"group({list(ranks)}) at {os.path.basename(where[0])}:{where[1]}"
+        connect = partial(self.rendezvous.subgroup, ranks, where)
         return self.detector.wait(Want(text, tuple(needs)), connect)
 
     def finish(self) -> None:
@@ -124,20 +123,16 @@ class GlooRank(CallState):
             for ending in futures.wait(endings, return_when=futures.FIRST_EXCEPTION).done:
                 ending.result()
 
-        if self.detector is None:
-            wait()
-            return
         needs = [need for calls in self.groups for need in calls.needs()]
         self.detector.wait(Want("nothing more: it has ended", tuple(needs)), wait)
         self.detector.close()
 
     def close(self) -> None:
         """Leave all groups and end this rank's threads; no communicator of it works afterwards."""
-        if self.detector is not None:
-            self.detector.close()
-            if self.detector.abandoned:
-                self.rendezvous.cut()
-                futures.wait(self.detector.abandoned, timeout=_CUT_SECONDS)
+        self.detector.close()
+        if self.detector.abandoned:
+            self.rendezvous.cut()
+            futures.wait(self.detector.abandoned, timeout=_CUT_SECONDS)
         for calls in self.groups:
             calls.close()
         self.groups.clear()
@@ -174,7 +169,7 @@ class GroupCalls:
         call = partial(self._run, signature, exchange)
         want = self._posted(str(signature))
         if not async_op and self._queue.idle:
-            return deliver(call() if self._rank.detector is None else self._rank.detector.wait(want, call))
+            return deliver(self._rank.detector.wait(want, call))
         future = self._queue.submit(call)
         self._rank.futures = [future, *(known for known in self._rank.futures if not known.done())]
         self._rank.in_flight[future] = signature
@@ -193,9 +188,8 @@ class GroupCalls:
 
     def _posted(self, text: str) -> Want:
         """Count a call; returns what waiting for it waits for."""
-        if self._rank.detector is not None and len(self.ranks) > 1:
-            self._num_posted = self._rank.detector.posted.add(self.name)
-        return Want(text, tuple(self.needs()) if self._num_posted else ())
+        self._num_posted = self._rank.detector.posted.add(self.name)
+        return Want(text, tuple(self.needs()))
 
     def close(self) -> None:
         """Leave the group and end its thread."""
@@ -223,9 +217,7 @@ class _QueuedHandle(Handle[T]):
 
     def wait(self) -> T:
         if not self._result:
-            detector = self._rank.detector
-            got = self._future.result() if detector is None else detector.until(self._want, self._future)
-            self._result.append(self._deliver(got))
+            self._result.append(self._deliver(self._rank.detector.until(self._want, self._future)))
             self._rank.in_flight.pop(self._future, None)
         return self._result[0]
 

@@ -20,7 +20,7 @@ from exogym_core.communicator.gloo.calls import GlooRank, GroupCalls
 from exogym_core.communicator.gloo.deadlock_detector import DeadlockDetector
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
 from exogym_core.communicator.gloo.wire import exchange_shapes, flattened
-from exogym_core.communicator.simulated.simulation import sent_bytes
+from exogym_core.communicator.simulated.simulation import load_of
 from netsim.errors import MismatchError
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ class GlooCommunicator(Communicator):
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Handle[None]:
         self._check_peer("send", "dst", dst, tensor)
         signature = self._signature("sendrecv", [tensor], side="send")
-        self._count("send" if dst != self.rank else "recv", [tensor])
+        if dst != self.rank:
+            self._count([tensor], tensor.nbytes)
         return self._calls.messages.send(
             flattened(tensor, self._calls.control.device, own=True), dst, tag, signature
         )
@@ -126,7 +127,8 @@ class GlooCommunicator(Communicator):
 
     def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
         self._check_peer("put", "dst", dst, tensor)
-        self._count("send" if dst != self.rank else "recv", [tensor])
+        if dst != self.rank:
+            self._count([tensor], tensor.nbytes)
         flat = flattened(tensor, self._calls.control.device, own=True)
         self._calls.mailboxes.put(flat.reshape(tensor.shape), dst, box)
 
@@ -140,7 +142,8 @@ class GlooCommunicator(Communicator):
         """Count a call and make it: exchange staged tensors, then deliver what has come."""
         like = call.signed
         signature = self._signature(call.name, like, call.reduce_op, call.root)
-        self._count(call.name, call.tensors, call.root)
+        load = load_of(call, self._calls.ranks)
+        self._count(call.tensors, self._state.book.traffic(load, self.rank)[0])
         exchange = self._exchange(call, async_op)
         if call.name == "all_to_all" or not like:
             return self._calls.make(signature, exchange, deliver, async_op)
@@ -204,21 +207,10 @@ class GlooCommunicator(Communicator):
     def _own_tensors(self, got: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         return [tensor.to(device) for tensor in got]
 
-    def _count(self, name: str, tensors: Sequence[Tensor], root: int = 0) -> None:
-        if self._state.off_clock:
-            return
-        parts = tuple(tensor.nbytes for tensor in tensors)
-        if name != "recv":
+    def _count(self, tensors: Sequence[Tensor], bytes_sent: int) -> None:
+        if not self._state.off_clock:
             self.traffic.count(tensors)
-        self.traffic.bytes_sent += sent_bytes(
-            name,
-            self.world_size,
-            self.rank,
-            num_bytes=max(parts, default=0) if name == "scatter" else sum(parts),
-            element_bytes=tensors[0].element_size() if tensors else 1,
-            root=root,
-            parts=parts,
-        )
+            self.traffic.bytes_sent += bytes_sent
 
     def _stage(self, tensor: Tensor, own: bool) -> Tensor:
         return flattened(tensor, self._wire.device, own)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.gloo.rendezvous import Rendezvous, SignedStore
 
-__all__ = ["DeadlockDetector", "Pending", "Posted", "Want", "deadlock_among", "fulfil", "in_thread"]
+__all__ = ["DeadlockDetector", "Pending", "Posted", "Waits", "Want", "deadlock_among", "fulfil", "in_thread"]
 
 # --- waits and posts -----------------------------------------------------------------------------------------
 
@@ -164,7 +164,26 @@ class _Wait(NamedTuple):
     since: float
 
 
-class DeadlockDetector:
+class Waits:
+    """Waits of a rank that no detector watches."""
+
+    def __init__(self) -> None:
+        self.posted = Posted()
+        self.abandoned: list[Future[Any]] = []
+
+    def wait(self, want: Want, call: Callable[[], T]) -> T:
+        """Return `call()`, which waits for `want`."""
+        return call()
+
+    def until(self, want: Want, future: Future[T]) -> T:
+        """The result of a future that waits for `want`."""
+        return future.result()
+
+    def close(self) -> None:
+        """Stop watching, and end its threads."""
+
+
+class DeadlockDetector(Waits):
     """Deadlock detector of a rank, for the thread that creates it.
 
     Args:
@@ -176,13 +195,12 @@ class DeadlockDetector:
     """
 
     def __init__(self, rendezvous: Rendezvous) -> None:
-        self.posted = Posted()
+        super().__init__()
         self._rank, self._num_ranks = rendezvous.rank, rendezvous.num_ranks
         self._rendezvous = rendezvous
         self._now: _Wait | None = None
         self._users: set[int] = set()
         self._helper: _Helper | None = None
-        self.abandoned: list[Future[Any]] = []
         self._ended = threading.Event()
         self._store: SignedStore | None = None
         self._main = threading.get_ident()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from exogym_core.communicator.exchange import Signature
-    from exogym_core.communicator.gloo.deadlock_detector import DeadlockDetector
+    from exogym_core.communicator.gloo.deadlock_detector import Waits
     from exogym_core.communicator.gloo.rendezvous import Rendezvous
     from exogym_core.communicator.gloo.wire import Wire
 
@@ -53,7 +53,7 @@ class _MessageHandle(Handle[T]):
         finish: _Finish,
         deliver: Callable[[], T],
         cancel: Callable[[_MessageHandle[T]], bool] = lambda handle: False,
-        detector: tuple[DeadlockDetector, Want] | None = None,
+        detector: tuple[Waits, Want] | None = None,
     ) -> None:
         self._finish, self._deliver = finish, deliver
         self._watcher: Future[None] | None = None
@@ -119,7 +119,7 @@ class PeerMessages:
         wire: Wire,
         ranks: Sequence[int],
         rendezvous: Rendezvous,
-        detector: DeadlockDetector | None,
+        detector: Waits,
         name: str,
     ) -> None:
         self._wire, self._ranks, self._rendezvous = wire, ranks, rendezvous
@@ -167,8 +167,6 @@ class PeerMessages:
 
     def receive_any(self, flat: Tensor, tag: int, signature: Signature) -> int:
         """Receive the first message of any member into `flat`; returns the member."""
-        if self._detector is None:
-            return self._receive_any(flat, tag, signature)
         want = self._want_of_anyone(signature, tag)
         src = self._detector.wait(want, partial(self._receive_any, flat, tag, signature))
         self._counted(signature, src, tag)
@@ -189,9 +187,9 @@ class PeerMessages:
         self._rendezvous.guarded(waiting, self._wire.receive(flat, src, message_slot(tag, flat.nbytes)).wait)
         return src
 
-    def _counted(self, signature: Signature, other: int, tag: int) -> tuple[DeadlockDetector, Want] | None:
+    def _counted(self, signature: Signature, other: int, tag: int) -> tuple[Waits, Want] | None:
         """Count a message; returns the posts that it waits for, None for one to oneself."""
-        if self._detector is None or other == self._wire.member:
+        if other == self._wire.member:
             return None
         me, peer = self._ranks[self._wire.member], self._ranks[other]
         source, target = (me, peer) if signature.side == "send" else (peer, me)
@@ -201,7 +199,6 @@ class PeerMessages:
         return self._detector, Want(str(signature), ((peer, theirs, number),))
 
     def _want_of_anyone(self, signature: Signature, tag: int) -> Want:
-        assert self._detector is not None
         me, needs = self._ranks[self._wire.member], []
         for peer in self._ranks:
             if peer != me:
@@ -238,7 +235,7 @@ class PeerMessages:
         finish: _Finish,
         deliver: Callable[[], T],
         cancel: Callable[[_MessageHandle[Any]], bool] = lambda handle: False,
-        detector: tuple[DeadlockDetector, Want] | None = None,
+        detector: tuple[Waits, Want] | None = None,
     ) -> Handle[T]:
         handle = _MessageHandle(finish, deliver, cancel, detector)
         self._posted = [posted for posted in self._posted if not posted.done] + [handle]
@@ -340,11 +337,11 @@ class GlooMailboxes:
 
     Args:
         wire: the group's gloo wire.
-        store: the group's own part of the run's store; None where the member is alone.
+        store: the group's own part of the run's store.
         rendezvous: translates errors.
     """
 
-    def __init__(self, wire: Wire, store: Store | None, rendezvous: Rendezvous) -> None:
+    def __init__(self, wire: Wire, store: Store, rendezvous: Rendezvous) -> None:
         self._wire, self._store, self._rendezvous = wire, store, rendezvous
         self._own: dict[str, list[tuple[int, Tensor]]] = {}  # messages to oneself
         self._num_sent: Counter[tuple[int, str]] = Counter()
@@ -368,16 +365,15 @@ class GlooMailboxes:
             work = self._wire.send(flat, dst, message_slot("letter", box, number))
             self._keep((dst, box), number, flat, work)
         note = _Note(self._wire.member, number, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
-        store = self._shared_store()
-        store.add("put", 1)
-        place = store.add(f"letters {dst} {box}", 1)
-        store.set(f"letter {dst} {box} {place}", json.dumps(note))
+        self._store.add("put", 1)
+        place = self._store.add(f"letters {dst} {box}", 1)
+        self._store.set(f"letter {dst} {box} {place}", json.dumps(note))
 
     def _keep(self, lane: tuple[int, str], number: int, flat: Tensor, work: dist.Work) -> None:
         """Keep messages that have not been taken, and release the others."""
         kept = self._outbox.setdefault(lane, deque())
         kept.append((number, flat, work))
-        taken = self._shared_store().add(f"taken {lane[0]} {lane[1]} {self._wire.member}", 0)
+        taken = self._store.add(f"taken {lane[0]} {lane[1]} {self._wire.member}", 0)
         while kept and kept[0][0] < taken:
             kept.popleft()
 
@@ -389,8 +385,6 @@ class GlooMailboxes:
         self.is_used = True
         deadline = time.monotonic() + wait
         got = self._own.pop(box, [])
-        if self._store is None:
-            return got
         self._begin(box)
         if wait == 0:
             wait_for([received for _, _, received in self._coming[box]])
@@ -410,14 +404,13 @@ class GlooMailboxes:
 
     def end(self) -> None:
         """Announce that this member puts no more messages."""
-        if self._store is not None:
-            self._publish("ended")
+        self._publish("ended")
 
     # --- through the store ---------------------------------------------------------------------------------
 
     def _begin(self, box: str) -> None:
         """Ask for the messages that have been announced since the last call."""
-        store, me = self._shared_store(), self._wire.member
+        store, me = self._store, self._wire.member
         num_there = store.add(f"letters {me} {box}", 0)
         while self._num_begun[box] < num_there:
             self._num_begun[box] += 1
@@ -445,13 +438,13 @@ class GlooMailboxes:
                 continue
             received.result()
             self._num_taken[box] += 1
-            self._shared_store().add(f"taken {self._wire.member} {box} {note.source}", 1)
+            self._store.add(f"taken {self._wire.member} {box} {note.source}", 1)
             got.append((note.source, flat.reshape(note.shape)))
         return got
 
     def _cannot_progress(self) -> bool:
         """True if every other member has ended or waits for messages too; reported to one member at a time."""
-        store = self._shared_store()
+        store = self._store
         num_put = store.add("put", 0)
         first = self._wire.size  # of the members that wait since before the last message
         for member in range(self._wire.size):
@@ -468,15 +461,10 @@ class GlooMailboxes:
     def _publish(self, word: str, box: str = "") -> None:
         """Publish this member's state: `busy`, `waits` (for a message to `box`) or `ended`."""
         state = [word, self._num_seen, box, self._num_taken[box]]
-        self._shared_store().set(f"member {self._wire.member}", json.dumps(state))
+        self._store.set(f"member {self._wire.member}", json.dumps(state))
 
     def _state_of(self, member: int) -> tuple[str, int, str, int]:
-        store = self._shared_store()
-        if not store.check([f"member {member}"]):
+        if not self._store.check([f"member {member}"]):
             return "busy", -1, "", 0
-        word, num_seen, box, num_taken = json.loads(store.get(f"member {member}"))
+        word, num_seen, box, num_taken = json.loads(self._store.get(f"member {member}"))
         return word, num_seen, box, num_taken
-
-    def _shared_store(self) -> Store:
-        assert self._store is not None
-        return self._store

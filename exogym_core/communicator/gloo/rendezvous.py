@@ -17,11 +17,11 @@ import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from exogym_core.communicator.gloo.wire import Wire
 from exogym_core.meeting_place import allow_many_files
@@ -167,15 +167,16 @@ class ConnectionLostError(RankError):
     """A rank lost its connection to another one, which has most likely failed: look there for the cause."""
 
 
-class ProcessGroups(NamedTuple):
+@dataclass(frozen=True)
+class ProcessGroups:
     """The process groups of some ranks: `data` for tensors, `control` always gloo, and their store.
 
-    All are None for a rank alone.
+    A rank alone has no groups, and a store of its own.
     """
 
-    data: Any
-    control: Any
-    store: Store | None
+    data: Any = None
+    control: Any = None
+    store: Store = field(default_factory=HashStore)
 
 
 @dataclass
@@ -246,7 +247,7 @@ class Rendezvous:
     def join(self) -> ProcessGroups:
         """Connect to all other ranks; returns the group of the whole run."""
         if self.num_ranks == 1:
-            return ProcessGroups(None, None, None)
+            return ProcessGroups()
 
         def start() -> ProcessGroups:
             self._store = self._sealed(self._open_store())
@@ -273,7 +274,7 @@ class Rendezvous:
             MismatchError: a member names other ranks, or another order.
         """
         if len(ranks) == 1:
-            return ProcessGroups(None, None, None)
+            return ProcessGroups()
         place = "" if where is None else f" at {os.path.basename(where[0])}:{where[1]}"
         call = f"group({list(ranks)}){place}"
 

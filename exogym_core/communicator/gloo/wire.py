@@ -36,14 +36,6 @@ __all__ = [
     "flattened",
 ]
 
-_OPS: dict[str, Any] = {
-    "sum": dist.ReduceOp.SUM,
-    "avg": dist.ReduceOp.SUM,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "product": dist.ReduceOp.PRODUCT,
-}
-
 # Wider dtypes for sums that gloo cannot compute, or not without loss.
 _WIDER = {torch.int16: torch.int32, torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -78,7 +70,8 @@ class Wire:
     def _reduced(self, name: str, flat: Tensor, op: str, **options: Any) -> Tensor:
         wide = flat.to(_WIDER.get(flat.dtype, flat.dtype))
         if self.group is not None and flat.numel():
-            self._call(name, [wide], reduceOp=_OPS[op], **options)
+            summed = "sum" if op == "avg" else op
+            self._call(name, [wide], reduceOp=getattr(dist.ReduceOp, summed.upper()), **options)
         if op == "avg":
             wide.div_(self.size)
         return flat.copy_(wide)
@@ -188,7 +181,7 @@ def _bytes(flat: Tensor) -> Tensor:
 
 
 def flattened(tensor: Tensor, device: torch.device, own: bool) -> Tensor:
-    """All elements in one line on `device`; with `own`, never the tensor's own memory."""
+    """Flat copy of a tensor on `device`, or a view where that will do; with `own`, never the tensor's own memory."""
     flat = tensor.detach().reshape(-1).to(device)
     shared = flat.numel() > 0 and flat.device == tensor.device and flat.data_ptr() == tensor.data_ptr()
     # One element with another stride counts as contiguous, and still cannot be viewed as bytes.

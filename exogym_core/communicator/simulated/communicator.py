@@ -20,6 +20,7 @@ from torch import Tensor
 from exogym_core.communicator.base import Communicator, nothing, write_first
 from exogym_core.communicator.exchange import Part, own_value
 from exogym_core.communicator.simulated.calls import InFlight, Own, RankState, SimulatedHandle
+from exogym_core.communicator.simulated.simulation import load_of
 from netsim.errors import BrokenCallError, InputError
 from netsim.ranks import (
     Advance,
@@ -42,6 +43,7 @@ from netsim.ranks import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from exogym_core.communicator.base import CollectiveCall, Delivery, Handle
     from exogym_core.communicator.exchange import Signature
@@ -115,14 +117,8 @@ class SimulatedCommunicator(Communicator):
         self, call: CollectiveCall, deliver: Delivery[T], async_op: bool, *, waits: bool = False
     ) -> T | Handle[T]:
         """Post a call; with `waits`, its handle is waited for next."""
-        name, tensors, like, reduce_op, root = call.name, call.tensors, call.signed, call.reduce_op, call.root
-        signature = self._signature(name, like, reduce_op, root)
-        request = Call(
-            name, self._ranks, self._charged_bytes(name, like), root, like[0].element_size() if like else 1
-        )
-        if name == "all_to_all":  # the sizes of the others' parts are theirs to request
-            own = tuple(tensor.nbytes for tensor in tensors)
-            request = request._replace(num_bytes=sum(own), parts=(own,))
+        name, tensors, reduce_op, root = call.name, call.tensors, call.reduce_op, call.root
+        signature = self._signature(name, call.signed, reduce_op, root)
         lane = self._lane()
         key = Key(lane, self._next_number(lane))
         # Values that are only moved are handed over as they are, and others may take them long after this rank
@@ -131,13 +127,9 @@ class SimulatedCommunicator(Communicator):
         keeps = goes_on and not self._port.copies
         inputs = [tensor.detach().clone() if keeps else tensor.detach() for tensor in tensors]
         waits = waits or not async_op
-        handle = self._post(Part(key, self._ranks, self.rank, signature, inputs), request, deliver, waits)
+        part = Part(key, self._ranks, self.rank, signature, inputs)
+        handle = self._post(part, load_of(call, self._ranks), deliver, waits)
         return handle if async_op else handle.wait()
-
-    def _charged_bytes(self, name: str, like: Sequence[Tensor]) -> int:
-        """`num_bytes` of `netsim.collectives.schedule`: the tensor, or the sum over ranks."""
-        own = sum([tensor.nbytes for tensor in like])
-        return own * self.world_size if name in ("all_gather", "gather", "scatter") else own
 
     def _post(self, part: Part, call: Call, deliver: Delivery[T], waits: bool = False) -> Handle[T]:
         key, _, member, signature, tensors = part
@@ -259,22 +251,16 @@ class SimulatedCommunicator(Communicator):
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Handle[None]:
         self._check_peer("send", "dst", dst, tensor)
         given = tensor.detach() if self._port.copies else tensor.detach().clone()
-        return self._message("send", [given], tensor, self.rank, dst, tag, nothing)
+        return self._message("send", tensor, dst, tag, [given], nothing)
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Handle[Tensor]:
         self._check_peer("recv", "src", src, tensor)
-        return self._message("recv", [], tensor, src, self.rank, tag, write_first(tensor))
+        return self._message("recv", tensor, src, tag, [], write_first(tensor))
 
     def _message(
-        self,
-        side: str,
-        tensors: Sequence[Tensor],
-        like: Tensor,
-        src: int,
-        dst: int,
-        tag: int,
-        deliver: Delivery[T],
+        self, side: str, like: Tensor, peer: int, tag: int, tensors: Sequence[Tensor], deliver: Delivery[T]
     ) -> Handle[T]:
+        src, dst = (self.rank, peer) if side == "send" else (peer, self.rank)
         ranks = (self._ranks[src], self._ranks[dst])
         signature = self._signature("sendrecv", [like], side=side)
         call = Call("sendrecv", ranks, like.nbytes, element_bytes=like.element_size())
@@ -432,23 +418,14 @@ class SimulatedCommunicator(Communicator):
 
     # --- checkpoints ---------------------------------------------------------------------------------------
 
-    @contextmanager
-    def repeating(self) -> Iterator[None]:
-        self._state.repeating = True
-        try:
-            yield
-        finally:
-            self._state.repeating = False
+    def repeating(self) -> AbstractContextManager[None]:
+        return self._state.having(repeating=True)
 
     @contextmanager
     def noting_calls(self) -> Iterator[list[int]]:
-        state = self._state
         noted: list[int] = []
-        before, state.noted = state.noted, noted
-        try:
+        with self._state.having(noted=noted):
             yield noted
-        finally:
-            state.noted = before
 
     @contextmanager
     def calls_again(self, numbers: Sequence[int]) -> Iterator[list[int]]:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.communicator.base import CODE_CARRIERS
+from exogym_core.communicator.base import CODE_CARRIERS, CollectiveCall
 from exogym_core.communicator.exchange import Combine, Exchange, Slot, combine
 from netsim import (
-    OPERATIONS,
     Abridged,
     Choices,
     Clock,
@@ -22,9 +21,6 @@ from netsim import (
     Protocol,
     Schedule,
     WindowLimit,
-    algorithm_names,
-    are_many,
-    default_algorithm,
     is_crowd,
     parse_collectives,
     schedule,
@@ -32,7 +28,7 @@ from netsim import (
     start_collective,
     window_limit,
 )
-from netsim.ranks import Kernel, RankSink, RankSource, Reach, start_at_once
+from netsim.ranks import Call, Kernel, RankSink, RankSource, Reach, start_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -41,9 +37,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from netsim import Collective, Recorder, Topology, Waiting
-    from netsim.ranks import Call, Cancel, Enter, Key, Request, StampedRow
+    from netsim.ranks import Cancel, Enter, Key, Request, StampedRow
 
-__all__ = ["LinkHistory", "Schedules", "Simulation", "World", "algorithms_of", "computes_crowd", "sent_bytes"]
+__all__ = ["LinkHistory", "Schedules", "Simulation", "World", "load_of"]
 
 _MOST = 120  # instants that are kept after each thinning; twice as many at most
 _MOST_NUMBERS = 50_000  # in all rows: networks of thousands of links are looked at less often
@@ -87,15 +83,6 @@ class LinkHistory:
             {"virtual_seconds": at, **{names[index]: round(float(totals[index])) for index in used}}
             for at, totals in samples
         ]
-
-
-def algorithms_of(op: str) -> tuple[str, ...]:
-    """Their names; none for an operation that has no choice.
-
-    >>> "ring" in algorithms_of("all_reduce"), algorithms_of("put")
-    (True, ())
-    """
-    return tuple(algorithm_names(op)) if op in OPERATIONS else ()
 
 
 # Kinds of collectives that are remembered, so that each is looked at once.
@@ -207,51 +194,15 @@ class Schedules:
         return list(zip(sent, map(int, plan.region_bytes(self._world.regions(call.ranks))), strict=True))
 
 
-def sent_bytes(
-    op: str,
-    num_ranks: int,
-    member: int,
-    *,
-    num_bytes: int,
-    element_bytes: int = 1,
-    root: int = 0,
-    parts: tuple[int, ...] = (),
-) -> int:
-    """Payload bytes that `member` of `num_ranks` sends.
-
-    Args:
-        op: name of the collective, or `send`.
-        num_ranks: members of the group.
-        member: 0 to num_ranks - 1.
-        num_bytes: the tensor this member gives; for `scatter` one part, for `reduce_scatter` the whole input.
-        element_bytes: chunks hold whole elements.
-        root: source or destination, where there is one.
-        parts: bytes for each member (`all_to_all`).
-
-    >>> [sent_bytes("all_reduce", 4, rank, num_bytes=100) for rank in range(4)]
-    [150, 150, 150, 150]
-    >>> [sent_bytes("broadcast", 4, rank, num_bytes=100) for rank in range(4)]
-    [200, 100, 0, 0]
-    """
-    if op == "all_to_all":
-        return sum(parts) - parts[member]
-    if num_ranks == 1 or op in ("barrier", "recv"):
-        return 0
-    return num_bytes if op == "send" else _sent_bytes(op, num_ranks, num_bytes, element_bytes, root)[member]
-
-
-@lru_cache(maxsize=512)
-def _sent_bytes(op: str, num_ranks: int, num_bytes: int, element_bytes: int, root: int) -> list[int]:
-    """Payload bytes of each member, by the schedule that a simulation without a network takes."""
-    plan = schedule(
-        op,
-        num_ranks,
-        num_bytes=num_bytes * (num_ranks if op in ("all_gather", "gather", "scatter") else 1),
-        algorithm=default_algorithm(op),
-        root=root,
-        element_bytes=element_bytes,
-    )
-    return [int(each) for each in plan.sent_bytes]
+def load_of(call: CollectiveCall, ranks: tuple[int, ...]) -> Call:
+    """What a member's call sends over the network among these ranks of the run."""
+    own = tuple([tensor.nbytes for tensor in call.tensors])
+    element_bytes = call.signed[0].element_size() if call.signed else 1
+    if call.name == "all_to_all":  # the sizes of the others' parts are theirs to say
+        return Call(call.name, ranks, sum(own), call.root, element_bytes, (own,))
+    num_bytes = sum([tensor.nbytes for tensor in call.signed])
+    num_tensors = len(ranks) if call.name in ("all_gather", "gather", "scatter") else 1
+    return Call(call.name, ranks, num_bytes * num_tensors, call.root, element_bytes)
 
 
 class Simulation(RankSource, RankSink):
@@ -434,13 +385,8 @@ class Simulation(RankSource, RankSink):
         return lambda member, _: started.arrive(member), started.cancel
 
 
-def computes_crowd(num_ranks: int) -> bool:
-    """True if an all-to-all of so many ranks is computed in closed form in an abridged simulation."""
-    return are_many(num_ranks * (num_ranks - 1))
-
-
 def _nothing() -> None:
-    """There is nothing to cancel."""
+    """Cancel a call that was over at once: no action."""
 
 
 def _never(links: Collection[int]) -> bool:

@@ -336,12 +336,14 @@ class Picture:
 
 def draw_pictures(shown: Shown, names: Iterable[str]) -> dict[str, Picture]:
     """Pictures by name; those about time only where there is virtual time."""
+    pictures = {}
     with _style(_STYLE):
-        drawn = {
-            name: [_drawn(DRAWINGS[name], shown, *_SIZES[width]) for width in ("wide", "narrow")]
-            for name in names
-        }
-    return {name: Picture(*files) for name, files in drawn.items() if all(files)}
+        for name in names:
+            drawn = [_figure(name, shown, *size) for size in _SIZES.values()]
+            files = [_file(figure, "png") for figure in drawn if figure is not None]
+            if files:
+                pictures[name] = Picture(*files)
+    return pictures
 
 
 def draw_figures(shown: Shown, names: Iterable[str], form: str) -> dict[str, bytes]:
@@ -352,11 +354,13 @@ def draw_figures(shown: Shown, names: Iterable[str], form: str) -> dict[str, byt
         names: of the pictures; those with nothing to show are left out.
         form: `pdf`, `svg` or `png`.
     """
+    files = {}
     with _style(_STYLE | _PAPER_STYLE):
-        drawn = {
-            name: _drawn(DRAWINGS[name], shown, *_PAPER_SIZE, form=form, is_titled=False) for name in names
-        }
-    return {name: figure for name, figure in drawn.items() if figure}
+        for name in names:
+            if (figure := _figure(name, shown, *_PAPER_SIZE)) is not None:
+                figure.axes[0].set_title("", loc="left")
+                files[name] = _file(figure, form)
+    return files
 
 
 def draw_loss(shown: Shown) -> Figure:
@@ -367,7 +371,7 @@ def draw_loss(shown: Shown) -> Figure:
     """
     with _style(_STYLE):
         for name in ("loss_against_time", "loss_against_steps"):
-            if (figure := _figure(DRAWINGS[name], shown, *_SIZES["wide"])) is not None:
+            if (figure := _figure(name, shown, *_SIZES["wide"])) is not None:
                 # Notebooks show what has this method; figures of pyplot only register themselves with them.
                 figure._repr_png_ = partial(_png, figure)  # type: ignore[attr-defined]
                 return figure
@@ -388,24 +392,6 @@ def _style(style: dict[Any, Any]) -> Iterator[None]:
         yield
 
 
-def _drawn(
-    draw: Callable[[Axes, Shown], bool],
-    shown: Shown,
-    inches: tuple[float, float],
-    dpi: int,
-    *,
-    form: str = "png",
-    is_titled: bool = True,
-) -> bytes:
-    """A drawing's file; empty where there is nothing to draw."""
-    figure = _figure(draw, shown, inches, dpi)
-    if figure is None:
-        return b""
-    if not is_titled:
-        figure.axes[0].set_title("", loc="left")
-    return _file(figure, form)
-
-
 def _file(figure: Figure, form: str) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format=form, metadata=_UNDATED[form])
@@ -417,9 +403,7 @@ def _png(figure: Figure) -> bytes:
         return _file(figure, "png")
 
 
-def _figure(
-    draw: Callable[[Axes, Shown], bool], shown: Shown, inches: tuple[float, float], dpi: int
-) -> Figure | None:
+def _figure(name: str, shown: Shown, inches: tuple[float, float], dpi: int) -> Figure | None:
     """A drawing; None where there is nothing to draw."""
     from matplotlib.figure import Figure
 
@@ -428,4 +412,4 @@ def _figure(
     inches = (inches[0], max(inches[1], room))
     # A figure of its own, not pyplot's: no window, no state kept between plots.
     figure = Figure(figsize=inches, layout="constrained", dpi=dpi)
-    return figure if draw(figure.subplots(), shown) else None
+    return figure if DRAWINGS[name](figure.subplots(), shown) else None

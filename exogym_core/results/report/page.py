@@ -470,7 +470,7 @@ class RunReport(Report):
         return {name: facts[name] for name in ("network", "protocol", "collectives") if name in facts}
 
     def few(self) -> Shown:
-        """All strategies, and the weather of their network."""
+        """Input with all strategies, and the weather of their network."""
         return Shown(self.results, weather_of(self.results))
 
     def _texts(self) -> dict[str, str]:

@@ -134,12 +134,12 @@ class Group:
         return {run.seed: run.held_seconds for run in self.runs if run.held_seconds is not None}
 
     def as_result(self) -> StrategyResult:
-        """All runs as those of one strategy, for a picture."""
+        """Result with the runs of all members, as of one strategy, for a picture."""
         first = self.members[0].result
         return replace(first, name=self.name, runs=self.runs, incomplete=bool(self.failed))
 
     def cells(self) -> list[str]:
-        """Its row in the table, after its values."""
+        """Cells of the group's row in the table, after its values."""
         times, count = self.times(), len(self.runs)
         has_target = any(run.target is not None for run in self.runs)
         diverged = f" ({self.num_diverged} of {count} not finite)" if self.num_diverged else ""

@@ -40,7 +40,7 @@ _LEAST_NEEDED = (
 
 
 class ResultTable(NamedTuple):
-    """Results as texts.
+    """Table of results as texts, the winners' rows marked.
 
     Attributes:
         headings: of the columns.

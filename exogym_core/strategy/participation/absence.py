@@ -209,7 +209,7 @@ class Absence(Stateful):
         self._news: dict[str, Any] = {}
 
     def connect(self, comm: Communicator, ranks_per_site: int, where: str) -> None:
-        """Meet over `comm`.
+        """Connect with the other sites over `comm`.
 
         Raises InputError, beginning with `where`, where time-outs do not go with the rest.
         """

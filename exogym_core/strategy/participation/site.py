@@ -54,7 +54,7 @@ class SiteExchange(Protocol):
 
 @dataclass(frozen=True)
 class Site:
-    """This rank's connections: to the ranks of its site, and to the rank in its place of every site.
+    """Connections of a rank: to the ranks of its site, and to the rank in its place of every site.
 
     Attributes:
         inside: the ranks of this rank's site; None if it is the only one.
@@ -133,12 +133,12 @@ class Site:
         return run(self.steps(averaging, flat, residual))
 
     def apart(self) -> Site:
-        """This site in groups of its own, whose collectives wait for no others'; called by all its ranks."""
+        """Copy with groups of its own, whose collectives wait for no others'; called by all its ranks."""
         inside = None if self.inside is None else self.inside.group(range(self.inside.world_size))
         return Site(inside, self.between.group(range(self.between.world_size)))
 
     def among(self, sites: Sequence[int], number: int) -> Site:
-        """This rank's connections to some of the sites, its own among them, in the round of that number."""
+        """Connections to some of the sites, this rank's among them, in the round of that number."""
         if len(sites) == self.between.world_size:
             return self
         # A group that comes again goes over the connections that it has.
@@ -336,7 +336,7 @@ class ShardedReplica(GradientAverager):
         return spec.build([self._in_pieces(group) for group in groups])
 
     def between(self, site: Site) -> Site:
-        """This rank's shard is averaged with its like of other sites, by its copies in turns."""
+        """Site in which this rank's shard is averaged with its like of other sites, by its copies in turns."""
         return Site(self._replicas, site.between)
 
     # --- what is sent ---------------------------------------------------------------------------------------
@@ -426,7 +426,7 @@ def part_of(parameter: Tensor) -> Tensor:
 def refuse_other_sites(
     where: str, parameters: Sequence[Tensor], ranks_per_worker: int, sharding: str
 ) -> None:
-    """See that they are cut among the ranks of this site, and by torch alone.
+    """Refuse parameters that torch has cut among other ranks than this site's, or that are cut twice.
 
     Raises:
         InputError: they are not.

@@ -34,7 +34,7 @@ __all__ = [
 
 
 def gathering(comm: Communicator, message: Tensor) -> Steps[list[Tensor]]:
-    """All ranks' messages in rank order, by one all-gather: `n - 1` times a message leaves a rank."""
+    """Gather all ranks' messages in rank order, by one all-gather: `n - 1` times a message leaves a rank."""
     if comm.world_size == 1:
         return [message]
     messages: list[Tensor] = yield comm.all_gather(message, async_op=True)
@@ -198,7 +198,7 @@ class Averaging:
             raise InputError("error_feedback=True: needs a codec that rounds, and aggregate='mean'")
 
     def charged(self, coding: Coding | None, comm: Communicator) -> Averaging:
-        """This average with its codec's work on the clock of `comm`; None: coding is free.
+        """Copy with its codec's work on the clock of `comm`; None: coding is free.
 
         Raises:
             InputError: there are speeds, but none for this codec.

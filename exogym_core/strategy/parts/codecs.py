@@ -68,7 +68,7 @@ class Codec(ABC):
         """Size of the message for `num_values` values."""
 
     def on(self, device: torch.device) -> Codec:
-        """This codec for tensors there: on the meta device one that knows how large messages are and does no more."""
+        """Codec for tensors on `device`: on the meta device one whose messages have sizes and no values."""
         return _SizesAlone(self) if device.type == "meta" else self
 
 
@@ -92,7 +92,7 @@ class _SizesAlone(Codec):
 
 
 class CastCodec(Codec):
-    """Another floating dtype; finite values beyond it become its largest one, infinity and NaN stay."""
+    """Cast to another floating dtype; finite values beyond it become its largest one, infinity and NaN stay."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype, self.limit = dtype, torch.finfo(dtype).max
@@ -130,7 +130,7 @@ class _BlockCodec(Codec):
         return torch.cat([scales.view(torch.uint8), codes[: len(values)]])
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
-        """Level times scale."""
+        """Multiply each level by its block's scale."""
         num_scale_bytes = 4 * self._num_chunks(num_values)
         scales = read_as(message[:num_scale_bytes], torch.float32)
         levels = self._levels(message[num_scale_bytes:])
@@ -227,7 +227,7 @@ class E3M0Codec(_BlockCodec):
         return torch.cat([message[:start], codes[::2] | codes[1::2] << 4])
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
-        """Level times scale."""
+        """Multiply each level by its block's scale."""
         start = 4 * self._num_chunks(num_values)
         pairs = message[start:]
         codes = torch.stack([pairs & 15, pairs >> 4], dim=1).view(-1)[:num_values]
@@ -427,7 +427,7 @@ def coding_report(traffic: Traffic, parameters: Iterable[Tensor]) -> str | None:
 
 
 class ChargedCodec(Codec):
-    """Another codec, with time passing at each call.
+    """Codec whose encoding and decoding take virtual time.
 
     Args:
         codec: does the work.

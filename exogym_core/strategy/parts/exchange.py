@@ -71,7 +71,7 @@ def power_step(
 
 
 def low_rank_of(values: Tensor, rank: int = 4) -> tuple[Tensor, Tensor]:
-    """Both factors of flat `values` (a square of them) on one rank: the work of a step, to be timed."""
+    """Compute both factors of flat `values` (a square of them) on one rank: the work of a step, to be timed."""
     matrix = values.view(int(len(values) ** 0.5), -1)
     left = orthonormal(matrix @ matrix[:rank].T)
     return left, matrix.T @ left
@@ -128,7 +128,7 @@ class GradientExchange(Module):
         Averaging().tensors(self.comm, tensors)
 
     def gathered(self, codec: Codec, flat: Tensor) -> Iterator[Tensor]:
-        """All ranks' `flat` in rank order, each encoded once and sent to all."""
+        """Gather all ranks' `flat` in rank order, each encoded once and sent to all."""
         codec = codec.on(flat.device)
         return decoded(codec, run(gathering(self.comm, codec.encode(flat))), flat)
 

@@ -12,6 +12,8 @@ from netsim.errors import InputError, unknown_names
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from exogym_core.strategy.parts.rounds import FragmentOptions
+
 __all__ = ["embeddings_of", "fragments_of", "layers_of", "merged", "packed"]
 
 
@@ -30,37 +32,27 @@ def layers_of(names: Sequence[str]) -> list[list[int]]:
     return list(layers.values())
 
 
-def fragments_of(
-    names: Sequence[str],
-    num_fragments: int | None,
-    fragments: Sequence[str | Sequence[str]] | None,
-    pattern: str,
-    where: str,
-    most: int,
-) -> list[list[int]]:
-    """Indices of the parameters called `names`, by fragment, each in the model's order; see `StreamingOptions`.
+def fragments_of(names: Sequence[str], options: FragmentOptions, where: str) -> list[list[int]]:
+    """Indices of the parameters called `names`, by fragment, each in the model's order.
 
     Raises:
-        InputError: there are fewer layers than fragments, a fragment has no parameter, or there are more than `most`.
+        InputError: there are fewer layers than fragments, a fragment has no parameter, or there are more than H.
     """
-    cut = (
-        _by_layer(names, num_fragments, pattern, where)
-        if fragments is None
-        else _named(names, fragments, where)
-    )
-    if len(cut) > most:
+    named = options.fragments
+    cut = _by_layer(names, options, where) if named is None else _named(names, named, where)
+    if len(cut) > options.H:
         raise InputError(f"{where}: {len(cut)} fragments need an H of as many steps at least")
     return cut
 
 
-def _by_layer(names: Sequence[str], num_fragments: int | None, pattern: str, where: str) -> list[list[int]]:
+def _by_layer(names: Sequence[str], options: FragmentOptions, where: str) -> list[list[int]]:
     layers = layers_of(names)
-    count = num_fragments or max(1, len(layers) // 3)
+    count = options.num_fragments or max(1, len(layers) // 3)
     if count > len(layers):
         raise InputError(
             f"{where}: num_fragments={count}, but the model has {len(layers)} layers; cut it into as many at most"
         )
-    if pattern == "strided":
+    if options.pattern == "strided":
         cut = [layers[first::count] for first in range(count)]
     else:
         cut = [layers[p * len(layers) // count : (p + 1) * len(layers) // count] for p in range(count)]

@@ -216,11 +216,11 @@ class Gossip(Module):
         self.buckets = buckets(self.scope.parameters)
 
     def flats(self) -> list[Tensor]:
-        """This rank's parameters, flat."""
+        """Copy this rank's parameters into flat tensors."""
         return [flatten(bucket) for bucket in self.buckets]
 
     def row(self, number: int) -> Mixing:
-        """This rank's (this site's) row of the matrix of the 0-based exchange `number`."""
+        """Row of this rank (this site) in the matrix of the 0-based exchange `number`."""
         between = self.scope.site.between
         graph: Graph = self.options.graph
         edges = graph.edges(between.world_size, number, self.seed)

@@ -89,6 +89,36 @@ class OuterRounds(RoundModule):
         super().load_state_dict(state)
 
 
+class RoundUnderWay(Module):
+    """Module with a round that may be under way between two steps, which a checkpoint keeps and sends again."""
+
+    _under_way: Round | None = None
+
+    def apply(self, outer_round: Any) -> None:
+        """Take in what a round has brought."""
+        raise NotImplementedError
+
+    def resumed(self, saved: Mapping[str, Any]) -> Round:
+        """The round of a `Round.state_dict`, sent again."""
+        raise NotImplementedError
+
+    def at_end(self) -> None:
+        """Apply what is in flight."""
+        if self._under_way is not None:
+            before, self._under_way = self._under_way, None
+            self.apply(before)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Declared state, and the round under way."""
+        return {**super().state_dict(), "under_way": self._under_way and self._under_way.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`."""
+        super().load_state_dict(state)
+        saved = state["under_way"]
+        self._under_way = None if saved is None else self.resumed(saved)
+
+
 class CodedRounds(OuterRounds):
     """An outer step every `H` steps along what all ranks have sent of their errors.
 
@@ -203,9 +233,7 @@ class Fragments(Module):
         """Cut the parameters into fragments."""
         where, names = type(self.strategy).__name__, [name for name, _ in self.strategy.named_trainable()]
         options = self.options
-        self.members = fragments_of(
-            names, options.num_fragments, options.fragments, options.pattern, where, options.H
-        )
+        self.members = fragments_of(names, options, where)
         averaging = options.averaging().charged(self.strategy.coding, self.strategy.comm)
         parts = [[self.scope.parameters[index] for index in members] for members in self.members]
         self.outers = [OuterStep(part, options.outer_optim(), averaging) for part in parts]

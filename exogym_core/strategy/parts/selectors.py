@@ -94,7 +94,7 @@ class _Cycling(IndexSelector):
 
 
 class ShuffledSequentialIndexSelector(_Cycling):
-    """All values in turn, in one shuffled order that stays and has no end."""
+    """Choose all values in turn, in one shuffled order that stays and has no end."""
 
     def get_indices(self, param: Tensor, iteration: int) -> Tensor:
         """The next piece of the permutation."""
@@ -102,7 +102,7 @@ class ShuffledSequentialIndexSelector(_Cycling):
 
 
 class PartitionedIndexSelector(_Cycling):
-    """All values in turn, shuffled again after each pass; where p does not divide 1, some come twice in a pass."""
+    """Choose all values in turn, shuffled again after each pass; some come twice in one where p does not divide 1."""
 
     def get_indices(self, param: Tensor, iteration: int) -> Tensor:
         """The next piece of this pass's permutation."""

@@ -36,7 +36,7 @@ def matrix_shape(shape: torch.Size) -> tuple[int, int]:
 
 
 def block_shape(shape: torch.Size, limit: int) -> tuple[int, int]:
-    """Both sides of a tensor's blocks: the largest divisors up to `limit`."""
+    """Height and width of a tensor's blocks: the largest divisors up to `limit`."""
     rows, columns = matrix_shape(shape)
     return largest_divisor(rows, limit), largest_divisor(columns, limit)
 
@@ -56,7 +56,7 @@ def joined(blocks: Tensor, shape: torch.Size, block: tuple[int, int]) -> Tensor:
 
 
 class EachTensorCodec(Codec):
-    """Another codec, tensor by tensor.
+    """Codec that encodes tensor by tensor.
 
     Args:
         sizes: values of each tensor, in the order in which they lie in the flat one.

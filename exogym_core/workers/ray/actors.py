@@ -76,8 +76,8 @@ class ObjectStore:
         num_owners: into how many pieces a large tensor is cut at most.
     """
 
-    def __init__(self, ray: Any, num_owners: int) -> None:
-        self._ray, self._num_owners = ray, num_owners
+    def __init__(self, ray: Any, num_owners: int, *, passes_on: bool = False) -> None:
+        self._ray, self._num_owners, self._passes_on = ray, num_owners, passes_on
 
     def put(self, tensor: Tensor | FarTensor) -> TensorRef:
         """Reference by which the other side reads the tensor."""
@@ -93,17 +93,12 @@ class ObjectStore:
             content = FarTensor(tuple(pieces), shape, tensor.dtype)
         return TensorRef(content, num_bytes, shape, tensor.dtype)
 
-    def get(self, ref: TensorRef) -> Tensor:
-        """The tensor behind `ref`."""
+    def get(self, ref: TensorRef) -> Any:
+        """The tensor behind `ref`; a far one as it is where this side only passes it on."""
         content: Any = ref.content
         if isinstance(content, FarTensor):
-            return fetched(self._ray, content)
+            return content if self._passes_on else fetched(self._ray, content)
         return _tensor(np.frombuffer(bytearray(content), dtype=np.uint8), ref.dtype, ref.shape)
-
-    def reference(self, ref: TensorRef) -> Any:
-        """The tensor behind `ref`, left where it is if it is large."""
-        content: Any = ref.content
-        return content if isinstance(content, FarTensor) else self.get(ref)
 
     def free(self, blocks: Sequence[Block]) -> None:
         """No action: Ray drops objects without references."""
@@ -185,7 +180,7 @@ class RayHost(SimulatedHost):
             cluster.require_all(needs, num, f"workers on ray in {num} processes")
             blocks = blocks_of(world.num_ranks, num)
             start = partial(RankGroup.by_turns, world, seed=self.seed, threads=spec.intra_op_threads)
-            store = _Referring(ObjectStore(cluster.ray, num))
+            store = ObjectStore(cluster.ray, num, passes_on=True)
             on_deposit = sinks.on_deposit and partial(_deposited, cluster, sinks.on_deposit)
             with _Actors(cluster, blocks, start, needs, dumps_for_child(body)) as actors:
                 combined = combined_far(actors.reduce_at)
@@ -199,14 +194,6 @@ def _deposited(
     cluster: RayCluster, on_deposit: OnDeposit, rank: int, note: Mapping[str, Any], tensors: Sequence[Any]
 ) -> None:
     on_deposit(rank, note, [fetched(cluster.ray, tensor) for tensor in tensors])
-
-
-class _Referring:
-    """The simulation's side of an `ObjectStore`: large tensors stay where they are."""
-
-    def __init__(self, store: ObjectStore) -> None:
-        self.put, self.get = store.put, store.reference
-        self.free, self.owner = store.free, store.owner
 
 
 # --- here --------------------------------------------------------------------------------------------------
@@ -351,15 +338,15 @@ class _Actor:
         except Exception as error:
             self._channel.send([Failed(first, reported_error(first, error))])
         finally:
-            self._channel.finish()
+            self._channel.outbox.put(None)
 
     def listen(self) -> Any:
         """The next batch of records, when there is one; None after the last."""
-        return self._channel.sent()
+        return self._channel.outbox.get()
 
     def deliver(self, message: Any) -> None:
         """Take a record in."""
-        self._channel.deliver(message)
+        self._channel.inbox.put(message)
 
     def reduce(self, pieces: list[Any], dtype: torch.dtype, op: str) -> Any:
         """Reduce one piece of every member."""
@@ -370,29 +357,19 @@ class _Queues:
     """A `Pipe` between threads of one actor: the ranks' on one side, Ray's calls on the other."""
 
     def __init__(self) -> None:
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()  # records for the ranks
+        self.outbox: queue.SimpleQueue[Any] = (
+            queue.SimpleQueue()
+        )  # batches for the simulation; None after the last
 
     def send(self, batch: Any) -> None:
         """A batch of records for the simulation."""
-        self._outbox.put(batch)
+        self.outbox.put(batch)
 
     def recv(self) -> Any:
         """The next record for the ranks."""
-        return self._inbox.get()
+        return self.inbox.get()
 
     def waiting(self) -> bool:
         """True if there is one already."""
-        return not self._inbox.empty()
-
-    def sent(self) -> Any:
-        """The next batch that the ranks have sent; None after the last."""
-        return self._outbox.get()
-
-    def deliver(self, message: Any) -> None:
-        """A record from the simulation."""
-        self._inbox.put(message)
-
-    def finish(self) -> None:
-        """Close the channel to the driver."""
-        self._outbox.put(None)
+        return not self.inbox.empty()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import select
 import signal
 import socket
@@ -18,7 +17,7 @@ from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import TIMEOUT_SECONDS, Rendezvous
 from exogym_core.plain import packed, unpacked
 from exogym_core.workers.host import RunResult
-from exogym_core.workers.journal import SpillBuffer
+from exogym_core.workers.journal import SnapshotThread, SpillBuffer
 from exogym_core.workers.processes.children import end_process
 from exogym_core.workers.rng import RandomStates
 from exogym_core.workers.torchrun.side_channel import SideChannel
@@ -97,7 +96,7 @@ class Ending:
 # --- snapshots -----------------------------------------------------------------------------------------------
 
 
-class SnapshotCollector:
+class SnapshotCollector(SnapshotThread):
     """Snapshots of a rank. Every rank sends as many as the others, at its own time, without waiting.
 
     Args:
@@ -111,42 +110,23 @@ class SnapshotCollector:
     def __init__(self, comm: GlooCommunicator, on_deposit: OnDeposit | None) -> None:
         self._comm, self._on_deposit = comm, on_deposit
         self._wire = comm.group(range(comm.world_size)).control
-        self._buffer = SpillBuffer()
-        self._queue: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._failure: BaseException | None = None
+        super().__init__(self._send, SpillBuffer(), "deposits")
         self.num_put = 0
-        self._thread = threading.Thread(target=self._run, name="deposits", daemon=True)
-        self._thread.start()
 
-    def put(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+    def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         """Send a deposit on its way."""
-        self._raise_if_failed()
         self.num_put += 1
         payload = torch.frombuffer(bytearray(packed((dict(note), list(tensors)))), dtype=torch.uint8)
-        self._queue.put(self._buffer.put([payload]))
+        self.put(self._comm.rank, {}, [payload])
 
     def finish(self) -> None:
         """Wait until rank 0 has all that this rank has deposited."""
-        self._queue.put(None)
-        self._thread.join()
-        self._buffer.close()
-        self._raise_if_failed()
+        self.stop()
+        self.raise_if_failed()
 
-    def _raise_if_failed(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def _run(self) -> None:
-        try:
-            while (ticket := self._queue.get()) is not None:
-                (payload,) = self._buffer.pop(ticket)
-                self._send(payload)
-        except BaseException as failure:
-            self._failure = failure
-
-    def _send(self, payload: Tensor) -> None:
+    def _send(self, me: int, _: Mapping[str, Any], payloads: Sequence[Tensor]) -> None:
         """Send a snapshot of each rank in turn: rank 0 holds at most one in addition to its own."""
-        wire, me = self._wire, self._comm.rank
+        wire, (payload,) = self._wire, payloads
         if wire.group is None:
             self._taken(0, payload)
             return
@@ -253,7 +233,7 @@ class TorchrunHost:
             RandomStates(self._seed, rendezvous.rank).load()
             try:
                 self._snapshots = SnapshotCollector(self.comm, sinks.on_deposit)
-                self.comm.observed_by(self._snapshots.put)
+                self.comm.observed_by(self._snapshots.deposit)
                 result = body(self.comm)
                 if not self._is_gathered:
                     self.gather()

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, SignedStore
 from exogym_core.names import visible
@@ -80,7 +80,7 @@ class SideChannel:
 
     def __init__(self, rendezvous: Rendezvous, on_row: Callable[[int, Mapping[str, Any]], None]) -> None:
         self.rank, self._num_ranks, self._on_row = rendezvous.rank, rendezvous.num_ranks, on_row
-        self._store: SignedStore | None = rendezvous.another_store() if self._num_ranks > 1 else None
+        self._store: Store = rendezvous.another_store() if self._num_ranks > 1 else HashStore()
         self._rows: list[Mapping[str, Any]] = []
         self._pulse = Pulse(host=socket.gethostname())
         self._lock, self._sending = threading.Lock(), threading.Lock()
@@ -116,15 +116,13 @@ class SideChannel:
 
     def post(self, name: str, text: str) -> None:
         """Publish a text to all ranks by name, in place of an earlier one; returns at once."""
-        if self._store is not None:
-            with contextlib.suppress(RuntimeError, OSError):  # its host may have gone
-                self._store.set(f"posted {name}", text)
+        with contextlib.suppress(RuntimeError, OSError):  # its host may have gone
+            self._store.set(f"posted {name}", text)
 
     def posted(self, name: str) -> str | None:
         """Text last posted under that name, or None."""
-        if self._store is None or not self._store.check([f"posted {name}"]):
-            return None
-        return self._store.get(f"posted {name}").decode()
+        found = self._store.check([f"posted {name}"])
+        return self._store.get(f"posted {name}").decode() if found else None
 
     def send_now(self) -> None:
         """Send what has not been sent, before this returns."""
@@ -169,11 +167,10 @@ class SideChannel:
                 return
 
     def _beat(self) -> None:
-        if self._store is not None:
-            with self._lock:
-                self._pulse = self._pulse._replace(beat=self._pulse.beat + 1, place=place_of_rank())
-                text = json.dumps(self._pulse)
-            self._store.set(f"pulse {self.rank}", text)
+        with self._lock:
+            self._pulse = self._pulse._replace(beat=self._pulse.beat + 1, place=place_of_rank())
+            text = json.dumps(self._pulse)
+        self._store.set(f"pulse {self.rank}", text)
 
     def _send_rows(self) -> None:
         with self._sending:  # two threads do this, and rows stay in order
@@ -184,19 +181,17 @@ class SideChannel:
             if self.rank == 0:
                 for row in rows:
                     self._on_row(0, row)
-            elif self._store is not None:
+            else:
                 self._store.set(f"rows {self.rank} {self._num_sent}", json.dumps(rows))
                 self._num_sent += 1
 
     def _take_rows(self) -> None:
         with self._sending:
             for rank in range(1, self._num_ranks):
-                assert self._store is not None
                 while self._store.check([f"rows {rank} {self._num_taken[rank]}"]):
                     self._take_part(rank)
 
     def _take_part(self, rank: int) -> None:
-        assert self._store is not None
         key = f"rows {rank} {self._num_taken[rank]}"
         self._num_taken[rank] += 1
         rows = json.loads(self._store.get(key))
@@ -215,8 +210,6 @@ class SideChannel:
 
     def missing(self) -> tuple[dict[int, Pulse], dict[int, Pulse]]:
         """The ranks that give no sign of life within some seconds, and those that have said why they ended."""
-        if self._store is None:
-            return {}, {}
         before = self._pulses()
         lost, ended = set(before), dict[int, Pulse]()
         deadline = time.monotonic() + _SILENT_SECONDS
@@ -229,12 +222,10 @@ class SideChannel:
         return {rank: now[rank] for rank in sorted(lost)}, dict(sorted(ended.items()))
 
     def _pulses(self) -> dict[int, Pulse]:
-        assert self._store is not None
         found = {rank: Pulse() for rank in range(self._num_ranks) if rank != self.rank}
         for rank in found:
-            with contextlib.suppress(RuntimeError, ValueError, RankError):  # rank 0 may have had the store
-                if self._store.check([f"pulse {rank}"]):
-                    found[rank] = Pulse(*json.loads(self._store.get(f"pulse {rank}")))
+            with contextlib.suppress(RuntimeError, RankError):  # rank 0 may have had the store
+                found[rank] = _pulse(self._store, rank)
         for rank, seen in self._seen.items():
             if seen.step > found[rank].step:
                 found[rank] = found[rank]._replace(step=seen.step, round=seen.round)
@@ -261,10 +252,9 @@ class SideChannel:
         return RankError(text, next(iter([*lost, *causes])))
 
     def _places(self) -> list[str]:
-        others = self._pulses() if self._store is not None else {}
         return [
             f"  rank {rank} on host {pulse.host}: is in {pulse.place} after step {pulse.step}"
-            for rank, pulse in others.items()
+            for rank, pulse in self._pulses().items()
         ]
 
     @staticmethod
@@ -334,7 +324,7 @@ def _num_ranks(run: Store) -> int:
     return number
 
 
-def _pulse(side: SignedStore, rank: int) -> Pulse:
+def _pulse(side: Store, rank: int) -> Pulse:
     with contextlib.suppress(ValueError, TypeError):
         if side.check([f"pulse {rank}"]):
             return Pulse(*json.loads(side.get(f"pulse {rank}")))
