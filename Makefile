@@ -22,12 +22,12 @@ suite: setup
 alone: setup
 	$(BIN)/python -m pytest tests/test_probe.py tests/test_ray.py
 
-# The long soaks, about two hours: a million damaged files, 2,000 networks that fail, 100 kills, 50 broken runs. What they find
+# The pages with all notebooks, and the long soaks, about two hours: a million damaged files, 2,000 networks that fail, 100 kills, 50 broken runs. What they find
 # lies in build/soak, one line of JSON a piece; docs/promises.md tells what they found. SOAK=10 runs a tenth of each.
 SOAK ?= 1
 FUZZED := flows:300000 topology:220000 traces:220000 checkpoint:80000 foreign:80000 experiment:40000
 FUZZED_GUIDED := flows:20000 topology:15000 traces:10000 checkpoint:5000 foreign:5000 experiment:5000
-test-all: test $(VENV)/.soak
+test-all: test docs $(VENV)/.soak
 	for each in $(FUZZED); do $(BIN)/python tests/soak/fuzz.py $${each%:*} --with random \
 		--inputs $$(($${each#*:} / $(SOAK))) || exit 1; done
 	for each in $(FUZZED_GUIDED); do $(BIN)/python tests/soak/fuzz.py $${each%:*} --with atheris \

@@ -194,7 +194,7 @@ class EncodesAndCharges(Momentum):
 
 PLANTED: list[tuple[type[Strategy], str, str]] = [
     (Raises, "runs", "by the number of peers"),
-    (Silent, "runs", "nothing was sent in 20 steps"),
+    (Silent, "runs", "nothing was sent in 8 steps"),
     (Drifts, "judged", "judged = 'replica' says that all ranks' models are equal"),
     (JudgesZeros, "judged", "is not the model's before the first step"),
     (JudgesTheStart, "judged", "is still the model of the start after 20 steps"),
@@ -209,7 +209,7 @@ PLANTED: list[tuple[type[Strategy], str, str]] = [
     (KeepsLambda, "state", "KeepsLambda.state_dict()"),
     (SharesTheClass, "processes", "in the run in processes: keep what a rank has in self"),
     (KnowsTheTransport, "gloo", "in the run over gloo: let no value depend on comm.transport"),
-    (KeepsInTheClass, "resume", "in the run resumed from its checkpoint of step 10"),
+    (KeepsInTheClass, "resume", "in the run resumed from its checkpoint of step 4"),
     (EncodesForNothing, "coding", "self.charge(NAME, 'encode', num_values)"),
 ]
 
@@ -224,7 +224,7 @@ def failed(report: CheckReport) -> list[str]:
 def test_a_fault_is_found_by_its_law_alone(strategy: type[Strategy], law: str, line: str) -> None:
     for shared in (SharesTheClass.seen, KeepsInTheClass.steps_here):
         shared.clear()
-    report = check(strategy, {"optim_spec": "sgd", "lr": 0.02})
+    report = check(strategy, {"optim_spec": "sgd", "lr": 0.02}, num_steps=8)
     assert failed(report) == [law], str(report)
     assert not report.passed
     (row,) = (row for row in report.rows if row.law == law)

@@ -90,6 +90,7 @@ def netgym(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 class TestCompare:
     @pytest.mark.pictures
     def test_the_run_folder_holds_what_the_design_says(self, netgym: Netgym) -> None:
+        """And what is missing of the page is drawn again to the same bytes."""
         code, out, err = netgym("compare", netgym.experiment)
         assert code == 0, err
         folder = netgym.folder / "runs" / "small-1"
@@ -111,9 +112,17 @@ class TestCompare:
             assert path.stat().st_mode & 0o777 == rights, f"{path}: a page is there to be shown"
         assert "first, after" in out
         assert "DiLoCo (2 of 3): 6 steps" in err
+        self.check_metrics(folder)
 
-    def test_metrics_summary_and_models_parse(self, netgym: Netgym) -> None:
-        folder = netgym.run("compare", netgym.experiment, "--out", netgym.folder / "out")
+        page, before = (folder / "report.html").read_text(), results_of(folder)
+        (folder / "report.html").unlink()
+        (folder / "plots" / "loss_against_time.png").unlink()
+        assert netgym.run("report", folder) == folder
+        assert (folder / "report.html").read_text() == page
+        assert results_of(folder) == before
+
+    @staticmethod
+    def check_metrics(folder: Path) -> None:
         summary = json.loads((folder / "summary.json").read_text())
         assert [list(entry)[: len(SUMMARY_KEYS)] for entry in summary] == [SUMMARY_KEYS] * 3
         assert [entry["name"] for entry in summary] == ["AllReduce", "DiLoCo", "SPARTA+DiLoCo"]
@@ -172,17 +181,6 @@ class TestCompare:
         (entry,) = json.loads((folder / "summary.json").read_text())
         assert entry["steps"] == 2
         assert "name: lan" in (folder / "experiment.yaml").read_text()
-
-    @pytest.mark.pictures
-    def test_report_rebuilds_the_page(self, netgym: Netgym) -> None:
-        folder = netgym.run("compare", netgym.experiment)
-        page = (folder / "report.html").read_text()
-        before = results_of(folder)
-        (folder / "report.html").unlink()
-        (folder / "plots" / "loss_against_time.png").unlink()
-        assert netgym.run("report", folder) == folder
-        assert (folder / "report.html").read_text() == page
-        assert results_of(folder) == before
 
     def test_names_cannot_leave_the_folder_nor_break_the_page(self, netgym: Netgym) -> None:
         name = "../../<script>alert(1)</script>"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import broken_pairs
 import pytest
 from fault_scenarios import simulate
+from forks import Fork, run_script
 from fuzzed_readers import READERS, one_input
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,7 +38,7 @@ def test_runs_on_networks_that_fail_end_rightly(number: int) -> None:
 
 @pytest.mark.skipif(not broken_pairs.allowed(), reason="this machine allows no network namespaces")
 def test_sites_that_lose_each_other_go_on_and_end_with_one_model(tmp_path: Path) -> None:
-    script = [sys.executable, broken_pairs.__file__, "--schedules", "1", "--events", "1", "--seed", "86"]
-    done = subprocess.run([*script, "--out", str(tmp_path)], capture_output=True, text=True, timeout=280)
+    options = ["--schedules", "1", "--events", "1", "--seed", "86", "--out", str(tmp_path)]
+    done = Fork(run_script, broken_pairs.__file__, *options).end()
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert "'cut': 1" in done.stdout
