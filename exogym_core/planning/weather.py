@@ -45,10 +45,12 @@ def changes_between(weather: Weather, start: float, end: float) -> int:
 
 
 def _changes(weather: Weather) -> Iterator[float]:
-    for event in (*weather.link_events, *weather.host_events):
-        yield event.at_seconds
-        if event.for_seconds is not None:
-            yield event.at_seconds + event.for_seconds
+    spans = [(event.at_seconds, event.for_seconds) for event in weather.link_events]
+    spans += [(event.at_seconds, event.for_seconds) for event in weather.host_events]
+    for at, lasts in spans:
+        yield at
+        if lasts is not None:
+            yield at + lasts
     for trace in weather.traces:
         yield from trace.times_seconds
     for traffic in weather.background:
