@@ -42,8 +42,9 @@ test-all: test docs $(VENV)/.soak
 test-browser: $(VENV)/.browser
 	$(BIN)/python -m pytest -m browser -rs tests/browser
 
-# Figures of docs/speed.md against another commit, built alongside in a worktree that goes again: some minutes.
-AGAINST ?= $(or $(shell git describe --tags --match 'v*' --abbrev=0 2>/dev/null),ba63e74)
+# Figures of docs/speed.md against another commit, built alongside in a worktree that goes again: some minutes. Without AGAINST: the
+# last release, or where there is none yesterday's commit.
+AGAINST ?= $(or $(shell git describe --tags --match 'v*' --abbrev=0 2>/dev/null),$(shell git rev-list -1 --before=yesterday HEAD))
 bench: setup
 	set -e; before=$$(mktemp -d); \
 	trap "git worktree remove --force $$before/tree; rmdir $$before" EXIT; trap 'exit 130' INT TERM; \

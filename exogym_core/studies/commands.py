@@ -111,12 +111,12 @@ def in_order(
     folder: RunFolder, show: Callable[[], None], again: str, discard: Callable[[], bool]
 ) -> Iterator[None]:
     """As `reported`; a mistake that is found before anything is trained leaves no folder behind either."""
-    try:
-        with reported(folder, show, again, discard):
+    with reported(folder, show, again, discard):
+        try:
             yield
-    except InputError:
-        discard()
-        raise
+        except InputError:
+            discard()
+            raise
 
 
 def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
