@@ -197,7 +197,7 @@ PLANTED: list[tuple[type[Strategy], str, str]] = [
     (Silent, "runs", "nothing was sent in 8 steps"),
     (Drifts, "judged", "judged = 'replica' says that all ranks' models are equal"),
     (JudgesZeros, "judged", "is not the model's before the first step"),
-    (JudgesTheStart, "judged", "is still the model of the start after 20 steps"),
+    (JudgesTheStart, "judged", "is still the model of the start after 8 steps"),
     (JudgesAnotherModel, "judged", "away from the mean of the ranks' models, which moved by"),
     (JudgesInVain, "judged", "judges ranks' models, so that judged_state() would be ignored"),
     (SendsAfterwards, "bytes", "call super().step() last"),

@@ -138,7 +138,7 @@ def test_networks_are_no_replicates(tmp_path: Path) -> None:
     assert [group.cells()[0] for group in report.groups] == ["1.5 s [1 s, 2 s]", "3.5 s [3 s, 4 s]"]
     write_run(tmp_path / "x-again", {"A": [1.0, 2.0]}, topology=NETWORK | {"name": "x"})
     with pytest.raises(
-        InputError, match=r"A holds seed 0 more than once \(in x, x-again\), which is no further"
+        InputError, match=r"A holds seed 0 more than once \(in x, x-again\), which adds no evidence"
     ):
         StudyReport([tmp_path], by=["strategy"], where=["topology=x"])
 

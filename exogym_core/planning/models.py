@@ -102,6 +102,8 @@ def planned_model(name: str, length: int = 2048, **options: Any) -> SequenceMode
     """
     try:
         model = _built(name, length, options)
+    except InputError:  # of which an unknown name is a TypeError too
+        raise
     except TypeError as error:
         named = ", ".join(options)
         problem = f"model {name}: one of the options {named} is not its own ({error}): leave it out"

@@ -53,7 +53,12 @@ def input_file(path: str | Path) -> BinaryIO:
 
 
 def read_bytes(path: str | Path, most_bytes: int = 1_000_000_000) -> bytes:
-    """Read all of the regular file `path`; raises as `input_file` does, and InputError where it is larger."""
+    """Read all of the regular file `path`; raises as `input_file` does, and InputError where it is larger.
+
+    Args:
+        path: the file.
+        most_bytes: a larger one is refused.
+    """
     with input_file(path) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
