@@ -252,10 +252,11 @@ def _document(
     given = {"topology": _plain_topology(changes.get("topology")), "protocol": changes.get("protocol")}
     if caller != "netgym.sweep":
         given["seeds"] = _seeds(changes)
-    values = {key: value for key, value in given.items() if value is not None} | dict(
-        changes.get("overrides") or {}
-    )
-    return apply_values(document, values, caller), folder, name, code
+    values = {key: value for key, value in given.items() if value is not None}
+    overrides = dict(changes.get("overrides") or {})
+    if both := sorted(values.keys() & overrides.keys()):
+        raise InputError(f"{caller}: overrides: {both[0]} is given as an argument too: leave one of them out")
+    return apply_values(document, values | overrides, caller), folder, name, code
 
 
 def _load(experiment: str | Path | Mapping[str, Any], changes: Changes) -> Experiment:

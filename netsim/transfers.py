@@ -20,18 +20,17 @@ import numpy as np
 
 from netsim.errors import DeadlockError, InputError, unknown_name
 from netsim.files.plain_files import read_text
-from netsim.network.clock import Clock
-from netsim.network.network import Network
 from netsim.topology.protocol import Protocol, WindowLimit, window_limit
 from netsim.topology.topology import Topology
 from netsim.units import format_list, parse_bytes, parse_seconds
-from netsim.weather.faults import ConnectionPool, Faults
+from netsim.weather.faults import ConnectionPool, network_with_weather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     import simpy
 
+    from netsim.network.network import Network
     from netsim.network.trace import Recorder
     from netsim.topology.topology import FloatArray
 
@@ -288,14 +287,10 @@ def time_flows(
         flow if isinstance(flow, Flow) else _row(number, flow, topology)
         for number, flow in enumerate(flows, 1)
     ]
-    clock = Clock()
-    network = Network(clock, topology, parsed)
-    if recorder is not None:
-        recorder.watch(network)
-    faults = Faults(network)
-    run = _FlowRun(clock, network, listed, on_delivered, finish)
+    network, faults = network_with_weather(topology, parsed, recorder)
+    run = _FlowRun(network, listed, on_delivered, finish)
     faults.on_stuck = run.give_up
-    clock.process(run.start())
+    network.env.process(run.start())
     faults.run_until(lambda: not run.under_way)
     return run.finish
 
@@ -310,7 +305,6 @@ class _FlowRun:
 
     def __init__(
         self,
-        clock: Clock,
         network: Network,
         flows: list[Flow],
         on_delivered: Callable[[], None] | None,
@@ -319,14 +313,13 @@ class _FlowRun:
         self.finish = np.empty(len(flows)) if finish is None else finish
         self.finish.fill(math.inf)
         self.under_way = set(range(len(flows)))
-        self._clock, self._network = clock, network
-        self._flows, self._on_delivered = flows, on_delivered
+        self._network, self._flows, self._on_delivered = network, flows, on_delivered
         self._row_of: dict[int, int] = {}  # by transfer
         self._pools: defaultdict[tuple[int, int], ConnectionPool] = defaultdict(ConnectionPool)  # by hosts
 
     def start(self) -> Generator[simpy.Event, None, None]:
         """Send each at its start, on an idle connection of its hosts or a new one."""
-        clock, flows = self._clock, self._flows
+        clock, flows = self._network.env, self._flows
         for number in sorted(range(len(flows)), key=lambda number: flows[number].start_seconds):
             flow = flows[number]
             if flow.start_seconds > clock.now:
@@ -344,7 +337,7 @@ class _FlowRun:
             self._row_of[sent] = number
 
     def _deliver(self, number: int, pool: ConnectionPool, connection: int) -> None:
-        self.finish[number] = self._clock.now
+        self.finish[number] = self._network.env.now
         self._end(number, pool, connection)
         if self._on_delivered is not None:
             self._on_delivered()

@@ -285,9 +285,6 @@ def _digits(number: float) -> str:
 def _format_prefixed(number: float, unit: str) -> str:
     if not math.isfinite(number):
         return f"{number} {unit}"
-    for prefix in ("T", "G", "M", "k", ""):
-        factor = _SI[prefix]
-        # 999.96 rounds to 1000 with four digits, so it belongs to the next prefix.
-        if abs(number) >= factor * 0.99995 or prefix == "":
-            return f"{_digits(number / factor)} {prefix}{unit}"
-    raise AssertionError("the empty prefix fits every number")
+    # 999.96 rounds to 1000 with four digits, so it belongs to the next prefix.
+    prefix = next((prefix for prefix in "TGMk" if abs(number) >= _SI[prefix] * 0.99995), "")
+    return f"{_digits(number / _SI[prefix])} {prefix}{unit}"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from exogym_core.cli.main import main
 from exogym_core.cost.compute import Compute
 from exogym_core.planning import advise as advise_module
-from exogym_core.planning.advise import SEARCHED, Advice, advise, alike_text, merged
+from exogym_core.planning.advise import Advice, advise, alike_text, merged
 from exogym_core.planning.groups import EXACT_SITES, best_cycle
 from exogym_core.planning.measure import Setting, least_days, measure
 from exogym_core.planning.models import planned_model
@@ -129,17 +129,17 @@ def test_rows_that_are_one_thing_are_one_row() -> None:
         return {"strategy": "StreamingDiLoCo", "days": days, "options": {"H": 100, **options}, **plain}
 
     rows = [row(10.0, tau=8), row(10.001, tau=2), row(10.002), row(10.004, tau=4, H=50), row(11.0, tau=1)]
-    found = merged(rows, SEARCHED)
+    found = merged(rows)
     assert [each["options"] for each in found] == [
         {"H": 100, "tau": 2},
         {"H": 50, "tau": 4},
         {"H": 100, "tau": 1},
     ]
     assert found[0]["alike"] == [{"H": 100, "tau": 8}, {"H": 100}]
-    assert alike_text(found[0], SEARCHED) == " (and 2 alike: tau 2 to 8)"
-    assert merged(found, SEARCHED) == found
+    assert alike_text(found[0]) == " (and 2 alike: tau 2 to 8)"
+    assert merged(found) == found
     other = {**row(10.0, tau=8), "strategy": "DiLoCo"}
-    assert len(merged([other, {**other, "options": {"H": 100, "tau": 1}}], SEARCHED)) == 2
+    assert len(merged([other, {**other, "options": {"H": 100, "tau": 1}}])) == 2
 
 
 def test_a_ring_over_very_many_sites_is_found_in_time() -> None:

@@ -82,7 +82,7 @@ def _known(comm):
 
 def test_given_shapes_are_not_sent_again() -> None:
     with pytest.raises(
-        MismatchError, match=r"rank \d, all_to_all: shapes=\[\[7\], \[7\]\], but what is sent here is"
+        MismatchError, match=r"rank \d, all_to_all: shapes=\[\[7\], \[7\]\], but the ranks send"
     ):
         run_ranks(_known, 2, transport="gloo")
 

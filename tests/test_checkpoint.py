@@ -570,7 +570,7 @@ OTHER = TensorDataset(DATA.tensors[0].clone().index_fill(0, torch.tensor([17]), 
         (
             lambda rank, num_nodes, train_dataset: Counted(),
             lambda rank, num_nodes, train_dataset: Counted(last=float(rank)),
-            "training set that the checkpoint knows is Counted of 40 samples",
+            "checkpoint's training set is Counted of 40 samples",
         ),
     ],
 )
@@ -759,7 +759,7 @@ def test_a_state_that_lacks_something_is_found_at_the_start(tmp_path: Path) -> N
     message = refused(', "kept": self.kept', "").partition("\n")[0]
     assert "Own.load_state_dict(): fails on what state_dict() returned: KeyError: 'kept'" in message
     message = refused('self.kept, self.count = state["kept"], state["count"]', 'self.count = state["count"]')
-    assert "Own.state_dict(): lacks 'kept', which is another after a save and a load" in message
+    assert "Own.state_dict(): lacks 'kept', which changes in a save and a load" in message
     message = refused('self.kept, self.count = state["kept"], state["count"]', 'self.kept = state["kept"]')
     assert "if no step reads it, write not_saved = ('count',) in the class" in message
     unread = OWN.replace('self.kept, self.count = state["kept"], state["count"]', 'self.kept = state["kept"]')

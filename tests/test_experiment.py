@@ -239,6 +239,12 @@ scales:
 """
 
 
+def test_a_key_given_by_a_flag_and_by_set_is_refused(write: Any) -> None:
+    line = r"^--set protocol=gloo: --protocol is given too: leave one of them out"
+    with pytest.raises(InputError, match=line):
+        Experiment.load(write(SMALL), ["protocol=gloo"], {"protocol": "ideal"})
+
+
 def test_a_scale_replaces_keys_before_overrides_and_leaves_no_trace(write: Any) -> None:
     path = write(SMALL + SCALES)
     tiny = Experiment.load(path, scale="tiny")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from netsim import Topology, input_file, is_written_in_place, output_file
+from netsim import Topology, input_file, is_written_in_place, output_file, read_bytes
 from netsim.cli.main import main
 from netsim.errors import InputError
 
@@ -61,6 +61,13 @@ def test_a_pipe_is_refused_at_once(arguments: tuple[str, ...], here: Path) -> No
     assert "pipe: is not a regular file but a pipe: write it to a file first" in run(*arguments)
 
 
+def test_a_file_that_is_too_large_is_not_read(here: Path) -> None:
+    with (here / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(InputError, match=r"huge: larger than 1 MB"):
+        read_bytes(here / "huge", 1_000_000)
+
+
 def test_so_are_devices_and_a_trace_that_a_topology_names(here: Path) -> None:
     with pytest.raises(InputError, match="/dev/zero: is not a regular file but a device"):
         input_file("/dev/zero")
@@ -76,7 +83,10 @@ def test_output_goes_into_a_pipe_and_through_a_link(here: Path) -> None:
     """A pipe was replaced by a file, as /dev/null was; so was a link."""
     os.mkfifo("pipe")
     reader, got = read_in_the_background("pipe")
-    assert run("flows", "two-datacenters", "flows.csv", "--protocol", "ideal", "--out", "pipe") == ""
+    assert (
+        run("flows", "two-datacenters", "flows.csv", "--protocol", "ideal", "--out", "pipe")
+        == "protocol: ideal\n"
+    )
     reader.join()
     assert got == [DONE.encode()]
     assert stat.S_ISFIFO(os.stat("pipe").st_mode)

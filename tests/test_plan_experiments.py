@@ -8,6 +8,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from experiments import experiment
 
 from exogym_core.cli.main import main
 from exogym_core.planning import plan as plan_module
@@ -132,7 +133,7 @@ def test_a_measured_experiment_is_planned_by_its_run(
     path.write_text(measured + SITES)
     assert main(["plan", str(path)]) == 2
     line = capsys.readouterr().err
-    assert "add --set compute='{fixed: 1 s, jitter: 0.1}' with your seconds, or plan a run's folder" in line
+    assert "add --set compute='{fixed: 1 s, jitter: 0.1}' with your seconds, or plan a run folder" in line
     assert main(["plan", str(path), "--set", "compute={fixed: 1 s, jitter: 0.1}", "--json"]) == 0
     capsys.readouterr()
     ran = printed_rows(f"compare {path} --out {tmp_path / 'run'}", capsys)["summary"]
@@ -201,6 +202,13 @@ def test_dollars_of_traffic_alone_are_reported_so(capsys: pytest.CaptureFixture[
     assert "--price" in table
     assert main([*words.split(), "--price", "2"]) == 0
     assert "egress only" not in capsys.readouterr().out
+
+
+def test_options_of_another_model_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "small.yaml").write_text(experiment(topology="lan", compute="1 s"))
+    assert main(["plan", str(tmp_path / "small.yaml"), "--model", "llama-2m"]) == 2
+    line = "error: plan: model llama-2m: one of the options hidden is not its own"
+    assert capsys.readouterr().err.startswith(line)
 
 
 @pytest.mark.parametrize(

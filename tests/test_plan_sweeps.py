@@ -74,7 +74,7 @@ def test_a_swept_table_says_each_thing_once(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A column a key, by its last word; a strategy that a key does not concern has a row less; a limit a strategy."""
-    below = set()
+    below = set[bool]()
 
     def savefig(figure: Figure, *arguments: Any, **options: Any) -> None:
         save(figure, *arguments, **options)

@@ -12,6 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from exogym_core.cli.main import main
 from exogym_core.names import file_name, unique_labels, visible
 from exogym_core.results.disk import RecordError, write_whole
 from exogym_core.results.fit_result import FitResult
@@ -73,6 +74,37 @@ def test_logs_have_exo_gyms_columns_first(tmp_path: Path, monkeypatch: pytest.Mo
     assert [line.count(",") for line in lines] == [lines[0].count(",")] * 3
     header = (logger.path / "validation.csv").read_text().splitlines()[0]
     assert header.startswith("step,local_loss,local_perplexity,global_loss,global_perplexity,virtual_seconds")
+
+
+def test_a_pipe_in_place_of_a_folders_file_is_never_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder.create(tmp_path / "out", "digits")
+    folder.write_text("experiment.yaml", "name: digits\n")
+    for name in ("log.txt", ".status.json", "entry.json"):
+        os.mkfifo(folder.path / name)
+    with pytest.raises(RecordError, match=r"log\.txt: cannot be written: No such device or address"):
+        folder.log("a line")
+    assert main(["status", str(folder.path)]) == 2
+    assert ".status.json: is not a regular file but a pipe" in capsys.readouterr().err
+    assert main(["bench", "--table", str(folder.path)]) == 2
+    assert "holds no entry" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.EMFILE, "ulimit -n 4096"), (errno.EFBIG, "ulimit -f unlimited")]
+)
+def test_limits_of_the_system_are_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, remedy: str
+) -> None:
+    def limited() -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("exogym_core.cli.inspect_commands._facts", limited)
+    assert main(["doctor"]) == 1
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: {os.strerror(number)}: ")
+    assert remedy in line
 
 
 def test_rights_are_those_that_the_umask_leaves(tmp_path: Path) -> None:

@@ -33,7 +33,9 @@ def status(place: object, code: int = 0, *options: str) -> str:
 def test_a_folder_tells_how_far_its_run_is_while_it_goes_on_and_afterwards(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "run")
     folder.write_text("experiment.yaml", "name: run\n")
-    folder.write_summary([{"name": "AllReduce", "steps": 900, "final_loss": 0.5}])
+    absences = [{"rank": 1, "step": 5}, {"rank": 2, "step": 7}]
+    summary = {"name": "AllReduce", "steps": 900, "final_loss": 0.5, "dropped_peers": absences}
+    folder.write_summary([summary])
     with PlainProgress(lambda line: None, lambda line: None, folder.path) as progress:
         run, other = progress.begin("DiLoCo", 2, 3, 900), progress.begin("DeMo", 3, 3, 900)
         row = {"kind": "step", "step": 700, "train_loss": 0.25, "virtual_seconds": 12.0, "num_peers": 3}
@@ -53,7 +55,8 @@ def test_a_folder_tells_how_far_its_run_is_while_it_goes_on_and_afterwards(tmp_p
         "  DiLoCo (2 of 3): step 700 of 900, loss 0.2500, virtual time 12 s, 3 workers in this round" in text
     )
     assert "  DeMo (3 of 3): step 5 of 900, loss 2.0000" in text
-    assert "  AllReduce: finished after step 900, final loss 0.5000" in text
+    assert "  AllReduce: finished after step 900, final loss 0.5000, 2 absences (dropped_peers)" in text
+    assert document["strategies"][0]["dropped_peers"] == absences
     assert (document["state"], document["now"]["step"]) == ("running", 700)
     assert status(folder.path).splitlines()[0] == f"{folder.path}: finished"
     assert sorted(path.name for path in folder.path.iterdir()) == [

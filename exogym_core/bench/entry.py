@@ -33,6 +33,8 @@ __all__ = ["board_rows", "digest_of", "entries_of", "own_entry", "read_entries"]
 
 Entry = dict[str, Any]
 
+_MOST_BYTES = 100_000_000  # of a strategy's file, and of an entry
+
 
 def own_entry(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
     """`module:Class` of the strategy in a file, and its options by task; nothing of the file is run.
@@ -45,7 +47,7 @@ def own_entry(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
         InputError: the file cannot be read, or it does not say which class it is, or its options are not plain.
     """
     try:
-        tree = ast.parse(read_bytes(path))
+        tree = ast.parse(read_bytes(path, _MOST_BYTES))
     except OSError as error:
         raise InputError(f"{visible(path)}: cannot be read: {error.strerror}") from None
     except InputError:
@@ -158,7 +160,7 @@ def read_entries(folder: Path) -> tuple[list[Entry], list[tuple[str, str]]]:
     refused: list[tuple[str, str]] = []
     for path in sorted(folder.rglob("*.json")):
         try:
-            entry = json.loads(path.read_text(encoding="utf-8"))
+            entry = json.loads(read_bytes(path, _MOST_BYTES))
         except (OSError, ValueError, RecursionError):
             continue
         if not isinstance(entry, dict) or not {"digest", "scores", "tier_digest"} <= entry.keys():

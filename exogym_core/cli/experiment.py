@@ -504,9 +504,9 @@ def apply_overrides(
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
             raise InputError(f"{flag}: expected KEY=VALUE, such as --set steps=20")
-        read = _read(value, flag)
-        if key.strip() not in given:
-            changes.append((key.strip(), read, flag))
+        if key.strip() in given:
+            raise InputError(f"{flag}: --{key.strip()} is given too: leave one of them out")
+        changes.append((key.strip(), _read(value, flag), flag))
     return _changed(document if scale is None else _scaled(document, scale), changes)
 
 

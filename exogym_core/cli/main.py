@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -56,7 +58,7 @@ _COMMANDS = {
     "status": {
         "command": "exogym_core.cli.status_command:status",
         "help": (
-            "Show a run's progress: step, loss, time left, sites present, sites absent with reasons, and waits."
+            "Show a run's progress: step, loss, time left; at a rendezvous also members, absences, waits."
         ),
     },
 }
@@ -232,6 +234,15 @@ def _build_shipped(experiment: Experiment) -> str:
     return f"; not tried, since that would run its code: {visible(line)}" if line else ""
 
 
+_REMEDIES = {
+    os.strerror(errno.EMFILE): "raise the limit of open files (ulimit -n 4096), or use fewer ranks",
+    os.strerror(errno.EFBIG): "raise the limit of a file's size (ulimit -f unlimited)",
+    os.strerror(errno.ENOSPC): "free some of the disk, or set TMPDIR to a folder on another",
+    "No usable temporary directory": "free some of the disk, raise ulimit -f, or set TMPDIR to another folder",
+}
+"""By words of an error of the system that any part of a run may meet: what to do."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for a mistake in the input, 1 for other errors.
 
@@ -255,8 +266,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, NetsimError):
             line = "\n".join([str(error), *getattr(error, "__notes__", [])])
             return _fail(line, 2 if isinstance(error, InputError) else 1)
-        line = visible(f"{type(error).__name__}: {error}", 500)
-        return _fail(f"{line} (--debug shows where)", 1)
+        for reason, remedy in _REMEDIES.items():
+            if isinstance(error, OSError) and reason in str(error):
+                return _fail(f"{visible(error.strerror or error, 500)}: {remedy} (--debug shows where)", 1)
+        return _fail(f"{visible(f'{type(error).__name__}: {error}', 500)} (--debug shows where)", 1)
     return code if isinstance(code, int) else 0
 
 

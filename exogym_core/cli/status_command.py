@@ -35,10 +35,11 @@ _SILENT_SECONDS = 30.0  # without a step, until the line mentions it
 @plain_json
 @debug_flag
 def status(place: str, as_json: bool) -> None:
-    """Show the progress of a run: step, loss, time left, members, absences with reasons, and waits.
+    """Show the progress of a run: step, loss, time left; at a rendezvous also members, absences and waits.
 
-    FOLDER is a run's, a sweep's, a launch's or a plan's. HOST:PORT is a rendezvous, or where the ranks of torchrun meet
-    (MASTER_ADDR:MASTER_PORT); both want the run's secret. It changes nothing, and no rank waits for it.
+    FOLDER is a run's, a sweep's, a launch's or a plan's; it has the absences of strategies that have ended.
+    HOST:PORT is a rendezvous, or where the ranks of torchrun meet (MASTER_ADDR:MASTER_PORT); both want the run's
+    secret. It changes nothing, and no rank waits for it.
     """
     path = Path(place)
     found = _of_folder(path) if os.path.exists(path) else _of_address(place)
@@ -125,7 +126,11 @@ def _run_lines(found: Mapping[str, Any]) -> list[str]:
     lines = [f"{found['folder']}: {found['state']}{process}"]
     for each in found["strategies"]:
         loss = "" if each["final_loss"] is None else f", final loss {format_loss(each['final_loss'])}"
-        lines.append(f"  {visible(each['name'], 40)}: {each['state']} after step {each['steps']}{loss}")
+        absent = len(each["dropped_peers"])
+        absences = f", {format_count(absent, 'absence')} (dropped_peers)" if absent else ""
+        lines.append(
+            f"  {visible(each['name'], 40)}: {each['state']} after step {each['steps']}{loss}{absences}"
+        )
     first = found["now"]
     for now in () if first is None else (first, *first.get("others", ())):
         is_running = found["state"] == "running"

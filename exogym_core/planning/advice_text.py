@@ -22,7 +22,7 @@ def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
     """Ranking, ring over the sites, and unknowns; of rows that differ in searched options alone the first."""
     variants: dict[str, dict[str, Any]] = {}
     for row in advice["ranked"]:
-        variants.setdefault(repr(variant_of(row, SEARCHED)), row)
+        variants.setdefault(repr(variant_of(row)), row)
     names = [_name(row) for row in variants.values()]
     others = len(advice["ranked"]) - len(variants)
     of_money, ring = advice["budget"].get("dollars"), advice["ring"]
@@ -69,7 +69,7 @@ def best_so_far(advice: Advice) -> str:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    return _options(row) + alike_text(row, SEARCHED) + (" (does not fit)" if row["fits"] is False else "")
+    return _options(row) + alike_text(row) + (" (does not fit)" if row["fits"] is False else "")
 
 
 def _options(row: Mapping[str, Any]) -> str:

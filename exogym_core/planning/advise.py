@@ -91,21 +91,18 @@ def _neighbours(options: Mapping[str, Any], names: Sequence[str]) -> Iterator[di
 _ALIKE = 1e-3  # of days, relative
 
 
-def merged(rows: Sequence[dict[str, Any]], searched: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
+def merged(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Merge rows that differ only in searched options and take equally long; `alike` has the others' options.
 
     Of such rows the one whose options are smallest stays, in the order in which strategies list them.
 
     Args:
         rows: by their days, those that do not fit at the end.
-        searched: names of options by strategy.
     """
     kept: list[dict[str, Any]] = []
     for row in rows:
-        names = list(searched.get(row["strategy"], ()))
-        place = next(
-            (at for at, other in enumerate(kept) if names and _are_alike(row, other, searched)), None
-        )
+        names = list(SEARCHED.get(row["strategy"], ()))
+        place = next((at for at, other in enumerate(kept) if names and _are_alike(row, other)), None)
         if place is None:
             kept.append({**row, "alike": list(row.get("alike", []))})
             continue
@@ -118,17 +115,15 @@ def merged(rows: Sequence[dict[str, Any]], searched: Mapping[str, Mapping[str, i
     return kept
 
 
-def variant_of(row: Mapping[str, Any], searched: Mapping[str, Mapping[str, int]]) -> tuple[Any, ...]:
+def variant_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """Key of a row, equal for rows that differ only in searched options, streams, and figures."""
-    names = searched.get(row["strategy"], ())
+    names = SEARCHED.get(row["strategy"], ())
     fixed = {key: value for key, value in row["options"].items() if key not in names}
     return row["strategy"], fixed, row["groups"], row["left_out"]
 
 
-def _are_alike(
-    row: Mapping[str, Any], other: Mapping[str, Any], searched: Mapping[str, Mapping[str, int]]
-) -> bool:
-    same = variant_of(row, searched) == variant_of(other, searched)
+def _are_alike(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    same = variant_of(row) == variant_of(other)
     same = same and all(row[key] == other[key] for key in ("streams", "fits"))
     return same and abs(row["days"] - other["days"]) <= _ALIKE * other["days"]
 
@@ -138,17 +133,16 @@ def _values(row: Mapping[str, Any], names: Sequence[str]) -> list[float]:
     return [row["options"].get(name, float("inf")) for name in names]
 
 
-def alike_text(row: Mapping[str, Any], searched: Mapping[str, Mapping[str, int]]) -> str:
+def alike_text(row: Mapping[str, Any]) -> str:
     """Number of other options that take as long, and their range of values.
 
-    >>> row = {"strategy": "S", "options": {"tau": 2}, "alike": [{"tau": 5}, {"tau": 10}]}
-    >>> alike_text(row, {"S": {"tau": 0}})
+    >>> alike_text({"strategy": "StreamingDiLoCo", "options": {"tau": 2}, "alike": [{"tau": 5}, {"tau": 10}]})
     ' (and 2 alike: tau 2 to 10)'
     """
     if not row["alike"]:
         return ""
     ranges = []
-    for name in searched[row["strategy"]]:
+    for name in SEARCHED[row["strategy"]]:
         values = sorted({each[name] for each in (row["options"], *row["alike"]) if name in each})
         if len(values) > 1:
             ranges.append(f"{name} {values[0]} to {values[-1]}")
@@ -274,7 +268,7 @@ class Advice:
         """
         setting = self._setting
         rows = [self._with_bands(row) for row in self.rows]
-        rows = merged(sorted(rows, key=_order), SEARCHED)
+        rows = merged(sorted(rows, key=_order))
         kept = [row for row in rows if not any(_beats(other, row) for other in rows)]
         baseline = min((row for row in rows if row["strategy"] == "AllReduce"), key=_order, default=None)
         if baseline is not None and baseline not in kept:
@@ -683,7 +677,7 @@ def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | No
         "the loss at this scale: days and money are bands, from the fewest steps to the most that a strategy may need "
         "to the loss that data-parallel has after the budget; rows whose bands overlap have one place, as the order "
         "between them is unknown",
-        f"the network's distance from a real one ({NETWORK_ERROR:.0%} at the 95th percentile of measured calls) "
+        f"the network's distance from a real one ({NETWORK_ERROR:.1%} in the median of measured calls) "
         "and, without --utilisation, the reached share of devices' peak (38 to 46 % in published trainings): bands "
         "have both",
     ]

@@ -51,11 +51,9 @@ def best_cycle(seconds: Table) -> list[int]:
     >>> best_cycle([[0, far, near, near], [far, 0, near, near], [near, near, 0, far], [near, near, far, 0]])
     [0, 2, 1, 3]
     """
-    number = len(seconds)
-    if number <= 3:
-        both = [list(range(number)), [0, *range(number - 1, 0, -1)]]
-        return min(both, key=lambda cycle: _length(cycle, seconds))
-    return _exact(seconds) if number <= EXACT_SITES else _improved(seconds)
+    if len(seconds) < 2:
+        return [0] * len(seconds)
+    return _exact(seconds) if len(seconds) <= EXACT_SITES else _improved(seconds)
 
 
 def _length(cycle: Sequence[int], seconds: Table) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from exogym_core.cost.flops import count_flops
 from exogym_core.planning.model_sizes import PLANNED_MODELS
 from exogym_core.tasks.decoders import GPT, GPT_PRESETS, LLAMA_PRESETS, Llama
-from netsim.errors import unknown_name
+from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -100,9 +100,14 @@ def planned_model(name: str, length: int = 2048, **options: Any) -> SequenceMode
     >>> round(planned_model("llama-150m", 128).num_parameters / 1e6)
     215
     """
-    layers = options.get("num_layers", _num_layers(name))
-    model = _built(name, length, options)
-    if not isinstance(layers, int) or layers <= _COUNTED_LAYERS:
+    try:
+        model = _built(name, length, options)
+    except TypeError as error:
+        named = ", ".join(options)
+        problem = f"model {name}: one of the options {named} is not its own ({error}): leave it out"
+        raise InputError(f"plan: {problem}") from None
+    layers = len(model.blocks)
+    if layers <= _COUNTED_LAYERS:
         return SequenceModel(model, length)
     # Layers are alike, so their operations are counted once: those of one more layer than another model has.
     one, two = (
@@ -120,24 +125,21 @@ def planned_model(name: str, length: int = 2048, **options: Any) -> SequenceMode
     )
 
 
-def _num_layers(name: str) -> int | None:
-    family, _, preset = name.partition("-")
-    presets = {"llama": LLAMA_PRESETS, "gpt": GPT_PRESETS}.get(family, {})
-    sizes: dict[str, Any] = PLANNED_MODELS.get(name) or presets.get(preset) or {}
-    return sizes.get("num_layers")
+_FAMILIES: dict[str, tuple[type[Llama | GPT], Any]] = {
+    "llama": (Llama, LLAMA_PRESETS),
+    "gpt": (GPT, GPT_PRESETS),
+}
 
 
-def _built(name: str, length: int, options: dict[str, Any]) -> nn.Module:
+def _built(name: str, length: int, options: dict[str, Any]) -> Llama | GPT:
     family, _, preset = name.partition("-")
+    kind, presets = (Llama, {}) if name in PLANNED_MODELS else _FAMILIES.get(family, (Llama, {}))
+    if name not in PLANNED_MODELS and preset not in presets:
+        every = [f"{family}-{key}" for family, (_, keys) in _FAMILIES.items() for key in keys]
+        raise unknown_name("model to plan", name, [*PLANNED_MODELS, *every])
+    sizes: Any = PLANNED_MODELS.get(name, {"preset": preset})
     with torch.device("meta"):
-        if name in PLANNED_MODELS:
-            return Llama(**{**PLANNED_MODELS[name], "block_size": length, **options})
-        if family == "llama" and preset in LLAMA_PRESETS:
-            return Llama(preset, **{"block_size": length, **options})
-        if family == "gpt" and preset in GPT_PRESETS:
-            return GPT(preset, **{"block_size": length, **options})
-    presets = [f"llama-{key}" for key in LLAMA_PRESETS] + [f"gpt-{key}" for key in GPT_PRESETS]
-    raise unknown_name("model to plan", name, [*PLANNED_MODELS, *presets])
+        return kind(**{**sizes, "block_size": length, **options})
 
 
 _DEEPEST = 12

@@ -112,6 +112,8 @@ def _without_files(experiment: Experiment, error: MissingDataError) -> tuple[Tas
 #: The one key of sweeps and --set that is not an experiment's: the rate of every link between sites.
 WAN_BANDWIDTH = "wan.bandwidth"
 
+_OF_SETTING = ("devices_per_worker", "batch_by_speed", "memory", "micro_batch")
+
 _SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _MOST_TOKENS, _MOST_DOLLARS = 1e30, 1e15
 _BATCH_SIZE = 256
@@ -365,10 +367,6 @@ def request_of(
     price: float | Mapping[str, float] | None = None,
     sequence: int | None = None,
     utilisation: float | Mapping[str, float] | None = None,
-    devices_per_worker: int | Mapping[str, int] = 1,
-    batch_by_speed: bool = False,
-    memory: tuple[str, ...] = (),
-    micro_batch: int = 1,
     known: Known | None = None,
     **words: Any,
 ) -> Request:
@@ -377,9 +375,9 @@ def request_of(
     Args:
         path: of the experiment, or a run's folder; None: words stand for it.
         point: values of swept keys.
-        tokens, budget, price, sequence, utilisation, devices_per_worker, batch_by_speed, memory, micro_batch: flags.
+        tokens, budget, price, sequence, utilisation: flags.
         known: results that are shared with other requests.
-        words: flags that make or change the experiment, as of `_experiment_of`.
+        words: flags of the setting, `_OF_SETTING`, and those that make or change the experiment, `_experiment_of`.
 
     Raises:
         InputError: neither an experiment nor a model, a strategy and a topology; or a mistake in them.
@@ -390,6 +388,7 @@ def request_of(
         raise InputError("plan: --budget needs the price of a worker's hour: add --price DOLLARS")
     sites = utilisation if isinstance(utilisation, Mapping) else None
     flops = None if utilisation is None else {} if sites is not None else {"utilisation": utilisation}
+    options = {name: words.pop(name) for name in _OF_SETTING if name in words}
     experiment, bandwidth, remarks = _experiment_of(path, point, flops, **words)
     is_given = (
         experiment.compute.flops is not None and "utilisation" in experiment.compute.flops.model_fields_set
@@ -404,12 +403,9 @@ def request_of(
         remarks=remarks,
         dollars=None if budget is None else parse_dollars(budget),
         dollars_per_hour=price,
-        devices_per_worker=devices_per_worker,
-        batch_by_speed=batch_by_speed,
         utilisation=sites,
         is_utilisation_given=is_given and not (path is not None and path.is_dir()),
-        memory=memory,
-        micro_batch=micro_batch,
+        **options,
     )
 
 

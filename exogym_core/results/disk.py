@@ -101,7 +101,7 @@ def append_text(path: Path, text: str, flags: int = 0) -> None:
         RecordError: it cannot be written.
     """
     with record_errors(path, "written"):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | flags, 0o666)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o666)
         with os.fdopen(descriptor, "a", encoding="utf-8") as file:
             file.write(text)
 

@@ -19,6 +19,7 @@ from rich.text import Text
 from exogym_core.names import visible
 from exogym_core.results.disk import owner_of, write_whole
 from exogym_core.results.run_folder import RunFolder
+from netsim import read_bytes
 from netsim.errors import InputError
 from netsim.units import format_count, format_seconds
 
@@ -137,6 +138,7 @@ class RunProgress:
 
 
 _STATUS_FILE = ".status.json"
+_MOST_BYTES = 10_000_000  # of it
 _SECONDS_BETWEEN = 1.0
 _KEPT = ("train_loss", "virtual_seconds", "wall_seconds", "num_peers")
 
@@ -350,8 +352,8 @@ def folder_status(path: Path) -> dict[str, Any]:
     """Progress of the run of a folder.
 
     Returns:
-        `state` ("running", "stopped" or "finished"), `process`, `workers`, `strategies` (those that have ended, each
-        with `name`, `state`, `steps` and `final_loss`), `now` (what is trained at present) and `checkpoint` (the
+        `state` ("running", "stopped" or "finished"), `process`, `strategies` (those that have ended, each with `name`,
+        `state`, `steps`, `final_loss` and `dropped_peers`), `now` (what is trained at present) and `checkpoint` (the
         newest one's step).
 
     Raises:
@@ -366,6 +368,7 @@ def folder_status(path: Path) -> dict[str, Any]:
             "state": _state(entry),
             "steps": entry.get("steps"),
             "final_loss": entry.get("final_loss"),
+            "dropped_peers": entry.get("dropped_peers") or [],
         }
         for entry in summary
     ]
@@ -391,7 +394,7 @@ def _state(entry: Mapping[str, Any]) -> str:
 def _now(path: Path) -> dict[str, Any] | None:
     """Progress that the run has written; None where it trains nothing."""
     try:
-        found = json.loads((path / _STATUS_FILE).read_text(encoding="utf-8"))
+        found = json.loads(read_bytes(path / _STATUS_FILE, _MOST_BYTES))
         for each in (found, *found.get("others", ())):
             each["silent_seconds"] = round(max(time.time() - each.pop("at"), 0.0), 1)
     except FileNotFoundError:

@@ -184,7 +184,7 @@ class RunFolder:
             path.parent.mkdir(exist_ok=True)
         write_whole(path, text)
         if relative == "experiment.yaml" and (self.path / _ENVIRONMENT).is_file():
-            self._write_facts(json.loads((self.path / _ENVIRONMENT).read_text(encoding="utf-8")))
+            self._write_facts(_facts(self.path))
         return path
 
     def write_environment(self, code_folder: Path | None = None) -> None:
@@ -301,8 +301,8 @@ class RunFolder:
         if not path.is_file():
             return []
         try:
-            entries = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            entries = json.loads(read_bytes(path))
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{visible(path)}: cannot be read: {error}") from None
         if not isinstance(entries, list) or not all(
             isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in entries

@@ -388,7 +388,8 @@ def batched_losses(
         with autocast_to(precision, device):
             return as_mean_loss(functional_call(model, own, (samples,)), "workers: stacked").reshape(())
 
-    return torch.vmap(loss)(dict(parameters), batch)
+    losses: Tensor = torch.vmap(loss)(dict(parameters), batch)
+    return losses
 
 
 def _layout(batch: Any) -> object:

@@ -190,7 +190,10 @@ def _swept(asked: _Asked, vary: Sequence[str], minimise: str | None) -> Document
         if not isinstance(values, list | dict):
             raise InputError(f"--vary {text}: expected KEY=[VALUE, ...], such as 'steps=[100, 200]'")
         added[key.strip()] = values
-    swept = {**(document.data.get("sweep") or {}), **added, **asked.searched(minimise=minimise)}
+    searched = asked.searched(minimise=minimise)
+    if both := sorted(added.keys() & searched.keys()):
+        raise InputError(f"--vary {both[0]}: --{both[0]} is given too: leave one of them out")
+    swept = {**(document.data.get("sweep") or {}), **added, **searched}
     return replace(document, data={**document.data, "sweep": swept} if swept else document.data)
 
 

@@ -154,6 +154,10 @@ class Sweep(Schema):
         return sweep
 
     def _check(self, part: Document) -> None:
+        varied = {key for point in [self.axes, *self.listed] for key in point} & {"seed", "seeds"}
+        if self.seeds is not None and varied:
+            problem = f"the points' {min(varied)} would go unused: leave one of them out"
+            raise part.error(("seeds",), problem)
         ranges = [key for key, values in self.axes.items() if isinstance(values, Range)]
         if self.search == "grid":
             if ranges:

@@ -137,6 +137,9 @@ class _Plan:
         data = document.data if isinstance(document.data, dict) else {}
         part = document.part(("tune",)) if data.get("tune") is not None else Document(document.where, {})
         settings = validate_document(TuneSettings, part)
+        if settings.search == "grid" and settings.trials:
+            problem = "a grid tries all points: leave trials out, or add search: random"
+            raise part.error(("trials",), problem)
         experiment = Experiment.from_document(document, source_folder, name)
         labels = [str(entry.label) for entry in experiment.strategies]
         for given in settings.over:

@@ -32,6 +32,7 @@ from exogym_core.torch_backend.run import (
 from exogym_core.torch_backend.script import become_launched, run_rank, run_script
 from exogym_core.workers.processes.children import Children
 from exogym_core.workers.processes.shared_memory import Arena
+from exogym_core.workers.rng import RandomStates
 from netsim.errors import InputError, NetsimError, RankError
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def _start_ranks(launch: Launch, launched: Launched, warn: Callable[[str], None]
 def _be_rank(num_ranks: int, body: Callable[[SimulatedCommunicator], Any], index: int, channel: Pipe) -> None:
     arena = Arena(channel.recv_fd(), num_regions=num_ranks + 1, region=index + 1)
     torch.set_num_threads(1)
+    RandomStates(0, index).load()  # a fork has its parent's generators: all ranks would draw the same
     LoneRank(num_ranks, index, channel, arena).run(body)
 
 

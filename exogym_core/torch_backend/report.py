@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +16,7 @@ from exogym_core.names import visible
 from exogym_core.results.disk import write_whole
 from exogym_core.results.report.network import draw_network, network_matrix
 from exogym_core.results.report.page import Listing, Page, TextTable, render_page, trace_of
+from netsim import read_bytes
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
 
@@ -321,8 +322,8 @@ def read_launch(path: Path) -> LaunchReport:
     """
     file = path / _FILE
     try:
-        return LaunchReport.model_validate_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValidationError, UnicodeDecodeError) as error:
+        return LaunchReport.model_validate_json(read_bytes(file))
+    except (OSError, ValueError) as error:
         first = str(error).splitlines()[0]
         raise InputError(f"{visible(file)}: is no report of a launched run: {visible(first, 300)}") from None
 

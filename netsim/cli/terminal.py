@@ -171,9 +171,9 @@ def usage_message(error: click.ClickException) -> str:
     return f"{context.command_path}: {text[:1].lower()}{text[1:]}: see {context.command_path} --help"
 
 
-def check_new(path: Path) -> None:
-    """Check that `--out` names something new in a folder that is there, or a pipe or device; raises InputError."""
-    if is_written_in_place(path):
+def check_new(path: Path | None) -> None:
+    """Check that `--out`, if given, names something new in a folder that is there, or a device; raises InputError."""
+    if path is None or is_written_in_place(path):
         return
     if os.path.lexists(path):
         raise InputError(f"--out {path}: is there already: choose another name")
@@ -181,12 +181,15 @@ def check_new(path: Path) -> None:
         raise InputError(f"--out {path}: cannot be written: there is no folder {path.parent}")
 
 
-def write_new(path: Path, text: str) -> None:
-    """Write what `--out` asks for, into a folder that is there.
+def write_new(path: Path | None, text: str) -> None:
+    """Write what `--out` asks for, into a folder that is there, or print it where there is no `--out`.
 
     Raises:
         InputError: it is there already, its folder is not, or it cannot be written.
     """
+    if path is None:
+        click.echo(text, nl=False)
+        return
     check_new(path)
     with output_file(path) as out:
         out.write(text.encode())

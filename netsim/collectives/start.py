@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 
 from netsim.collectives.closed_form import contention_free_seconds
 from netsim.collectives.schedules.algorithms import schedule
-from netsim.network.clock import Clock
 from netsim.network.collective import Collective, GlooCollective, StepMessages, StepSequence
-from netsim.network.network import Network
 from netsim.network.trace import Span
-from netsim.weather.faults import Faults
+from netsim.weather.faults import network_with_weather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from netsim.collectives.schedules.schedule import Schedule
+    from netsim.network.network import Network
     from netsim.network.trace import Recorder
     from netsim.topology.protocol import Protocol
     from netsim.topology.topology import Topology
@@ -136,11 +135,8 @@ def time_collective(
             return Timing(
                 [float(quiet.max())] * repeat, quiet.tolist(), link_bytes(made, hosts, topology), none
             )
-    clock = Clock()
-    network = Network(clock, topology, protocol)
-    if recorder is not None:
-        recorder.watch(network)
-    faults = Faults(network)
+    network, faults = network_with_weather(topology, protocol, recorder)
+    clock = network.env
     seconds, ends = list[float](), dict[int, float]()
 
     def note(member: int) -> None:

@@ -52,10 +52,13 @@ def input_file(path: str | Path) -> BinaryIO:
     return file
 
 
-def read_bytes(path: str | Path) -> bytes:
-    """Read all of the regular file `path`; raises as `input_file` does."""
+def read_bytes(path: str | Path, most_bytes: int = 1_000_000_000) -> bytes:
+    """Read all of the regular file `path`; raises as `input_file` does, and InputError where it is larger."""
     with input_file(path) as file:
-        return file.read()
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise InputError(f"{printable(str(path))}: larger than {format_bytes(most_bytes)}")
+    return content
 
 
 def read_text(path: str | Path, most_bytes: int, advice: str, where: str = "") -> str:

@@ -164,8 +164,7 @@ def import_command(
     whose first cell says 'rtt ms') or JSON; CloudPing's, WonderNetwork's and skyplane's tables. Descriptions, alone:
     GraphML and GML (Topology Zoo), ASTRA-sim's YAML, SimGrid's XML. What had to be assumed is said in the file.
     """
-    if out is not None:
-        check_new(out)
+    check_new(out)
     number, hosts_of = _by_place("--hosts", hosts, _number, 1)
     line, nics = _by_place("--nic", nic, _rates, (10e9, 10e9))
     if line[0] != line[1]:
@@ -185,10 +184,7 @@ def import_command(
     text = builder.to_yaml()
     for remark in builder.remarks:
         click.echo(plain_lines(f"note: {remark}"), err=True)
-    if out is None:
-        click.echo(text, nl=False)
-    else:
-        write_new(out, text)
+    write_new(out, text)
 
 
 def _by_place(
@@ -238,11 +234,7 @@ def export_command(topology: str, form: str, out: Path | None) -> None:
     """
     net = Topology.load(topology)
     if form != "tc":
-        text = _WRITERS[form](net)
-        if out is None:
-            click.echo(text, nl=False)
-        else:
-            write_new(out, text)
+        write_new(out, _WRITERS[form](net))
         return
     if out is None:
         raise InputError("export: tc is a script for each host: say where with --out FOLDER")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import Clock
 from netsim.network.engine import Engine, Outside, Path
 from netsim.network.tcp import Window, share_weight
-from netsim.topology.protocol import Protocol as TransferProtocol
+from netsim.topology.protocol import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Hashable, Iterable, KeysView, Mapping, Sequence
@@ -30,7 +30,6 @@ __all__ = [
     "BackgroundConnection",
     "Downtime",
     "Network",
-    "NetworkObserver",
     "Outage",
     "Waiting",
     "not_given_up",
@@ -61,24 +60,6 @@ class Waiting:
     source: int
     target: int
     links: tuple[int, ...]
-
-
-class NetworkObserver(Protocol):
-    """Code that watches a network; it is called at `network.env.now`, and changes nothing."""
-
-    def transfer_started(
-        self, transfer: int, source: int, target: int, num_bytes: float, connection: Hashable
-    ) -> None:
-        """A transfer was sent."""
-
-    def transfer_ended(self, transfer: int, delivered_bytes: float) -> None:
-        """All of a transfer's bytes were delivered, or it was aborted with only so many."""
-
-    def rates_changed(self, transfers: Sequence[int], bytes_per_second: Sequence[float]) -> None:
-        """From now on these transfers (ids) drain at these rates."""
-
-    def capacity_changed(self, link: int, bits_per_second: float) -> None:
-        """From now on a link (index) carries so much; 0 while it is down."""
 
 
 class Network:
@@ -115,13 +96,13 @@ class Network:
         self,
         env: Clock,
         topology: Topology,
-        protocol: TransferProtocol | str | Mapping[str, Any] | None = None,
+        protocol: Protocol | str | Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(env, Clock):
             raise InputError(f"Network: its clock is a {type(env).__name__}; give a netsim.Clock()")
         self.env = env
         self.topology = topology
-        self.protocol = TransferProtocol.resolve(protocol, topology.protocol)
+        self.protocol = Protocol.resolve(protocol, topology.protocol)
         self.downtime = Downtime(env)
         self.on_give_up: Callable[[Waiting], None] = not_given_up
         self._latency_seconds: list[float] = [link.latency_seconds for link in topology.links]
@@ -235,8 +216,8 @@ class Network:
 
     # -- state ---------------------------------------------------------------------------------------------
 
-    def observe(self, observer: NetworkObserver) -> None:
-        """Call `observer` for what happens from now on."""
+    def observe(self, observer: Any) -> None:
+        """Call `observer` for what happens from now on: the four methods of `Recorder` that the network calls."""
         self.engine.observers.append(observer)
 
     @property

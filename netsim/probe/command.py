@@ -90,16 +90,13 @@ def command(
     own = _own(places, me)
     where = _place(listen, "--listen") if listen is not None else places[own]
     asked = Asked(seconds, streams, parse_bytes(most), wait, gloo)
-    if out is not None:
-        check_new(out)
+    check_new(out)
     with Stoppable() as work:
         text = _probe(own, where, places, asked, name)
     work.end("no topology is written, since it needs every measurement; those made are printed above")
-    if out is None:
-        click.echo(text, nl=False)
-        return
     write_new(out, text)
-    click.echo(str(out))
+    if out is not None:
+        click.echo(str(out))
 
 
 def _probe(own: str, where: PeerAddress, places: dict[str, PeerAddress], asked: Asked, name: str) -> str:

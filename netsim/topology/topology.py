@@ -92,7 +92,7 @@ class Topology:
         Raises InputError (a ValueError) with every mistake by file, line and key.
         """
         path = _find(path_or_name)
-        return cls._from_document(load_document(path), path.stem, path.parent)
+        return read_topology(cls, load_document(path), path.stem, path.parent)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], where: str = "<mapping>") -> Topology:
@@ -101,16 +101,12 @@ class Topology:
         Raises InputError (a ValueError) with every mistake by key.
         """
         data = copy.deepcopy(dict(mapping)) if isinstance(mapping, Mapping) else mapping
-        return cls._from_document(Document(where, data), "topology", Path())
+        return cls.from_document(Document(where, data))
 
     @classmethod
     def from_document(cls, document: Document) -> Topology:
         """A topology from a `document` that was read already, such as a part of another file; raises InputError."""
-        return cls._from_document(document, "topology", Path())
-
-    @classmethod
-    def _from_document(cls, document: Document, name: str, folder: Path) -> Topology:
-        return read_topology(cls, document, name, folder)
+        return read_topology(cls, document, "topology", Path())
 
     @cached_property
     def link_between(self) -> dict[tuple[str, str], Link]:

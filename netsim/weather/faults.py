@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from netsim.network.network import Outage, Waiting
     from netsim.topology.graph import Link
+    from netsim.topology.protocol import Protocol
     from netsim.topology.topology import Topology
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "Quantity",
     "WeatherHistory",
     "drift_factors",
+    "network_with_weather",
     "simulate_weather",
 ]
 
@@ -568,6 +570,16 @@ def _is_weather(event: simpy.Event) -> bool:
     return all(isinstance(getattr(call, "__self__", None), Faults) for call in event.callbacks or ())
 
 
+def network_with_weather(
+    topology: Topology, protocol: Protocol | None = None, recorder: Recorder | None = None
+) -> tuple[Network, Faults]:
+    """A network on a clock of its own, and the weather that changes it; `recorder` records both."""
+    network = Network(Clock(), topology, protocol)
+    if recorder is not None:
+        recorder.watch(network)
+    return network, Faults(network)
+
+
 # --- without traffic ---------------------------------------------------------------------------------------
 
 
@@ -597,11 +609,10 @@ def simulate_weather(
         until_seconds: virtual time at which it ends.
         most_changes: number of changes at which it ends sooner.
     """
-    clock = Clock()
-    network = Network(clock, replace(topology, weather=replace(topology.weather, background=())))
     changes = _ChangeCounter()
-    changes.watch(network)
-    Faults(network)
+    quiet = replace(topology, weather=replace(topology.weather, background=()))
+    network, _ = network_with_weather(quiet, recorder=changes)
+    clock = network.env
     while clock.peek() <= until_seconds and changes.num_changes < most_changes:
         clock.step()
     is_cut = changes.num_changes >= most_changes

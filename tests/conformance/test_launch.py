@@ -152,8 +152,8 @@ def test_a_connection_without_the_secret_is_detected() -> None:
     with Children(partial(_connected_stranger, path), 2) as children:
         errors = [channel.recv() for channel in children.channels]
     os.close(store)
-    assert errors[0].startswith("rank 0: what has connected as rank 1 is not of this run")
-    assert errors[1].startswith("rank 1: what has connected as rank 0 is not of this run")
+    assert errors[0].startswith("rank 0: the process that connected as rank 1 belongs to another run")
+    assert errors[1].startswith("rank 1: the process that connected as rank 0 belongs to another run")
 
 
 class _Command:

@@ -444,6 +444,26 @@ def test_a_script_that_fails_before_its_ranks_have_joined_is_reported_as_that(
     )
 
 
+def test_ranks_draw_numbers_of_their_own_and_the_same_each_time(launch_here: Launch, tmp_path: Path) -> None:
+    """As the separate processes of torchrun: forks of one process would all have the generators that it had."""
+    script = tmp_path / "draws.py"
+    script.write_text(
+        "import pathlib, random, sys, numpy, torch, torch.distributed as dist\n"
+        "dist.init_process_group('netsim')\n"
+        "drawn = torch.tensor([torch.rand(()).item(), numpy.random.rand(), random.random()])\n"
+        "every = [torch.empty(3) for _ in range(2)]\n"
+        "dist.all_gather(every, drawn)\n"
+        "if dist.get_rank() == 0:\n"
+        "    pathlib.Path(sys.argv[1]).write_text(str(torch.stack(every).flatten().tolist()))\n"
+    )
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert [
+        launch_here("-n", "2", "--compute", "marks", str(script), str(path))[0] for path in (first, second)
+    ] == [0, 0]
+    assert first.read_text() == second.read_text()
+    assert len(set(json.loads(first.read_text()))) == 6
+
+
 def test_two_threads_of_a_rank_that_call_at_once_are_refused(launch_here: Launch, tmp_path: Path) -> None:
     """A rank has one clock. They ended as deadlocks of calls that all ranks make, or in a failed assertion."""
     script = tmp_path / "threads.py"

@@ -19,7 +19,7 @@ from exogym_core.results.report.figures import FORMATS, OF_ONE_RUN, Shown, draw_
 from exogym_core.results.report.network import draw_network, link_use, network_matrix, weather_of
 from exogym_core.results.report.table import ResultTable, comparison_table, count_text, latex_text
 from exogym_core.results.report.verdict import verdict
-from netsim import Topology
+from netsim import Topology, read_bytes
 from netsim.errors import InputError
 from netsim.units import format_count, format_seconds, parse_seconds
 
@@ -552,7 +552,7 @@ def environment_of(folder: RunFolder) -> list[Listing]:
     path = folder.path / "environment.json"
     if not path.is_file():
         return []
-    return [Listing("environment.json", path.read_text(encoding="utf-8", errors="replace"))]
+    return [Listing("environment.json", read_bytes(path).decode(errors="replace"))]
 
 
 def _status(results: Results) -> str:

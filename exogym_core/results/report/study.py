@@ -25,6 +25,7 @@ from exogym_core.results.report.page import (
 from exogym_core.results.report.table import ResultTable
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import bootstrap_interval, paired_interval
+from netsim import read_bytes
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
 
@@ -466,7 +467,7 @@ class StudyReport(Report):
         found = {member.run.run: member.run for member in self.members}
         listings = []
         for name, run in list(found.items())[:_MOST_LISTED]:
-            text = (run.place / "experiment.yaml").read_text(encoding="utf-8")
+            text = read_bytes(run.place / "experiment.yaml").decode()
             listings.append(Listing(visible(f"{name}: experiment.yaml", 100), text))
         first = self.members[0].run
         environment = environment_of(first.folder)

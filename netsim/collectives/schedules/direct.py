@@ -48,13 +48,14 @@ def all_to_all_direct(p: Problem) -> tuple[Phase, ...]:
 def all_gather_direct(p: Problem) -> tuple[Phase, ...]:
     """Every member sends its part to every other."""
     src, dst = _everyone(p.num_ranks)
-    return (ListedPhase([Step(src, dst, *_parts(p.layout, src))]),)
+    return (ListedPhase([Step(p.ranks[src], p.ranks[dst], *_parts(p.layout, src))]),)
 
 
 def reduce_scatter_direct(p: Problem) -> tuple[Phase, ...]:
     """Every member sends each other the part that it is to reduce."""
     src, dst = _everyone(p.num_ranks)
-    return (ListedPhase([Step(src, dst, *_parts(p.layout, dst))], reduce=True),)
+    step = Step(p.ranks[src], p.ranks[dst], *_parts(p.layout, dst))
+    return (ListedPhase([step], reduce=True),)
 
 
 def all_reduce_direct(p: Problem) -> tuple[Phase, ...]:

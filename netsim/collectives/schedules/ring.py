@@ -131,12 +131,6 @@ def all_gather_ring(p: Problem) -> tuple[Phase, ...]:
     return (RingPhase(p.ranks, p.layout, shift=0, reduce=False),)
 
 
-def all_reduce_ring(p: Problem, ranks: Ranks | None = None) -> tuple[Phase, ...]:
-    """Ring all-reduce: reduce-scatter, then all-gather; each member sends 2 (n - 1) / n of the bytes.
-
-    Args:
-        p: operation and sizes.
-        ranks: members around the ring; None: all in order.
-    """
-    around, bounds = p.ranks if ranks is None else ranks, p.chunks.layout
-    return RingPhase(around, bounds, shift=-1, reduce=True), RingPhase(around, bounds, shift=0, reduce=False)
+def all_reduce_ring(p: Problem) -> tuple[Phase, ...]:
+    """Ring all-reduce: reduce-scatter, then all-gather; each member sends 2 (n - 1) / n of the bytes."""
+    return reduce_scatter_ring(p.chunks) + all_gather_ring(p.chunks)

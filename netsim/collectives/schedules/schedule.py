@@ -30,7 +30,6 @@ __all__ = [
     "ONE_PART",
     "Bytes",
     "ListedPhase",
-    "Message",
     "Phase",
     "Problem",
     "Ranks",
@@ -55,16 +54,6 @@ class Step:
     dst: Ranks
     offset: Bytes  # first byte of the message in the layout
     num_bytes: Bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A message: `num_bytes` from member `src` to member `dst` in step `step` (counted over all phases)."""
-
-    step: int
-    src: int
-    dst: int
-    num_bytes: int
 
 
 class Phase(ABC):
@@ -229,18 +218,6 @@ class Schedule:
             index -= phase.num_steps
         raise IndexError(f"step {index}: the schedule has {self.num_steps} steps")
 
-    def messages(self) -> Iterator[Message]:
-        """All messages, step by step, made as they are asked for."""
-        number = 0
-        for phase in self.phases:
-            for index in range(phase.num_steps):
-                step = phase.step(index)
-                for src, dst, num_bytes in zip(
-                    step.src.tolist(), step.dst.tolist(), step.num_bytes.tolist(), strict=True
-                ):
-                    yield Message(number, src, dst, num_bytes)
-                number += 1
-
 
 ONE_PART = ("all_reduce", "broadcast", "reduce", "barrier", "sendrecv")
 """Operations on one whole tensor, or none."""
@@ -254,6 +231,7 @@ class Problem:
         op, algorithm, num_ranks, num_bytes, root, element_bytes: as `netsim.schedule` takes them.
         parts: uneven shares in bytes, of all_to_all row by row; None: equal ones.
         regions: region of each member, where the algorithm asks for them.
+        members: ranks of another problem that take part; (): all of this one.
     """
 
     op: str
@@ -264,11 +242,12 @@ class Problem:
     element_bytes: int
     parts: tuple[int, ...] | None
     regions: tuple[str, ...]
+    members: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> Ranks:
         """All members in order."""
-        return np.arange(self.num_ranks, dtype=np.int64)
+        return np.array(self.members) if self.members else np.arange(self.num_ranks, dtype=np.int64)
 
     @property
     def chunks(self) -> Problem:

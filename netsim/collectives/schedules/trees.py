@@ -130,32 +130,19 @@ def all_reduce_two_level(p: Problem) -> tuple[Phase, ...]:
 
 def all_reduce_two_level_direct(p: Problem) -> tuple[Phase, ...]:
     """Reduce in each region, direct exchange among the regions' first members, broadcast in each region."""
-
-    def among(leading: Problem, leaders: Ranks) -> tuple[Phase, ...]:
-        return tuple(
-            ListedPhase(
-                [
-                    Step(leaders[step.src], leaders[step.dst], step.offset, step.num_bytes)
-                    for step in map(phase.step, range(phase.num_steps))
-                ],
-                reduce=phase.reduce,
-            )
-            for phase in all_reduce_direct(leading)
-        )
-
-    return _two_level(p, among)
+    return _two_level(p, all_reduce_direct)
 
 
-def _two_level(p: Problem, among: Callable[[Problem, Ranks], tuple[Phase, ...]]) -> tuple[Phase, ...]:
+def _two_level(p: Problem, among: Callable[[Problem], tuple[Phase, ...]]) -> tuple[Phase, ...]:
     regions, num_bytes = p.regions, p.num_bytes
     members = [
         np.array([rank for rank, other in enumerate(regions) if other == region], np.int64)
         for region in dict.fromkeys(regions)
     ]
-    leaders = np.array([ranks[0] for ranks in members], np.int64)
+    leaders = tuple(int(ranks[0]) for ranks in members)
     reduce = _together([_reduce_rounds(ranks, num_bytes, 0) for ranks in members])
     broadcast = _together([_broadcast_rounds(ranks, num_bytes, 0) for ranks in members])
-    across = among(replace(p, num_ranks=len(leaders)), leaders) if len(leaders) > 1 else ()
+    across = among(replace(p, num_ranks=len(leaders), members=leaders)) if len(leaders) > 1 else ()
     return (ListedPhase(reduce, reduce=True), *across, ListedPhase(broadcast))
 
 
