@@ -57,8 +57,9 @@ def test_sites_continue_without_a_killed_one_and_with_a_late_one(tmp_path: Path)
         )
         first.wait_for(lambda: re.search(r"^\d+ \[.*(0|0, 1)\] ", first.out, re.MULTILINE) is not None)
         assert " [0, 1] " in first.out
-        late = start(run_script, "site.py", NETGYM_RENDEZVOUS=found[1], NETGYM_SITE="2")
         victim.send_signal(signal.SIGKILL)
+        first.wait_for(lambda: " [0] " in first.out)
+        late = start(run_script, "site.py", NETGYM_RENDEZVOUS=found[1], NETGYM_SITE="2")
         rest, output = first.end(), late.end()
         assert (rest.returncode, output.returncode) == (0, 0), rest.stderr + output.stderr
         rounds = {line.partition(" ")[0]: line for line in rest.stdout.splitlines()}
