@@ -297,7 +297,6 @@ class _Run:
 
     def event(self, row: Mapping[str, Any]) -> None:
         """Pass on a row of metrics."""
-        raise_lost_interrupt()
         if self.progress is not None:
             self.progress.event(row)
 
@@ -364,6 +363,7 @@ class _Run:
                 if not is_measured and trainer.result is not None:
                     report.use_measured(trainer.result.compute, trainer.result.minibatch_size)
                     is_measured = True
+                raise_lost_interrupt()
                 report.event(row)
                 for logger in loggers:
                     logger.event(row)

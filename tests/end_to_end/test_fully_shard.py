@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from forks import agent_store
 from small_training import batch_of, joined, leave, make_model, results_of
 from torch import nn
 
@@ -71,6 +72,7 @@ def main(rendezvous: str, result: str, rank: int) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE), "MASTER_ADDR": "127.0.0.1"}
     os.environ |= {
         "MASTER_PORT": Path(rendezvous + " port").read_text(),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "NETGYM_SECRET": "known to this test alone",
     }
     found: dict[str, Any] = {}
@@ -120,11 +122,8 @@ def refused(rank: int, comm: Communicator, **options: Any) -> str:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What processes of two sites of two end with."""
-    import socket
-
-    folder = tmp_path_factory.mktemp("fully_shard")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        (folder / "rendezvous port").write_text(str(free.getsockname()[1]))
+    folder, store = tmp_path_factory.mktemp("fully_shard"), agent_store()
+    (folder / "rendezvous port").write_text(str(store.port))
     return dict(results_of(main, WORLD_SIZE, folder))
 
 
