@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,29 +14,9 @@ from schedule_on_arrays import run_on_arrays
 from netsim import ALGORITHMS, Schedule, schedule
 from netsim.collectives.schedules.schedule import ListedPhase
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 ROWS = [(op, algorithm) for op, algorithms in ALGORITHMS.items() for algorithm in algorithms]
 SPLIT = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
 BINDING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-
-
-class Message(NamedTuple):
-    step: int
-    src: int
-    dst: int
-    num_bytes: int
-
-
-def messages(made: Schedule) -> Iterator[Message]:
-    """All messages, step by step, made as they are asked for."""
-    for number in range(made.num_steps):
-        step = made.step(number)
-        for src, dst, num_bytes in zip(
-            step.src.tolist(), step.dst.tolist(), step.num_bytes.tolist(), strict=True
-        ):
-            yield Message(number, src, dst, num_bytes)
 
 
 class Regions:
@@ -136,7 +115,7 @@ def test_bytes_charged_are_the_bytes_of_the_messages(op: str, algorithm: str, da
     regions = data.draw(st.lists(st.sampled_from("xyz"), min_size=made.num_ranks, max_size=made.num_ranks))
     sent = np.zeros(made.num_ranks, np.int64)
     crossing = np.zeros(made.num_ranks, np.int64)
-    for message in messages(made):
+    for message in made.messages():
         assert message.src != message.dst
         assert message.num_bytes >= 0
         assert message.num_bytes % made.element_bytes == 0
@@ -156,7 +135,7 @@ def test_no_member_finishes_before_its_dependencies(op: str, algorithm: str, dat
         return
     contributors = [{rank} for rank in range(made.num_ranks)]
     step, arriving = 0, []
-    for message in messages(made):
+    for message in made.messages():
         if message.step != step:
             for dst, reached in arriving:
                 contributors[dst] |= reached
@@ -179,7 +158,7 @@ def test_ring_over_ten_thousand_ranks_is_never_written_out() -> None:
     made = schedule("all_reduce", 10_000, num_bytes=10**9)
     assert made.num_steps == 19_998
     assert made.sent_bytes.tolist() == [2 * 9_999 * 100_000] * 10_000
-    assert next(messages(made)).num_bytes == 100_000
+    assert next(made.messages()).num_bytes == 100_000
 
 
 def test_two_level_crosses_regions_less_than_a_ring_does() -> None:
@@ -193,11 +172,13 @@ def test_two_level_crosses_regions_less_than_a_ring_does() -> None:
 def test_gloo_messages_as_counted_on_the_wire() -> None:
     """25 segments of 1 MiB round up to 28; each of 4 members sends three quarters of them in either phase."""
     made = schedule("all_reduce", 4, num_bytes=25 << 20, algorithm="gloo", element_bytes=4)
-    counts = Counter(message.src for message in messages(made))
+    counts = Counter(message.src for message in made.messages())
     assert counts == dict.fromkeys(range(4), 2 * 3 * 7)
     assert {phase.window for phase in made.phases} == {2}
     # Four bytes are one segment, which goes around twice and skips everyone else's steps.
-    assert len(list(messages(schedule("all_reduce", 4, num_bytes=4, algorithm="gloo", element_bytes=4)))) == 6
+    assert (
+        len(list(schedule("all_reduce", 4, num_bytes=4, algorithm="gloo", element_bytes=4).messages())) == 6
+    )
 
 
 def test_a_schedule_that_sends_too_early_is_caught() -> None:
