@@ -505,9 +505,8 @@ class StreamedData(Source):
             )
         size, rank = self._reading.minibatch_size, self._reading.rank
         pieces = [samples[start : start + size] for start in range(0, len(samples), size)]
-        with self._draws.at(
-            rank, self.epoch, self.step
-        ):  # a resumed run makes no batches of what it leaves out
+        # A resumed run makes no batches of what it leaves out.
+        with self._draws.at(rank, self.epoch, self.step):
             batches = [(as_tuple(self._collate(piece)), len(piece)) for piece in pieces]
         self.step += 1
         samples_of = dealt(total, self._num_parts)  # of its own stream a rank takes full batches, as all do

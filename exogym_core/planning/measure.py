@@ -505,9 +505,8 @@ def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pa
         workers = None if hourly is None else days * 24 * hourly
         costs = _costs(workers, egress)
         worked = rounds * tokens_a_round - missed * tokens_a_round / setting.num_ranks
-        per_second = (
-            worked / (days * SECONDS_A_DAY) if days else per_second
-        )  # cold connections, weather and all
+        if days:  # cold connections, weather and all
+            per_second = worked / (days * SECONDS_A_DAY)
     available = setting.memory_available()
     memory = setting.memory_of(figures.memory)
     fits = None if available is None else memory["total"] <= available

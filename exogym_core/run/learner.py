@@ -310,7 +310,7 @@ class TorchLearner:
             self._comm.advance(seconds)
 
     def run_ahead(self, data: Source, number: int, num_steps: int) -> list[LocalStep]:
-        """Implement `Learner`."""
+        """Take no steps: each rank takes its own, one at a time."""
         return []
 
     def take_over(self, optimizers: Sequence[Optimizer]) -> None:

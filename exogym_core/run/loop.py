@@ -263,15 +263,18 @@ class Loop(Role):
 
     def _steps_ahead(self) -> int:
         """Number of next steps that may be taken at once: nothing is exchanged, evaluated or saved among them."""
-        is_open = (
-            self.until is not None
-            or self.updates is not None
-            or self.evaluations.evaluate_seconds is not None
-        )
-        is_tried = self._trial is None or self._is_tried
-        if not (self.learner.runs_ahead and self.data.has_whole_steps and is_tried) or is_open:
+        if not self.learner.runs_ahead:
             return 0
-        if self.participation.absence is not None or not self.strategy.is_synchronous:
+        is_tried = self._trial is None or self._is_tried
+        of_single_steps = (
+            self.until,
+            self.updates,
+            self.evaluations.evaluate_seconds,
+            self.participation.absence,
+        )
+        if any(each is not None for each in of_single_steps):
+            return 0
+        if not (self.data.has_whole_steps and is_tried and self.strategy.is_synchronous):
             return 0
         step, steps = self.local_step, min(self.strategy.steps_to_exchange, self.max_steps - self.local_step)
         dates = (self.evaluations.evaluate_every, self.evaluations.correlate_every, self.checkpoints.every)

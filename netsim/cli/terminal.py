@@ -99,15 +99,13 @@ class CommandGroup(click.Group):
                 line = str(error) or NOTHING_FINISHED
             except (NetsimError, click.ClickException, click.Abort, click.exceptions.Exit):
                 raise
-            except (
-                Exception
-            ) as error:  # such as of a closed terminal, or of compiled code that the signal met
+            except Exception as error:
+                # Such as of a closed terminal, or of compiled code that the signal met.
                 if interruption.exit_code is None:
                     raise
                 line = f"{type(error).__name__}: {error}"
-            exec(
-                ""
-            )  # else Python dies of SIGINT at its end if KeyboardInterrupt has passed an exec, as of dataclasses
+            # Else Python dies of SIGINT at its end if KeyboardInterrupt has passed an exec, as of dataclasses.
+            exec("")
             with contextlib.suppress(OSError):
                 click.echo(plain_lines(f"interrupted: {line}"), err=True)
             raise click.exceptions.Exit(interruption.exit_code or 130)

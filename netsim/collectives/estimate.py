@@ -27,9 +27,8 @@ __all__ = ["Estimator", "are_many", "is_crowd"]
 
 # Thresholds, in messages of a schedule.
 _MOST_WHOLE = 20_000  # simulated whole; more at once are a crowd
-_MOST_STEPWISE = (
-    50_000  # simulated by first steps; of longer rings without shared links, only the slowest pairs
-)
+# Simulated by first steps; of longer rings without shared links, only the slowest pairs.
+_MOST_STEPWISE = 50_000
 
 _SLOWEST_PAIRS = 8
 _FEWEST_STEPS = 2  # of a phase, simulated first; then twice as many, until a step takes as long as before

@@ -195,7 +195,7 @@ class Schedules:
 
 
 def load_of(call: CollectiveCall, ranks: tuple[int, ...]) -> Call:
-    """What a member's call sends over the network among these ranks of the run."""
+    """Load that a member's call puts on the network among these ranks of the run."""
     own = tuple([tensor.nbytes for tensor in call.tensors])
     element_bytes = call.signed[0].element_size() if call.signed else 1
     if call.name == "all_to_all":  # the sizes of the others' parts are theirs to say

@@ -113,7 +113,7 @@ class RoundUnderWay(Module):
         return {**super().state_dict(), "under_way": self._under_way and self._under_way.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`."""
+        """Restore the declared state, and send the round under way again."""
         super().load_state_dict(state)
         saved = state["under_way"]
         self._under_way = None if saved is None else self.resumed(saved)

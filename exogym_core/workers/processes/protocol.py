@@ -265,11 +265,8 @@ class Abort(NamedTuple):
 
 
 _MOST_BYTES = 1 << 16  # of frames that share a memo, which keeps their objects alive
-_ALONE, _FIRST, _NEXT = (
-    b"a",
-    b"f",
-    b"n",
-)  # a pickle of its own; the first of a memo; one that goes by the same memo
+# A pickle of its own; the first of a memo; one that goes by the same memo.
+_ALONE, _FIRST, _NEXT = b"a", b"f", b"n"
 
 
 class MessageEncoder:

@@ -357,10 +357,9 @@ class _Queues:
     """A `Pipe` between threads of one actor: the ranks' on one side, Ray's calls on the other."""
 
     def __init__(self) -> None:
-        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()  # records for the ranks
-        self.outbox: queue.SimpleQueue[Any] = (
-            queue.SimpleQueue()
-        )  # batches for the simulation; None after the last
+        # Records for the ranks; batches for the simulation, and None after the last.
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def send(self, batch: Any) -> None:
         """A batch of records for the simulation."""
