@@ -27,6 +27,7 @@ __all__ = ["decode", "encode", "packed", "unpacked"]
 
 _LENGTH = struct.Struct("<Q")
 _MARK = b"netgym plain 1\n"
+_CPU = torch.device("cpu")
 _FOREIGN = (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error, SafetensorError)
 
 
@@ -86,7 +87,8 @@ def encode(value: Any, tensors: dict[str, Tensor], where: str = "state") -> Any:
             name = str(len(tensors))
             # Without values, as in plans, it is kept for its shape.
             tensors[name] = value if value.is_meta else value.detach().to("cpu", copy=True).contiguous()
-            return {"$": "tensor", "name": name}
+            place = {} if value.is_cpu or value.is_meta else {"on_device": True}
+            return {"$": "tensor", "name": name, **place}
         case np.ndarray():
             return {**encode(torch.from_numpy(value.copy()), tensors), "$": "array"}
         case np.generic():
@@ -120,27 +122,28 @@ def _encode_mapping(value: Mapping[Any, Any], tensors: dict[str, Tensor], where:
     return {"$": "counter" if isinstance(value, Counter) else "mapping", "items": items}
 
 
-def decode(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Decode the value of `encode`.
+def decode(plain: Any, tensors: Mapping[str, Tensor], device: torch.device = _CPU) -> Any:
+    """Decode the value of `encode`; tensors that were on another device than the CPU come on `device`.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: `plain` did not come from there.
     """
     if isinstance(plain, list):
-        return [decode(item, tensors) for item in plain]
+        return [decode(item, tensors, device) for item in plain]
     if not isinstance(plain, dict):
         return plain
     match plain.get("$"):
         case None:
-            return {key: decode(item, tensors) for key, item in plain.items()}
+            return {key: decode(item, tensors, device) for key, item in plain.items()}
         case "tensor":
-            return tensors[plain["name"]]
+            tensor = tensors[plain["name"]]
+            return tensor.to(device) if "on_device" in plain else tensor
         case "array":
             return tensors[plain["name"]].numpy()
         case "tuple":
-            return tuple(decode(plain["items"], tensors))
+            return tuple(decode(plain["items"], tensors, device))
         case "set" | "frozenset" as kind:
-            return (set if kind == "set" else frozenset)(decode(plain["items"], tensors))
+            return (set if kind == "set" else frozenset)(decode(plain["items"], tensors, device))
         case "bytes":
             return base64.b64decode(plain["base64"])
         case "dtype":
@@ -151,6 +154,8 @@ def decode(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
         case "device":
             return torch.device(plain["name"])
         case "mapping" | "counter" as kind:
-            items = {decode(key, tensors): decode(item, tensors) for key, item in plain["items"]}
+            items = {
+                decode(key, tensors, device): decode(item, tensors, device) for key, item in plain["items"]
+            }
             return Counter(items) if kind == "counter" else items
     raise ValueError(f"unknown kind {plain['$']!r}")

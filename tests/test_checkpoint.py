@@ -119,6 +119,15 @@ def test_plain_values_come_back_as_they_were(value: Any) -> None:
     assert repr(found) == repr(value)
 
 
+def test_tensors_of_an_accelerator_come_on_the_rank_s_device_again():
+    """As those of messages under way do; random streams and optimizers' counts of steps stay on the CPU."""
+    plain = {"kept": {"$": "tensor", "name": "0"}, "sent": [{"$": "tensor", "name": "1", "on_device": True}]}
+    found = decode(plain, {"0": torch.zeros(1), "1": torch.ones(2)}, torch.device("meta"))
+    assert found["kept"].device.type == "cpu"
+    assert found["sent"][0].is_meta
+    assert not decode(plain, {"0": torch.zeros(1), "1": torch.ones(2)})["sent"][0].is_meta
+
+
 def test_everything_else_that_states_hold_comes_back_too(tmp_path: Path) -> None:
     state = {
         "tensors": [torch.arange(6).view(2, 3).T, torch.tensor(float("nan")), torch.zeros(0, 3)],

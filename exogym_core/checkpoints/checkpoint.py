@@ -251,13 +251,13 @@ class StoredCheckpoint:
         kept: list[dict[str, Any]] = read_state(self.path, LETTERS, self.files)
         return {((each["box"], each["source"]), each["number"]): tuple(each["tensors"]) for each in kept}
 
-    def rank_state(self, rank: int) -> dict[str, Any]:
-        """State of a rank, loaded from its part.
+    def rank_state(self, rank: int, device: torch.device | None = None) -> dict[str, Any]:
+        """State of a rank, loaded from its part; tensors that were on an accelerator come on `device`, if given.
 
         Raises:
             RecordError: one of its files is damaged.
         """
-        state: dict[str, Any] = read_state(self.path, rank_name(rank), self.files)
+        state: dict[str, Any] = read_state(self.path, rank_name(rank), self.files, device)
         return state
 
 

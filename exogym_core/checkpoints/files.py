@@ -148,8 +148,8 @@ def write_state(folder: Path, name: str, state: Any) -> FileFacts:
     return {**facts, **write_new(folder / f"{name}.safetensors", save(tensors))}
 
 
-def read_state(folder: Path, name: str, facts: FileFacts) -> Any:
-    """The state that `write_state` wrote under that name, its tensors on the CPU.
+def read_state(folder: Path, name: str, facts: FileFacts, device: torch.device | None = None) -> Any:
+    """The state that `write_state` wrote under that name; tensors from an accelerator come on `device`, if given.
 
     Raises:
         RecordError: a file is missing or damaged.
@@ -157,7 +157,7 @@ def read_state(folder: Path, name: str, facts: FileFacts) -> Any:
     path = folder / f"{name}.json"
     plain, stored = read_checked(path, facts), read_checked(folder / f"{name}.safetensors", facts)
     try:
-        return decode(json.loads(plain), load(stored))
+        return decode(json.loads(plain), load(stored), device or torch.device("cpu"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise damaged(path, error) from error
 

@@ -250,7 +250,7 @@ class StateTrial:
         try:
             with kept_rng(torch.device("cpu")):
                 self._set_up(fresh, model, _NoOthers(strategy.comm))
-                fresh.load_state_dict(decode(json.loads(plain), tensors))
+                fresh.load_state_dict(decode(json.loads(plain), tensors, next(model.parameters()).device))
         except _CommunicationError:
             return
         except Exception as error:

@@ -39,6 +39,7 @@ from netsim.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    import torch
     from torch import Tensor
 
     from exogym_core.workers.journal import MessageName
@@ -213,9 +214,9 @@ class RankCheckpoints:
             unfinished.mkdir(exist_ok=True)
         return write_state(unfinished, rank_name(rank), state)
 
-    def load(self, rank: int) -> dict[str, Any] | None:
-        """State of this rank in the checkpoint to resume from; None for a run from the start."""
-        return self.resumed.rank_state(rank) if self.resumed is not None else None
+    def load(self, rank: int, device: torch.device) -> dict[str, Any] | None:
+        """State of this rank, on its `device`, in the checkpoint to resume from; None for a run from the start."""
+        return self.resumed.rank_state(rank, device) if self.resumed is not None else None
 
 
 @dataclass

@@ -128,6 +128,7 @@ class CallState:
 
     _: KW_ONLY
     traffic: Traffic = field(default_factory=Traffic)
+    device: torch.device | None = None
     off_clock: bool = False
     compares_places: bool = True
 
@@ -165,6 +166,7 @@ class Communicator(CheckedArguments, ABC):
         traffic: sent by this rank so far, in all its groups.
         can_leave_behind: whether `among_present` and its like are there.
         members_change: ranks may come at any time, and there are no collectives of all of them.
+        device: of messages and states that this rank takes, in all its groups; None: each is where it was sent from.
         inside: where members change, those of this rank's site, which come and go together; else None.
 
     Raises (every operation):
@@ -182,6 +184,15 @@ class Communicator(CheckedArguments, ABC):
     def traffic(self) -> Traffic:
         """Traffic of this rank so far, in all its groups."""
         return self._state.traffic
+
+    @property
+    def device(self) -> torch.device | None:
+        """Device of messages and states that this rank takes; None: each is where it was sent from."""
+        return self._state.device
+
+    @device.setter
+    def device(self, device: torch.device | None) -> None:
+        self._state.device = device
 
     # --- by each transport ---------------------------------------------------------------------------------
 

@@ -135,7 +135,8 @@ class Role(Stateful):
 
     def _begin(self) -> bool:
         """Start, or resume from the checkpoint; returns whether there was one."""
-        saved = self.checkpoints.load(self.comm.rank)
+        self.comm.device = self._device
+        saved = self.checkpoints.load(self.comm.rank, self._device)
         if saved is None:
             self.start()
         else:

@@ -46,6 +46,21 @@ def ask(comm: Communicator, num_letters: int = 3) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
+def test_messages_come_on_the_rank_s_device(transport: str) -> None:
+    """Whatever carries them: a message from a checkpoint, or by a socket, was on the CPU."""
+
+    def body(comm: Communicator) -> list[str]:
+        pair = comm.group([0, 1])
+        if comm.rank == 1:
+            comm.put(torch.ones(3), 0)
+            return []
+        pair.device = torch.device("meta")
+        return [tensor.device.type for _, tensor in comm.take(wait=math.inf)]
+
+    assert run(transport, body, 2).results[0] == ["meta"]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_server_and_workers_that_poll(transport: str) -> None:
     """Each worker's messages arrive in order and are answered; the server learns that all workers have ended."""
 

@@ -134,7 +134,7 @@ class GlooCommunicator(Communicator):
 
     def take(self, box: str = "", wait: float = 0.0) -> list[tuple[int, Tensor]]:
         self._check_wait(wait)
-        return self._calls.mailboxes.take(box, wait)
+        return [(source, tensor.to(self.device)) for source, tensor in self._calls.mailboxes.take(box, wait)]
 
     # --- how every call goes -------------------------------------------------------------------------------
 
