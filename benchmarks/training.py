@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import copy
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import harness
 import torch
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.config import checked_config
+from exogym_core.data.batches import move_batch
+from exogym_core.run.learner import autocast_to
 from exogym_core.run.program import Program
 from exogym_core.run.request import FitRequest
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, OptimSpec, Strategy
@@ -28,6 +31,8 @@ from exogym_core.tasks import Task, build_model, build_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from exogym_core.data.samples import Source
 
 KINDS = ("threads", "processes", "stacked")
 ROUND = 10  # H of DiLoCo
@@ -45,6 +50,8 @@ class Case:
     model: nn.Module
     batch_size: int
     steps: int  # timed; a multiple of ROUND
+    device: str = "cpu"
+    autocast: str | bool = False
 
 
 def cases(quick: bool) -> Iterator[Case]:
@@ -52,6 +59,12 @@ def cases(quick: bool) -> Iterator[Case]:
     yield Case("digits MLP", task, build_model(task=task, seed=0), 16, 50 if quick else 400)
     task = build_task("text", num_bytes=2_000_000)
     yield Case("GPT 1M", task, build_model("gpt", task=task, preset="byte", seed=0), 8, 10)
+
+
+def settle(case: Case) -> None:
+    """Wait for the device."""
+    if case.device == "cuda":
+        torch.cuda.synchronize()
 
 
 def average(tensors: list[list[Tensor]]) -> Tensor:
@@ -69,14 +82,16 @@ def spread(flat: Tensor, tensors: list[list[Tensor]]) -> None:
 
 
 class Loop:
-    """Plain PyTorch loop of all workers' replicas in one process, one after the other."""
+    """Plain PyTorch loop of all workers' replicas in one process, one after the other, or each in a CUDA stream."""
 
-    def __init__(self, case: Case, num_workers: int, diloco: bool) -> None:
+    def __init__(self, case: Case, num_workers: int, diloco: bool, streams: bool = False) -> None:
         self.diloco = diloco
+        self.streams = [torch.cuda.Stream() for _ in range(num_workers if streams else 0)]
         asked = request(case, num_workers, AllReduceStrategy(OPTIM))
         program = Program(asked, case.model, case.task.train, None)
         self.sources = [program.data.shared_source(rank) for rank in range(num_workers)]
-        self.models = [copy.deepcopy(case.model) for _ in range(num_workers)]
+        self.case = case
+        self.models = [copy.deepcopy(case.model).to(case.device) for _ in range(num_workers)]
         self.optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in self.models]
         self.parameters = [list(model.parameters()) for model in self.models]
         with torch.no_grad():
@@ -85,14 +100,16 @@ class Loop:
         self.num_steps = 0
 
     def step(self) -> None:
-        for source, model, optimizer in zip(self.sources, self.models, self.optimizers, strict=True):
-            batch = source.next_step().micro_batches[0][0]
-            optimizer.zero_grad()
-            loss = model(batch)
-            loss.backward()
-            loss.item()
-            if self.diloco:
-                optimizer.step()
+        losses = []
+        for index, source in enumerate(self.sources):
+            with torch.cuda.stream(self.streams[index]) if self.streams else nullcontext():
+                losses.append(self._local_step(index, source))
+            if not self.streams:
+                losses[-1].item()
+        if self.streams:
+            for stream in self.streams:
+                torch.cuda.current_stream().wait_stream(stream)
+            torch.stack(losses).tolist()
         self.num_steps += 1
         with torch.no_grad():
             if not self.diloco:
@@ -106,26 +123,54 @@ class Loop:
             for optimizer in self.optimizers:
                 optimizer.step()
 
+    def _local_step(self, index: int, source: Source) -> Tensor:
+        device, optimizer = torch.device(self.case.device), self.optimizers[index]
+        batch = move_batch(source.next_step().micro_batches[0][0], device)
+        optimizer.zero_grad()
+        with autocast_to("bf16" if self.case.autocast else None, device):
+            loss: Tensor = self.models[index](batch)
+        loss.backward()
+        if self.diloco:
+            optimizer.step()
+        return loss.detach()
+
     def seconds(self, steps: int) -> float:
         torch.set_num_threads(1)
         for _ in range(ROUND):
             self.step()
+        settle(self.case)
         start = time.perf_counter()
         for _ in range(steps):
             self.step()
+        settle(self.case)
         return time.perf_counter() - start
 
 
 def request(
-    case: Case, num_workers: int, strategy: Strategy, topology: str | None = None, kind: str = "threads"
+    case: Case,
+    num_workers: int,
+    strategy: Strategy,
+    topology: str | None = None,
+    kind: str | dict[str, Any] = "threads",
 ) -> FitRequest:
-    given = {"strategy": strategy, "num_nodes": num_workers, "device": "cpu", "batch_size": case.batch_size}
-    given |= {"max_steps": case.steps + ROUND, "topology": topology, "workers": kind}
+    given = {
+        "strategy": strategy,
+        "num_nodes": num_workers,
+        "device": case.device,
+        "batch_size": case.batch_size,
+    }
+    given |= {
+        "max_steps": case.steps + ROUND,
+        "topology": topology,
+        "workers": kind,
+        "autocast": case.autocast,
+    }
+    given |= {"compute": "50 ms"} if topology is not None else {}
     return FitRequest.check(checked_config(**given))
 
 
 def carried_seconds(
-    case: Case, num_workers: int, strategy: Strategy, kind: str, topology: str | None
+    case: Case, num_workers: int, strategy: Strategy, kind: str | dict[str, Any], topology: str | None
 ) -> float:
     asked = request(case, num_workers, strategy, topology, kind)
     program = Program(asked, case.model, case.task.train, None)
@@ -137,13 +182,15 @@ def carried_seconds(
         for _ in range(ROUND):
             loop.do(loop.data.next_step())
         comm.barrier()
+        settle(case)
         start = time.perf_counter()
         for _ in range(case.steps):
             loop.do(loop.data.next_step())
         comm.barrier()
+        settle(case)
         return time.perf_counter() - start
 
-    return max(run_ranks(body, num_workers, topology, workers=kind, seed=1).results)
+    return max(run_ranks(body, num_workers, topology, workers=program.workers(), seed=1).results)
 
 
 def compare(

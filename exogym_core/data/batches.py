@@ -26,9 +26,12 @@ __all__ = [
     "as_loss",
     "as_mean_loss",
     "as_tuple",
+    "batch_layout",
     "batch_reader",
+    "batch_tensors",
     "collate_of",
     "device_of",
+    "joined_batch",
     "move_batch",
 ]
 
@@ -114,16 +117,41 @@ def device_of(model: nn.Module) -> torch.device:
 
 def move_batch(batch: Any, device: torch.device) -> Any:
     """`batch` with its tensors on `device`, through mappings, lists, tuples and named tuples."""
+    return joined_batch([batch], lambda parts: parts[0].to(device) if hasattr(parts[0], "to") else parts[0])
+
+
+def joined_batch(batches: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
+    """The containers of batches of one layout, with the parts in each place joined.
+
+    >>> joined_batch([{"a": (1, 2)}, {"a": (3, 4)}], sum)
+    {'a': (4, 6)}
+    """
+    first = batches[0]
+    if isinstance(first, Mapping):
+        joined = {key: joined_batch([batch[key] for batch in batches], join) for key in first}
+        return joined if type(first) is dict else type(first)(joined)  # type: ignore[call-arg]
+    if not isinstance(first, list | tuple):
+        return join(batches)
+    parts = [joined_batch(each, join) for each in zip(*batches, strict=True)]
+    return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+
+
+def batch_layout(batch: Any) -> object:
+    """Containers, shapes and dtypes of a batch, and all in it that is no tensor."""
     if isinstance(batch, Tensor):
-        return batch.to(device)
+        return batch.shape, batch.dtype
     if isinstance(batch, Mapping):
-        moved = {key: move_batch(value, device) for key, value in batch.items()}
-        return moved if type(batch) is dict else type(batch)(moved)  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move_batch(value, device) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(move_batch(value, device) for value in batch)
-    return batch.to(device) if hasattr(batch, "to") else batch
+        return tuple((key, batch_layout(value)) for key, value in batch.items())
+    if isinstance(batch, tuple | list):
+        return type(batch), tuple(map(batch_layout, batch))
+    return batch
+
+
+def batch_tensors(batch: Any) -> list[Tensor]:
+    """Tensors of a batch, in the order of its containers."""
+    found: list[Any] = []
+    joined_batch([batch], found.extend)
+    return [part for part in found if isinstance(part, Tensor)]
 
 
 def collate_of(dataloader_kwargs: Mapping[str, Any] | None) -> tuple[Any, bool, dict[str, Any]]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 import torch
 
 from exogym_core.data.batches import as_loss, device_of, move_batch
+from exogym_core.run.cuda_graphs import GraphedPass
 from exogym_core.workers.rng import kept_rng
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PRECISIONS",
+    "DetachedLearner",
+    "GraphedLearner",
     "Learner",
     "LocalStep",
     "TorchLearner",
@@ -257,7 +260,7 @@ class TorchLearner:
     ) -> None:
         self._model, self._comm, self._before_backward = model, comm, before_backward
         self._cost, self._autocast = cost, autocast
-        self._device = device_of(model)
+        self._device, self._spreads_backward = device_of(model), spreads_backward
         self.scaler = torch.amp.GradScaler(self._device.type) if autocast == "fp16" else None
         self._clock = _BackwardClock(model, comm) if spreads_backward and cost is not None else None
 
@@ -329,6 +332,72 @@ class TorchLearner:
         """Remove the hooks."""
         if self._clock is not None:
             self._clock.close()
+
+
+class DetachedLearner(TorchLearner):
+    """A learner that computes gradients first and then gives them to parameters, where hooks await them."""
+
+    _order: Sequence[str] | None = None  # of gradients in a backward pass; None where no hook awaits them
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._trained = {name: value for name, value in self._model.named_parameters() if value.requires_grad}
+        self._gradients: dict[str, Tensor] = {}  # between the forward and the backward pass
+
+    def _backward(self, loss: Tensor, weight: float, seconds: float, last: bool) -> None:
+        """Give parameters their gradients, one after the other where hooks of clock and strategy await that."""
+        if weight != 1:
+            torch._foreach_mul_(list(self._gradients.values()), weight)
+        with self._time_of_backward(seconds, last):
+            if self._order is not None:
+                for name in self._order:
+                    self._trained[name].backward(self._gradients[name])  # type: ignore[no-untyped-call]
+                return
+            for name, gradient in self._gradients.items():
+                parameter = self._trained[name]
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+class GraphedLearner(DetachedLearner):
+    """A learner whose passes become CUDA graphs; made with the arguments of `TorchLearner`."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._pass = GraphedPass(self._computed, self._model.buffers(), self._device)
+        self._number = 0  # of the step
+        self._names: list[str] = []  # of parameters with gradients, in the order of the first backward pass
+        self._is_first = True
+        self._hooks = [
+            value.register_post_accumulate_grad_hook(lambda _, name=name: self._names.append(name))  # type: ignore[no-untyped-call]
+            for name, value in self._trained.items()
+        ]
+
+    def _forward(self, batch: Any, number: int) -> Tensor:
+        if self._is_first:
+            return super()._forward(batch, number)
+        self._number = number
+        loss, self._gradients = self._pass(move_batch(batch, self._device))
+        return loss
+
+    def _computed(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of a batch, and its gradients, in memory as their parameters are."""
+        loss = super()._forward(batch, self._number)
+        parameters = [self._trained[name] for name in self._names]
+        gradients = [
+            gradient if gradient.stride() == own.stride() else torch.empty_like(own).copy_(gradient)
+            for own, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True)
+        ]
+        return loss.detach(), dict(zip(self._names, gradients, strict=True))
+
+    def _backward(self, loss: Tensor, weight: float, seconds: float, last: bool) -> None:
+        if not self._is_first:
+            super()._backward(loss, weight, seconds, last)
+            return
+        TorchLearner._backward(self, loss, weight, seconds, last)
+        self._is_first = False
+        self._order = self._names if self._spreads_backward else None
+        for hook in self._hooks:
+            hook.remove()
 
 
 def _mean_loss(losses: list[tuple[Tensor, int]]) -> float:

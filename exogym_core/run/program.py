@@ -37,7 +37,7 @@ from exogym_core.data.samples import (
     stream_length,
 )
 from exogym_core.names import visible
-from exogym_core.run.learner import TorchLearner, fitting_size
+from exogym_core.run.learner import GraphedLearner, TorchLearner, fitting_size
 from exogym_core.run.loop import Loop, RankOutcome, Server
 from exogym_core.run.observer import Evaluation, Observer
 from exogym_core.run.snapshots import EvaluationTimes
@@ -489,9 +489,8 @@ class Program:
             if (stack := self._stack_of(comm, model)) is not None:
                 order = self.backward_order if strategy.overlaps_backward else None
                 return StackedLearner(model, comm, strategy.before_backward, cost, stack, order)
-            return TorchLearner(
-                model, comm, strategy.before_backward, cost, request.autocast, strategy.overlaps_backward
-            )
+            parts = model, comm, strategy.before_backward, cost, request.autocast, strategy.overlaps_backward
+            return (GraphedLearner if request.workers.cuda_graphs else TorchLearner)(*parts)
 
         return Loop(
             **role,
@@ -508,7 +507,8 @@ class Program:
         if self.backward_order is None or not isinstance(comm, SimulatedCommunicator) or comm.turns is None:
             return None
         if self._stack is None:
-            self._stack = Stack(model, self.request.num_nodes, self.request.autocast, comm.turns)
+            sizes = self.request.num_nodes, self.request.autocast, comm.turns
+            self._stack = Stack(model, *sizes, cuda_graphs=self.request.workers.cuda_graphs)
         return self._stack
 
     # --- evaluation ----------------------------------------------------------------------------------------

@@ -95,6 +95,7 @@ class FitRequest(RunConfig):
         request = cls(**values)
         request._check_strategy()
         request._check_transport()
+        request._check_graphs()
         request._settle_servers()
         request._place_servers()
         request._settle_failures()
@@ -120,6 +121,18 @@ class FitRequest(RunConfig):
             raise InputError(
                 f"fit: strategy is {what}; pass one such as exogym_core.strategy.DiLoCoStrategy()"
             )
+
+    def _check_graphs(self) -> None:
+        if not self.workers.cuda_graphs:
+            return
+        others = {self.device_of(rank).type for rank in range(self.num_nodes)} - {"cuda"}
+        if others:
+            raise InputError(
+                f"workers: cuda_graphs is for CUDA, and ranks compute on {others.pop()}; "
+                "leave it out, or set device: cuda"
+            )
+        if self.autocast == "fp16":
+            raise InputError("workers: cuda_graphs does not scale losses, as autocast: fp16 does; use bf16")
 
     def _check_transport(self) -> None:
         if self.log_x_axis not in X_AXES:

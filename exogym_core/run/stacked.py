@@ -12,15 +12,24 @@ losses differ from those of single replicas by rounding.
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from exogym_core.data.batches import as_loss, as_mean_loss, device_of, move_batch
-from exogym_core.run.learner import LocalStep, TorchLearner, autocast_to
+from exogym_core.data.batches import (
+    as_loss,
+    as_mean_loss,
+    batch_layout,
+    device_of,
+    joined_batch,
+    move_batch,
+)
+from exogym_core.run.cuda_graphs import GraphedPass, near
+from exogym_core.run.learner import DetachedLearner, LocalStep, autocast_to
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,7 +52,6 @@ _ELEMENTWISE = (
     torch.optim.RMSprop,
     torch.optim.Adagrad,
 )
-_TOLERANCE = 1e-3  # of gradients, relative to the largest: more than rounding is another computation
 
 
 class StackingError(InputError):
@@ -94,9 +102,17 @@ class Stack:
         num_replicas: N.
         precision: of forward passes, as `autocast`.
         turns: of the ranks that train the replicas.
+        cuda_graphs: passes become CUDA graphs.
     """
 
-    def __init__(self, model: nn.Module, num_replicas: int, precision: str | None, turns: Parking) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        num_replicas: int,
+        precision: str | None,
+        turns: Parking,
+        cuda_graphs: bool = False,
+    ) -> None:
         self._model, self._precision, self._device = model, precision, device_of(model)
         self._values = {
             name: value.detach().new_empty(num_replicas, *value.shape)
@@ -110,6 +126,7 @@ class Stack:
         self._batches = _SharedWork(turns, self._gradients_of)
         self._updates = _SharedWork(turns, self._update)
         self._runs = _SharedWork(turns, self._run_ahead)
+        self._pass = GraphedPass(self._computed, model.buffers(), self._device) if cuda_graphs else None
 
     def adopt(self, rank: int, model: nn.Module) -> None:
         """Make the parameters of a rank's replica rows of the stack."""
@@ -182,24 +199,28 @@ class Stack:
         """Compute gradients, in turn of ranks whose batches have one layout: yields these and their losses."""
         alike: dict[object, list[int]] = {}
         for rank, batch in batches.items():
-            alike.setdefault(_layout(batch), []).append(rank)
+            alike.setdefault(batch_layout(batch), []).append(rank)
         for ranks in alike.values():
-            yield ranks, self._alike_losses(ranks, _stacked([batches[rank] for rank in ranks]))
+            yield ranks, self._alike_losses(ranks, joined_batch([batches[rank] for rank in ranks], _stacked))
 
     def _alike_losses(self, ranks: list[int], batch: Any) -> Tensor:
+        if self._pass is not None and len(ranks) == len(self._rows):
+            losses, self._gradients = self._pass(batch)
+        else:
+            losses, self._gradients = self._computed(batch, ranks)
+        return losses
+
+    def _computed(self, batch: Any, ranks: Sequence[int] = ()) -> tuple[Tensor, dict[str, Tensor]]:
+        """Losses and gradients of these ranks' replicas, or of all."""
         leaves = {
-            name: self._of(values, ranks).detach().requires_grad_(name in self._trained)
+            name: (values[list(ranks)] if 0 < len(ranks) < len(values) else values)
+            .detach()
+            .requires_grad_(name in self._trained)
             for name, values in self._values.items()
         }
         losses = batched_losses(self._model, leaves, batch, self._precision)
         losses.sum().backward()  # type: ignore[no-untyped-call]
-        self._gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-        return losses.detach()
-
-    @staticmethod
-    def _of(values: Tensor, ranks: list[int]) -> Tensor:
-        """Rows of these ranks: the tensor itself where that is all of them."""
-        return values if len(ranks) == len(values) else values[ranks]
+        return losses.detach(), {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
     # --- updates -------------------------------------------------------------------------------------------
 
@@ -384,34 +405,22 @@ def batched_losses(
     """
     device = next(iter(parameters.values())).device
 
+    # The memory-efficient kernel of CUDA refuses batches of batches.
+    attention = (
+        sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]) if device.type == "cuda" else nullcontext()
+    )
+
     def loss(own: dict[str, Tensor], samples: Any) -> Tensor:
-        with autocast_to(precision, device):
+        with autocast_to(precision, device), attention:
             return as_mean_loss(functional_call(model, own, (samples,)), "workers: stacked").reshape(())
 
     losses: Tensor = torch.vmap(loss)(dict(parameters), batch)
     return losses
 
 
-def _layout(batch: Any) -> object:
-    """Containers, shapes and dtypes of a batch."""
-    if isinstance(batch, torch.Tensor):
-        return batch.shape, batch.dtype
-    if isinstance(batch, dict):
-        return tuple((key, _layout(value)) for key, value in batch.items())
-    if isinstance(batch, tuple | list):
-        return type(batch), tuple(map(_layout, batch))
-    return batch
-
-
-def _stacked(batches: Sequence[Any]) -> Any:
-    """Batches of one layout as one, whose tensors have a row for each."""
-    first = batches[0]
-    if isinstance(first, torch.Tensor):
-        return torch.stack(list(batches))
-    if isinstance(first, dict):
-        return {key: _stacked([batch[key] for batch in batches]) for key in first}
-    parts = [_stacked(part) for part in zip(*batches, strict=True)]
-    return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+def _stacked(parts: Sequence[Any]) -> Any:
+    """Tensors in one place of batches as one, with a row for each."""
+    return torch.stack(list(parts)) if isinstance(parts[0], torch.Tensor) else parts[0]
 
 
 def backward_order(model: nn.Module, batch: Any, precision: str | None) -> list[str]:
@@ -446,7 +455,7 @@ def backward_order(model: nn.Module, batch: Any, precision: str | None) -> list[
     }
     own = dict(model.named_parameters())
     try:
-        batched_losses(model, parameters, _stacked([batch] * 2), precision).sum().backward()  # type: ignore[no-untyped-call]
+        batched_losses(model, parameters, joined_batch([batch] * 2, _stacked), precision).sum().backward()  # type: ignore[no-untyped-call]
     except Exception as error:
         raise StackingError(f"torch.vmap cannot vectorise it: {str(error).strip().splitlines()[0]}") from None
     for name in names:
@@ -455,13 +464,12 @@ def backward_order(model: nn.Module, batch: Any, precision: str | None) -> list[
             if (single is None) != (double is None):
                 raise StackingError(f"either single or stacked replicas have no gradient of {name}")
             continue
-        scale = float(single.abs().max()) or 1.0
-        if single.is_sparse or float((double - single).abs().max()) > _TOLERANCE * scale:
+        if single.is_sparse or not near(double, single):
             raise StackingError(f"stacked replicas have another gradient of {name}")
     return order
 
 
-class StackedLearner(TorchLearner):
+class StackedLearner(DetachedLearner):
     """Gradients of one rank's replica, computed with those of the other ranks.
 
     Args:
@@ -482,12 +490,9 @@ class StackedLearner(TorchLearner):
         stack: Stack,
         order: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(model, comm, before_backward, cost, spreads_backward=order is not None)
-        self._stack = stack
+        super().__init__(model, comm, before_backward, cost, None, order is not None)
+        self._stack, self._order = stack, order
         stack.adopt(comm.rank, model)
-        self._trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        self._order = order
-        self._gradients: dict[str, Tensor] = {}  # between the forward and the backward pass
 
     def take_over(self, optimizers: Sequence[Optimizer]) -> None:
         """Have updates done together, too."""
@@ -507,16 +512,3 @@ class StackedLearner(TorchLearner):
             batch = move_batch(batch, self._device)
         loss, self._gradients = self._stack.gradients(self._comm.rank, batch)
         return loss
-
-    def _backward(self, loss: Tensor, weight: float, seconds: float, last: bool) -> None:
-        """Give parameters their gradients, one after the other where hooks of clock and strategy expect that."""
-        if weight != 1:
-            torch._foreach_mul_(list(self._gradients.values()), weight)
-        with self._time_of_backward(seconds, last):
-            if self._order is not None:
-                for name in self._order:
-                    self._trained[name].backward(self._gradients[name])  # type: ignore[no-untyped-call]
-                return
-            for name, gradient in self._gradients.items():
-                parameter = self._trained[name]
-                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient

@@ -36,6 +36,7 @@ class WorkerSpec(Schema):
             for many small ones, with other roundings), or `auto`: a process a core, threads alone for tiny steps.
         processes: number of processes; None: as many as there are cores. Ranks are dealt out in contiguous blocks.
         intra_op_threads: torch's threads for one operator. It changes bits, so it is part of an experiment.
+        cuda_graphs: on CUDA, launch each forward and backward pass as one graph, which helps small models.
         address: of the Ray cluster; None: that of RAY_ADDRESS, else one of this machine for the time of the run.
         num_gpus: that each actor asks the Ray cluster for; None: one where ranks compute on CUDA, else none.
     """
@@ -43,6 +44,7 @@ class WorkerSpec(Schema):
     kind: Literal["auto", "threads", "processes", "ray", "stacked"] = "auto"
     processes: Annotated[int, Field(ge=1)] | None = None
     intra_op_threads: Annotated[int, Field(ge=1)] = 1
+    cuda_graphs: bool = False
     address: str | None = None
     num_gpus: Annotated[int, Field(ge=0)] | None = None
 

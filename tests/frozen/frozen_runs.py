@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from exogym_core.results.fit_result import FitResult
 
-__all__ = ["CARRIERS", "answer", "names", "tested"]
+__all__ = ["CARRIERS", "answer", "fit", "metrics", "names", "options_of", "resumed", "tested"]
 
 _TOPOLOGY = {
     "name": "two-regions",
@@ -76,17 +76,25 @@ def tested(every: Sequence[str]) -> list[str]:
 def answer(name: str) -> dict[str, Any]:
     """Metrics of a run."""
     strategy, protocol, carrier = name.split()
-    options = {"H": 2} if strategy in _EVERY_TWO else _OPTIONS.get(strategy, {})
-    given = digest([_TOPOLOGY, options, _NUM_STEPS])
+    given = digest([_TOPOLOGY, options_of(strategy), _NUM_STEPS])
     if carrier == "threads":
-        return {"given": given, **_metrics(_fit(strategy, options, protocol))}
+        return {"given": given, **metrics(fit(strategy, protocol))}
     if carrier == "processes":
         workers = {"kind": "processes", "processes": 2}
-        return {"given": given, **_metrics(_fit(strategy, options, protocol, workers=workers))}
+        return {"given": given, **metrics(fit(strategy, protocol, workers=workers))}
     with tempfile.TemporaryDirectory() as folder:
-        stopped = _fit(strategy, options, protocol, stop_at=4, checkpoint_interval=1, save_dir=folder)
-        resumed = _fit(strategy, options, protocol, resume_from=stopped.checkpoint_folder)
-        return {"given": given, **_metrics(resumed)}
+        return {"given": given, **metrics(resumed(strategy, protocol, folder))}
+
+
+def options_of(strategy: str) -> dict[str, Any]:
+    """Options of a strategy's tiny run."""
+    return {"H": 2} if strategy in _EVERY_TWO else _OPTIONS.get(strategy, {})
+
+
+def resumed(strategy: str, protocol: str, folder: str, **more: Any) -> FitResult:
+    """Result of a run that was stopped after step 4 and resumed from a checkpoint in `folder`."""
+    stopped = fit(strategy, protocol, stop_at=4, checkpoint_interval=1, save_dir=folder, **more)
+    return fit(strategy, protocol, resume_from=stopped.checkpoint_folder, **more)
 
 
 class _Model(nn.Module):
@@ -98,9 +106,9 @@ class _Model(nn.Module):
         return nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
 
 
-def _fit(
-    strategy: str, options: Mapping[str, Any], protocol: str, stop_at: int = 0, **more: Any
-) -> FitResult:
+def fit(strategy: str, protocol: str, stop_at: int = 0, **more: Any) -> FitResult:
+    """Result of a tiny run, stopped after a step where one is given."""
+
     def press(row: Mapping[str, Any]) -> None:
         if row["kind"] == "step" and row["step"] == stop_at:
             raise KeyboardInterrupt
@@ -116,14 +124,17 @@ def _fit(
         "compute": {"fixed": "3 ms", "jitter": 0.2},
     }
     try:
-        trainer.fit(strategy=build_strategy(strategy, **options), on_event=press, **{**arguments, **more})
+        trainer.fit(
+            strategy=build_strategy(strategy, **options_of(strategy)), on_event=press, **{**arguments, **more}
+        )
     except KeyboardInterrupt:
         assert stop_at
     assert trainer.result is not None
     return trainer.result
 
 
-def _metrics(result: FitResult) -> dict[str, Any]:
+def metrics(result: FitResult) -> dict[str, Any]:
+    """Losses, bytes and virtual times of a run."""
     assert result.complete
     history, validation = list(result.history), list(result.validation)
     return {
