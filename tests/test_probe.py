@@ -276,6 +276,7 @@ def measured_on_a_busy_machine(test: Callable[[], None]) -> Callable[[], None]:
     return measure
 
 
+@pytest.mark.rates
 @measured_on_a_busy_machine
 def test_what_it_writes_is_what_was_set() -> None:
     """Rates (unequal ones too), round trips and lines below their routes' sum are within 5 %."""
@@ -297,6 +298,7 @@ def test_what_it_writes_is_what_was_set() -> None:
     assert {what: (wanted, got) for what, wanted, got in compared if abs(got / wanted - 1) > 0.05} == {}, text
 
 
+@pytest.mark.rates
 @measured_on_a_busy_machine
 def test_gloo_is_timed_over_the_links_that_were_set() -> None:
     """`--gloo`: two real ranks find what one way takes, and what the line carries, unlike ways apart."""
