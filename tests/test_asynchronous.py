@@ -181,7 +181,6 @@ def test_fast_workers_do_not_wait_for_slow_ones() -> None:
         done / a_step for done, a_step in zip(together.compute_seconds, (0.05, 0.05, 0.1, 0.1), strict=True)
     ]
     assert steps == pytest.approx([len(together.history)] * 4, rel=1e-6), "everybody did every step"
-    assert together.virtual_seconds is not None
     assert 2.0 <= together.virtual_seconds < 3.0
 
 
@@ -252,8 +251,6 @@ def test_async_sparta_with_all_values_and_no_overlap_left_is_local_sgd_late() ->
     late = fit(AsyncSPARTAStrategy(lr=0.02, p_sparta=1.0, interval=4, delay=1))
     exact = fit(FedAvgStrategy(lr=0.02, H=4))
     assert late.final_loss == pytest.approx(exact.final_loss, rel=0.1)
-    assert late.virtual_seconds is not None
-    assert exact.virtual_seconds is not None
     assert late.virtual_seconds < exact.virtual_seconds, "the averages travel beside the computing"
 
 

@@ -74,8 +74,6 @@ def limited(monkeypatch: pytest.MonkeyPatch, room: float) -> None:
 def test_auto_is_the_same_as_giving_the_size_that_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, room=4)
     found, given = fit("auto").result, fit(4).result
-    assert found is not None
-    assert given is not None
     assert found.minibatch_size == 4
     assert found.history == given.history
 
@@ -86,9 +84,7 @@ def test_a_resumed_run_takes_the_size_that_was_found_then(
     limited(monkeypatch, room=4)
     stopped = fit("auto", checkpoint_interval=1, save_dir=tmp_path).result
     limited(monkeypatch, room=8)
-    assert stopped is not None
     resumed = fit("auto", resume_from=stopped.checkpoint_folder).result
-    assert resumed is not None
     assert resumed.minibatch_size == 4
     assert resumed.history == stopped.history
 

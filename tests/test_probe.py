@@ -253,8 +253,6 @@ def benchmark(name: str) -> Any:
     sys.path.insert(0, str(BENCHMARKS))  # they import each other
     try:
         spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)

@@ -175,7 +175,6 @@ topology:
         held = Experiment.load(tmp_path / "small.yaml")
 
         def drift_seed(experiment: Experiment) -> int:
-            assert experiment.topology is not None
             return experiment.topology.weather.drift[0].seed
 
         assert [drift_seed(free.with_seed(seed)) for seed in (0, 1, 2)] == [7, 8, 9]

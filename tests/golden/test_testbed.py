@@ -18,8 +18,6 @@ CASES = sorted((Path(__file__).parent / "testbed").glob("*.json"))
 def benchmark() -> Any:
     """The script that prints this comparison case by case."""
     spec = importlib.util.spec_from_file_location("benchmark_gloo", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
