@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from experiments import Squares, fitted
+from torch import nn
 from torch.utils.data import TensorDataset
 from worlds import star_form
 
-from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
 from exogym_core.run.optimizer import DiLoCoOptimizer
 from exogym_core.strategy import DiLoCoStrategy
@@ -196,31 +196,18 @@ def test_no_wait_continues_without_computing_ranks_and_wait_for_all_does_not() -
 # --- in a fit -----------------------------------------------------------------------------------------------
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.layer = nn.Linear(8, 1)
-
-    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return ((self.layer(batch[0]) - batch[1]) ** 2).mean()
-
-
 def samples() -> TensorDataset:
     inputs = torch.randn(600, 8, generator=torch.Generator().manual_seed(0))
     return TensorDataset(inputs, inputs @ torch.arange(8.0).view(8, 1))
 
 
 def fit(events: Sequence[Mapping[str, Any]] = (), options: Any = AWAY, **arguments: Any) -> FitResult:
-    trainer = Trainer(Model(), samples(), samples())
     given: dict[str, Any] = {
-        **{"num_nodes": 3, "max_steps": 40, "batch_size": 4, "val_interval": 4, "correlation_interval": 8},
-        **{"topology": star(events), "compute": 1.0, "workers": "threads", "device": "cpu"},
+        **{"num_nodes": 3, "max_steps": 40, "val_interval": 4, "correlation_interval": 8},
+        **{"topology": star(events), "compute": 1.0},
+        "strategy": DiLoCoStrategy("sgd", lr=0.01, H=H, **options),
     }
-    strategy = DiLoCoStrategy("sgd", lr=0.01, H=H, **options)
-    trainer.fit(strategy=strategy, **{**given, **arguments})
-    assert trainer.result is not None
-    return trainer.result
+    return fitted(Squares(8), samples(), samples(), **{**given, **arguments})
 
 
 def test_a_run_reports_absences_with_times() -> None:

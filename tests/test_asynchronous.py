@@ -25,6 +25,7 @@ from exogym_core.strategy import (
     Strategy,
 )
 from exogym_core.strategy.parts.outer import DelayedNesterov
+from exogym_core.tasks import MLP
 from netsim import random_crashes
 
 if TYPE_CHECKING:
@@ -52,24 +53,14 @@ UNEQUAL = {
 }  # the last two share a device: 100 ms a step, not 50
 
 
-class Model(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(6, 2)
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(self.linear(batch[0]), batch[1])
-
-
 def fit(strategy: Strategy, num_nodes: int = 4, **options: Any) -> FitResult:
     torch.manual_seed(0)
     inputs = torch.randn(400, 6)
     data = TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
     given = {"max_steps": 24, "num_epochs": 20, "batch_size": 8, "val_interval": 8, "workers": "threads"}
     given |= {"topology": TOPOLOGY, "compute": "50 ms"}
-    model = Trainer(Model(), data, data).fit(strategy=strategy, num_nodes=num_nodes, **{**given, **options})
-    result: FitResult = model.fit_result
-    return result
+    trainer = Trainer(MLP(6, [], 2), data, data)
+    return trainer.fit(strategy=strategy, num_nodes=num_nodes, **{**given, **options}).fit_result
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -104,7 +95,7 @@ def test_workers_with_data_of_their_own_agree_on_them_without_the_server() -> No
     for kind in ("threads", "processes"):
         torch.manual_seed(0)
         strategy = AsyncDiLoCoStrategy(H=2)
-        model = Trainer(Model(), own_samples, None).fit(
+        model = Trainer(MLP(6, [], 2), own_samples, None).fit(
             strategy=strategy, workers=kind, progress=False, **given
         )
         histories.append(model.fit_result.history)
