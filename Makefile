@@ -4,23 +4,25 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all test-browser bench wheels docs lint suite alone setup clean
+.PHONY: demo test test-all test-browser bench wheels docs lint suite ray rates setup clean
 
 demo: $(VENV)/.demo
 	$(BIN)/netgym compare examples/digits_wan.yaml
 
-# Types are checked beside the tests: one process more than there are cores keeps all of them busy.
+# Ray's tests time out beside a busy suite, and where Ray was used a process cannot be forked any more: they run beside the check of
+# types. Tests that measure rates of links run last, as the only ones. Every part runs, whatever failed before it.
 test: setup
-	$(MAKE) --jobs=2 --keep-going lint suite
-	$(MAKE) alone
+	failed=0; $(MAKE) --jobs=2 --keep-going lint ray || failed=1; \
+	$(MAKE) suite || failed=1; $(MAKE) rates || failed=1; exit $$failed
 
 suite: setup
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --ignore tests/test_ray.py --ignore tests/test_probe.py
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --ignore tests/test_ray.py -m 'not browser and not rates'
 
-# After the others, as the only ones: tests that measure rates of links, and Ray's, which time out beside a busy suite and whose
-# process cannot be forked any more.
-alone: setup
-	$(BIN)/python -m pytest tests/test_probe.py tests/test_ray.py
+ray: setup
+	$(BIN)/python -m pytest tests/test_ray.py
+
+rates: setup
+	$(BIN)/python -m pytest tests/test_probe.py -m rates
 
 # The pages with all notebooks, and the long soaks, about two hours: a million damaged files, 2,000 networks that fail, 100 kills, 50 broken runs. What they find
 # lies in build/soak, one line of JSON a piece; docs/promises.md tells what they found. SOAK=10 runs a tenth of each.

@@ -42,6 +42,17 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # What tests write need not outlive a failure of power: waiting for the disk takes longer than most of them.
 os.fsync = lambda _: None
 
+# The files of the longest tests, up to half a minute each, come first: started last, one would keep the others waiting.
+LONGEST = [
+    "test_memory",
+    "test_annexes",
+    "test_soaks_briefly",
+    "test_docs",
+    "test_packaging",
+    "test_real_ranks",
+    "test_fit_apart",
+]
+
 # Two cores at most are assumed; one intra-op thread keeps small tests quick and their bits equal everywhere.
 torch.set_num_threads(1)
 
@@ -49,6 +60,10 @@ torch.set_num_threads(1)
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than there are cores: many tests wait for sockets, links and other processes."""
     return (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

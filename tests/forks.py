@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import runpy
@@ -13,14 +14,15 @@ import traceback
 import warnings
 import weakref
 from contextlib import ExitStack
+from pathlib import Path
 from subprocess import CompletedProcess
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch._dynamo  # optimizers import it: once here, and not in each of the forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 _UNSET = (
     "RANK",
@@ -136,6 +138,18 @@ def run_script(path: str, *arguments: str) -> None:
     sys.argv = [path, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     runpy.run_path(path, run_name="__main__")
+
+
+def benchmark(name: str) -> Any:
+    """A program of benchmarks/ as a module; programs there import each other."""
+    folder = Path(__file__).parents[1] / "benchmarks"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        spec = importlib.util.spec_from_file_location(f"benchmark_{name}", folder / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    return module
 
 
 def agent_store() -> torch.distributed.TCPStore:

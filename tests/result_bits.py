@@ -8,7 +8,25 @@ import numpy as np
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from exogym_core import Trainer
     from exogym_core.results.fit_result import FitResult
+
+
+def fit_until(trainer: Trainer, stop_at: int | None, **arguments: Any) -> FitResult:
+    """The result of a fit that Ctrl-C ends at a step, where one is given."""
+
+    def press(row: Mapping[str, Any]) -> None:
+        if row["kind"] == "step" and row["step"] == stop_at:
+            raise KeyboardInterrupt
+
+    try:
+        trainer.fit(on_event=press, **arguments)
+    except KeyboardInterrupt:
+        assert stop_at is not None
+    assert trainer.result is not None
+    return trainer.result
 
 
 def digest(value: Any) -> Any:

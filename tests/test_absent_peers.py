@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from experiments import Squares, fitted
+from torch import nn
 from torch.utils.data import TensorDataset
 from worlds import star_form
 
-from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
 from exogym_core.run.optimizer import DiLoCoOptimizer
 from exogym_core.strategy import DiLoCoStrategy
@@ -173,7 +173,6 @@ def test_a_rank_too_slow_for_averages_delays_no_other_by_its_downloads() -> None
     results = run_ranks(lambda comm: loop(comm, **options), 3, star([slow]))
     assert [row[1] for row in results.results[0]] == [OTHERS] * 8
     # Each round takes 5 s and 0.04 s; two averages were given up after 4 s, and its download of 16 s waited for once.
-    assert results.rank_virtual_seconds is not None
     assert results.rank_virtual_seconds[0] == pytest.approx(0.22 + 4 + 16 + 4 + 8 * 5.06, abs=0.3)
 
 
@@ -197,31 +196,18 @@ def test_no_wait_continues_without_computing_ranks_and_wait_for_all_does_not() -
 # --- in a fit -----------------------------------------------------------------------------------------------
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.layer = nn.Linear(8, 1)
-
-    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return ((self.layer(batch[0]) - batch[1]) ** 2).mean()
-
-
 def samples() -> TensorDataset:
     inputs = torch.randn(600, 8, generator=torch.Generator().manual_seed(0))
     return TensorDataset(inputs, inputs @ torch.arange(8.0).view(8, 1))
 
 
 def fit(events: Sequence[Mapping[str, Any]] = (), options: Any = AWAY, **arguments: Any) -> FitResult:
-    trainer = Trainer(Model(), samples(), samples())
     given: dict[str, Any] = {
-        **{"num_nodes": 3, "max_steps": 40, "batch_size": 4, "val_interval": 4, "correlation_interval": 8},
-        **{"topology": star(events), "compute": 1.0, "workers": "threads", "device": "cpu"},
+        **{"num_nodes": 3, "max_steps": 40, "val_interval": 4, "correlation_interval": 8},
+        **{"topology": star(events), "compute": 1.0},
+        "strategy": DiLoCoStrategy("sgd", lr=0.01, H=H, **options),
     }
-    strategy = DiLoCoStrategy("sgd", lr=0.01, H=H, **options)
-    trainer.fit(strategy=strategy, **{**given, **arguments})
-    assert trainer.result is not None
-    return trainer.result
+    return fitted(Squares(8), samples(), samples(), **{**given, **arguments})
 
 
 def test_a_run_reports_absences_with_times() -> None:
@@ -270,15 +256,12 @@ def test_without_absences_it_is_the_run_that_waits_for_all() -> None:
 
 def test_a_rank_that_never_returns_is_not_in_the_model() -> None:
     result = fit([down(12)])
-    assert result.dropped_peers is not None
     assert [(row["rank"], row["step"], row["back_step"]) for row in result.dropped_peers] == [(2, 15, None)]
     first, second, lost = (state["layer.weight"] for state in result.rank_states)
     assert torch.equal(first, second)
     assert not torch.equal(first, lost)
     assert result.final_loss == result.validation[-1]["global_loss"]
     waiting = fit([down(12, 3)], options={})
-    assert waiting.virtual_seconds is not None
-    assert result.virtual_seconds is not None
     assert (
         result.virtual_seconds > waiting.virtual_seconds
     )  # 2 s once, against an outage that ends in between

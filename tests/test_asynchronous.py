@@ -25,6 +25,7 @@ from exogym_core.strategy import (
     Strategy,
 )
 from exogym_core.strategy.parts.outer import DelayedNesterov
+from exogym_core.tasks import MLP
 from netsim import random_crashes
 
 if TYPE_CHECKING:
@@ -52,41 +53,25 @@ UNEQUAL = {
 }  # the last two share a device: 100 ms a step, not 50
 
 
-class Model(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(6, 2)
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(self.linear(batch[0]), batch[1])
-
-
 def fit(strategy: Strategy, num_nodes: int = 4, **options: Any) -> FitResult:
     torch.manual_seed(0)
     inputs = torch.randn(400, 6)
     data = TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
     given = {"max_steps": 24, "num_epochs": 20, "batch_size": 8, "val_interval": 8, "workers": "threads"}
     given |= {"topology": TOPOLOGY, "compute": "50 ms"}
-    model = Trainer(Model(), data, data).fit(strategy=strategy, num_nodes=num_nodes, **{**given, **options})
-    result: FitResult = model.fit_result
-    return result
+    trainer = Trainer(MLP(6, [], 2), data, data)
+    return trainer.fit(strategy=strategy, num_nodes=num_nodes, **{**given, **options}).fit_result
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_they_learn_and_are_the_same_in_threads_and_processes(name: str) -> None:
-    """The judged loss falls; carriers agree to the bit in losses, times, bytes and parameters."""
+def test_they_learn(name: str) -> None:
+    """The judged loss falls; that processes give the bits of threads is a law of all strategies."""
     result = fit(MAKERS[name]())
     losses = [row["judged_loss"] for row in result.validation]
     assert losses[-1] < 0.8 * losses[0]
     assert len({row["step"] for row in result.validation}) == len(result.validation)
     seconds = [row["judged_virtual_seconds"] for row in result.validation]
     assert seconds == sorted(seconds)
-    again = fit(MAKERS[name](), workers={"kind": "processes", "processes": 2})
-    assert again.history == result.history
-    assert again.validation == result.validation
-    assert again.virtual_seconds == result.virtual_seconds
-    for key, value in result.judged_state.items():
-        assert torch.equal(value, again.judged_state[key])
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -110,7 +95,7 @@ def test_workers_with_data_of_their_own_agree_on_them_without_the_server() -> No
     for kind in ("threads", "processes"):
         torch.manual_seed(0)
         strategy = AsyncDiLoCoStrategy(H=2)
-        model = Trainer(Model(), own_samples, None).fit(
+        model = Trainer(MLP(6, [], 2), own_samples, None).fit(
             strategy=strategy, workers=kind, progress=False, **given
         )
         histories.append(model.fit_result.history)
@@ -181,7 +166,6 @@ def test_fast_workers_do_not_wait_for_slow_ones() -> None:
         done / a_step for done, a_step in zip(together.compute_seconds, (0.05, 0.05, 0.1, 0.1), strict=True)
     ]
     assert steps == pytest.approx([len(together.history)] * 4, rel=1e-6), "everybody did every step"
-    assert together.virtual_seconds is not None
     assert 2.0 <= together.virtual_seconds < 3.0
 
 
@@ -252,8 +236,6 @@ def test_async_sparta_with_all_values_and_no_overlap_left_is_local_sgd_late() ->
     late = fit(AsyncSPARTAStrategy(lr=0.02, p_sparta=1.0, interval=4, delay=1))
     exact = fit(FedAvgStrategy(lr=0.02, H=4))
     assert late.final_loss == pytest.approx(exact.final_loss, rel=0.1)
-    assert late.virtual_seconds is not None
-    assert exact.virtual_seconds is not None
     assert late.virtual_seconds < exact.virtual_seconds, "the averages travel beside the computing"
 
 

@@ -151,5 +151,4 @@ def test_a_hash_that_fits_has_the_extensions_loaded(tmp_path: Path) -> None:
 def test_what_is_compiled_is_what_runs() -> None:
     for name in MODULES:
         file = sys.modules[f"netsim.network.{name}"].__file__
-        assert file is not None
         assert file.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES))

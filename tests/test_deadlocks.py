@@ -99,7 +99,6 @@ def test_a_link_that_comes_back_by_its_trace_is_hope(weather: str, protocol: str
             comm.group([0, 1]).all_reduce(torch.zeros(1000))
 
     run = run_ranks(body, 3, star(traces=trace, **ENDLESS[weather]), protocol=protocol)
-    assert run.virtual_seconds is not None
     assert 500.0 < run.virtual_seconds < 503.0
 
 

@@ -206,7 +206,6 @@ def holder(folder: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", _HOLDS, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "has it\n"
     return process
 

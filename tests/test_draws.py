@@ -81,23 +81,17 @@ def test_how_a_dataset_has_seeded_its_own_generators_counts():
 def test_reading_leaves_every_generator_as_it_was():
     dataset = HoldingNoise()
     draws = Draws(dataset, 0)
-    before = [
-        random.getstate(),
-        str(np.random.get_state()),
-        torch.get_rng_state().tolist(),
-        draws.held_states(),
-    ]
+
+    def states():
+        own = random.getstate(), np.random.get_state(), torch.get_rng_state().tolist(), draws.held_states()
+        return str(own)
+
+    before = states()
     with draws.at(1, 2):
         dataset[0], torch.rand(1), random.gauss(0, 1), np.random.randn()
     with draws.stream(3).continued():
         dataset[0], torch.rand(1), random.gauss(0, 1), np.random.randn()
-    after = [
-        random.getstate(),
-        str(np.random.get_state()),
-        torch.get_rng_state().tolist(),
-        draws.held_states(),
-    ]
-    assert str(after) == str(before)
+    assert states() == before
 
 
 def test_generators_are_found_through_attributes_and_short_lists_once():

@@ -85,7 +85,6 @@ def test_a_window_that_limits_is_reported_with_the_remedy_and_the_remedy_helps()
     """40 ms and 4 MiB in flight are 839 Mbit/s, however fast the line; streams or a larger window fill it."""
     took = netsim.collective(PAIR, "all_reduce", num_bytes="1 GB", protocol="linux-tcp", repeat=2)
     limit = took.window_limit
-    assert limit is not None
     assert limit.window_bits_per_second == pytest.approx(4 * 2**20 * 8 / 0.04)
     assert "streams: 12 or window: 46 MiB" in str(limit)
     for remedy in ({"streams": limit.streams}, {"window": limit.window_bytes}):

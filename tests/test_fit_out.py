@@ -11,23 +11,12 @@ from torch.utils.data import TensorDataset
 import netgym
 from exogym_core.cli.main import main
 from exogym_core.strategy import DiLoCoStrategy, Strategy
+from exogym_core.tasks import MLP
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-
-
-class Model(torch.nn.Module):
-    """Mean loss of a batch of inputs and labels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 2)
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        inputs, labels = batch
-        return torch.nn.functional.cross_entropy(self.linear(inputs), labels)
 
 
 class Mine(Strategy):
@@ -45,7 +34,7 @@ def train(strategy: Strategy | None = None, *, stop_at: int | None = None, **opt
     inputs = torch.randn(64, 4)
     data = TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
     keywords: dict[str, Any] = {"topology": "two-datacenters", "compute": "50 ms", "checkpoint_interval": 2}
-    return netgym.Trainer(Model(), data, data).fit(
+    return netgym.Trainer(MLP(4, [], 2), data, data).fit(
         strategy=strategy or DiLoCoStrategy(inner_optim="adam", H=2),
         num_nodes=2,
         device="cpu",

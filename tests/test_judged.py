@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 import torch
-from experiments import mlp
+from experiments import fitted, mlp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -139,9 +139,8 @@ def train(strategy, **options):
         def forward(self, values):
             return self.inner(values)
 
-    given = {"num_nodes": 2, "max_steps": 4, "num_epochs": 9, "batch_size": 1, "val_interval": 2}
-    given |= {"device": "cpu", "workers": "threads"}
-    return Trainer(Batches(), data, data).fit(strategy=strategy, **{**given, **options}).fit_result
+    given = {"max_steps": 4, "num_epochs": 9, "batch_size": 1, "val_interval": 2}
+    return fitted(Batches(), data, data, **{"strategy": strategy, **given, **options})
 
 
 @pytest.mark.parametrize(

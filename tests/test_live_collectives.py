@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from netsim import Schedule
 
-    Start = Callable[[Network, Schedule, Sequence[int], object, Callable[[int], None]], Callable[[int], None]]
+    Start = Callable[..., Callable[[int], None]]
 
 ROWS = [(op, name) for op, algorithms in ALGORITHMS.items() for name in algorithms]
 PROTOCOLS = ["ideal", "linux-tcp", "gloo"]
@@ -96,24 +96,12 @@ class Played:
             self.advance(member)
 
 
-def started(
-    network: Network,
-    made: Schedule,
-    hosts: Sequence[int],
-    group: object,
-    on_done: Callable[[int], None],
-) -> Callable[[int], None]:
-    return start_collective(network, made, hosts, group=group, on_done=on_done).arrive
+def started(*where: Any, group: object, on_done: Callable[[int], None]) -> Callable[[int], None]:
+    return start_collective(*where, group=group, on_done=on_done).arrive
 
 
-def played(
-    network: Network,
-    made: Schedule,
-    hosts: Sequence[int],
-    group: object,
-    on_done: Callable[[int], None],
-) -> Callable[[int], None]:
-    return Played(network, made, hosts, group, on_done).arrive
+def played(*where: Any, group: object, on_done: Callable[[int], None]) -> Callable[[int], None]:
+    return Played(*where, group, on_done).arrive
 
 
 class Nobody:
@@ -143,7 +131,8 @@ def ends(
             assert done[member] == math.inf
             done[member] = clock.now
 
-        arrive = start(network, made, hosts[: made.num_ranks], groups[number % len(groups)], on_done)
+        group = groups[number % len(groups)]
+        arrive = start(network, made, hosts[: made.num_ranks], group=group, on_done=on_done)
         for member, instant in enumerate(arrivals):
             clock.at(instant, call=lambda event, arrive=arrive, member=member: arrive(member))
     clock.run()

@@ -77,7 +77,6 @@ def test_fewer_streams_get_their_share_at_least_and_more_get_the_rate(streams: i
 def test_a_window_of_ones_own_is_kept_to() -> None:
     small = {"preset": "linux-tcp", "window": "256 KiB"}
     limit = window_limit(pair(), Protocol.parse(small), [(0, 1, 1e9)])
-    assert limit is not None
     assert limit.window_bits_per_second == pytest.approx(2**18 * 8 / 0.038)
     assert seconds(pair(), small) == pytest.approx(1e9 / (2**18 / 0.038), rel=0.01)
     assert window_limit(pair(), PRESETS["linux-tcp"], [(0, 1, 1e9)]) is None

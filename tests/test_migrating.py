@@ -260,5 +260,4 @@ def test_open_dilocos_time_outs_are_taken_together() -> None:
     taken = DiLoCoStrategy(averaging_timeout=1800, matchmaking_time=15, all_reduce_strategy="WAIT_FOR_ALL")
     assert isinstance(taken, DiLoCoStrategy)
     patience = PatienceOptions(averaging_timeout=1800, matchmaking_time=15).patience("here")
-    assert patience is not None
     assert (patience.waiting_seconds, patience.averaging_seconds) == (615.0, 1800.0)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from experiments import fitted
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -59,11 +60,8 @@ def test_half_of_this_machine_is_the_limit() -> None:
     assert 1e7 < memory_limit(torch.device("cpu")) < 1e14
 
 
-def fit(size: Any, **options: Any) -> Trainer:
-    trainer = Trainer(Wide(), DATA, DATA, device="cpu")
-    arguments = {"num_nodes": 2, "max_steps": 3, "batch_size": 8, "workers": "threads"}
-    trainer.fit(strategy=AllReduceStrategy(), minibatch_size=size, **{**arguments, **options})
-    return trainer
+def fit(size: Any, **options: Any) -> Any:
+    return fitted(Wide(), DATA, DATA, batch_size=8, minibatch_size=size, **options)
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, room: float) -> None:
@@ -73,9 +71,7 @@ def limited(monkeypatch: pytest.MonkeyPatch, room: float) -> None:
 
 def test_auto_is_the_same_as_giving_the_size_that_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, room=4)
-    found, given = fit("auto").result, fit(4).result
-    assert found is not None
-    assert given is not None
+    found, given = fit("auto"), fit(4)
     assert found.minibatch_size == 4
     assert found.history == given.history
 
@@ -84,11 +80,9 @@ def test_a_resumed_run_takes_the_size_that_was_found_then(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     limited(monkeypatch, room=4)
-    stopped = fit("auto", checkpoint_interval=1, save_dir=tmp_path).result
+    stopped = fit("auto", checkpoint_interval=1, save_dir=tmp_path)
     limited(monkeypatch, room=8)
-    assert stopped is not None
-    resumed = fit("auto", resume_from=stopped.checkpoint_folder).result
-    assert resumed is not None
+    resumed = fit("auto", resume_from=stopped.checkpoint_folder)
     assert resumed.minibatch_size == 4
     assert resumed.history == stopped.history
 

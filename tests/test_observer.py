@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 
+import experiments
 import pytest
 import torch
 from experiments import mlp, samples
 from torch import nn
 from worlds import chain_form
 
-from exogym_core import Trainer
 from exogym_core.run.observer import Observer
 from exogym_core.run.snapshots import final_state
 from exogym_core.strategy import DiLoCoStrategy, SPARTAStrategy, Strategy
@@ -22,11 +22,9 @@ TOPOLOGY = chain_form({name: {"device": "h100"} for name in "abcd"}, "1 Gbit/s",
 
 
 def fit(strategy, model=None, **options):
-    data = samples(64)
-    trainer = Trainer(mlp() if model is None else model, data, data)
-    arguments = {"num_nodes": 4, "max_steps": 8, "batch_size": 4, "val_interval": 2, "device": "cpu"}
-    arguments |= {"topology": TOPOLOGY, "compute": {"fixed": "1 s", "jitter": 0.5}, "workers": "threads"}
-    return trainer.fit(strategy=strategy, **{**arguments, **options})
+    given = {"strategy": strategy, "num_nodes": 4, "max_steps": 8, "val_interval": 2}
+    given |= {"topology": TOPOLOGY, "compute": {"fixed": "1 s", "jitter": 0.5}}
+    return experiments.fit(model, samples(64), samples(64), **{**given, **options})
 
 
 class AsksForTheTime(Strategy):

@@ -107,7 +107,6 @@ def test_a_closure_is_called_once_and_its_loss_returned() -> None:
         return loss
 
     loss = optimizer.step(closure, batch_size=2)
-    assert loss is not None
     assert calls == [loss.item()]
     assert (optimizer.num_samples, optimizer.param_groups[0]["lr"]) == (2, 0.5)
 

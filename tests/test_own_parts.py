@@ -103,11 +103,9 @@ def test_a_rank_that_sees_the_folder_of_rank_0_writes_there(
     mark = mark_of(tmp_path)
     assert OwnParts.where_needed(tmp_path, mark, (1, 2), lambda: -1) is None
     unseen = OwnParts.where_needed(tmp_path / "elsewhere", mark, (1, 2), lambda: -1)
-    assert unseen is not None
     assert unseen.folder == tmp_path / "elsewhere"
     monkeypatch.setenv(VARIABLE, str(tmp_path / "disk"))
     own = OwnParts.where_needed(tmp_path / "run", mark, (1, 2), lambda: -1)
-    assert own is not None
     assert own.folder == Path(f"{tmp_path}/disk{tmp_path}/run")
 
 

@@ -87,8 +87,6 @@ def test_days_are_tokens_over_tokens_a_second(name: str, options: dict[str, Any]
     is_alone = name in ("NoLoCo", "AsyncDiLoCo")  # which are planned in steady weather
     for there in (where, *([] if is_alone else [replace(where, topology=stormy(["3 s"]))])):
         made = measure(build_strategy(name, **options), there)
-        assert made.days is not None
-        assert made.tokens is not None
         assert made.tokens_per_second * made.days * 86_400 == pytest.approx(made.tokens)
         assert made.tokens >= 1e6
         assert made.cost == pytest.approx(made.days * 24 * 4 * 2.0)
@@ -251,7 +249,6 @@ def test_a_page_can_be_sent(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -
 def test_restarts_are_counted() -> None:
     """Crashes a day times days."""
     made = measure(build_strategy("DiLoCo", H=5), setting(failures=Crashes(4000.0, 3.0)))
-    assert made.failures is not None
     assert made.failures["restarts"] == pytest.approx(made.failures["crashes_per_day"] * (made.days or 0))
 
 
@@ -339,18 +336,13 @@ def test_dollars_buy_whole_rounds(name: str, options: dict[str, Any], more: dict
     where = replace(setting(dollars_per_hour=2.0), tokens=None, dollars=5.0, **more)
     made = Measured(build_strategy(name, **options), where)
     plan = made.plan
-    assert plan.rounds is not None
-    assert plan.cost is not None
     assert plan.cost <= 5.0 < plan.cost * (plan.rounds + 1) / plan.rounds
     same = measure(build_strategy(name, **options), replace(where, dollars=None, tokens=made.setting.tokens))
     assert (same.rounds, same.days, same.cost) == (plan.rounds, plan.days, plan.cost)
     assert plan.tokens == same.tokens
-    assert plan.tokens_low is not None
-    assert plan.tokens_high is not None
     # The money is spent either way, and so are the workers' hours; what the network leaves open is the tokens.
     assert plan.cost_low == plan.cost_high == plan.cost
     assert plan.days_low == pytest.approx(plan.days)
-    assert same.cost_high is not None
     assert plan.tokens_low == pytest.approx(plan.tokens * plan.cost / same.cost_high)
     assert plan.tokens_low < plan.tokens < plan.tokens_high
 

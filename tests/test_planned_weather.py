@@ -46,7 +46,6 @@ def both(
 
 def assert_same(planned: Plan, ends: list[float], *, rounds: bool = True) -> None:
     """All steps take as long as planned, and the last round, to a millionth."""
-    assert planned.days is not None
     assert planned.days * 86_400 == pytest.approx(ends[-1], rel=1e-6)
     if rounds:
         length = planned.steps_per_round

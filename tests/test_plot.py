@@ -129,7 +129,6 @@ def test_the_use_of_links_is_drawn_below() -> None:
         "region-01 \u2192 region-01.0",
     ]
     image = axes.images[0].get_array()
-    assert image is not None
     assert image[0].max() == pytest.approx(100.0)
     assert image[1].max() == pytest.approx(10.0)
 

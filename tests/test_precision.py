@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from experiments import fitted, samples
 
-from exogym_core import FitResult, Trainer
 from exogym_core.communicator import run_ranks
 from exogym_core.communicator.exchange import reduce_tensors
 from exogym_core.strategy import STRATEGIES, build_strategy
 from exogym_core.tasks import MLP
 
-INPUTS = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
-DATA = TensorDataset(INPUTS, INPUTS[:, :3].argmax(dim=1))
+DATA = samples(64)
 
 
 class Watched(MLP):
@@ -37,14 +35,10 @@ class Watched(MLP):
         return super().forward(batch) * self.factor
 
 
-def fit(strategy: Any, factor: float = 1.0, **options: Any) -> FitResult:
+def fit(strategy: Any, factor: float = 1.0, **options: Any) -> Any:
     model = Watched()
     model.factor = factor
-    trainer = Trainer(model, DATA, DATA, device="cpu")
-    arguments = {"num_nodes": 2, "max_steps": 6, "batch_size": 4, "minibatch_size": 2, "workers": "threads"}
-    trainer.fit(strategy=strategy, **{**arguments, **options})
-    assert trainer.result is not None
-    return trainer.result
+    return fitted(model, DATA, DATA, **{"strategy": strategy, "max_steps": 6, "minibatch_size": 2, **options})
 
 
 @pytest.mark.parametrize(("autocast", "place"), [(False, 0), (True, 1), ("bf16", 1), ("fp16", 2)])
@@ -75,7 +69,6 @@ def test_the_scale_is_part_of_a_checkpoint(tmp_path: Any) -> None:
 
     class Seen(STRATEGIES["DiLoCo"]):  # type: ignore[misc]
         def step(self) -> None:
-            assert self.scaler is not None
             scales.append(self.scaler.get_scale())
             super().step()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import os
 import re
 import signal
@@ -12,11 +11,11 @@ import socket
 import subprocess
 import sys
 import threading
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
+from forks import benchmark
 
 from netsim import PeerError, StrangerError, Topology
 from netsim.errors import InputError, NetsimError
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 SECRET = b"sixteen bytes or more"
 HERE = "127.0.0.1"
 QUICK = Asked(seconds=0.5, streams=2, most_bytes=20_000_000, wait_seconds=5.0)
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 def places(*names: str) -> dict[str, tuple[str, int]]:
@@ -249,20 +247,6 @@ def test_the_kernel_tells_of_a_connection(listener: socket.socket) -> None:
 # --- between namespaces with shaped links -------------------------------------------------------------------
 
 
-def benchmark(name: str) -> Any:
-    sys.path.insert(0, str(BENCHMARKS))  # they import each other
-    try:
-        spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    return module
-
-
 def measured_on_a_busy_machine(test: Callable[[], None]) -> Callable[[], None]:
     """Measure up to three times: what else the machine does only takes from a rate."""
 
@@ -276,6 +260,7 @@ def measured_on_a_busy_machine(test: Callable[[], None]) -> Callable[[], None]:
     return measure
 
 
+@pytest.mark.rates
 @measured_on_a_busy_machine
 def test_what_it_writes_is_what_was_set() -> None:
     """Rates (unequal ones too), round trips and lines below their routes' sum are within 5 %."""
@@ -297,6 +282,7 @@ def test_what_it_writes_is_what_was_set() -> None:
     assert {what: (wanted, got) for what, wanted, got in compared if abs(got / wanted - 1) > 0.05} == {}, text
 
 
+@pytest.mark.rates
 @measured_on_a_busy_machine
 def test_gloo_is_timed_over_the_links_that_were_set() -> None:
     """`--gloo`: two real ranks find what one way takes, and what the line carries, unlike ways apart."""

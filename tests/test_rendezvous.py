@@ -7,6 +7,7 @@ import resource
 import socket
 import threading
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +27,14 @@ from exogym_core.sites.service import RendezvousService
 from netsim.errors import InputError, RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from exogym_core.communicator import Communicator
 
 SECRET = b"known to these tests"
 H, ROUNDS = 5, 6
+SGD = partial(torch.optim.SGD, lr=0.1)
+Told = dict[int, tuple[list[int], list[float]]]
 ALL, OTHERS = [0, 1, 2], [0, 1]
 
 
@@ -92,35 +95,53 @@ class Gates:
 
 def train(
     comm: Communicator,
-    before_step: Callable[[int], float] = lambda step: 0.0,
+    target: float,
+    before_step: Callable[[int], Any] = lambda step: None,
     after_round: Callable[[int], None] = lambda number: None,
+    inner: Callable[[Any], torch.optim.Optimizer] = SGD,
     **options: Any,
-) -> dict[int, tuple[list[int], float]]:
-    """Every rank goes towards a value of its own; after each round who was there, and what came of it."""
-    weight = nn.Parameter(torch.zeros(3000))
+) -> Told:
+    """Every rank goes towards its target; after each round who was there, and what came of it."""
+    weights = [nn.Parameter(torch.zeros(size)) for size in (3000, 7, 40)]
     optimizer = DiLoCoOptimizer(
         batch_size=1,
         num_inner_steps=H,
-        inner_optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
-        params=[weight],
+        inner_optimizer=inner,
+        params=weights,
         communicator=comm,
         **options,
     )
     after_round(optimizer.local_epoch)
-    result = {}
+    result: Told = {}
     while optimizer.local_epoch < ROUNDS:
-        comm.advance(1.0 + before_step(optimizer.local_step))
-        weight.grad = weight.detach() - (1.0 + comm.rank)
+        before_step(optimizer.local_step)
+        for place, weight in enumerate(weights):
+            weight.grad = (weight.detach() - target * (1 + place)) * torch.linspace(1, 2, weight.numel())
         optimizer.step()
         if optimizer.local_step % H == 0:
-            result[optimizer.local_epoch] = (optimizer.averaged_ranks, float(weight.detach()[7]))
+            values = torch.cat([weight.detach()[:: len(weight) // 7] for weight in weights])
+            result[optimizer.local_epoch] = (optimizer.averaged_ranks, values.tolist())
             after_round(optimizer.local_epoch)
     return result
 
 
+def checked(found: Sequence[Any]) -> list[Told]:
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    return list(found)
+
+
+def check_equal(real: Told, expected: Told) -> None:
+    assert real.keys() == expected.keys()
+    for number, (ranks, values) in real.items():
+        assert ranks == expected[number][0]
+        assert values == pytest.approx(expected[number][1], rel=1e-5, abs=1e-7)
+
+
 def for_real(
     hold: Callable[[Gates, object, int], None], lives: Callable[[Gates, int], list[object]], patience: float
-) -> list[dict[int, Any]]:
+) -> list[Told]:
     """Three sites. `lives(gates, rank)` waits until a site comes and tells the names of its processes, one after the
     other; `hold(gates, name, step)` waits, or kills, before a process's step."""
     gates = Gates()
@@ -134,7 +155,8 @@ def for_real(
                     with site(at, rank) as comm:
                         results = train(
                             comm,
-                            lambda step, name=name: hold(gates, name, step) or 0.0,  # type: ignore[misc]
+                            1.0 + rank,
+                            lambda step, name=name: hold(gates, name, step),  # type: ignore[misc]
                             lambda number, name=name: gates.tell(name, number),  # type: ignore[misc]
                             join_at={2: 0} if name == "joining" else None,
                             **options,
@@ -144,10 +166,7 @@ def for_real(
             return results
 
         found = together(*(lambda rank=rank: body(rank) for rank in range(3)))  # type: ignore[misc]
-    for each in found:
-        if isinstance(each, Exception):
-            raise each
-    return found
+    return checked(found)
 
 
 def simulated(
@@ -155,23 +174,24 @@ def simulated(
     slow: Callable[[int, int], float] = lambda rank, step: 0.0,
     home: str = "80 Mbit/s",
     **options: Any,
-) -> list[dict[int, Any]]:
+) -> list[Told]:
     rates = {"a": "80 Mbit/s", "b": "80 Mbit/s", "c": home}
 
     def body(comm: Communicator) -> dict[int, Any]:
         patience = {"averaging_timeout": 2, "timeout_waiting_for_peers": 3}
-        return train(comm, lambda step: slow(comm.rank, step), **{**patience, **options})
+
+        def pass_time(step: int) -> None:
+            comm.advance(1.0 + slow(comm.rank, step))
+
+        return train(comm, 1.0 + comm.rank, pass_time, **{**patience, **options})
 
     return run_ranks(body, 3, star_form(rates, rates, events=list(events))).results
 
 
-def check(found: list[dict[int, Any]], expected: list[dict[int, Any]], present: list[list[int]]) -> None:
+def check(found: list[Told], expected: list[Told], present: list[list[int]]) -> None:
     assert [found[0][number][0] for number in range(1, ROUNDS + 1)] == present
     for real, virtual in zip(found, expected, strict=True):
-        assert real.keys() == virtual.keys()
-        for number in real:
-            assert real[number][0] == virtual[number][0], number
-            assert real[number][1] == pytest.approx(virtual[number][1], rel=1e-5), number
+        check_equal(real, virtual)
 
 
 def test_a_site_that_is_killed_and_comes_again_is_as_one_that_was_cut_off_in_simulation() -> None:
@@ -255,13 +275,12 @@ def test_a_site_alone_goes_on_when_all_others_are_gone() -> None:
     with meeting() as at:
 
         def body(rank: int) -> Any:
-            def hold(step: int) -> float:
+            def hold(step: int) -> None:
                 if rank < 2 and step == 7:
                     raise KilledError
-                return 0.0
 
             with site(at, rank) as comm:
-                return train(comm, hold, averaging_timeout=30, timeout_waiting_for_peers=30)
+                return train(comm, 1.0 + rank, hold, averaging_timeout=30, timeout_waiting_for_peers=30)
 
         found = together(*(lambda rank=rank: body(rank) for rank in range(3)))  # type: ignore[misc]
     assert [type(each) for each in found[:2]] == [KilledError, KilledError]
@@ -277,14 +296,13 @@ def test_a_rendezvous_that_is_started_again_finds_its_sites_again() -> None:
     second: list[RendezvousService] = []
 
     def body(rank: int) -> Any:
-        def hold(step: int) -> float:
+        def hold(step: int) -> None:
             if rank == 0 and step == 2 * H:
                 first.__exit__()
                 second.append(RendezvousService(2, first.address, SECRET).__enter__())
-            return 0.0
 
         with site(first, rank) as comm:
-            return train(comm, hold, averaging_timeout=30, timeout_waiting_for_peers=30)
+            return train(comm, 1.0 + rank, hold, averaging_timeout=30, timeout_waiting_for_peers=30)
 
     try:
         found = together(lambda: body(0), lambda: body(1))

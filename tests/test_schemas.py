@@ -97,7 +97,6 @@ CONTEXT = click.Context(cli)
 @pytest.mark.parametrize("name", cli.list_commands(CONTEXT))
 def test_every_command_prints_json_on_request(name: str) -> None:
     command = cli.get_command(CONTEXT, name)
-    assert command is not None
     options = [option for each in command.params for option in each.opts if isinstance(each, click.Option)]
     assert "--json" in options
 

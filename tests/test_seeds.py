@@ -175,7 +175,6 @@ topology:
         held = Experiment.load(tmp_path / "small.yaml")
 
         def drift_seed(experiment: Experiment) -> int:
-            assert experiment.topology is not None
             return experiment.topology.weather.drift[0].seed
 
         assert [drift_seed(free.with_seed(seed)) for seed in (0, 1, 2)] == [7, 8, 9]
@@ -218,23 +217,8 @@ class TestCompare:
             ("AllReduce", [1, 2]),
             ("DiLoCo", [1, 2]),
         ]
-        assert (
-            main(
-                [
-                    "run",
-                    "small.yaml",
-                    "--strategy",
-                    "DiLoCo",
-                    "--seeds",
-                    "1",
-                    "--set",
-                    "seed=2",
-                    "--out",
-                    "one",
-                ]
-            )
-            == 0
-        )
+        words = "run small.yaml --strategy DiLoCo --seeds 1 --set seed=2 --out one"
+        assert main(words.split()) == 0
         one = results_of(small / "one")
         assert one["metrics/DiLoCo.csv"] == both["metrics/DiLoCo.seed-2.csv"]
         assert one["models/DiLoCo.safetensors"] == both["models/DiLoCo.seed-2.safetensors"]

@@ -11,6 +11,7 @@ import strategy_reference as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from result_bits import fit_until, outcome
 from test_sites import TWO_SITES, joined, optimizer_of
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -383,10 +384,6 @@ def fit(
     generator = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(64, 6, generator=generator), torch.arange(64) % 3)
 
-    def press(row: Any) -> None:
-        if row["kind"] == "step" and row["step"] == stop_at:
-            raise KeyboardInterrupt
-
     trainer = Trainer(model or Task(), data, data)
     given: dict[str, Any] = {
         "num_nodes": 4,
@@ -401,18 +398,7 @@ def fit(
         "device": "cpu",
         "workers": "threads",
     }
-    try:
-        trainer.fit(strategy=strategy, on_event=press, **{**given, **options})
-    except KeyboardInterrupt:
-        assert stop_at is not None
-    return trainer.result
-
-
-def bits(result: Any) -> Any:
-    states = [
-        [(name, value.numpy().tobytes()) for name, value in state.items()] for state in result.rank_states
-    ]
-    return states, result.virtual_seconds, result.history
+    return fit_until(trainer, stop_at, strategy=strategy, **{**given, **options})
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -424,13 +410,13 @@ def test_a_run_stopped_and_resumed_ends_with_the_same_bits(name: str, tmp_path: 
             ADAMW, H=3, max_norm=0.5, codec="int8", error_feedback=True, ranks_per_worker=2, sharding=name
         )
 
-    whole = bits(fit(strategy()))
+    whole = outcome(fit(strategy()))
     for number, stop_at in enumerate((2, 5)):
         stopped = fit(strategy(), stop_at=stop_at, checkpoint_interval=1, save_dir=tmp_path / str(number))
         resumed = fit(strategy(), checkpoint_interval=1, resume_from=stopped.checkpoint_folder)
         assert resumed.resumed_step == stop_at - 1
-        assert bits(resumed) == whole
-    assert bits(fit(strategy(), workers={"kind": "processes", "processes": 2})) == whole
+        assert outcome(resumed) == whole
+    assert outcome(fit(strategy(), workers={"kind": "processes", "processes": 2})) == whole
 
 
 def test_every_micro_batch_gathers_for_both_of_its_passes() -> None:

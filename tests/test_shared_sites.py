@@ -9,30 +9,39 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from test_rendezvous import SECRET, Gates, KilledError, meeting, together
-from torch import nn
+from test_rendezvous import (
+    ROUNDS,
+    SECRET,
+    Gates,
+    H,
+    KilledError,
+    Told,
+    check_equal,
+    checked,
+    meeting,
+    together,
+    train,
+)
 from worlds import star_form
 
 from exogym_core.communicator import SiteCommunicator, run_ranks
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
-from exogym_core.run.optimizer import DiLoCoOptimizer
 from exogym_core.sites.communicator import SiteRankCommunicator, site_link
 from exogym_core.sites.link import SiteLink
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from exogym_core.communicator import Communicator
     from exogym_core.sites.service import RendezvousService
 
-H, ROUNDS, SIZE = 5, 6, 2
+SIZE = 2
 SHARDINGS = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
 PATIENCE = {"averaging_timeout": 30, "timeout_waiting_for_peers": 30}
-SGD, ADAM = partial(torch.optim.SGD, lr=0.1), partial(torch.optim.AdamW, lr=0.05)
-Told = dict[int, tuple[list[int], list[float]]]
+ADAM = partial(torch.optim.AdamW, lr=0.05)
 
 
 @contextmanager
@@ -49,52 +58,6 @@ def process(at: RendezvousService, number: int, place: int, meets_in: Path) -> I
     between = SiteCommunicator(site_link(link, number, inside, 20), SECRET, processes=inside)
     with SiteRankCommunicator(between, inside) as comm:
         yield comm
-
-
-def train(
-    comm: Communicator,
-    target: float,
-    before_step: Callable[[int], Any] = lambda step: None,
-    after_round: Callable[[int], None] = lambda number: None,
-    inner: Callable[[Any], torch.optim.Optimizer] = SGD,
-    **options: Any,
-) -> Told:
-    """Every rank goes towards its target; after each round who was there, and what came of it."""
-    weights = [nn.Parameter(torch.zeros(size)) for size in (3000, 7, 40)]
-    optimizer = DiLoCoOptimizer(
-        batch_size=1,
-        num_inner_steps=H,
-        inner_optimizer=inner,
-        params=weights,
-        communicator=comm,
-        **options,
-    )
-    after_round(optimizer.local_epoch)
-    result: Told = {}
-    while optimizer.local_epoch < ROUNDS:
-        before_step(optimizer.local_step)
-        for place, weight in enumerate(weights):
-            weight.grad = (weight.detach() - target * (1 + place)) * torch.linspace(1, 2, weight.numel())
-        optimizer.step()
-        if optimizer.local_step % H == 0:
-            values = torch.cat([weight.detach()[:: len(weight) // 7] for weight in weights])
-            result[optimizer.local_epoch] = (optimizer.averaged_ranks, values.tolist())
-            after_round(optimizer.local_epoch)
-    return result
-
-
-def checked(found: Sequence[Any]) -> list[Told]:
-    for each in found:
-        if isinstance(each, Exception):
-            raise each
-    return list(found)
-
-
-def check_equal(real: Told, expected: Told) -> None:
-    assert real.keys() == expected.keys()
-    for number, (ranks, values) in real.items():
-        assert ranks == expected[number][0]
-        assert values == pytest.approx(expected[number][1], rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS)

@@ -43,7 +43,6 @@ def test_printed_losses_are_those_of_the_law(size: float, workers: int, printed:
     error = abs(relative_loss(size, workers) / printed - 1)
     assert error < (0.003 if size < 3e9 else 0.0065)
     found = law_ratio("DiLoCo", {"H": 30}, size, workers, None)
-    assert found is not None
     needed = printed ** (2 / -LOSS_LAW[0][1])
     assert found.low <= needed <= found.high
 
@@ -78,8 +77,6 @@ def test_outside_of_what_was_fitted_it_says_nothing(
 def test_what_it_does_not_know_is_named() -> None:
     plain = law_ratio("DiLoCo", {"H": 30}, 1e9, 4, 20e9)
     far = law_ratio("StreamingDiLoCo", {"H": 100, "codec": "int8"}, 1e9, 4, 20e9)
-    assert plain is not None
-    assert far is not None
     assert (plain.mean, plain.low, plain.high) == (far.mean, far.low, far.high)
     assert plain.source.endswith("is 0.54% above data-parallel's at 1B parameters")
     assert far.source.endswith(
@@ -102,7 +99,6 @@ def test_advice_applies_it_where_there_are_no_own_runs(monkeypatch: pytest.Monke
     monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", chosen)
     advice = advise(_setting())
     ratio = law_ratio("DiLoCo", {"H": 30}, 35e6, 4, 700e6)
-    assert ratio is not None
     every = [*advice["ranked"], *advice["dominated"]]
     (row,) = [row for row in every if row["options"] == {"H": 30} and not row["left_out"]]
     assert row["steps_ratio"] == vars(ratio)
@@ -124,7 +120,6 @@ def test_advice_applies_it_where_there_are_no_own_runs(monkeypatch: pytest.Monke
 def test_a_law_does_not_put_a_strategy_before_those_of_which_it_says_nothing() -> None:
     """At 10B parameters it has DiLoCo need 0.93 times data-parallel's steps: that counts as 1, its range is printed."""
     law = law_ratio("DiLoCo", {"H": 30}, 10e9, 4, 200e9)
-    assert law is not None
     assert law.mean == pytest.approx(0.928, rel=1e-3)
     taken = steps_range("DiLoCo", {"H": 30}, 10e9, 4, 200e9)
     assert (taken.low, taken.mean, taken.high) == (law.low, 1.0, law.high)
@@ -138,7 +133,6 @@ def test_an_unmeasured_strategy_has_a_range() -> None:
     assert "1.20 and 3.00 times" in sparse.source
     far = steps_range("StreamingDiLoCo", {"H": 100}, 1e9, 4, 20e9)
     law = law_ratio("StreamingDiLoCo", {"H": 100}, 1e9, 4, 20e9)
-    assert law is not None
     assert (far.low, far.high) == (law.low, 2.7)
     assert math.isinf(steps_range("DelayedDiLoCo", {}, *where).high)
     assert steps_range("DelayedDiLoCo", {}, *where).to_json()["high"] is None

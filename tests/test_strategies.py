@@ -191,7 +191,6 @@ class SignSGD(Strategy):
 
     def step(self) -> None:
         for parameter in self.model.parameters():
-            assert parameter.grad is not None
             parameter.grad = self.comm.all_reduce(parameter.grad.sign()).sign()
         self.optim.step()
         super().step()

@@ -149,23 +149,21 @@ def test_rows_of_ranks_become_one_a_step():
 
 
 def test_a_model_is_credited_with_the_time_at_which_it_came_to_exist():
-    result = FitResult(num_nodes=1, target_loss=1.0)
-    recorder = RowRecorder(result, True)
-    for step in range(1, 7):
-        recorder.add(step_row(0, 10.0 * step, step, 1.0))
-    for step, loss, version, born in ((0, 3.0, 0, 0), (2, 0.9, 1, 1), (4, 0.9, 1, 1), (6, 0.5, 2, 5)):
-        recorder.observe(evaluation(step, loss, version, born, mean=0.1))
-    recorder.finish()
+    def recorded(target_loss, *evaluations):
+        result = FitResult(num_nodes=1, target_loss=target_loss)
+        recorder = RowRecorder(result, True)
+        for step in range(1, 7):
+            recorder.add(step_row(0, 10.0 * step, step, 1.0))
+        for each in evaluations:
+            recorder.observe(evaluation(*each, mean=0.1))
+        recorder.finish()
+        return result
+
+    result = recorded(1.0, (0, 3.0, 0, 0), (2, 0.9, 1, 1), (4, 0.9, 1, 1), (6, 0.5, 2, 5))
     assert [row["judged_virtual_seconds"] for row in result.validation] == [0.0, 10.0, 10.0, 50.0]
     assert [row["virtual_seconds"] for row in result.validation] == [0.0, 20.0, 40.0, 60.0]
     assert (result.target, result.virtual_seconds_to_target) == ("touched", None)  # one other model follows
-    result = FitResult(num_nodes=1, target_loss=3.5)
-    recorder = RowRecorder(result, True)
-    for step in range(1, 7):
-        recorder.add(step_row(0, 10.0 * step, step, 1.0))
-    for step, loss, version, born in ((1, 3.6, 0, 0), (2, 0.9, 1, 1), (4, 0.9, 2, 3), (6, 0.5, 3, 5)):
-        recorder.observe(evaluation(step, loss, version, born, mean=0.1))
-    recorder.finish()
+    result = recorded(3.5, (1, 3.6, 0, 0), (2, 0.9, 1, 1), (4, 0.9, 2, 3), (6, 0.5, 3, 5))
     assert (result.target, result.virtual_seconds_to_target) == ("held", 10.0)
 
 

@@ -78,17 +78,6 @@ def test_looking_costs_no_virtual_time(strategy):
     assert [row["virtual_seconds"] for row in looking.validation] == [by_step[step] for step in range(6)]
 
 
-def test_threads_and_processes_agree_about_time():
-    spread = {"fixed": "500 ms", "jitter": 0.3, "stragglers": {"fraction": 0.2, "slowdown": 3}}
-    runs = [
-        fit(compute=spread, strategy=DiLoCoStrategy(H=2), workers=workers, val_interval=2)
-        for workers in ("threads", {"kind": "processes", "processes": 2})
-    ]
-    assert runs[0].history == runs[1].history
-    assert runs[0].validation == runs[1].validation
-    assert runs[0].virtual_seconds == runs[1].virtual_seconds
-
-
 def test_all_strategies_meet_the_same_jitter():
     spread = {"fixed": "500 ms", "jitter": 0.3}
     one, other = fit(compute=spread), fit(compute=spread, strategy=FedAvgStrategy(H=2))
@@ -130,7 +119,6 @@ def test_measured_seconds_are_settled_as_fixed():
     result = fit(compute={"measured": {"factor": 3}, "jitter": 0.1})
     settled = Compute.parse(result.compute)
     assert settled.jitter == 0.1
-    assert settled.fixed is not None
     assert settled.fixed > 0
     assert fit(compute=settled).history == result.history
 

@@ -3,11 +3,16 @@
 # torch is installed where pip has it on this machine; elsewhere the wheel goes without it, and what needs no torch is used.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if [ $# = 0 ]; then  # two at a time, each by itself
-  printf '%s\n' 3.11 3.12 3.13 3.14 | xargs -P 2 -n 1 bash tests/wheels.sh
+root=$PWD
+if [ $# = 0 ]; then  # two at a time, each by itself, from one copy: the checkout may be compiled meanwhile
+  copy=$(mktemp -d)
+  trap 'rm -rf "$copy"' EXIT
+  tar c --exclude __pycache__ --exclude '*.so' --exclude compiled.sha256 \
+    exogym_core netgym netsim topologies pyproject.toml setup.py README.md LICENSE | tar x -C "$copy"
+  printf '%s\n' 3.11 3.12 3.13 3.14 | xargs -P 2 -n 1 bash tests/wheels.sh "$copy"
   exit
 fi
-root=$PWD version=$1
+copy=$1 version=$2
 python=$(ls -d "$HOME/.pyenv/versions/$version".*/bin/python 2>/dev/null | tail -1 || true)
 python=${python:-$(command -v "python$version" || true)}
 if [ -z "$python" ] || ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
@@ -17,8 +22,7 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
-mkdir source && (cd "$root" && tar c --exclude __pycache__ --exclude '*.so' --exclude compiled.sha256 \
-  exogym_core netgym netsim topologies pyproject.toml setup.py README.md LICENSE) | tar x -C source
+cp -r "$copy" source
 printf '#!/bin/sh\nexec cc "$@" -O0\n' >cc && chmod +x cc  # a third of the time, and the same bits
 "$python" -m venv build && build/bin/pip install --quiet --no-compile --constraint "$root/constraints.txt" 'setuptools>=77' 'mypy>=1.15'
 CC=$PWD/cc build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir . ./source

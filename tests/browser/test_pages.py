@@ -118,7 +118,6 @@ def test_curves_are_switched_zoomed_and_read(browser: Browser, pages: dict[str, 
         span = "netgym.charts[0].span"
         everything = tab.evaluate(span)
         box = tab.locator("#curves .u-over").bounding_box()
-        assert box is not None
         left, middle = box["x"] + box["width"] * 0.25, box["y"] + box["height"] / 2
         tab.mouse.move(left, middle)
         assert "at " in (tab.text_content("#curves .readout") or "")

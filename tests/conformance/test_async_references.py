@@ -25,6 +25,8 @@ from exogym_core.strategy import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor, nn
 
 adamw = partial(torch.optim.AdamW, lr=0.01)
@@ -147,6 +149,30 @@ def test_equals_its_algorithm_as_a_queue_of_events(name: str, data: st.DataObjec
         torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
 
 
+def trained(
+    comm: Communicator,
+    n: int,
+    strategy: Strategy,
+    model: Any,
+    batches: Any,
+    compute: Callable[[int], None] = lambda step: None,
+) -> Tensor:
+    """What a rank has at the end: a worker its replica, a server the model that is judged."""
+    own, replica = copy.deepcopy(strategy), copy.deepcopy(model)
+    own.setup(replica, comm, len(batches), seed=0)
+    if comm.rank >= n:
+        own.serve(lambda steps: None)
+        return torch.cat([value.reshape(-1) for value in own.judged_state().values()])
+    own.context.samples = SAMPLES
+    for step, of_ranks in enumerate(batches):
+        compute(step)
+        own.zero_grad()
+        replica(of_ranks[comm.rank]).backward()
+        own.step()
+    own.finish()
+    return reference.vector(replica)
+
+
 def both_ways(
     n: int, strategy: Strategy, algorithm: Any, seed: int, steps: int
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -159,21 +185,9 @@ def both_ways(
     durations = [[pace * draw.uniform(0.5, 1.5) for _ in range(steps)] for pace in paces]
 
     def body(comm: Communicator) -> Tensor:
-        own, replica = copy.deepcopy(strategy), copy.deepcopy(model)
-        own.setup(replica, comm, steps, seed=0)
-        if comm.rank >= n:
-            own.serve(lambda steps: None)
-            state = own.judged_state()
-            assert state is not None
-            return torch.cat([value.reshape(-1) for value in state.values()])
-        own.context.samples = SAMPLES
-        for step in range(steps):
-            comm.advance(durations[comm.rank][step])
-            own.zero_grad()
-            replica(batches[step][comm.rank]).backward()
-            own.step()
-        own.finish()
-        return reference.vector(replica)
+        return trained(
+            comm, n, strategy, model, batches, lambda step: comm.advance(durations[comm.rank][step])
+        )
 
     hosts = [f"h{rank}" for rank in range(num_ranks)]
     links = [
@@ -206,19 +220,7 @@ def test_real_sockets_change_no_outcome_that_does_not_hang_on_order(name: str) -
     model, batches = reference.make_problem(n, steps, 3, 4, seed=5)
 
     def body(comm: Communicator) -> Tensor:
-        own, replica = copy.deepcopy(strategy), copy.deepcopy(model)
-        own.setup(replica, comm, steps, seed=0)
-        if comm.rank >= n:
-            own.serve(lambda steps: None)
-            state = own.judged_state()
-            return torch.cat([v.reshape(-1) for v in (state or dict(replica.named_parameters())).values()])
-        own.context.samples = SAMPLES
-        for step in batches:
-            own.zero_grad()
-            replica(step[comm.rank]).backward()
-            own.step()
-        own.finish()
-        return reference.vector(replica)
+        return trained(comm, n, strategy, model, batches)
 
     simulated, real = (
         run_ranks(body, n + strategy.num_servers, **options).results

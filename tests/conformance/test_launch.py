@@ -29,7 +29,7 @@ from netsim import shared_secret
 from netsim.errors import DeadlockError, InputError, RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from exogym_core.communicator import Communicator
@@ -101,6 +101,16 @@ def test_without_torchrun_the_missing_variables_are_named(monkeypatch: pytest.Mo
         GlooCommunicator.from_environment()
 
 
+def _errors(body: Callable[[str, int, Pipe], None]) -> list[str]:
+    """What two processes that meet at a file report."""
+    store = os.memfd_create("rendezvous")
+    path = f"/proc/{os.getpid()}/fd/{store}"
+    with Children(partial(body, path), 2) as children:
+        errors = [channel.recv() for channel in children.channels]
+    os.close(store)
+    return errors
+
+
 def _stranger(path: str, index: int, channel: Pipe) -> None:
     """Rank 1 knows another secret than rank 0."""
     torch.set_num_threads(1)
@@ -112,12 +122,7 @@ def _stranger(path: str, index: int, channel: Pipe) -> None:
 
 
 def test_a_process_without_the_secret_is_refused() -> None:
-    store = os.memfd_create("rendezvous")
-    path = f"/proc/{os.getpid()}/fd/{store}"
-    with Children(partial(_stranger, path), 2) as children:
-        errors = [channel.recv() for channel in children.channels]
-    os.close(store)
-    for rank, line in enumerate(errors):
+    for rank, line in enumerate(_errors(_stranger)):
         assert line.startswith(
             f"rank {rank}: a value at the rendezvous was not written by a rank of this run"
         )
@@ -147,11 +152,7 @@ def _connected_stranger(path: str, index: int, channel: Pipe) -> None:
 
 
 def test_a_connection_without_the_secret_is_detected() -> None:
-    store = os.memfd_create("rendezvous")
-    path = f"/proc/{os.getpid()}/fd/{store}"
-    with Children(partial(_connected_stranger, path), 2) as children:
-        errors = [channel.recv() for channel in children.channels]
-    os.close(store)
+    errors = _errors(_connected_stranger)
     assert errors[0].startswith("rank 0: the process that connected as rank 1 belongs to another run")
     assert errors[1].startswith("rank 1: the process that connected as rank 0 belongs to another run")
 

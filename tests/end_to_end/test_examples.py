@@ -133,11 +133,9 @@ def test_opendiloco_has_six_runs() -> None:
         schedule = {"warmup_steps": 1000, "cosine_anneal": True, "floor": 0}
         assert entry.options["lr_scheduler_kwargs"] == schedule
         size, _, rounds = name.replace("-ddp", "").partition("-diloco-")
-        assert settings.model is not None
         assert settings.model.options["preset"] == size
         assert size in LLAMA_PRESETS
         assert entry.options.get("H") == (int(rounds) if rounds else None)
-        assert experiment.topology is not None
         hosts = experiment.topology.place(settings.workers.count)
         assert len(set(hosts)) == 8
         assert len({experiment.topology.region_of(host) for host in hosts}) == 4

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from experiments import Squares
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
@@ -301,16 +302,7 @@ class Numbers(IterableDataset[Any]):
     def __iter__(self) -> Any:
         for index in torch.randperm(60):
             value = torch.full((6,), float(index) / 60)
-            yield value, value.sum()
-
-
-class Line(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 1)
-
-    def forward(self, batch: Any) -> Any:
-        return (self.layer(batch[0]).squeeze(1) - batch[1]).square().mean()
+            yield value, value.sum(0, keepdim=True)
 
 
 def test_an_iterable_that_shuffles_trains_and_is_judged_and_goes_on_after_a_stop(tmp_path: Path) -> None:
@@ -321,20 +313,20 @@ def test_an_iterable_that_shuffles_trains_and_is_judged_and_goes_on_after_a_stop
         "checkpoint_interval": 3,
         "save_dir": tmp_path,
     }
-    first = Line()
+    first = Squares()
     whole = fit(first, Numbers(), Numbers(), max_steps=12, **options)
     assert len(whole.fit_result.history) == 12
     stopped = fit(first, Numbers(), Numbers(), max_steps=9, **options).fit_result
     resumed = fit(
-        Line(), Numbers(), Numbers(), max_steps=12, resume_from=stopped.checkpoint_folder, **options
+        Squares(), Numbers(), Numbers(), max_steps=12, resume_from=stopped.checkpoint_folder, **options
     )
     assert [row["train_loss"] for row in resumed.fit_result.history] != []
 
 
 def test_all_data_fit_in_one_batch_and_one_rank() -> None:
     inputs = torch.randn(5, 6)
-    data = TensorDataset(inputs, inputs.sum(dim=1))
-    trainer = Trainer(Line(), data, data)
+    data = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
+    trainer = Trainer(Squares(), data, data)
     assert trainer.fit(2, AllReduceStrategy(), 1, device="cpu", batch_size=64).fit_result.complete
 
 
@@ -387,8 +379,8 @@ def test_ranks_that_never_wait_train_on_unequal_workers_while_they_are_judged(
     kind: type[Strategy], correlated: int | None
 ) -> None:
     inputs = torch.randn(60, 6)
-    data = TensorDataset(inputs, inputs.sum(dim=1))
-    trainer = Trainer(Line(), data, data)
+    data = TensorDataset(inputs, inputs.sum(dim=1, keepdim=True))
+    trainer = Trainer(Squares(), data, data)
     model = trainer.fit(
         strategy=kind(optim_spec=OptimSpec(torch.optim.SGD, lr=0.01)),
         num_nodes=3,

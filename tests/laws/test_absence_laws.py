@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from result_bits import outcome
+from result_bits import fit_until, outcome
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from worlds import star_form
@@ -62,11 +62,6 @@ def fit(
 ) -> FitResult:
     inputs = torch.randn(60, 6, generator=torch.Generator().manual_seed(1))
     data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
-
-    def press(row: Mapping[str, Any]) -> None:
-        if row["kind"] == "step" and row["step"] == stop_at:
-            raise KeyboardInterrupt
-
     trainer = Trainer(Model(), data, data)
     strategy = DiLoCoStrategy(
         "adamw",
@@ -79,24 +74,20 @@ def fit(
         lr_scheduler="lambda_cosine",
         lr_scheduler_kwargs={"warmup_steps": 3, "cosine_anneal": True},
     )
-    try:
-        trainer.fit(
-            strategy=strategy,
-            num_nodes=3,
-            max_steps=STEPS,
-            batch_size=2,
-            val_interval=3,
-            correlation_interval=4,
-            topology=topology(events, protocol),
-            compute={"fixed": "1 s", "jitter": 0.1},
-            device="cpu",
-            on_event=press,
-            **{"workers": "threads", **arguments},
-        )
-    except KeyboardInterrupt:
-        assert stop_at is not None
-    assert trainer.result is not None
-    return trainer.result
+    return fit_until(
+        trainer,
+        stop_at,
+        strategy=strategy,
+        num_nodes=3,
+        max_steps=STEPS,
+        batch_size=2,
+        val_interval=3,
+        correlation_interval=4,
+        topology=topology(events, protocol),
+        compute={"fixed": "1 s", "jitter": 0.1},
+        device="cpu",
+        **{"workers": "threads", **arguments},
+    )
 
 
 def end_of(events: Sequence[Mapping[str, Any]], protocol: str) -> FitResult | DeadlockError:
@@ -140,10 +131,6 @@ def test_stopped_and_resumed_is_never_stopped(name: str, tmp_path: Path) -> None
         found = find_checkpoint(result.checkpoint_folder)
         kept = found.step if isinstance(found, StoredCheckpoint) else 0
     assert outcome(result) == undisturbed(name)
-
-
-def test_checkpoints_are_free(tmp_path: Path) -> None:
-    assert outcome(fit(OUTAGES["link"], checkpoint_interval=1, save_dir=tmp_path)) == undisturbed("link")
 
 
 def test_if_all_are_gone_the_run_ends_with_the_cause() -> None:

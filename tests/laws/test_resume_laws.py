@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from result_bits import digest, outcome
+from result_bits import digest, fit_until, outcome
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -21,7 +21,6 @@ from exogym_core.run import loop
 from exogym_core.strategy import STRATEGIES, Strategy, build_strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from exogym_core.results.fit_result import FitResult
@@ -99,10 +98,6 @@ class Augmented(Dataset[tuple[Tensor, int]]):
 
 
 def fit(strategy: Strategy, stop_at: int | None = None, **options: Any) -> FitResult:
-    def press(row: Mapping[str, Any]) -> None:
-        if row["kind"] == "step" and row["step"] == stop_at:
-            raise KeyboardInterrupt
-
     arguments: dict[str, Any] = {
         **{"num_nodes": NUM_NODES, "max_steps": NUM_STEPS, "batch_size": 4, "minibatch_size": 2},
         **{"val_size": 8, "val_interval": 3, "correlation_interval": 2, "topology": "two-datacenters"},
@@ -110,12 +105,7 @@ def fit(strategy: Strategy, stop_at: int | None = None, **options: Any) -> FitRe
         **{"device": "cpu"},
     }
     trainer = Trainer(Model(), Augmented(), Augmented(noise=0.0))
-    try:
-        trainer.fit(strategy=strategy, on_event=press, **{**arguments, **options})
-    except KeyboardInterrupt:
-        assert stop_at is not None
-    assert trainer.result is not None
-    return trainer.result
+    return fit_until(trainer, stop_at, strategy=strategy, **{**arguments, **options})
 
 
 def last_checkpoint(result: FitResult) -> Any:

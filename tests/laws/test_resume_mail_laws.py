@@ -85,7 +85,6 @@ def test_letters_that_cross_the_cut_lie_in_the_checkpoint(name: str, tmp_path: P
     result = fit(make(name), checkpoint_interval=5, save_dir=tmp_path, **options)
     assert result.checkpoint_folder is not None
     checkpoint = find_checkpoint(result.checkpoint_folder)
-    assert checkpoint is not None
     assert checkpoint.messages()
     assert (checkpoint.path / "letters.safetensors").is_file()
 

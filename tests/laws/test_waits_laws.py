@@ -57,7 +57,6 @@ class Rank:
 
     def goes_on(self, ranks: list[Rank]) -> bool:
         """Whether what it waits for is there; then it does."""
-        assert self.want is not None
         there = [need for need in self.want.needs if ranks[need[0]].posted.count(need[1]) >= need[2]]
         if self.want.any_one and there:
             self.posted.add(f"{there[0][1][:-1]}r")
