@@ -55,6 +55,9 @@ _HOMES = {
 # that are started from here, and those that import this (Ray's and torchrun's), have it too.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
+# To look for CUDA by its runtime would start it, after which no forked process could use it.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
 
 def __getattr__(name: str) -> Any:
     # Imported when asked for, so that `netgym --version` does not wait for torch.

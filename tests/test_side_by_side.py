@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from experiments import experiment
 
 from exogym_core.cli.main import main
@@ -72,6 +73,24 @@ def send_much(report: Any) -> None:
     """Large frames, so that an interruption comes in the middle of one."""
     while True:
         report.step(bytes(4_000_000))
+
+
+def test_cuda_is_not_started_before_jobs_are_forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Forks of a process that has asked CUDA's runtime cannot use it, and torch's optimizers ask in each step."""
+    parent, asked = os.getpid(), []
+
+    def is_available() -> bool:
+        asked.append(os.getpid())
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    path = tmp_path / "cpu.yaml"
+    path.write_text(
+        experiment(topology="lan", compute="50 ms", seeds=2, device="cpu", strategies="[AllReduce]")
+    )
+    assert main(["compare", str(path), "--jobs", "2", "--out", str(tmp_path / "out")]) == 0
+    assert parent not in asked
+    assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"  # where devices are found out, NVML tells
 
 
 @pytest.fixture
