@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.config import checked_config
-from exogym_core.data.batches import move_batch
-from exogym_core.run.learner import autocast_to
+from exogym_core.data.batches import autocast_to, move_batch
 from exogym_core.run.program import Program
 from exogym_core.run.request import FitRequest
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, OptimSpec, Strategy

@@ -182,6 +182,19 @@ def test_counting_and_measuring_change_nothing():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_measured_seconds_are_those_of_half_precision():
+    dtypes = set()
+
+    class Seen(torch.nn.Linear):
+        def forward(self, batch):
+            output = super().forward(batch)
+            dtypes.add(output.dtype)
+            return output.float().mean()
+
+    assert measure_seconds(Seen(4, 4), torch.ones(8, 4), precision="bf16") > 0
+    assert dtypes == {torch.bfloat16}
+
+
 def test_draws_have_the_spread_that_was_asked_for():
     compute = Compute.parse({"fixed": "2 s", "jitter": 0.3, "stragglers": {"fraction": 0.1, "slowdown": 4}})
     jitter_only = Compute.parse({"fixed": "2 s", "jitter": 0.3})

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from exogym_core.cost.compute import VALUE_BYTES, BothWays, Coding, Compute, Updates
-from exogym_core.data.batches import device_of
+from exogym_core.data.batches import autocast_to, device_of
 from exogym_core.workers.processes.children import Children
 from exogym_core.workers.rng import kept_rng
 from exogym_core.workers.spec import num_cores
 from exogym_core.workers.turns import intra_op_threads
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from torch import nn
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from exogym_core.workers.processes.children import Pipe
@@ -32,16 +33,24 @@ if TYPE_CHECKING:
 
 __all__ = ["charge_updates", "measure_seconds", "seconds_of", "with_measured_speeds"]
 
+_CPU = torch.device("cpu")
 _REPEATS = 5
 _BUDGET_SECONDS = 1.0  # slow work is not repeated for longer
 
 
-def seconds_of(work: Callable[[], Any], at_once: int = 1) -> float:
-    """Seconds of `work` on this machine: the median of up to five runs, after one to warm up.
+def seconds_of(work: Callable[[], Any], at_once: int = 1, device: torch.device = _CPU) -> float:
+    """Seconds of `work` on a device of this machine: the median of up to five runs, after one to warm up.
 
     `at_once` processes run it in parallel, each on its own core where there are enough, with shared caches and memory;
     more processes than cores take longer in proportion. Work must then be possible in a forked process.
     """
+    if device.type == "cuda":
+
+        def finished() -> None:
+            work()
+            torch.cuda.synchronize(device)
+
+        return _median(finished)
     cores = num_cores()
     with _parallel_work(work, min(at_once, cores) - 1):
         return _median(work) * max(1.0, at_once / cores)
@@ -91,7 +100,12 @@ _TRIED: Mapping[str, Mapping[str, Any]] = {
 
 
 def with_measured_speeds(
-    compute: Compute, threads: int, trials: CodingTrials, shapes: Sequence[torch.Size], own: CodingTrials = ()
+    compute: Compute,
+    threads: int,
+    trials: CodingTrials,
+    shapes: Sequence[torch.Size],
+    own: CodingTrials = (),
+    device: torch.device = _CPU,
 ) -> Compute:
     """`compute` with measured speeds of codecs and optimizers, on so many threads, where they are to be measured.
 
@@ -101,16 +115,33 @@ def with_measured_speeds(
         trials: work of codecs.
         shapes: of the parameters that are updated.
         own: work of the user's codecs, which is measured also where speeds by name lack it.
+        device: of the ranks, and of what is tried.
+
+    Raises:
+        InputError: `compute.at_once` asks for several processes, which share no GPU as ranks do.
     """
     at_once = compute.at_once
+    if at_once > 1 and device.type != "cpu":
+        raise InputError(
+            f"compute.at_once: {at_once} processes are measured on processors alone, and ranks compute on "
+            f"{device.type}; leave it out"
+        )
+
+    def seconds(work: Callable[[], Any]) -> float:
+        return seconds_of(work, at_once, device)
+
     with intra_op_threads(threads):
-        coding = _measured_coding(compute.coding, trials, own, at_once)
-        updates = _measured_updates(shapes, at_once) if compute.updates.is_measured else compute.updates
+        coding = _measured_coding(compute.coding, trials, own, seconds)
+        updates = compute.updates
+        if updates.is_measured:
+            updates = _measured_updates([torch.empty(shape, device=device) for shape in shapes], seconds)
     found = {"coding": coding, "updates": updates, "at_once": 1 if compute.measured is None else at_once}
     return compute.model_copy(update=found)
 
 
-def _measured_coding(given: Coding, trials: CodingTrials, own: CodingTrials, at_once: int) -> Coding:
+def _measured_coding(
+    given: Coding, trials: CodingTrials, own: CodingTrials, seconds: Callable[[Callable[[], Any]], float]
+) -> Coding:
     """Speeds of all codecs of `trials`, if they are to be measured, and of the user's `own`.
 
     Speeds that are given by name stay; the user's codecs without one are measured there too.
@@ -124,24 +155,22 @@ def _measured_coding(given: Coding, trials: CodingTrials, own: CodingTrials, at_
         trials = own
     for name, num_values, (encode, decode) in trials:
         if name not in speeds:
-            encoded, decoded = (
-                round(num_values * VALUE_BYTES / seconds_of(work, at_once)) for work in (encode, decode)
-            )
+            encoded, decoded = (round(num_values * VALUE_BYTES / seconds(work)) for work in (encode, decode))
             speeds[name] = BothWays.model_construct(encode=encoded, decode=decoded)
     return Coding.model_construct(speeds)
 
 
-def _measured_updates(shapes: Sequence[torch.Size], at_once: int) -> Updates:
-    """Speeds of torch's usual optimizers over tensors of these shapes; all others get that of AdamW."""
+def _measured_updates(parameters: Sequence[Tensor], seconds: Callable[[Callable[[], Any]], float]) -> Updates:
+    """Speeds of torch's usual optimizers over such tensors; all others get that of AdamW."""
     generator = torch.Generator().manual_seed(0)
-    parameters = [torch.randn(shape, generator=generator) for shape in shapes]
     for parameter in parameters:
-        parameter.grad = torch.randn(parameter.shape, generator=generator) * 1e-3
+        parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        parameter.grad = parameter * 1e-3
     num_bytes = sum(parameter.numel() for parameter in parameters) * VALUE_BYTES
     speeds = {}
     for name, options in _TRIED.items():
         make = getattr(torch.optim, name.partition(" ")[0])
-        speeds[name] = round(num_bytes / seconds_of(make(parameters, lr=1e-6, **options).step, at_once))
+        speeds[name] = round(num_bytes / seconds(make(parameters, lr=1e-6, **options).step))
     speeds[Updates.for_all] = speeds["AdamW"]
     return Updates.model_construct(dict(sorted(speeds.items())))
 
@@ -160,18 +189,25 @@ def charge_updates(
         after_each(optimizer)
 
 
-def measure_seconds(model: nn.Module, batch: Any, at_once: int = 1) -> float:
+def measure_seconds(model: nn.Module, batch: Any, at_once: int = 1, precision: str | None = None) -> float:
     """Host seconds of a forward and backward pass over `batch` on a copy of the model, see `seconds_of`.
 
     The RNG is left as it was.
+
+    Args:
+        model: on its device.
+        batch: there too.
+        at_once: as for `seconds_of`.
+        precision: of the forward pass, as `autocast`.
     """
-    replica = copy.deepcopy(model)
+    replica, device = copy.deepcopy(model), device_of(model)
 
     def work() -> None:
-        loss = replica(batch)
+        with autocast_to(precision, device):
+            loss = replica(batch)
         loss.backward()
         loss.item()  # on a GPU: waits for all that was queued
 
-    with kept_rng(device_of(model)):
+    with kept_rng(device):
         work()
-        return seconds_of(work, at_once)
+        return seconds_of(work, at_once, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "PRECISIONS",
     "Reader",
     "StepReader",
     "as_loss",
     "as_mean_loss",
     "as_tuple",
+    "autocast_to",
     "batch_layout",
     "batch_reader",
     "batch_tensors",
@@ -113,6 +116,15 @@ class StepReader(Dataset[Any]):
 def device_of(model: nn.Module) -> torch.device:
     """Device of a model's parameters; the CPU where it has none."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Half precisions of `autocast`, by name."""
+
+
+def autocast_to(precision: str | None, device: torch.device) -> AbstractContextManager[object]:
+    """A context in which forward passes compute in that key of PRECISIONS; None changes nothing."""
+    return nullcontext() if precision is None else torch.autocast(device.type, PRECISIONS[precision])
 
 
 def move_batch(batch: Any, device: torch.device) -> Any:

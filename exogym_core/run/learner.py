@@ -11,13 +11,13 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from exogym_core.data.batches import as_loss, device_of, move_batch
+from exogym_core.data.batches import as_loss, autocast_to, device_of, move_batch
 from exogym_core.run.cuda_graphs import GraphedPass
 from exogym_core.workers.rng import kept_rng
 
@@ -33,26 +33,15 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import StepContext
 
 __all__ = [
-    "PRECISIONS",
     "DetachedLearner",
     "GraphedLearner",
     "Learner",
     "LocalStep",
     "TorchLearner",
-    "autocast_to",
     "fitting_size",
     "memory_limit",
     "saved_bytes",
 ]
-
-
-PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""Half precisions of `autocast`, by name."""
-
-
-def autocast_to(precision: str | None, device: torch.device) -> AbstractContextManager[object]:
-    """A context in which forward passes compute in that key of PRECISIONS; None changes nothing."""
-    return nullcontext() if precision is None else torch.autocast(device.type, PRECISIONS[precision])
 
 
 _SHARE_OF_GPU, _SHARE_OF_RAM = 0.9, 0.5  # EXO Gym's

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from exogym_core.communicator.exchange import accumulator_dtype
-from exogym_core.data.batches import as_mean_loss, batch_reader, collate_of, move_batch
+from exogym_core.data.batches import as_mean_loss, autocast_to, batch_reader, collate_of, move_batch
 from exogym_core.data.samples import Draws, EpochOrder
-from exogym_core.run.learner import autocast_to
 from exogym_core.run.snapshots import load_named, pack, unpack, whole_state
 from exogym_core.workers.journal import SpillBuffer
 from exogym_core.workers.rng import RandomStates, kept_rng, seed_device

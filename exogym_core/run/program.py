@@ -353,13 +353,14 @@ class Program:
         self.compute = request.compute
         if self.compute is not None and request.carrier.has_clock:
             shapes = [each.shape for each in self.model.parameters() if each.requires_grad]
-            size = sum(map(math.prod, shapes)), request.num_nodes
+            size = sum(map(math.prod, shapes)), request.num_nodes, request.device_of(0)
             self.compute = with_measured_speeds(
                 self.compute,
                 request.workers.intra_op_threads,
                 coding_trials(*size),
                 shapes,
                 own_codec_trials(request.strategy, *size),
+                request.device_of(0),
             )
         by_flops = self.compute is not None and self.compute.flops is not None
         measured = self.compute is not None and self.compute.measured is not None
@@ -377,7 +378,7 @@ class Program:
             if measured:
                 assert self.compute is not None
                 with intra_op_threads(request.workers.intra_op_threads):
-                    seconds = measure_seconds(model, batch, self.compute.at_once) * repeats
+                    seconds = measure_seconds(model, batch, self.compute.at_once, request.autocast) * repeats
                 self.compute = self.compute.with_seconds(seconds)
         for rank in range(request.num_nodes):
             self._durations(rank)  # an unknown device is reported now, not in a rank

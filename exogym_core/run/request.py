@@ -14,10 +14,9 @@ import torch
 
 from exogym_core.config import OPTIONS, RunConfig
 from exogym_core.cost.compute import Compute
-from exogym_core.data.batches import collate_of
+from exogym_core.data.batches import PRECISIONS, collate_of
 from exogym_core.meeting_place import is_at_rendezvous
 from exogym_core.results.loggers import X_AXES
-from exogym_core.run.learner import PRECISIONS
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.run import Transport, loaded_topology, transport_named
 from exogym_core.workers.torchrun.rank import torchrun_rank

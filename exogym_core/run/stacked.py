@@ -23,13 +23,14 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from exogym_core.data.batches import (
     as_loss,
     as_mean_loss,
+    autocast_to,
     batch_layout,
     device_of,
     joined_batch,
     move_batch,
 )
 from exogym_core.run.cuda_graphs import GraphedPass, near
-from exogym_core.run.learner import DetachedLearner, LocalStep, autocast_to
+from exogym_core.run.learner import DetachedLearner, LocalStep
 from netsim.errors import InputError
 
 if TYPE_CHECKING:

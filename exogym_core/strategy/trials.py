@@ -30,7 +30,7 @@ _LARGEST_SIDE = 2048
 
 
 def coding_trials(
-    num_values: int, num_ranks: int
+    num_values: int, num_ranks: int, device: torch.device | None = None
 ) -> Iterator[tuple[str, int, tuple[Callable[[], Any], Callable[[], Any]]]]:
     """Trials of every codec: its name, the number of values, and the calls that encode and decode them.
 
@@ -38,7 +38,7 @@ def coding_trials(
     Those of CODECS see one part a rank, the others all. DeMo decodes what `num_ranks` have sent, at once.
     """
 
-    part, whole = _values(num_values / num_ranks), _values(num_values)
+    part, whole = _values(num_values / num_ranks, device), _values(num_values, device)
     for name, codec in sorted(CODECS.items()):
         if codec is not None:
             yield name, *_ways(codec, part)
@@ -57,10 +57,10 @@ def coding_trials(
 
 
 def own_codec_trials(
-    strategy: Strategy, num_values: int, num_ranks: int
+    strategy: Strategy, num_values: int, num_ranks: int, device: torch.device | None = None
 ) -> Iterator[tuple[str, int, tuple[Callable[[], Any], Callable[[], Any]]]]:
     """Codecs of one's own: those in the strategy's attributes and options, and in its modules'."""
-    part = _values(num_values / num_ranks)
+    part = _values(num_values / num_ranks, device)
     for name, codec in sorted({codec_name(codec): codec for codec in _codecs_in(strategy)}.items()):
         if CODECS.get(name) is not codec:
             yield name, *_ways(codec, part)
@@ -84,7 +84,7 @@ def _ways(codec: Codec, values: Tensor) -> tuple[int, tuple[Callable[[], Any], C
     return len(values), (lambda: codec.encode(values), lambda: codec.decode(message, len(values)))
 
 
-def _values(number: float) -> Tensor:
+def _values(number: float, device: torch.device | None) -> Tensor:
     """A square of about so many small values."""
     side = min(max(round(number**0.5 / _SIDE), 1) * _SIDE, _LARGEST_SIDE)
-    return torch.randn(side * side, generator=torch.Generator().manual_seed(0)) * 1e-3
+    return (torch.randn(side * side, generator=torch.Generator().manual_seed(0)) * 1e-3).to(device)

@@ -119,11 +119,6 @@ class GradientAverager(Stateful):
         self._listening = False
         self._hooks: list[RemovableHandle] = []
 
-    @property
-    def num_posted(self) -> int:
-        """Buckets that have left already."""
-        return len(self._posted)
-
     def listen(self, on: bool, weight: float = 1.0) -> None:
         """Prepare for a backward pass; if it completes the gradients, buckets leave during it.
 
