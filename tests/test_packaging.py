@@ -68,7 +68,7 @@ def test_every_folder_with_modules_is_a_package() -> None:
 @pytest.mark.parametrize(
     ("missing", "change", "extra"),
     [
-        ("sklearn.datasets", "--set task=digits --set model=mlp", "demo"),
+        ("sklearn", "--set task=digits --set model=mlp", "demo"),
         ("torch.utils.tensorboard", "--set loggers=[tensorboard]", "tracking"),
         ("wandb", "--set loggers=[wandb]", "tracking"),
         ("mlflow", "--set loggers=[mlflow]", "tracking"),
