@@ -151,11 +151,16 @@ class Membership:
         self.finished_by.add(name)
         self.has_finished_folder = True
         self.say(f"{name} has finished this run already: its folder has the model")
-        self.rounds.refuse(self.refusal)
+        self.rounds.refuse()
+
+    def refuse(self, site: int, question: int) -> None:
+        """Refuse a site after the end; others do not wait for it, even while it stays connected."""
+        self.sites[site].has_ended = True
+        self.send(site, {"id": question, "refused": self.refusal})
 
     @property
     def refusal(self) -> str:
-        """Refusal of a site that arrives after the end."""
+        """Refusal of a site that comes after the end."""
         names = sorted(self.finished_by)
         have, whose = ("has", "its folder has") if len(names) == 1 else ("have", "their folders have")
         return (
@@ -303,6 +308,8 @@ class Downloads:
         waiting = {each.site for each in self._requests}
         if any(not info.is_gone(now) and info.site not in waiting for info in others):
             return False  # a site may publish it soon
-        over = {"refused": self._members.refusal} if self._members.finished_by else {"number": None}
-        self._members.send(request.site, {"id": request.question, **over})
+        if self._members.finished_by:
+            self._members.refuse(request.site, request.question)
+        else:
+            self._members.send(request.site, {"id": request.question, "number": None})
         return True

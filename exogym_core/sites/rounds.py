@@ -108,12 +108,12 @@ class PendingRounds:
         for meeting in self._rounds.values():
             meeting.questions.pop(site, None)
 
-    def refuse(self, line: str) -> None:
+    def refuse(self) -> None:
         """Refuse all sites that wait for a round."""
         for meeting in self._rounds.values():
             if not meeting.is_settled:
                 for site, question in meeting.questions.items():
-                    self._send(site, {"id": question, "refused": line})
+                    self._members.refuse(site, question)
                 meeting.questions.clear()
 
     # --- meetings --------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class PendingRounds:
         number = int(asked["number"])
         self._members.forget(site)
         if self._is_over(site, number, now):
-            self._send(site, {"id": question, "refused": self._members.refusal})
+            self._members.refuse(site, question)
             return
         if self._is_late(site, number, now):
             self._answer_late(site, question, self.present)

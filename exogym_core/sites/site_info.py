@@ -30,7 +30,7 @@ class SiteInfo:
         lost: instant at which its connection ended; infinity while it is connected.
         has_begun: it has the state of the others, and takes part.
         has_done_all: its rounds are done; it may still serve others.
-        has_ended: its process has finished the run.
+        has_ended: its process has finished the run, or was refused after the end.
         goes_further: its file has another length than that of the finished sites.
         newest: number of the state that it has published.
         fetched: number of the state that it downloaded last.

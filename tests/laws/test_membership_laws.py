@@ -6,7 +6,7 @@ import itertools
 import random
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exogym_core.sites.membership import START, Membership
@@ -186,6 +186,9 @@ def test_all_sites_that_finish_a_round_report_the_same_members(
     st.sampled_from([0.0, 0.02]),
     st.sampled_from([0.001, 0.01, 0.1]),
 )
+@example(
+    num_sites=3, seed=524288, trouble=0.02, cables=0.01
+)  # a site comes again beside one that was refused
 @settings(max_examples=60)
 def test_broken_pairs_end_no_site(num_sites: int, seed: int, trouble: float, cables: float) -> None:
     """Whichever pairs break, and however often, no site waits for ever, and a round has one membership."""
