@@ -46,6 +46,7 @@ def test_defaults_are_written_out_and_the_topology_inlined(write: Any) -> None:
         "kind": "auto",
         "processes": None,
         "intra_op_threads": 1,
+        "cuda_graphs": False,
         "address": None,
     }
     assert plain["topology"]["name"] == "two-datacenters"

@@ -163,7 +163,7 @@ class SimulatedCommunicator(Communicator):
     def _handed_over(self, kind: str, key: Key) -> list[Tensor]:
         """Copies of the tensors that the exchange returns."""
         ticket = self._post_alone(kind, key)
-        tensors = [tensor.to(self.device, copy=True) for tensor in self._port.take(ticket, 0)]
+        tensors = [tensor.clone().to(self.device) for tensor in self._port.take(ticket, 0)]
         self._port.taken(ticket)
         return tensors
 

@@ -55,7 +55,7 @@ class _WithoutValues(Tensor):
     ) -> Any:
         """Call `func` as for any tensor; copies, as communicators make them, keep the numbers."""
         made = super().__torch_function__(func, types, args, dict(kwargs or {}))  # type: ignore[no-untyped-call]
-        if func in (Tensor.clone, Tensor.detach):
+        if func in (Tensor.clone, Tensor.detach, Tensor.to):
             made.numbers = args[0].numbers
         return made
 
