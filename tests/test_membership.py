@@ -133,7 +133,7 @@ def test_a_site_that_joins_after_the_others_have_left_gets_an_error() -> None:
     join(members, 1, START, 5.0)
     assert sent[-1] == (1, {"id": 2, "refused": message})
     members.fetch(1, 5, {"at_least": 0, "without": []}, 21.0)
-    assert sent[-1] == (1, {"id": 5, "refused": message})
+    assert (1, {"id": 5, "refused": message}) in sent
 
 
 def test_a_site_waiting_for_a_round_completed_before_a_restart_of_the_rendezvous_learns_so() -> None:
