@@ -27,7 +27,6 @@ __all__ = ["decode", "encode", "packed", "unpacked"]
 
 _LENGTH = struct.Struct("<Q")
 _MARK = b"netgym plain 1\n"
-_CPU = torch.device("cpu")
 _FOREIGN = (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error, SafetensorError)
 
 
@@ -122,8 +121,8 @@ def _encode_mapping(value: Mapping[Any, Any], tensors: dict[str, Tensor], where:
     return {"$": "counter" if isinstance(value, Counter) else "mapping", "items": items}
 
 
-def decode(plain: Any, tensors: Mapping[str, Tensor], device: torch.device = _CPU) -> Any:
-    """Decode the value of `encode`; tensors that were on another device than the CPU come on `device`.
+def decode(plain: Any, tensors: Mapping[str, Tensor], device: torch.device | None = None) -> Any:
+    """Decode the value of `encode`; tensors that were on an accelerator come on `device`, if given.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: `plain` did not come from there.

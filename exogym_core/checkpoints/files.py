@@ -157,7 +157,7 @@ def read_state(folder: Path, name: str, facts: FileFacts, device: torch.device |
     path = folder / f"{name}.json"
     plain, stored = read_checked(path, facts), read_checked(folder / f"{name}.safetensors", facts)
     try:
-        return decode(json.loads(plain), load(stored), device or torch.device("cpu"))
+        return decode(json.loads(plain), load(stored), device)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise damaged(path, error) from error
 

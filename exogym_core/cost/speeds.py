@@ -23,7 +23,7 @@ from netsim.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from torch import Tensor, nn
+    from torch import nn
     from torch.optim import Optimizer
 
     from exogym_core.workers.processes.children import Pipe
@@ -134,7 +134,7 @@ def with_measured_speeds(
         coding = _measured_coding(compute.coding, trials, own, seconds)
         updates = compute.updates
         if updates.is_measured:
-            updates = _measured_updates([torch.empty(shape, device=device) for shape in shapes], seconds)
+            updates = _measured_updates(shapes, device, seconds)
     found = {"coding": coding, "updates": updates, "at_once": 1 if compute.measured is None else at_once}
     return compute.model_copy(update=found)
 
@@ -160,12 +160,14 @@ def _measured_coding(
     return Coding.model_construct(speeds)
 
 
-def _measured_updates(parameters: Sequence[Tensor], seconds: Callable[[Callable[[], Any]], float]) -> Updates:
-    """Speeds of torch's usual optimizers over such tensors; all others get that of AdamW."""
+def _measured_updates(
+    shapes: Sequence[torch.Size], device: torch.device, seconds: Callable[[Callable[[], Any]], float]
+) -> Updates:
+    """Speeds of torch's usual optimizers over tensors of these shapes; all others get that of AdamW."""
     generator = torch.Generator().manual_seed(0)
+    parameters = [torch.randn(shape, generator=generator).to(device) for shape in shapes]
     for parameter in parameters:
-        parameter.copy_(torch.randn(parameter.shape, generator=generator))
-        parameter.grad = parameter * 1e-3
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(device) * 1e-3
     num_bytes = sum(parameter.numel() for parameter in parameters) * VALUE_BYTES
     speeds = {}
     for name, options in _TRIED.items():

@@ -105,20 +105,17 @@ class GraphedPass:
             return self._compute(batch)
         self._num_passes += 1
         if self._num_passes == 2:
-            self._capture(batch)
+            self._graph, _, _ = self._tried(self._captured, batch)
         if self._graph is None or self._num_passes == 2:
             return self._compute(batch)
         return self._compared(self._graph, batch) if self._num_passes == 3 else self._graph.launch(batch)
 
-    def _capture(self, batch: Any) -> None:
-        """Capture the pass; random streams and buffers stay as they are."""
-        before = [each.clone() for each in self._buffers]
-        with kept_rng(self._device), torch.cuda.device(self._device):
+    def _captured(self, batch: Any) -> _Graph:
+        with torch.cuda.device(self._device):
             try:
-                self._graph = _Graph(self._compute, batch, self._device)
+                return _Graph(self._compute, batch, self._device)
             except Exception as error:
                 raise _refusal(f"a pass cannot be captured ({str(error).strip().splitlines()[0]})") from error
-        self._restore(before)
 
     def _compared(self, graph: _Graph, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and gradients without the graph, which must have the same, as far as they repeat themselves."""
@@ -135,11 +132,11 @@ class GraphedPass:
             raise _refusal("the graph draws other random numbers")
         return loss, gradients
 
-    def _tried(self, compute: Compute, batch: Any) -> tuple[Any, list[Tensor], Tensor]:
-        """Result of a pass, and the buffers and random stream that it leaves, which are then as before again."""
+    def _tried(self, work: Callable[[Any], Any], batch: Any) -> tuple[Any, list[Tensor], Tensor]:
+        """Result of work on a batch, and the buffers and random stream that it leaves, which are then put back."""
         before = [each.clone() for each in self._buffers]
         with kept_rng(self._device):
-            result = compute(batch)
+            result = work(batch)
             drawn = torch.cuda.get_rng_state(self._device)
         after = [each.clone() for each in self._buffers]
         self._restore(before)

@@ -355,14 +355,13 @@ class GraphedLearner(DetachedLearner):
         self._pass = GraphedPass(self._computed, self._model.buffers(), self._device)
         self._number = 0  # of the step
         self._names: list[str] = []  # of parameters with gradients, in the order of the first backward pass
-        self._is_first = True
-        self._hooks = [
+        self._hooks = [  # until the first backward pass
             value.register_post_accumulate_grad_hook(lambda _, name=name: self._names.append(name))  # type: ignore[no-untyped-call]
             for name, value in self._trained.items()
         ]
 
     def _forward(self, batch: Any, number: int) -> Tensor:
-        if self._is_first:
+        if self._hooks:
             return super()._forward(batch, number)
         self._number = number
         loss, self._gradients = self._pass(move_batch(batch, self._device))
@@ -379,14 +378,13 @@ class GraphedLearner(DetachedLearner):
         return loss.detach(), dict(zip(self._names, gradients, strict=True))
 
     def _backward(self, loss: Tensor, weight: float, seconds: float, last: bool) -> None:
-        if not self._is_first:
+        if not self._hooks:
             super()._backward(loss, weight, seconds, last)
             return
         TorchLearner._backward(self, loss, weight, seconds, last)
-        self._is_first = False
         self._order = self._names if self._spreads_backward else None
-        for hook in self._hooks:
-            hook.remove()
+        while self._hooks:
+            self._hooks.pop().remove()
 
 
 def _mean_loss(losses: list[tuple[Tensor, int]]) -> float:

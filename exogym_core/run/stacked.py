@@ -127,7 +127,10 @@ class Stack:
         self._batches = _SharedWork(turns, self._gradients_of)
         self._updates = _SharedWork(turns, self._update)
         self._runs = _SharedWork(turns, self._run_ahead)
-        self._pass = GraphedPass(self._computed, model.buffers(), self._device) if cuda_graphs else None
+        self._of_all: Callable[[Any], tuple[Tensor, dict[str, Tensor]]] = self._computed
+        if cuda_graphs:
+            self._of_all = GraphedPass(self._computed, model.buffers(), self._device)
+        self._num_replicas = num_replicas
 
     def adopt(self, rank: int, model: nn.Module) -> None:
         """Make the parameters of a rank's replica rows of the stack."""
@@ -205,18 +208,14 @@ class Stack:
             yield ranks, self._alike_losses(ranks, joined_batch([batches[rank] for rank in ranks], _stacked))
 
     def _alike_losses(self, ranks: list[int], batch: Any) -> Tensor:
-        if self._pass is not None and len(ranks) == len(self._rows):
-            losses, self._gradients = self._pass(batch)
-        else:
-            losses, self._gradients = self._computed(batch, ranks)
+        are_all = len(ranks) == self._num_replicas
+        losses, self._gradients = self._of_all(batch) if are_all else self._computed(batch, ranks)
         return losses
 
-    def _computed(self, batch: Any, ranks: Sequence[int] = ()) -> tuple[Tensor, dict[str, Tensor]]:
-        """Losses and gradients of these ranks' replicas, or of all."""
+    def _computed(self, batch: Any, ranks: list[int] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Losses and gradients of these ranks' replicas; None: of all."""
         leaves = {
-            name: (values[list(ranks)] if 0 < len(ranks) < len(values) else values)
-            .detach()
-            .requires_grad_(name in self._trained)
+            name: (values if ranks is None else values[ranks]).detach().requires_grad_(name in self._trained)
             for name, values in self._values.items()
         }
         losses = batched_losses(self._model, leaves, batch, self._precision)

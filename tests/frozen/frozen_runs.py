@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from frozen_networks import digest
+from result_bits import fit_until
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -17,7 +18,7 @@ from exogym_core import Trainer
 from exogym_core.strategy import STRATEGIES, build_strategy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from exogym_core.results.fit_result import FitResult
 
@@ -106,13 +107,8 @@ class _Model(nn.Module):
         return nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
 
 
-def fit(strategy: str, protocol: str, stop_at: int = 0, **more: Any) -> FitResult:
+def fit(strategy: str, protocol: str, stop_at: int | None = None, **more: Any) -> FitResult:
     """Result of a tiny run, stopped after a step where one is given."""
-
-    def press(row: Mapping[str, Any]) -> None:
-        if row["kind"] == "step" and row["step"] == stop_at:
-            raise KeyboardInterrupt
-
     torch.manual_seed(0)
     inputs = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
     data = TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
@@ -123,14 +119,8 @@ def fit(strategy: str, protocol: str, stop_at: int = 0, **more: Any) -> FitResul
         **{"val_size": 8, "val_interval": 3, "topology": _TOPOLOGY, "protocol": protocol},
         "compute": {"fixed": "3 ms", "jitter": 0.2},
     }
-    try:
-        trainer.fit(
-            strategy=build_strategy(strategy, **options_of(strategy)), on_event=press, **{**arguments, **more}
-        )
-    except KeyboardInterrupt:
-        assert stop_at
-    assert trainer.result is not None
-    return trainer.result
+    strategy_of_run = build_strategy(strategy, **options_of(strategy))
+    return fit_until(trainer, stop_at, strategy=strategy_of_run, **{**arguments, **more})
 
 
 def metrics(result: FitResult) -> dict[str, Any]:
