@@ -19,16 +19,18 @@ from exogym_core.communicator.exchange import combine
 from exogym_core.communicator.simulated.simulation import World
 from exogym_core.torch_backend.call_sites import CallSites
 from exogym_core.torch_backend.chakra import ExecutionTraces
+from exogym_core.torch_backend.lone_rank import ended
 from exogym_core.torch_backend.outside import OutsideMeetings
 from exogym_core.torch_backend.report import Ending, HostDecision, report_of
 from exogym_core.workers.host import Sinks
 from exogym_core.workers.journal import Journal
 from exogym_core.workers.processes.children import ChannelClosed, Pipe, Poller
 from exogym_core.workers.processes.process_runner import blocks_of
-from exogym_core.workers.processes.protocol import Failed
+from exogym_core.workers.processes.protocol import Failed, Requests
 from exogym_core.workers.processes.shared_memory import Arena
 from netsim import Protocol, Recorder, write_trace
 from netsim.errors import InputError, NetsimError, RankError
+from netsim.ranks import Exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -327,6 +329,18 @@ class LaunchedRun(OutsideMeetings):
         super()._goes_on_without(ranks)
 
     # --- failures in the order of virtual time -------------------------------------------------------------
+
+    def _closed(self, index: int) -> None:
+        """End the rank of a process that has left by os._exit(0), which torchrun counts as success.
+
+        Raises:
+            RankError: it has failed, or left a call that waits for other ranks.
+        """
+        (rank,) = self._unfinished[index]
+        how = self.children.describe_exit(index, timeout_seconds=1.0)
+        if how != "exit code 0" or self.exchange.has_open_call(rank):
+            super()._closed(index)
+        self._inboxes.append((index, [Requests(rank, [Exit()]), ended(rank)]))
 
     def _take_in(self, index: int, record: NamedTuple) -> None:
         if not isinstance(record, Failed):

@@ -326,6 +326,36 @@ def test_errors_are_reported_with_the_scripts_line(
     assert message in err.splitlines()[0]
 
 
+@pytest.mark.parametrize("extra", [("-n", "2"), ()], ids=["ranks", "script"])
+def test_a_script_that_is_no_python_is_refused_with_its_line(
+    launch_here: Launch, extra: tuple[str, ...], tmp_path: Path
+) -> None:
+    """It was reported at a line of runpy, below a traceback of ours for each rank."""
+    script = tmp_path / "broken.py"
+    script.write_text("import torch\ndef f(:\n    pass\n")
+    code, out, err = launch_here(*extra, str(script))
+    assert (code, out, err) == (2, "", f"error: {script}:2: SyntaxError: invalid syntax\n")
+
+
+@pytest.mark.parametrize(
+    ("leaves", "message"),
+    [
+        ("os._exit(0)", None),
+        ("os._exit(3)", "the process of rank 1 ended: exit code 3"),
+        ("dist.all_reduce(x, async_op=True), os._exit(0)", "exit code 0; in flight: rank 1's all_reduce"),
+    ],
+    ids=["success", "failure", "open call"],
+)
+def test_a_rank_that_leaves_at_once_has_succeeded_as_under_torchrun(
+    launch_here: Launch, leaves: str, message: str | None, tmp_path: Path
+) -> None:
+    """With exit code 0 and no open call; it always was a failure."""
+    text = f"import os\nx = torch.ones(2)\ndist.all_reduce(x)\nif dist.get_rank(): {leaves}"
+    code, _, err = launch_here("-n", "2", "--compute", "marks", "--json", failing(tmp_path, text))
+    assert code == (0 if message is None else 1), err
+    assert message is None or message in err
+
+
 def test_a_forked_process_that_communicates_gets_one_line(launch_here: Launch, tmp_path: Path) -> None:
     text = (
         "import os\npid = os.fork()\nif not pid:\n    try:\n        dist.all_reduce(torch.ones(2))\n"
