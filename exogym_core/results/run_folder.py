@@ -283,7 +283,7 @@ class RunFolder:
         """Record the digest of tables and summary in environment.json at the end of a run; drop it before one."""
         facts = _facts(self.path)
         if are_final or "tables" in facts:
-            facts["tables"] = self._digest_of("metrics/*.csv", "links/*.csv") if are_final else None
+            facts["tables"] = self._digest_of("metrics/*.csv") if are_final else None
             self.write_text(_ENVIRONMENT, json.dumps(facts, indent=2) + "\n")
 
     # --- reading -------------------------------------------------------------------------------------------
@@ -294,9 +294,9 @@ class RunFolder:
         Raises:
             InputError: a file was changed since.
         """
-        if _facts(self.path).get("tables") not in (None, self._digest_of("metrics/*.csv", "links/*.csv")):
+        if _facts(self.path).get("tables") not in (None, self._digest_of("metrics/*.csv")):
             raise InputError(
-                f"{visible(self.path)}: metrics, links or summary.json were changed since the run wrote them: restore "
+                f"{visible(self.path)}: metrics or summary.json were changed since the run wrote them: restore "
                 'them, or remove "tables" from environment.json to read them as they are'
             )
 
