@@ -11,6 +11,7 @@ import pytest
 
 from exogym_core.bench.entry import board_rows, digest_of, entries_of, own_entry
 from exogym_core.cli.main import main
+from exogym_core.results.run_folder import RunFolder
 from exogym_core.strategy import STRATEGIES
 from exogym_core.studies.study import Study
 from netsim import load_document
@@ -134,6 +135,7 @@ def test_bytes_that_were_not_recorded_are_not_zero(
     assert main(words) == 0
     table = tmp_path / "out/points/0000/metrics/AllReduce.csv"
     table.write_text(table.read_text().replace("bytes_sent", "sent"))
+    RunFolder.open(tmp_path / "out/points/0000").record_tables(are_final=True)
     (entry,) = entries_of(tmp_path / "out", {"tier": "", "tier_digest": ""})
     assert entry["scores"][0]["virtual_seconds_to_target"] > 0
     assert entry["scores"][0]["bytes_to_target"] is None

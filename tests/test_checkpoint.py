@@ -757,7 +757,7 @@ def test_edited_code_of_ones_own_is_refused_on_the_way_on(what: str, tmp_path: P
 
 
 def test_a_state_that_lacks_something_is_found_at_the_start(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"workers": "threads", "checkpoint_interval": 4, "save_dir": tmp_path / "saved"}
+    options: dict[str, Any] = {"workers": "threads", "checkpoint_interval": 1, "save_dir": tmp_path / "saved"}
     options["max_steps"] = 1
 
     def refused(before: str, after: str) -> str:

@@ -144,6 +144,11 @@ def test_overrides_go_through_keys_positions_and_names(write: Any) -> None:
             ("digits", "{name: 'CODE_import:any'}"),
             "its import fails with ZeroDivisionError at CODE_i",
         ),
+        (
+            "task",
+            ("digits", "{name: 'CODE_broken:any'}"),
+            "its import fails with SyntaxError at CODE_broken.py:2: invalid syntax",
+        ),
     ],
 )
 def test_own_code_that_fails_is_reported_with_file_line_and_key(
@@ -153,6 +158,7 @@ def test_own_code_that_fails_is_reported_with_file_line_and_key(
     name = f"failing_{key}"
     (tmp_path / f"{name}.py").write_text("def fails(**options):\n    return {}['width']\n")
     (tmp_path / f"{name}_import.py").write_text("any = 1 / 0\n")
+    (tmp_path / f"{name}_broken.py").write_text("\nany = (:\n")
     old, new = change
     path = write(SMALL.replace(old, new.replace("CODE", name), 1))
     experiment = Experiment.load(path)
@@ -244,6 +250,14 @@ def test_a_key_given_by_a_flag_and_by_set_is_refused(write: Any) -> None:
     line = r"^--set protocol=gloo: --protocol is given too: leave one of them out"
     with pytest.raises(InputError, match=line):
         Experiment.load(write(SMALL), ["protocol=gloo"], {"protocol": "ideal"})
+
+
+def test_a_key_set_twice_is_refused(write: Any) -> None:
+    """The last one won without a word; wider keys may still come before narrower ones."""
+    with pytest.raises(InputError, match=r"^--set steps=7: 'steps' is set twice: leave one of them out$"):
+        Experiment.load(write(SMALL), ["steps=6", "seed=1", "steps=7"])
+    layered = Experiment.load(write(SMALL), ["strategies.*.lr=0.1", "strategies.DiLoCo.lr=0.2"])
+    assert [entry.options["lr"] for entry in layered.strategies] == [0.1, 0.2]
 
 
 def test_a_scale_replaces_keys_before_overrides_and_leaves_no_trace(write: Any) -> None:

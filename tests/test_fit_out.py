@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,8 @@ from torch.utils.data import TensorDataset
 
 import netgym
 from exogym_core.cli.main import main
+from exogym_core.results.report import Results
+from exogym_core.results.run_folder import RunFolder
 from exogym_core.strategy import DiLoCoStrategy, Strategy
 from exogym_core.tasks import MLP
 from netsim.errors import InputError
@@ -93,6 +96,22 @@ def test_without_a_network_and_with_a_strategy_of_ones_own(tmp_path: Path) -> No
     assert found.summary[0]["name"] == "Mine"
     assert found.summary[0]["strategy"].endswith("test_fit_out:Mine")
     assert "step" in found.plot().axes[0].get_xlabel()
+
+
+@pytest.mark.parametrize("table", ["metrics/DiLoCo.csv", "metrics/DiLoCo.validation.csv"])
+def test_a_table_that_was_changed_after_the_run_is_noticed(tmp_path: Path, table: str) -> None:
+    """Rows that had changed places were plotted; folders of before have no digest and are read as ever."""
+    train(out=tmp_path / "a")
+    folder, path = RunFolder.open(tmp_path / "a"), tmp_path / "a" / table
+    Results.load(folder)
+    *rows, one, other = path.read_text().splitlines()
+    path.write_text("\n".join([*rows, other, one, ""]))
+    with pytest.raises(InputError, match=r"a: metrics or summary\.json were changed since the run"):
+        Results.load(folder)
+    facts = json.loads((folder.path / "environment.json").read_text())
+    assert facts.pop("tables")
+    (folder.path / "environment.json").write_text(json.dumps(facts))
+    Results.load(folder)
 
 
 @pytest.mark.parametrize("is_taken", [True, False])

@@ -33,6 +33,7 @@ from exogym_core.workers.processes.jobs import Job, run_jobs
 from exogym_core.workers.torchrun.rank import agreed
 from netsim import raise_lost_interrupt
 from netsim.errors import InputError
+from netsim.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,6 +108,7 @@ def compare(
         tally.take_finished(folder.read_summary())
         for line in report_finished_runs(experiment, folder) if is_at_rendezvous() else ():
             warnings.warn(line, UserWarning, stacklevel=2)
+    folder.record_tables(are_final=False)
     folder.write_summary(tally.summary())
     if under_torchrun():
         pairs = [(str(entry.label), seed) for seed, entry in product(experiment.seeds, experiment.strategies)]
@@ -118,6 +120,7 @@ def compare(
             comparison.end(job.report, end.error)
     if num_jobs > 1:
         folder.clean()  # processes of dropped runs may have been killed while they wrote a file
+    folder.record_tables(are_final=True)
     return tally.summary()
 
 
@@ -314,7 +317,14 @@ class _Run:
         self.comparison.use_measured(compute, minibatch_size)
 
     def note(self, entry: dict[str, Any]) -> None:
-        """Write the run's object of the summary, after its files."""
+        """Write the run's object of the summary, after its files; warn where its workers exchanged nothing."""
+        is_joint = self.comparison.experiment.settings.workers.count > 1
+        if is_joint and not (entry.get("bytes_sent", 1) or entry.get("incomplete") or entry.get("failed")):
+            line = f"{visible(self.title, 40)} sent nothing in {format_count(entry['steps'], 'step')}"
+            remedy = "to have them exchange, shorten the period (H) or train for more steps"
+            warnings.warn(
+                f"{line}: the workers trained each on their own: {remedy}", UserWarning, stacklevel=2
+            )
         self.comparison.tally.add(self.label, self.seed, entry)
         self.comparison.folder.write_summary(self.comparison.tally.summary())
 

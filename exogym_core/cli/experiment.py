@@ -506,6 +506,8 @@ def apply_overrides(
             raise InputError(f"{flag}: expected KEY=VALUE, such as --set steps=20")
         if key.strip() in given:
             raise InputError(f"{flag}: --{key.strip()} is given too: leave one of them out")
+        if key.strip() in {earlier for earlier, *_ in changes}:
+            raise InputError(f"{flag}: '{key.strip()}' is set twice: leave one of them out")
         changes.append((key.strip(), _read(value, flag), flag))
     return _changed(document if scale is None else _scaled(document, scale), changes)
 

@@ -102,9 +102,14 @@ class OwnCode:
 
     def _failed(self, how: str, error: Exception) -> InputError:
         """Error for an exception of the user's code, with its place."""
+        from exogym_core.workers.turns import is_own
+
         frames = traceback.extract_tb(error.__traceback__)[1:]
-        where = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+        places = [(each.filename, each.lineno) for each in frames if is_own(each.filename)]
         text = str(error).partition("\n")[0]
+        if isinstance(error, SyntaxError) and error.filename:  # which no frame has run
+            places, text = [(error.filename, error.lineno)], error.msg
+        where = f" at {os.path.basename(places[-1][0])}:{places[-1][1]}" if places else ""
         return InputError(f"{self.what} '{self.reference}': {how} {type(error).__name__}{where}: {text}")
 
 

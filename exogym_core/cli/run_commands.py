@@ -435,6 +435,10 @@ def run(asked: RunArguments, strategy: str | None, trace: bool) -> None:
             f"{visible(asked.experiment)}: has several strategies: add --strategy with one of {names}, "
             "or use: netgym compare"
         )
+    if trace and loaded.topology is None:
+        raise InputError(
+            "--trace: without a topology every call takes 0 s: add --topology, or leave --trace out"
+        )
     return asked.train(loaded, trace=trace)
 
 

@@ -494,6 +494,11 @@ class Exchange:
         """True if a rank waits for the clock."""
         return any(isinstance(reason, str) for reason in self._blocked.values())
 
+    def has_open_call(self, rank: int) -> bool:
+        """True if a call that `rank` has posted waits for other members."""
+        slots = [slot for slot in self._slots.values() if rank in slot.ranks]
+        return any(slot.signatures[slot.ranks.index(rank)] is not None for slot in slots)
+
     def calls_in_flight(self) -> list[str]:
         """Every call that waits for members, as one line each."""
         return [self._posted(slot) for slot in self._slots.values()]

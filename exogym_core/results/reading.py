@@ -171,13 +171,15 @@ class Results:
         document = load_document(path)
         if not isinstance(document.data, dict):
             raise document.error((), "is not an experiment: expected a mapping")
-        return cls(
+        results = cls(
             settings=document.data,
             experiment_yaml=path.read_text(encoding="utf-8"),
             strategies=[_strategy_result(folder, entry, document.data) for entry in folder.read_summary()],
             running=progress_elsewhere(path.parent),
             trains_for_real=trains_by_wall_clock(path.parent),
         )
+        folder.check_tables()
+        return results
 
     def setting(self, path: str) -> Any:
         """Value of the experiment under a key path such as `evaluate.every`; None where it has nothing."""

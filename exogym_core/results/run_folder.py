@@ -279,7 +279,26 @@ class RunFolder:
         for path in [*self.path.glob(".writing-*"), *self.path.glob("*/.writing-*")]:
             path.unlink(missing_ok=True)
 
+    def record_tables(self, *, are_final: bool) -> None:
+        """Record the digest of tables and summary in environment.json at the end of a run; drop it before one."""
+        facts = _facts(self.path)
+        if are_final or "tables" in facts:
+            facts["tables"] = self._digest_of("metrics/*.csv") if are_final else None
+            self.write_text(_ENVIRONMENT, json.dumps(facts, indent=2) + "\n")
+
     # --- reading -------------------------------------------------------------------------------------------
+
+    def check_tables(self) -> None:
+        """Raise InputError where tables or summary are no longer what the run left.
+
+        Raises:
+            InputError: a file was changed since.
+        """
+        if _facts(self.path).get("tables") not in (None, self._digest_of("metrics/*.csv")):
+            raise InputError(
+                f"{visible(self.path)}: metrics or summary.json were changed since the run wrote them: restore "
+                'them, or remove "tables" from environment.json to read them as they are'
+            )
 
     def finished(self) -> list[dict[str, Any]]:
         """The summary's objects of the strategies that ended, neither stopped nor failed.
@@ -355,8 +374,12 @@ class RunFolder:
 
     def digest(self) -> str:
         """SHA-256 over metrics, summary and models: the same for equal experiments, wherever they ran."""
+        return self._digest_of("metrics/*.csv", "models/*.safetensors")
+
+    def _digest_of(self, *patterns: str) -> str:
+        """SHA-256 over files of these patterns and the summary."""
         total = hashlib.sha256()
-        files = [*self.path.glob("metrics/*.csv"), *self.path.glob("models/*.safetensors")]
+        files = [path for pattern in patterns for path in self.path.glob(pattern)]
         for path in sorted([*files, self.path / "summary.json"]):
             if path.is_file():
                 total.update(f"{path.relative_to(self.path).as_posix()}\n".encode())

@@ -92,6 +92,7 @@ class RunRecord:
         state = {name: result.judged_state[name] for name in self._names} if result.complete else None
         self.folder.write_result(self.label, result, state)
         self.folder.write_summary([result.summary(self.label, self._name)])
+        self.folder.record_tables(are_final=True)
         write_report(self.folder)
 
     def _experiment(self, result: FitResult) -> str:

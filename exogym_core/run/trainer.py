@@ -32,6 +32,7 @@ from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_att
 from exogym_core.workers.host import Sinks, untimed_row
 from exogym_core.workers.torchrun.rank import TorchrunHost, torchrun_rank
 from netsim.errors import DeadlockError, InputError, MismatchError, RankError
+from netsim.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -320,6 +321,10 @@ class Trainer:
             target_loss=request.target_loss,
             judged=request.strategy.judged,
         )
+        every, steps = request.checkpoint_interval, result.max_steps
+        if every is not None and 0 < steps < every:
+            line = f"checkpoints every {every} steps: none is made in {format_count(steps, 'step')}"
+            warnings.warn(f"{line}: shorten the interval, or leave it out", UserWarning, stacklevel=4)
         if record is not None:
             record.begin(result)
         folder = None if record is None else record.folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,8 @@ def command(
         raise InputError(f"netgym launch: -n {num_ranks}: give a whole number from 1 up")
     if not is_module and not Path(script).is_file():
         raise InputError(f"{visible(script)}: no such script; for a module add -m")
+    if not is_module and script.endswith(".py"):
+        _check_syntax(script)
     if (trace or chakra) and out is None:
         flag = "--trace" if trace else "--chakra"
         raise InputError(f"netgym launch: {flag} needs a run folder: add --out DIR")
@@ -107,6 +110,16 @@ def command(
         **others,
     )
     _run(launch, folder, as_json=as_json)
+
+
+def _check_syntax(script: str) -> None:
+    """Compile a script before any rank does."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # ranks print them
+            compile(Path(script).read_bytes(), script, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        place = f"{visible(script)}:{error.lineno}"
+        raise InputError(f"{place}: {type(error).__name__}: {visible(error.msg)}") from None
 
 
 def _until(text: str | None) -> float:

@@ -20,11 +20,11 @@ import torch
 
 from exogym_core.communicator.simulated.calls import RankState
 from exogym_core.torch_backend.launched import Launched, listen, refused
-from exogym_core.torch_backend.lone_rank import LoneRank
+from exogym_core.torch_backend.lone_rank import LoneRank, ended
 from exogym_core.torch_backend.session import ComputeClock, RankSession, attach
 from exogym_core.workers.failures import reported_error
 from exogym_core.workers.processes.children import ChannelClosed, Pipe, fork
-from exogym_core.workers.processes.protocol import Ended, Failed
+from exogym_core.workers.processes.protocol import Failed
 from exogym_core.workers.processes.shared_memory import Arena
 from exogym_core.workers.turns import Aborted
 from netsim.errors import InputError, NetsimError, RankError
@@ -114,7 +114,7 @@ def _leave(rank_group: LoneRank, channel: Pipe, rank: int, session: RankSession)
             session.settle()
             session.end()
             session.comm.finish()
-            rank_group.queue(Ended(rank, b"\x80\x04N.", [], RankState()))
+            rank_group.queue(ended(rank))
         rank_group.flush()
     except (ChannelClosed, NetsimError, Aborted):  # reported by the simulation itself
         pass

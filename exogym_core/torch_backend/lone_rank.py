@@ -8,6 +8,8 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from exogym_core.communicator.base import CODE_CARRIERS
+from exogym_core.communicator.simulated.calls import RankState
+from exogym_core.workers.processes.protocol import Ended
 from exogym_core.workers.processes.rank_group import RankGroup
 from exogym_core.workers.turns import Aborted
 
@@ -20,7 +22,12 @@ if TYPE_CHECKING:
     from exogym_core.workers.turns import Turns
     from netsim.ranks import Call
 
-__all__ = ["LoneRank"]
+__all__ = ["LoneRank", "ended"]
+
+
+def ended(rank: int) -> Ended:
+    """End of a rank that returns None."""
+    return Ended(rank, b"\x80\x04N.", [], RankState())
 
 
 class _OnlyTurn:

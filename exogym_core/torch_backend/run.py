@@ -10,7 +10,7 @@ import socket
 import struct
 import time
 from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -19,16 +19,18 @@ from exogym_core.communicator.exchange import combine
 from exogym_core.communicator.simulated.simulation import World
 from exogym_core.torch_backend.call_sites import CallSites
 from exogym_core.torch_backend.chakra import ExecutionTraces
+from exogym_core.torch_backend.lone_rank import ended
 from exogym_core.torch_backend.outside import OutsideMeetings
 from exogym_core.torch_backend.report import Ending, HostDecision, report_of
 from exogym_core.workers.host import Sinks
 from exogym_core.workers.journal import Journal
 from exogym_core.workers.processes.children import ChannelClosed, Pipe, Poller
 from exogym_core.workers.processes.process_runner import blocks_of
-from exogym_core.workers.processes.protocol import Failed
+from exogym_core.workers.processes.protocol import Failed, Requests
 from exogym_core.workers.processes.shared_memory import Arena
 from netsim import Protocol, Recorder, write_trace
 from netsim.errors import InputError, NetsimError, RankError
+from netsim.ranks import Exit, Post
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -249,6 +251,7 @@ class LaunchedRun(OutsideMeetings):
         self._sites = CallSites(world.num_ranks, keeps_history=traced)
         self._recorder = Recorder() if traced else None
         self._traces = ExecutionTraces(world.num_ranks, self._now) if traced else None
+        self._posted_at: defaultdict[tuple[int, float, str], deque[str]] = defaultdict(deque)
         self._failed: dict[int, NetsimError] = {}
         self._host_decisions: dict[tuple[tuple[int, ...], tuple[str, ...]], HostDecision] = {}
         sinks = Sinks(
@@ -265,6 +268,9 @@ class LaunchedRun(OutsideMeetings):
         self._sites.take_request(rank, request)
         if self._traces is not None:
             self._traces.take(rank, request)
+            if isinstance(request, Post):
+                place = self._sites.current(rank).place
+                self._posted_at[rank, self._now(), request.call.op].append(place)
 
     def _now(self) -> float:
         return float(self.kernel.clock.now)
@@ -328,6 +334,18 @@ class LaunchedRun(OutsideMeetings):
 
     # --- failures in the order of virtual time -------------------------------------------------------------
 
+    def _closed(self, index: int) -> None:
+        """End the rank of a process that has left by os._exit(0), which torchrun counts as success.
+
+        Raises:
+            RankError: it has failed, or left a call that waits for other ranks.
+        """
+        (rank,) = self._unfinished[index]
+        how = self.children.describe_exit(index, timeout_seconds=1.0)
+        if how != "exit code 0" or self.exchange.has_open_call(rank):
+            super()._closed(index)
+        self._inboxes.append((index, [Requests(rank, [Exit()]), ended(rank)]))
+
     def _take_in(self, index: int, record: NamedTuple) -> None:
         if not isinstance(record, Failed):
             super()._take_in(index, record)
@@ -362,13 +380,17 @@ class LaunchedRun(OutsideMeetings):
             warn(f"trace: {problem}")
 
     def _places(self) -> Callable[[Span], str]:
-        """The place of the program at which a rank waits: the last one that it marked."""
+        """Place of the program at which a rank waits, the last one that it marked, or has made a call."""
         instants, places = defaultdict[int, list[float]](list), defaultdict[int, list[str]](list)
         for rank, instant, place in self._sites.history:
             instants[rank].append(instant)
             places[rank].append(place)
 
         def place_of(span: Span) -> str:
+            if span.kind == "communication" and (
+                posted := self._posted_at.get((span.rank, span.begin_seconds, span.name))
+            ):
+                return posted.popleft()
             at = bisect_right(instants[span.rank], span.begin_seconds)
             return places[span.rank][at - 1] if at and span.kind == "wait" else ""
 

@@ -54,7 +54,11 @@ class WorkerSpec(Schema):
         return self.kind in IN_ONE_PROCESS
 
     @model_validator(mode="after")
-    def _check_ray(self) -> WorkerSpec:
+    def _check_kind(self) -> WorkerSpec:
+        if self.in_one_process and self.processes is not None:
+            raise InputError(
+                f"processes has no effect with kind: {self.kind}: leave it out, or write kind: processes"
+            )
         for name in ("address", "num_gpus"):
             if getattr(self, name) is not None and self.kind != "ray":
                 raise InputError(f"{name} is for a Ray cluster: add kind: ray, or leave {name} out")

@@ -201,7 +201,8 @@ def test_a_module_runs_as_torchrun_would_run_it(tmp_path: Path) -> None:
     assert sum(rank["bytes_sent"] for rank in report["ranks"]) == report["wan_bytes"] == 8000
     assert set(report["link_bytes"].values()) == {4000.0}
     events = json.loads(gzip.decompress((tmp_path / "run" / "trace.json.gz").read_bytes()))["traceEvents"]
-    assert {each["args"]["at"] for each in events if each.get("cat") == "wait"} == {"trainmod.py:3"}
+    for kind in ("communication", "wait"):
+        assert {each["args"]["at"] for each in events if each.get("cat") == kind} == {"trainmod.py:3"}
     jsonschema.validate(report, schema_of("launch"))
     (tmp_path / "run" / "report.html").unlink()
     assert main(["report", str(tmp_path / "run")]) == 0
@@ -324,6 +325,36 @@ def test_errors_are_reported_with_the_scripts_line(
     code, _, err = launch_here("-n", "2", "--compute", "marks", failing(tmp_path, text))
     assert code in (1, 2)
     assert message in err.splitlines()[0]
+
+
+@pytest.mark.parametrize("extra", [("-n", "2"), ()], ids=["ranks", "script"])
+def test_a_script_that_is_no_python_is_refused_with_its_line(
+    launch_here: Launch, extra: tuple[str, ...], tmp_path: Path
+) -> None:
+    """It was reported at a line of runpy, below a traceback of ours for each rank."""
+    script = tmp_path / "broken.py"
+    script.write_text("import torch\ndef f(:\n    pass\n")
+    code, out, err = launch_here(*extra, str(script))
+    assert (code, out, err) == (2, "", f"error: {script}:2: SyntaxError: invalid syntax\n")
+
+
+@pytest.mark.parametrize(
+    ("leaves", "message"),
+    [
+        ("os._exit(0)", None),
+        ("os._exit(3)", "the process of rank 1 ended: exit code 3"),
+        ("dist.all_reduce(x, async_op=True), os._exit(0)", "exit code 0; in flight: rank 1's all_reduce"),
+    ],
+    ids=["success", "failure", "open call"],
+)
+def test_a_rank_that_leaves_at_once_has_succeeded_as_under_torchrun(
+    launch_here: Launch, leaves: str, message: str | None, tmp_path: Path
+) -> None:
+    """With exit code 0 and no open call; it always was a failure."""
+    text = f"import os\nx = torch.ones(2)\ndist.all_reduce(x)\nif dist.get_rank(): {leaves}"
+    code, _, err = launch_here("-n", "2", "--compute", "marks", "--json", failing(tmp_path, text))
+    assert code == (0 if message is None else 1), err
+    assert message is None or message in err
 
 
 def test_a_forked_process_that_communicates_gets_one_line(launch_here: Launch, tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ class ProcessRunner(Runner):
                 try:
                     self._inboxes += ((index, each) for each in self.children.channels[index].recv_all())
                 except ChannelClosed:
-                    raise self._died(index) from None
+                    self._closed(index)
         if not self._inboxes:
             return False
         index, batch = self._inboxes.popleft()
@@ -262,6 +262,14 @@ class ProcessRunner(Runner):
     def _names(self, index: int) -> str:
         ranks = sorted(self._unfinished[index])
         return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+
+    def _closed(self, index: int) -> None:
+        """Take in that a process has ended before its ranks had.
+
+        Raises:
+            RankError: always, where nothing else is made of it.
+        """
+        raise self._died(index) from None
 
     def _died(self, index: int) -> RankError:
         ended = self.children.describe_exit(index, timeout_seconds=1.0) or "closed its channel"
