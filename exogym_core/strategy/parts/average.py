@@ -225,8 +225,9 @@ class Averaging:
             return (yield from _robust_steps(comm, flat, self.aggregate, codec))
         if codec is not None:
             return (yield from _encoded_steps(comm, flat, codec, residual))
-        mean = comm.all_reduce(flat, "avg", async_op=not waits)
-        return mean if waits else (yield mean)
+        call = comm.all_reduce(flat, "avg", async_op=not waits)
+        mean: Tensor = call if waits else (yield call)
+        return mean
 
     def flat(self, comm: Communicator, flat: Tensor, residual: Tensor | None = None) -> Tensor:
         """Average `flat`, and wait for it."""
