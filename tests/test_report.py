@@ -8,6 +8,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from exogym_core.results.report.page import methods
 from exogym_core.results.report.table import comparison_table, ratio
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.strategy import STRATEGIES
+from exogym_core.workers.processes.jobs import call_each
 from netsim import Topology
 from netsim.errors import InputError
 
@@ -204,6 +206,12 @@ class TestPage:
         """And leaves no warning, which would be an error here."""
         shown = RunReport(run_folder(tmp_path, two(), target_loss=target)).few()
         assert draw_pictures(shown, OF_ONE_RUN)
+
+    def test_pictures_drawn_side_by_side_are_the_same(self, tmp_path: Path) -> None:
+        shown = RunReport(run_folder(tmp_path, two())).few()
+        drawn = draw_pictures(shown, OF_ONE_RUN, partial(call_each, num_jobs=2))
+        assert drawn == draw_pictures(shown, OF_ONE_RUN)
+        assert len(drawn) > 1
 
     @pytest.mark.parametrize(
         "payload",

@@ -17,7 +17,7 @@ import torch
 from experiments import experiment
 
 from exogym_core.cli.main import main
-from exogym_core.workers.processes.jobs import Job, JobEnd, run_jobs
+from exogym_core.workers.processes.jobs import Job, JobEnd, call_each, run_jobs
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -91,6 +91,20 @@ def test_cuda_is_not_started_before_jobs_are_forked(monkeypatch: pytest.MonkeyPa
     assert main(["compare", str(path), "--jobs", "2", "--out", str(tmp_path / "out")]) == 0
     assert parent not in asked
     assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"  # where devices are found out, NVML tells
+
+
+def test_calls_side_by_side_return_in_order_and_raise() -> None:
+    def squared(number: int) -> tuple[int, int]:
+        if number < 0:
+            raise InputError(f"{number}: is negative")
+        return os.getpid(), number**2
+
+    found = call_each(squared, range(3), 2)
+    assert [square for _, square in found] == [0, 1, 4]
+    assert os.getpid() not in {process for process, _ in found}
+    assert call_each(squared, [3], 1) == [(os.getpid(), 9)]
+    with pytest.raises(InputError, match=r"-2: is negative"):
+        call_each(squared, [1, -2], 2)
 
 
 @pytest.fixture

@@ -221,7 +221,12 @@ def _json_document(folder: RunFolder, report: RunReport, figures: Sequence[Path]
 
 
 def show_report(
-    folder: RunFolder, align: str = "time", formats: Sequence[str] = (), *, as_json: bool = False
+    folder: RunFolder,
+    align: str = "time",
+    formats: Sequence[str] = (),
+    *,
+    as_json: bool = False,
+    jobs: int | None = 1,
 ) -> None:
     """Write the page, and print table, sentence, digest and, as the last line, the folder; or all as JSON.
 
@@ -230,12 +235,18 @@ def show_report(
         align: alignment of curves when the page opens.
         formats: of files for papers, which are listed.
         as_json: print one document.
+        jobs: processes that draw; None: one a core.
     """
     from exogym_core.results.report import RunReport
 
     report = RunReport(folder)
     figures = report.write_figures(folder, formats)
-    report.write(align)
+    if jobs == 1:
+        report.write(align)
+    else:
+        from exogym_core.workers.processes.jobs import call_each  # which imports torch
+
+        report.write(align, partial(call_each, num_jobs=jobs))
     if as_json:
         click.echo(_json_document(folder, report, figures))
         return
@@ -398,7 +409,8 @@ class RunArguments:
         _exit_if_failed(folder.read_summary())
 
     def _reported(self, folder: RunFolder) -> AbstractContextManager[None]:
-        show = partial(show_report, folder, as_json=self.as_json)
+        jobs = 1 if under_torchrun() or is_at_rendezvous() else self.jobs
+        show = partial(show_report, folder, as_json=self.as_json, jobs=jobs)
         again = f"netgym compare --resume {visible(folder.path)}"
         return reported(folder, show, again, folder.discard_if_untrained)
 

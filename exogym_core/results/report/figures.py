@@ -334,16 +334,28 @@ class Picture:
     narrow: bytes
 
 
-def draw_pictures(shown: Shown, names: Iterable[str]) -> dict[str, Picture]:
-    """Pictures by name; those about time only where there is virtual time."""
-    pictures = {}
+def draw_pictures(
+    shown: Shown,
+    names: Sequence[str],
+    each: Callable[[Callable[[str], Picture | None], Sequence[str]], Iterable[Picture | None]] = map,
+) -> dict[str, Picture]:
+    """Pictures by name; those about time only where there is virtual time.
+
+    Args:
+        shown: results and weather.
+        names: of the pictures.
+        each: draws each, in order, and may do so side by side.
+    """
     with _style(_STYLE):
-        for name in names:
-            drawn = [_figure(name, shown, *size) for size in _SIZES.values()]
-            files = [_file(figure, "png") for figure in drawn if figure is not None]
-            if files:
-                pictures[name] = Picture(*files)
-    return pictures
+        drawn = each(partial(_picture, shown), names)
+        return {name: picture for name, picture in zip(names, drawn, strict=True) if picture is not None}
+
+
+def _picture(shown: Shown, name: str) -> Picture | None:
+    """A picture; None where there is nothing to draw."""
+    drawn = [_figure(name, shown, *size) for size in _SIZES.values()]
+    files = [_file(figure, "png") for figure in drawn if figure is not None]
+    return Picture(*files) if files else None
 
 
 def draw_figures(shown: Shown, names: Iterable[str], form: str) -> dict[str, bytes]:
@@ -382,6 +394,7 @@ def draw_loss(shown: Shown) -> Figure:
 def _style(style: dict[Any, Any]) -> Iterator[None]:
     # Imported here: it takes longer than all the rest of a command's start.
     import matplotlib
+    import matplotlib.figure  # before processes are forked to draw
 
     # From the defaults, so that a user's own matplotlibrc changes nothing.
     with matplotlib.rc_context(), warnings.catch_warnings():

@@ -24,7 +24,7 @@ from netsim.errors import InputError
 from netsim.units import format_count, format_seconds, parse_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from exogym_core.results.reading import StrategyResult
@@ -476,14 +476,18 @@ class RunReport(Report):
     def _texts(self) -> dict[str, str]:
         return super()._texts() | {"methods.tex": latex_text(methods(self.results)) + "\n"}
 
-    def write(self, align: str = "time") -> Path:
-        """Write the plots and the page, whose curves are aligned by `time`, `steps` or `bytes` when it opens.
+    def write(self, align: str = "time", each: Callable[..., Any] = map) -> Path:
+        """Write the plots and the page.
+
+        Args:
+            align: axis of its curves when it opens: `time`, `steps` or `bytes`.
+            each: draws pictures, as for `draw_pictures`.
 
         Raises:
             RecordError: a file cannot be written.
         """
         shown = self.few()
-        pictures = draw_pictures(shown, self.pictures)
+        pictures = draw_pictures(shown, self.pictures, each)
         for name, picture in pictures.items():
             self._folder.write_text(f"plots/{name}.png", picture.wide)
         return self._folder.write_text("report.html", render_page(self._page(shown, pictures, align)))
