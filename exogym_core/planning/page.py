@@ -118,13 +118,13 @@ _COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "tokens a parameter": lambda row: (
         "-" if row["tokens_low"] is None else f"{row['tokens_per_parameter']:.3g}"
     ),
+    "days": lambda row: _banded(row, "days", _days),
+    "dollars": _dollars,
     "step": lambda row: format_seconds(row["seconds_per_step"]),
     "round": _round,
     "utilisation": lambda row: f"{row['compute_utilisation']:.1%}",
     "MFU": _mfu,
     "tokens/s": lambda row: _whole(row["tokens_per_second"]),
-    "days": lambda row: _banded(row, "days", _days),
-    "dollars": _dollars,
     "sent a worker and round": lambda row: (
         format_bytes(round(row["bytes_per_worker"])) + (" expected" if row["expected_bytes"] else "")
     ),
