@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from kernel_ports import Ports
 
-from exogym_core.torch_backend.call_sites import CallSites
+from exogym_core.torch_backend.call_sites import CallSites, SiteTotals
 from exogym_core.torch_backend.session import ComputeClock, RankSession
 from netsim import Clock
 from netsim.ranks import Advance, Call, Exit, Kernel, Key, Mark, Post, Request, StampedRow, Wait
@@ -92,41 +93,75 @@ class _Followed(Ports):
         self.sites.take_request(rank, request)
 
 
-@pytest.mark.parametrize("until", [2.0, 9.0])
-def test_network_time_of_asynchronous_calls_is_exposed_or_hidden_where_they_are_made(until: float) -> None:
-    """A call of 2 s from the last post on, of which a rank computes 0.5 s and waits 1.5 s at another line."""
-    made = CallSites(2)
+def _timed_run(
+    streams: Sequence[Sequence[Request]], seconds: float, until: float = math.inf
+) -> dict[str, SiteTotals]:
+    """Totals by place of a run whose calls take so long from the last member's post on."""
+    made = CallSites(len(streams))
     made.book = SimpleNamespace(traffic=lambda call, member: (0, 0))  # type: ignore[assignment]
     ports, clock = _Followed(made), Clock()
 
     def start(call: Call, group: object, on_done: Callable[[int], None]) -> Any:
         def enter(member: int, posted: Call) -> None:
             arrived.append(member)
-            if len(arrived) == 2:
-                end = clock.timeout(2.0)
+            if len(arrived) == len(call.ranks):
+                end = clock.timeout(seconds)
                 end.callbacks.append(lambda event: [on_done(each) for each in arrived])
 
         arrived: list[int] = []
         return enter, lambda: None
 
-    kernel = Kernel(2, ports, ports, start=start, clock=clock)
+    kernel = Kernel(len(streams), ports, ports, start=start, clock=clock)
     kernel.until_seconds = until
     kernel.follow(made.take_progress)
-    reduce = Post(Key("world", 0), 0, Call("all_reduce", (0, 1), 8))
-    sends, waits = ({"place": place, "op": "all_reduce"} for place in ("a.py:1", "a.py:2"))
-    first = [Mark(sends), reduce, Advance(1.5), Mark(waits), Wait(reduce.key), Advance(1.0), Exit()]
-    second = [Advance(1.0), Mark(sends), reduce._replace(member=1), Wait(reduce.key), Exit()]
-    for stream, requests in zip(kernel.streams, (first, second), strict=True):
+    for stream, requests in zip(kernel.streams, streams, strict=True):
         stream.extend(requests)
     kernel.run()
-    instant = min(until, 4.0)
-    totals = made.finish([kernel.exposed_until(rank, instant) for rank in range(2)], instant)
-    by_place = {site.place: each for site, each in totals.items()}
+    instant = until if kernel.running else kernel.clock.now
+    totals = made.finish([kernel.exposed_until(rank, instant) for rank in range(len(streams))], instant)
+    return {site.place: each for site, each in totals.items()}
+
+
+def _at(place: str) -> Mark:
+    return Mark({"place": place, "op": "all_reduce"})
+
+
+@pytest.mark.parametrize("until", [2.0, 9.0])
+def test_network_time_of_asynchronous_calls_is_exposed_or_hidden_where_they_are_made(until: float) -> None:
+    """A call of 2 s from the last post on, of which a rank computes 0.5 s and waits 1.5 s at another line."""
+    reduce = Post(Key("world", 0), 0, Call("all_reduce", (0, 1), 8))
+    sends, waits = _at("a.py:1"), _at("a.py:2")
+    first = [sends, reduce, Advance(1.5), waits, Wait(reduce.key), Advance(1.0), Exit()]
+    second = [Advance(1.0), sends, reduce._replace(member=1), Wait(reduce.key), Exit()]
+    by_place = _timed_run([first, second], 2.0, until)
     # In flight from 1 s to 3 s: the first rank waits from 1.5 s on, the second throughout.
     assert by_place["a.py:1"].hidden_seconds == 0.5
     assert by_place["a.py:1"].awaited_seconds == pytest.approx(min(until, 3.0) - 1.5 + min(until, 3.0) - 1.0)
     assert by_place["a.py:2"].awaited_seconds == by_place["a.py:2"].hidden_seconds == 0.0
     assert by_place["a.py:2"].network_seconds == pytest.approx(min(until, 3.0) - 1.5)
+
+
+@pytest.mark.parametrize(
+    ("group", "until", "awaited"),
+    [
+        # The second call queues behind the first for 2 s.
+        ("world", math.inf, {"a.py:1": 2.0, "a.py:2": 2.0}),
+        ("world", 1.5, {"a.py:1": 1.5, "a.py:2": 0.0}),
+        # Calls of two groups do not queue.
+        ("other", math.inf, {"a.py:1": 0.0, "a.py:2": 2.0}),
+    ],
+)
+def test_waiting_behind_an_earlier_call_is_exposed_at_that_call(
+    group: str, until: float, awaited: dict[str, float]
+) -> None:
+    def requests(member: int) -> list[Request]:
+        large = Post(Key("world", 0), member, Call("all_reduce", (0, 1), 8000))
+        small = Post(Key(group, 1), member, Call("all_reduce", (0, 1), 4))
+        return [_at("a.py:1"), large, _at("a.py:2"), small, Wait(small.key), Wait(large.key), Exit()]
+
+    by_place = _timed_run([requests(0), requests(1)], 2.0, until)
+    assert {place: each.awaited_seconds / 2 for place, each in by_place.items()} == pytest.approx(awaited)
+    assert by_place["a.py:2"].network_seconds / 2 == sum(awaited.values())
 
 
 def test_the_clock_starts_with_the_first_group(

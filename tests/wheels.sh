@@ -24,16 +24,19 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 cp -r "$copy" source
 printf '#!/bin/sh\nexec cc "$@" -O0\n' >cc && chmod +x cc  # a third of the time, and the same bits
-"$python" -m venv build && build/bin/pip install --quiet --no-compile --constraint "$root/constraints.txt" 'setuptools>=77' 'mypy>=1.15'
-CC=$PWD/cc build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir . ./source
-"$python" -m venv empty
+# One pip serves both environments, which need none of their own.
+pip() { "$python" -m pip --python "$1/bin/python" "${@:2}"; }
+add() { pip "$1" install --quiet --no-compile --constraint "$root/constraints.txt" "${@:2}"; }
+"$python" -m venv --without-pip build && add build 'setuptools>=77' 'mypy>=1.15'
+CC=$PWD/cc pip build wheel --quiet --no-deps --no-build-isolation --wheel-dir . ./source
+"$python" -m venv --without-pip empty
 if [ "$version" = "$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')" ]; then
-  empty/bin/pip install --quiet --no-compile --constraint "$root/constraints.txt" torch
-  empty/bin/pip install --quiet --no-compile --constraint "$root/constraints.txt" ./netgym-*.whl
-  empty/bin/pip check
+  add empty torch
+  add empty ./netgym-*.whl
+  pip empty check
   extras=$("$python" -c 'import tomllib; print(",".join(
     tomllib.load(open("source/pyproject.toml", "rb"))["project"]["optional-dependencies"]))')
-  empty/bin/pip install --quiet --dry-run --constraint "$root/constraints.txt" "$(ls "$PWD"/netgym-*.whl)[$extras]"
+  add empty --dry-run "$(ls "$PWD"/netgym-*.whl)[$extras]"
   printf '%s\n' 'task: {name: text, block_size: 8, num_bytes: 5000}' 'workers: {count: 2}' 'topology: lan' \
     'compute: 10 ms' 'steps: 2' 'device: cpu' 'model: {name: gpt, preset: byte, num_layers: 1, width: 8, num_heads: 1}' \
     'strategies: [AllReduce, {name: DiLoCo, H: 2}]' >small.yaml
@@ -42,8 +45,8 @@ if [ "$version" = "$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2
 else
   "$python" -c 'import tomllib; print("\n".join(each for each in
     tomllib.load(open("source/pyproject.toml", "rb"))["project"]["dependencies"] if not each.startswith("torch")))' >needed.txt
-  empty/bin/pip install --quiet --no-compile --constraint "$root/constraints.txt" --requirement needed.txt
-  empty/bin/pip install --quiet --no-compile --no-deps ./netgym-*.whl
+  add empty --requirement needed.txt
+  add empty --no-deps ./netgym-*.whl
   empty/bin/netgym list >/dev/null
 fi
 empty/bin/python -c 'import netsim; assert "compiled" in netsim.engine_state(), netsim.engine_state()'

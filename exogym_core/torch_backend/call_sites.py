@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from netsim.ranks import Post, Progress
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from exogym_core.communicator.simulated.calls import ScheduleBook
     from netsim.ranks import Key, Request, StampedRow
 
@@ -34,7 +36,8 @@ class SiteTotals:
         num_bytes: of their tensors.
         exposed_seconds: waited there.
         network_seconds: the part of it in which bytes were under way; in the rest other members were missing.
-        awaited_seconds: of the network, that ranks waited, here or elsewhere, for the calls posted here.
+        awaited_seconds: of the network, that ranks waited, here or elsewhere, while the calls posted here were the
+            oldest of their group under way: later ones queue behind them.
         hidden_seconds: in which calls posted here were under way while their rank did not wait.
     """
 
@@ -51,10 +54,15 @@ class _Overlap:
     """A rank's calls under way, by where they were posted, and whether it waits."""
 
     since: float = 0.0  # the last change
-    waits_for: CallSite | None = None
+    waits_for: Key | None = None
     is_waiting: bool = False
     awaited_seconds: float = 0.0
+    awaited_before: float = 0.0  # when this wait began
     under_way: Counter[CallSite] = field(default_factory=Counter)
+    # By group, in the order of posts.
+    queues: defaultdict[Hashable, OrderedDict[Key, CallSite]] = field(
+        default_factory=lambda: defaultdict(OrderedDict)
+    )
 
 
 class Instant(NamedTuple):
@@ -148,29 +156,43 @@ class CallSites:
     ) -> None:
         """Follow a rank's waiting and its calls under way; see `Progress`."""
         overlap = self._overlaps[rank]
-        self._hide(overlap, instant)
+        self._count_overlap(overlap, instant)
         site = None if key is None else self._posted_at.get((rank, key))
         if change is Progress.STOPS:
-            overlap.is_waiting, overlap.waits_for = True, site
+            overlap.is_waiting, overlap.waits_for = True, key
+            overlap.awaited_before = overlap.awaited_seconds
         elif change is Progress.GOES_ON:
+            self._count_awaited(overlap, site, seconds - (overlap.awaited_seconds - overlap.awaited_before))
             overlap.is_waiting, overlap.waits_for = False, None
-            overlap.awaited_seconds += seconds
-            if site is not None:
-                self._totals[site].awaited_seconds += seconds
             if key is not None:
                 self._posted_at.pop((rank, key), None)
-        elif site is not None and change is Progress.UNDER_WAY:
-            overlap.under_way[site] += 1
-        elif site is not None and overlap.under_way[site]:
-            overlap.under_way[site] -= 1
+        elif site is not None and key is not None:
+            queue = overlap.queues[key.group]
+            if change is Progress.UNDER_WAY:
+                queue[key] = site
+                overlap.under_way[site] += 1
+            elif queue.pop(key, None) is not None:
+                overlap.under_way[site] -= 1
 
-    def _hide(self, overlap: _Overlap, instant: float) -> None:
-        """Count the time since the last change as hidden, of calls under way, if the rank did not wait."""
-        if not overlap.is_waiting and instant > overlap.since:
+    def _count_overlap(self, overlap: _Overlap, instant: float) -> None:
+        """Count the time since the last change, of calls under way.
+
+        A rank that waits for one of them waits for the oldest of its group; all are hidden from one that does not wait.
+        """
+        elapsed, overlap.since = instant - overlap.since, instant
+        if elapsed <= 0:
+            return
+        if not overlap.is_waiting:
             for site, number in overlap.under_way.items():
                 if number:
-                    self._totals[site].hidden_seconds += instant - overlap.since
-        overlap.since = instant
+                    self._totals[site].hidden_seconds += elapsed
+        elif (key := overlap.waits_for) is not None and key in (queue := overlap.queues[key.group]):
+            self._count_awaited(overlap, next(iter(queue.values())), elapsed)
+
+    def _count_awaited(self, overlap: _Overlap, site: CallSite | None, seconds: float) -> None:
+        overlap.awaited_seconds += seconds
+        if site is not None:
+            self._totals[site].awaited_seconds += seconds
 
     def current(self, rank: int) -> CallSite:
         """Last place that a rank has marked."""
@@ -185,7 +207,7 @@ class CallSites:
             totals.network_seconds += network_seconds - network
 
     def finish(self, waited: list[tuple[float, float]], instant: float) -> dict[CallSite, SiteTotals]:
-        """The sites in order of their waiting, the longest first.
+        """The sites in order of their waiting, there or for their calls, the longest first.
 
         Args:
             waited: seconds of waiting of each rank when the run ended, and the network's part of them.
@@ -194,7 +216,12 @@ class CallSites:
         for rank, seconds in enumerate(waited):
             self._count_waiting(rank, *seconds)
             overlap = self._overlaps[rank]
-            self._hide(overlap, instant)
+            self._count_overlap(overlap, instant)
             if overlap.waits_for is not None:
-                self._totals[overlap.waits_for].awaited_seconds += seconds[1] - overlap.awaited_seconds
-        return dict(sorted(self._totals.items(), key=lambda item: (-item[1].exposed_seconds, item[0])))
+                site = self._posted_at.get((rank, overlap.waits_for))
+                self._count_awaited(overlap, site, seconds[1] - overlap.awaited_seconds)
+
+        def longest_first(item: tuple[CallSite, SiteTotals]) -> tuple[float, CallSite]:
+            return -max(item[1].exposed_seconds, item[1].awaited_seconds), item[0]
+
+        return dict(sorted(self._totals.items(), key=longest_first))

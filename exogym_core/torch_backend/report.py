@@ -79,7 +79,10 @@ class CallTimes(_Part):
     network_seconds: float = Field(description="waited there while the network was at work")
     exposed_seconds: float | None = Field(
         default=None,
-        description="waited there or elsewhere for the network's work on the calls made there; null: not recorded",
+        description=(
+            "waited there or elsewhere while the network worked on the calls made there, the oldest of a group first; "
+            "null: not recorded"
+        ),
     )
     hidden_seconds: float | None = Field(
         default=None,
@@ -274,8 +277,8 @@ def _steady_state(first: Sequence[Instant], last: Sequence[Instant]) -> SteadySt
 _FILE = "launch.json"
 _NOTE = (
     "Seconds and calls are means over ranks. Waiting for others and the network: waited at this line; exposed: waited, "
-    "here or elsewhere, for the network's work on this line's calls; hidden: they were under way while their rank did "
-    "not wait."
+    "here or elsewhere, while the network worked on this line's calls, the oldest of a group first; hidden: they were "
+    "under way while their rank did not wait."
 )
 _WIDE = 110  # columns of a console that take headings on one line
 _MOST_ROWS = 12  # of a table on a console; the file and the page have all

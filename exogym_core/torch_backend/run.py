@@ -10,7 +10,7 @@ import socket
 import struct
 import time
 from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -30,7 +30,7 @@ from exogym_core.workers.processes.protocol import Failed, Requests
 from exogym_core.workers.processes.shared_memory import Arena
 from netsim import Protocol, Recorder, write_trace
 from netsim.errors import InputError, NetsimError, RankError
-from netsim.ranks import Exit
+from netsim.ranks import Exit, Post
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -251,6 +251,7 @@ class LaunchedRun(OutsideMeetings):
         self._sites = CallSites(world.num_ranks, keeps_history=traced)
         self._recorder = Recorder() if traced else None
         self._traces = ExecutionTraces(world.num_ranks, self._now) if traced else None
+        self._posted_at: defaultdict[tuple[int, float, str], deque[str]] = defaultdict(deque)
         self._failed: dict[int, NetsimError] = {}
         self._host_decisions: dict[tuple[tuple[int, ...], tuple[str, ...]], HostDecision] = {}
         sinks = Sinks(
@@ -267,6 +268,9 @@ class LaunchedRun(OutsideMeetings):
         self._sites.take_request(rank, request)
         if self._traces is not None:
             self._traces.take(rank, request)
+            if isinstance(request, Post):
+                place = self._sites.current(rank).place
+                self._posted_at[rank, self._now(), request.call.op].append(place)
 
     def _now(self) -> float:
         return float(self.kernel.clock.now)
@@ -376,13 +380,17 @@ class LaunchedRun(OutsideMeetings):
             warn(f"trace: {problem}")
 
     def _places(self) -> Callable[[Span], str]:
-        """The place of the program at which a rank waits: the last one that it marked."""
+        """Place of the program at which a rank waits, the last one that it marked, or has made a call."""
         instants, places = defaultdict[int, list[float]](list), defaultdict[int, list[str]](list)
         for rank, instant, place in self._sites.history:
             instants[rank].append(instant)
             places[rank].append(place)
 
         def place_of(span: Span) -> str:
+            if span.kind == "communication" and (
+                posted := self._posted_at.get((span.rank, span.begin_seconds, span.name))
+            ):
+                return posted.popleft()
             at = bisect_right(instants[span.rank], span.begin_seconds)
             return places[span.rank][at - 1] if at and span.kind == "wait" else ""
 

@@ -201,7 +201,8 @@ def test_a_module_runs_as_torchrun_would_run_it(tmp_path: Path) -> None:
     assert sum(rank["bytes_sent"] for rank in report["ranks"]) == report["wan_bytes"] == 8000
     assert set(report["link_bytes"].values()) == {4000.0}
     events = json.loads(gzip.decompress((tmp_path / "run" / "trace.json.gz").read_bytes()))["traceEvents"]
-    assert {each["args"]["at"] for each in events if each.get("cat") == "wait"} == {"trainmod.py:3"}
+    for kind in ("communication", "wait"):
+        assert {each["args"]["at"] for each in events if each.get("cat") == kind} == {"trainmod.py:3"}
     jsonschema.validate(report, schema_of("launch"))
     (tmp_path / "run" / "report.html").unlink()
     assert main(["report", str(tmp_path / "run")]) == 0

@@ -211,8 +211,13 @@ class Averaging:
         """Room for what will be rounded off `flat`, if that is kept."""
         return torch.zeros_like(flat) if self.error_feedback else None
 
-    def steps(self, comm: Communicator, flat: Tensor, residual: Tensor | None = None) -> Steps[Tensor]:
-        """Average `flat` (1-D) over all ranks of `comm`, in place; all ranks end with the same bits."""
+    def steps(
+        self, comm: Communicator, flat: Tensor, residual: Tensor | None = None, *, waits: bool = False
+    ) -> Steps[Tensor]:
+        """Average `flat` (1-D) over all ranks of `comm`, in place; all ranks end with the same bits.
+
+        Where the caller `waits` at once, a plain average is a blocking call, which sends no copy.
+        """
         if comm.world_size == 1:
             return flat
         codec = None if self.codec is None else self.codec.on(flat.device)
@@ -220,12 +225,13 @@ class Averaging:
             return (yield from _robust_steps(comm, flat, self.aggregate, codec))
         if codec is not None:
             return (yield from _encoded_steps(comm, flat, codec, residual))
-        mean: Tensor = yield comm.all_reduce(flat, "avg", async_op=True)
+        call = comm.all_reduce(flat, "avg", async_op=not waits)
+        mean: Tensor = call if waits else (yield call)
         return mean
 
     def flat(self, comm: Communicator, flat: Tensor, residual: Tensor | None = None) -> Tensor:
         """Average `flat`, and wait for it."""
-        return run(self.steps(comm, flat, residual))
+        return run(self.steps(comm, flat, residual, waits=True))
 
     @torch.no_grad()
     def tensors(self, comm: Communicator, tensors: Sequence[Tensor]) -> None:

@@ -202,7 +202,7 @@ class GradientAverager(Stateful):
 
     def _exchange(self, flat: Tensor, residual: Tensor | None) -> Steps[Tensor]:
         """Send a bucket's gradients; what comes is their average."""
-        return self.averaging.steps(self.comm, flat, residual)
+        return self.averaging.steps(self.comm, flat, residual, waits=len(self._buckets) == 1)
 
     def _averages(self) -> list[Tensor]:
         """The averages of all buckets, which have left."""
