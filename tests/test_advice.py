@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from exogym_core.cli.main import main
 from exogym_core.cost.compute import Compute
 from exogym_core.planning import advise as advise_module
+from exogym_core.planning.advice_text import advice_lines
 from exogym_core.planning.advise import Advice, advise, alike_text, merged
 from exogym_core.planning.groups import EXACT_SITES, best_cycle
 from exogym_core.planning.measure import Setting, least_days, measure
@@ -101,7 +102,10 @@ def test_money_is_ranked_by_what_it_buys(
         assert row["worth"] * row["steps_ratio"]["mean"] == pytest.approx(row["tokens"])
         assert row["place"] == 1 + sum(other["worth_low"] > row["worth_high"] for other in ranked)
     assert main([*words.replace(" --json", "").split(), "--budget", "1k", "--price", "2"]) == 0
-    assert "for 1,000 dollars:" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "for 1,000 dollars:" in printed
+    assert "a ring over one host a site: asia - " in printed
+    assert "collectives: all_reduce " in printed
 
 
 def test_a_codec_that_makes_it_slower_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,10 +308,11 @@ def test_the_best_so_far_is_reported_when_it_is_interrupted(
     monkeypatch.setattr(advise_module, "measure", cut)
     chosen = (("AllReduce", {}), ("DiLoCo", {"H": 10}), ("DiLoCo", {"H": 20}))
     monkeypatch.setattr(advise_module, "CANDIDATES", chosen)
-    words = "advise wan-4-regions --device a100 --model llama-2m --sequence 64 --tokens 1B --workers 2"
+    words = "advise wan-4-regions --device rtx-4090 --model llama-7b --tokens 1B --workers 2"
     assert main(words.split()) == 143
     printed = capsys.readouterr()
     assert "DiLoCo(H=10)" in printed.out
+    assert "nothing fits: states take 119 GB at the least (AllReduce)" in printed.out
     assert "the best of 2 plans so far" in printed.err
 
 
@@ -323,7 +328,9 @@ def test_each_plan_of_a_search_is_numbered() -> None:
     assert all(made < about for made, about, _ in reported)
     assert reported[1][2] == "DiLoCo(H=10)"
     best = advice.best()
-    assert best["days"] == min(row["days"] for row in advice.result()["ranked"])
+    result = advice.result()
+    assert best["days"] == min(row["days"] for row in result["ranked"])
+    assert not any("a ring over" in line for line in advice_lines(result)), "there is one site"
 
 
 def test_buckets_that_can_hide_nothing_are_not_searched() -> None:

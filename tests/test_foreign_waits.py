@@ -120,3 +120,11 @@ def test_a_report_says_where_host_time_decided(tmp_path: Path) -> None:
     narrow = Console(record=True, width=80, file=io.StringIO())
     show_summary(report, narrow)
     assert "\N{HORIZONTAL ELLIPSIS}" not in narrow.export_text()
+
+
+def test_ranks_that_share_a_host_are_named(tmp_path: Path) -> None:
+    report = launched("dist.barrier()", tmp_path, "")
+    for hosts, is_named in ((["asia.0", "eu.0", "asia.1"], False), (["asia.0", "eu.0", "asia.0"], True)):
+        shown = Console(record=True, width=200, file=io.StringIO())
+        show_summary(report.model_copy(update={"placement": hosts}), shown)
+        assert ("up to 2 ranks share a host and its link" in shown.export_text()) == is_named

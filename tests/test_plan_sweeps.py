@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,7 @@ WORDS = (
     "plan --model llama-2m --sequence 64 --strategy DiLoCo --strategy AllReduce --topology wan-4-regions --workers 4 "
     "--device h100 --tokens 1B --protocol linux-tcp"
 )
+TOPOLOGY = "name: near\nregions:\n  here: {hosts: 4, nic: 10 Gbit/s, latency: 50 us}\n"
 CODEC, BANDWIDTH = "strategies.DiLoCo.codec", "wan.bandwidth"
 
 
@@ -68,6 +70,35 @@ def test_ratios_of_steps_are_reported_where_what_is_learned_differs() -> None:
             "point": {"protocol.streams": "1"},
         }
     ]
+
+
+def test_plans_for_money_are_compared_by_what_the_money_buys() -> None:
+    """The sooner of two has fewer tokens where its links charge for traffic."""
+    rows = [
+        {**row("DiLoCo", speed, bandwidth=at), "tokens": tokens, "tokens_low": 0.9 * tokens}
+        for at, speed, tokens in (("1 Gbit/s", 2.0, 10.0), ("100 Gbit/s", 4.0, 10.0))
+    ]
+    rows += [
+        {**row("AllReduce", 1.0, bandwidth=at), "tokens": tokens, "tokens_low": 0.9 * tokens}
+        for at, tokens in (("1 Gbit/s", 5.0), ("100 Gbit/s", 20.0))
+    ]
+    (line,) = break_even(rows, BANDWIDTH)
+    assert (line["at"], line["sooner_above"]) == (pytest.approx(1e10), "AllReduce")
+    assert [(each["faster"], each["steps_ratio"]) for each in step_ratio_lines(rows[1::2])] == [
+        ("AllReduce", 2.0)
+    ]
+
+
+def test_networks_are_swept(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A path is taken from the current folder, as of --topology; both at once are refused."""
+    words = WORDS.replace("--topology wan-4-regions ", "").replace("--strategy AllReduce ", "").split()
+    path = tmp_path / "near.yaml"
+    path.write_text(TOPOLOGY)
+    assert main([*words, "--sweep", f"topology=wan-4-regions,{path}", "--json"]) == 0
+    wan, near = json.loads(capsys.readouterr().out)["plans"]
+    assert wan["seconds_per_round"] > near["seconds_per_round"] > 0
+    assert main([*words, "--topology", "wan-4-regions", "--sweep", f"topology={path}"]) == 2
+    assert "--sweep topology: --topology is given too: leave one of them out" in capsys.readouterr().err
 
 
 def test_a_swept_table_says_each_thing_once(

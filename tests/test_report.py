@@ -101,6 +101,7 @@ class TestTable:
     def test_savings_are_against_all_reduce(self, tmp_path: Path) -> None:
         results = Results.load(run_folder(tmp_path, two()))
         assert headings_of(results)[1] == "to loss 0.3"
+        assert headings_of(results)[-2:] == ["bytes saved", "time per step saved"]
         baseline, winner = cells_of(results)
         assert baseline[-2:] == ["-", "-"]
         assert winner == [

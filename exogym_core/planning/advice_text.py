@@ -9,12 +9,13 @@ from exogym_core.planning.page import MODEL_SIZE, placement_text, short_tokens
 from netsim.units import format_count, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from exogym_core.planning.advise import Advice
 
 __all__ = ["advice_lines", "best_so_far"]
 
+_MOST_SITES = 12  # whose ring is listed where no order is faster
 _FEW = 10  # below, dollars and hours have two decimal places
 
 
@@ -25,7 +26,7 @@ def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
         variants.setdefault(repr(variant_of(row)), row)
     names = [_name(row) for row in variants.values()]
     others = len(advice["ranked"]) - len(variants)
-    of_money, ring = advice["budget"].get("dollars"), advice["ring"]
+    of_money = advice["budget"].get("dollars")
     if of_money is not None:
         yield f"for {of_money:,.0f} dollars:"
     for name, row in zip(names, variants.values(), strict=True):
@@ -46,17 +47,40 @@ def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
         )
     yield f"protocol {advice['protocol']}, but for rows that name their streams"
     yield f"workers: {placement_text(advice['placement'])}"
-    yield f"a ring over the sites: {' - '.join(ring['sites'])}, {'exact' if ring['exact'] else 'heuristic'}"
-    yield (
-        f"  {ring['seconds']:.4g} s an all-reduce in fp32, {ring['natural_seconds']:.4g} s in natural order; no "
-        f"algorithm is below {ring['bound_seconds']:.4g} s"
-    )
+    yield from _collective_lines(advice["ranked"])
+    yield from _ring_lines(advice["ring"])
     yield from advice["explained"]
     if of_money is not None:
         yield MODEL_SIZE
     yield "*: nothing else is surely both sooner and cheaper; rows of one place are equal. Not known:"
     for line in advice["unknown"]:
         yield f"  {line}"
+
+
+def _collective_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Algorithms of each operation, over all rows."""
+    used: dict[str, set[str]] = {}
+    for row in rows:
+        for op, names in row["collectives"].items():
+            used.setdefault(op, set()).update(names)
+    if used:
+        yield "collectives: " + "; ".join(
+            f"{op} {', '.join(sorted(names))}" for op, names in sorted(used.items())
+        )
+
+
+def _ring_lines(ring: Mapping[str, Any]) -> Iterator[str]:
+    """Best order of a ring, of many sites only where it is faster than the natural one."""
+    sites, best, natural = ring["sites"], ring["seconds"], ring["natural_seconds"]
+    if len(sites) == 1:
+        return
+    is_listed = len(sites) <= _MOST_SITES or best < natural
+    order = " - ".join(sites) if is_listed else "the natural order"
+    yield f"a ring over one host a site: {order}, {'exact' if ring['exact'] else 'heuristic'}"
+    yield (
+        f"  {format_seconds(best)} an all-reduce in fp32, {format_seconds(natural)} in natural order; no algorithm is "
+        f"below {format_seconds(ring['bound_seconds'])}"
+    )
 
 
 def best_so_far(advice: Advice) -> str:

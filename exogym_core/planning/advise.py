@@ -243,7 +243,7 @@ class Advice:
         self.rows.sort(key=lambda row: order.index((row["strategy"], row["options"])))
         self._search_options()
         self._group()
-        self._explained = [*_explained(self.rows), *_what_would_fit(self.rows, setting)]
+        self._explained = _explained(self.rows)
         self._widen()
         self._leave_out()
 
@@ -287,7 +287,7 @@ class Advice:
             "dominated": [row for row in rows if row not in kept],
             "not_simulated": self._not_simulated,
             "ring": ring_orders(setting.topology, 4 * setting.model.num_parameters, setting.protocol),
-            "explained": self._explained,
+            "explained": [*_what_would_fit(self.rows, setting), *self._explained],
             "unknown": _unknown(kept, self._ratios),
         }
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from exogym_core.cli.run_commands import stdout
 from exogym_core.names import visible
-from exogym_core.planning.sweep import concerns, is_axis, is_of_model, number, short_keys
+from exogym_core.planning.sweep import concerns, is_axis, is_of_model, number, pace, short_keys
 from exogym_core.results.report.curves import COLOURS
 from exogym_core.results.report.figures import Picture
 from exogym_core.results.report.page import Figure, Page, render_page
@@ -118,13 +118,13 @@ _COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "tokens a parameter": lambda row: (
         "-" if row["tokens_low"] is None else f"{row['tokens_per_parameter']:.3g}"
     ),
+    "days": lambda row: _banded(row, "days", _days),
+    "dollars": _dollars,
     "step": lambda row: format_seconds(row["seconds_per_step"]),
     "round": _round,
     "utilisation": lambda row: f"{row['compute_utilisation']:.1%}",
     "MFU": _mfu,
     "tokens/s": lambda row: _whole(row["tokens_per_second"]),
-    "days": lambda row: _banded(row, "days", _days),
-    "dollars": _dollars,
     "sent a worker and round": lambda row: (
         format_bytes(round(row["bytes_per_worker"])) + (" expected" if row["expected_bytes"] else "")
     ),
@@ -168,9 +168,9 @@ def _once(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _soonest(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Row of each strategy with most tokens a second."""
+    """Row of each strategy with most tokens a second, or for the money."""
     best: dict[str, Mapping[str, Any]] = {}
-    for row in sorted(rows, key=lambda row: -row["tokens_per_second"]):
+    for row in sorted(rows, key=lambda row: -pace(row)):
         best.setdefault(row["name"], row)
     return [best[name] for name in dict.fromkeys(row["name"] for row in rows)]
 
@@ -196,7 +196,9 @@ def _notes(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, shor
     every, is_of_money = _once(rows), _is_of_money(rows)
     shown = _soonest(every) if short and _swept(rows) else every
     notes = [note for row in shown for note in _notes_of(row)] + _remarks(shown)
-    notes += _crossing_notes(values, short=short) + _ratio_notes(values["step_ratios"], short=short)
+    notes += _crossing_notes(values, is_of_money, short=short) + _ratio_notes(
+        values["step_ratios"], short=short
+    )
     if len(shown) < len(every):
         notes += [
             f"{_name_at(row)}: {_does_not_fit(row)}"
@@ -204,8 +206,8 @@ def _notes(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, shor
             if row["fits"] is False and row not in shown
         ]
         notes.append(
-            "limits and remarks are those of each strategy's soonest point, and of variants the soonest with the "
-            "others; --json and the page of --out have all"
+            "limits and remarks are those of each strategy's best point, and of variants the best with the others; "
+            "--json and the page of --out have all"
         )
     if any(_is_egress_only(row) for row in shown):
         notes.append(
@@ -247,7 +249,7 @@ def _memory_note(rows: Sequence[Mapping[str, Any]]) -> str:
         ", ".join(f"{name} {format_bytes(size)}" for name, size in most[key].items() if name != "total")
         for key in ("memory", "memory_with")
     )
-    return f"memory: {parts} ({_name(most)}); in all with --memory {others}"
+    return f"memory: {parts} ({_name(most)}); in all with one --memory alone: {others}"
 
 
 def _notes_of(row: Mapping[str, Any]) -> list[str]:
@@ -291,9 +293,10 @@ def _grouped(
     return list(groups.values())
 
 
-def _crossing_notes(values: Mapping[str, Any], *, short: bool) -> list[str]:
-    """Break-even lines, and the faster strategy of pairs without any."""
+def _crossing_notes(values: Mapping[str, Any], is_of_money: bool, *, short: bool) -> list[str]:
+    """Break-even lines, and the better strategy of pairs without any."""
     notes = []
+    leads = "has more tokens" if is_of_money else "is sooner"
     names = ("first", "second", "key", "sooner_below")
     for lines in _grouped(values["break_even"], names, short=short):
         line, found = lines[0], [each["at"] for each in lines]
@@ -302,12 +305,12 @@ def _crossing_notes(values: Mapping[str, Any], *, short: bool) -> list[str]:
         places = " to ".join(dict.fromkeys(map(quantity, (min(found), max(found)))))
         notes.append(
             f"{line['sooner_below']} and {above} break even at {key} = {places}: "
-            f"{above} is sooner beyond{_where(lines)}"
+            f"{above} {leads} beyond{_where(lines)}"
         )
     for lines in _grouped(values["sooner_throughout"], ("sooner", "later", "key"), short=short):
         sooner, later, key = (lines[0][name] for name in ("sooner", "later", "key"))
         if not (short and _is_of_variants(sooner, later)):
-            notes.append(f"{sooner} is sooner than {later} at every {key} that was planned{_where(lines)}")
+            notes.append(f"{sooner} {leads} than {later} at every {key} that was planned{_where(lines)}")
     return notes
 
 

@@ -427,6 +427,11 @@ def _experiment_of(
 
     Flags come first, then `overrides`, then the swept `point`, so that the later change values of the earlier.
     """
+    if "topology" in point:
+        if topology is not None:
+            raise InputError("--sweep topology: --topology is given too: leave one of them out")
+        point = dict(point)
+        topology = point.pop("topology")
     sets, bandwidth = _without_wan([*overrides, *(f"{key}={value}" for key, value in point.items())])
     if topology is not None and Path(topology).is_file():
         topology = str(Path(topology).resolve())

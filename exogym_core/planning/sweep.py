@@ -20,6 +20,7 @@ __all__ = [
     "is_axis",
     "is_of_model",
     "number",
+    "pace",
     "short_keys",
     "sooner_throughout",
     "step_ratio_lines",
@@ -98,6 +99,15 @@ def is_of_model(key: str) -> bool:
     return key.partition(".")[0] in ("model", "task")
 
 
+def pace(row: Mapping[str, Any]) -> float:
+    """Tokens a second; of a row planned for money the tokens that it pays for.
+
+    >>> pace({"tokens_per_second": 10.0}), pace({"tokens_per_second": 10.0, "tokens": 7.0, "tokens_low": 6.0})
+    (10.0, 7.0)
+    """
+    return float(row["tokens_per_second" if row.get("tokens_low") is None else "tokens"])
+
+
 def is_axis(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
     """True if a swept key can be an axis: at least two values, all of them quantities above zero."""
     values = {row["point"][key] for row in rows}
@@ -132,14 +142,14 @@ class _Line(NamedTuple):
     name: str
     strategy: str
     rest: tuple[tuple[str, str], ...]
-    points: tuple[tuple[float, float], ...]  # value of the key, seconds a token
+    points: tuple[tuple[float, float], ...]  # value of the key, seconds a token, or share of the money
 
 
 def break_even(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     """Break-even points of each two strategies, and of each two variants of one that differ in one swept key.
 
     Between two neighbouring points the crossing is read from the straight line through the ratio of their
-    seconds a token, over the logarithm of the value.
+    seconds a token (of plans for money, of the money a token takes), over the logarithm of the value.
 
     Args:
         rows: plans as mappings, each with `point`, the values of swept keys.
@@ -195,7 +205,7 @@ def _lines(rows: Sequence[Mapping[str, Any]], key: str) -> list[_Line]:
     for row in rows:
         rest = tuple((k, v) for k, v in row["point"].items() if k != key)
         place = number(row["point"][key])
-        series.setdefault((*_names(row), rest), {})[place] = 1 / row["tokens_per_second"]
+        series.setdefault((*_names(row), rest), {})[place] = 1 / pace(row)
     return [_Line(*line, tuple(sorted(points.items()))) for line, points in series.items()]
 
 
@@ -235,7 +245,8 @@ def step_ratio_lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Ratio of steps up to which the faster strategy stays ahead.
 
     For each two strategies at one point, and each two variants of one that differ in one swept key which changes what
-    is learned. Below that ratio of steps to the same loss the faster is still the sooner there.
+    is learned. Below that ratio of steps to the same loss the faster is still the sooner there, or for money the one
+    that reaches it for less.
     """
     found = []
     for first, second in itertools.combinations(rows, 2):
@@ -244,10 +255,11 @@ def step_ratio_lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             continue
         names, point = compared
         (fast, faster), (slow, slower) = sorted(
-            zip((first, second), names, strict=True), key=lambda pair: -pair[0]["tokens_per_second"]
+            zip((first, second), names, strict=True), key=lambda pair: -pace(pair[0])
         )
-        ratio = fast["tokens_per_second"] / slow["tokens_per_second"]
-        found.append({"faster": faster, "slower": slower, "steps_ratio": ratio, "point": point})
+        found.append(
+            {"faster": faster, "slower": slower, "steps_ratio": pace(fast) / pace(slow), "point": point}
+        )
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -369,7 +370,9 @@ def _decided(each: HostDecision) -> str:
 
 def _placement(hosts: Sequence[str], most: int = 8) -> str:
     shown = ", ".join(f"{rank} on {visible(host, 40)}" for rank, host in enumerate(hosts[:most]))
-    return shown + (f" and {len(hosts) - most} more" if len(hosts) > most else "")
+    shown += f" and {len(hosts) - most} more" if len(hosts) > most else ""
+    densest = max(Counter(hosts).values())
+    return shown + (f"; up to {densest} ranks share a host and its link" if densest > 1 else "")
 
 
 def _verdict(report: LaunchReport) -> str:

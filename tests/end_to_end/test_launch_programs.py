@@ -316,8 +316,12 @@ def failing(tmp_path: Path, text: str) -> str:
             "import os, signal\nif dist.get_rank(): os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()",
             "the process of rank 1 ended: killed by signal 9 (SIGKILL)",
         ),
+        (
+            "def down(): return down()\nif dist.get_rank(): down()\ndist.barrier()",
+            "rank 1 failed at program.py:3: RecursionError",
+        ),
     ],
-    ids=["mismatch", "deadlock", "exception", "swapped", "dead"],
+    ids=["mismatch", "deadlock", "exception", "swapped", "dead", "recursion"],
 )
 def test_errors_are_reported_with_the_scripts_line(
     launch_here: Launch, text: str, message: str, tmp_path: Path
