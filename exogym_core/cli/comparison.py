@@ -30,7 +30,7 @@ from exogym_core.run.learner import memory_limit
 from exogym_core.run.resumption import mark_of_folder
 from exogym_core.run.trainer import Trainer
 from exogym_core.workers.processes.children import can_fork
-from exogym_core.workers.processes.jobs import OF_TRAINING, Job, run_jobs
+from exogym_core.workers.processes.jobs import Job, run_jobs
 from exogym_core.workers.torchrun.rank import agreed
 from netsim import raise_lost_interrupt
 from netsim.errors import InputError
@@ -116,7 +116,7 @@ def compare(
         agreed([pair for pair in pairs if not tally.has(*pair)])
     comparison = _Comparison(experiment, experiment.build_task(), folder, listener, tally, trace)
     num_jobs = 1 if trace else jobs_at_once(experiment, len(comparison.left), jobs, comparison.memory_bytes)
-    with closing(run_jobs(comparison.jobs(), num_jobs, OF_TRAINING)) as ends:
+    with closing(run_jobs(comparison.jobs(), num_jobs)) as ends:
         for job, end in ends:
             comparison.end(job.report, end.error)
             if num_jobs > 1 and not comparison.left:

@@ -241,12 +241,12 @@ def show_report(
 
     report = RunReport(folder)
     figures = report.write_figures(folder, formats)
-    if jobs == 1:
-        report.write(align)
-    else:
-        from exogym_core.workers.processes.jobs import call_each  # which imports torch
+    each: Callable[..., Any] = map
+    if jobs != 1:
+        from exogym_core.workers.processes.jobs import call_each
 
-        report.write(align, partial(call_each, num_jobs=jobs))
+        each = partial(call_each, num_jobs=jobs)
+    report.write(align, each)
     if as_json:
         click.echo(_json_document(folder, report, figures))
         return

@@ -25,7 +25,7 @@ from exogym_core.results.disk import RecordError
 from exogym_core.results.progress import format_loss
 from exogym_core.run.trainer import Trainer
 from exogym_core.studies.points import point_text, source_of
-from exogym_core.workers.processes.jobs import OF_TRAINING, Job, run_jobs
+from exogym_core.workers.processes.jobs import Job, run_jobs
 from exogym_core.workers.spec import IN_ONE_PROCESS
 from netsim import raise_lost_interrupt
 from netsim.errors import InputError
@@ -93,7 +93,7 @@ class LocalRunner:
                 yield Job(str(each.number), lambda report: _found(each, folder, report), progress)  # noqa: B023
 
         try:
-            with closing(run_jobs(jobs(), self._at_once(points), OF_TRAINING)) as ends:
+            with closing(run_jobs(jobs(), self._at_once(points))) as ends:
                 for job, end in ends:
                     each, folder = running.pop(int(job.name))
                     if isinstance(end.error, RecordError):

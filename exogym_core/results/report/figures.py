@@ -335,9 +335,7 @@ class Picture:
 
 
 def draw_pictures(
-    shown: Shown,
-    names: Sequence[str],
-    each: Callable[[Callable[[str], Picture | None], Sequence[str]], Iterable[Picture | None]] = map,
+    shown: Shown, names: Sequence[str], each: Callable[..., Iterable[Picture | None]] = map
 ) -> dict[str, Picture]:
     """Pictures by name; those about time only where there is virtual time.
 

@@ -18,7 +18,6 @@ import threading
 import traceback
 import warnings
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
@@ -28,13 +27,10 @@ from netsim import raise_lost_interrupt
 from netsim.errors import NetsimError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator
     from types import FrameType
 
-__all__ = ["OF_TRAINING", "Job", "JobEnd", "call_each", "run_jobs"]
-
-#: Every optimizer imports torch's compiler at its first step, which takes a second and more.
-OF_TRAINING = ("torch._dynamo",)
+__all__ = ["Job", "JobEnd", "call_each", "run_jobs"]
 
 
 @dataclass(eq=False)
@@ -61,9 +57,7 @@ class JobEnd(NamedTuple):
     error: Exception | None = None
 
 
-def run_jobs(
-    jobs: Iterator[Job | None], num_jobs: int, modules: Sequence[str] = ()
-) -> Generator[tuple[Job, JobEnd]]:
+def run_jobs(jobs: Iterator[Job | None], num_jobs: int) -> Generator[tuple[Job, JobEnd]]:
     """Run jobs, up to `num_jobs` at once; yields each with its end. One at a time runs in this process.
 
     Closing the generator, Ctrl-C and errors of reports interrupt what runs: a job in a process gets KeyboardInterrupt,
@@ -73,15 +67,12 @@ def run_jobs(
         jobs: asked for the next one when there is room; None: none before a running job has reported or ended.
             The run ends when nothing runs and none comes.
         num_jobs: at once; more than one needs `can_fork()`.
-        modules: imported once, before processes are forked.
     """
     if num_jobs == 1:
         for job in jobs:
             if job is not None:
                 yield job, _attempt(job.call, job.report)
         return
-    for module in modules:
-        importlib.import_module(module)
     with _Pool(num_jobs) as pool:
         try:
             while True:
@@ -103,18 +94,18 @@ def call_each(call: Callable[[Any], Any], items: Iterable[Any], num_jobs: int | 
         items: of the calls.
         num_jobs: calls at once; None: one a core where this process can be forked.
     """
+
+    def job_of(item: Any) -> Job:
+        return Job("", lambda _: call(item), None)
+
     if num_jobs is None:
         num_jobs = len(os.sched_getaffinity(0)) if can_fork() else 1
-    jobs = [Job("", partial(_without_report, call, item), None) for item in items]
+    jobs = list(map(job_of, items))
     ends = dict(run_jobs(iter(jobs), num_jobs))
     for end in ends.values():
         if end.error is not None:
             raise end.error
     return [ends[job].result for job in jobs]
-
-
-def _without_report(call: Callable[[Any], Any], item: Any, report: None) -> Any:
-    return call(item)
 
 
 def _attempt(call: Callable[[Any], Any], report: Any) -> JobEnd:
@@ -143,6 +134,8 @@ class _Pool:
         self._children = Children(self._run, 0, method="fork")
 
     def __enter__(self) -> Self:
+        # Every optimizer imports torch's compiler at its first step, which takes a second and more: here once.
+        importlib.import_module("torch._dynamo")
         self._children.__enter__()
         return self
 
