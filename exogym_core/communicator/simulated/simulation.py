@@ -196,13 +196,14 @@ class Schedules:
 
 def load_of(call: CollectiveCall, ranks: tuple[int, ...]) -> Call:
     """Load that a member's call puts on the network among these ranks of the run."""
-    own = tuple([tensor.nbytes for tensor in call.tensors])
-    element_bytes = call.signed[0].element_size() if call.signed else 1
-    if call.name == "all_to_all":  # the sizes of the others' parts are theirs to say
-        return Call(call.name, ranks, sum(own), call.root, element_bytes, (own,))
-    num_bytes = sum([tensor.nbytes for tensor in call.signed])
-    num_tensors = len(ranks) if call.name in ("all_gather", "gather", "scatter") else 1
-    return Call(call.name, ranks, num_bytes * num_tensors, call.root, element_bytes)
+    name, signed = call.name, call.signed
+    element_bytes = signed[0].element_size() if signed else 1
+    sizes = [tensor.nbytes for tensor in signed]
+    num_bytes = sum(sizes)
+    if name == "all_to_all":  # the sizes of the others' parts are theirs to say
+        return Call(name, ranks, num_bytes, call.root, element_bytes, (tuple(sizes),))
+    num_tensors = len(ranks) if name in ("all_gather", "gather", "scatter") else 1
+    return Call(name, ranks, num_bytes * num_tensors, call.root, element_bytes)
 
 
 class Simulation(RankSource, RankSink):
