@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from exogym_core.cli.main import main
 from exogym_core.cost.compute import Compute
 from exogym_core.planning import advise as advise_module
 from exogym_core.planning.advice_text import advice_lines
-from exogym_core.planning.advise import Advice, advise, alike_text, merged
+from exogym_core.planning.advise import Advice, advise, alike_text, hill_climb, merged
 from exogym_core.planning.groups import EXACT_SITES, best_cycle
 from exogym_core.planning.measure import Setting, least_days, measure
 from exogym_core.planning.models import planned_model
@@ -25,6 +26,7 @@ from exogym_core.strategy import build_strategy
 from netsim import Topology
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -52,6 +54,30 @@ def test_many_sites_on_a_circle_are_visited_around() -> None:
     places = [(5 * i) % number for i in range(number)]
     seconds = [[float(min(abs(a - b), number - abs(a - b))) for b in places] for a in places]
     assert cost(best_cycle(seconds), seconds) <= 2
+
+
+@given(st.integers(0, 2**32))
+def test_a_search_with_bounds_goes_the_same_way_with_fewer_plans(seed: int) -> None:
+    draw, days, bounds = random.Random(seed), {}, {}
+    for key in itertools.product(range(65), repeat=2):
+        days[key] = draw.choice((1.0, 1.002, 1.2, 2.0))
+        bounds[key] = draw.choice((0.0, days[key]))
+
+    def key_of(options: Mapping[str, Any]) -> tuple[int, int]:
+        return options["tau"], options["num_fragments"]
+
+    def search(*least_days: Any) -> list[Mapping[str, Any]]:
+        start = {"tau": 8, "num_fragments": 4}
+        row = {"days": days[8, 4], **start}
+        return hill_climb(start, row, list(start), planned, 1000, *least_days)
+
+    def planned(options: Mapping[str, Any]) -> dict[str, Any] | None:
+        return {"days": days[key_of(options)], **options} if max(key_of(options)) <= 64 else None
+
+    every, fewer = search(), search(lambda options: bounds.get(key_of(options), 0.0))
+    assert [row for row in every if row in fewer] == fewer
+    soonest, found = (min([days[8, 4], *(row["days"] for row in rows)]) for rows in (every, fewer))
+    assert found <= 1.005 * soonest
 
 
 def test_advice_ranks_and_says_what_it_does_not_know(

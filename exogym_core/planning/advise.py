@@ -41,6 +41,7 @@ def hill_climb(
     names: Sequence[str],
     planned: Callable[[Mapping[str, Any]], Mapping[str, Any] | None],
     most: int,
+    least_days: Callable[[Mapping[str, Any]], float] = lambda options: 0.0,
 ) -> list[Mapping[str, Any]]:
     """Hill climbing from `start` to a neighbour that is sooner, or as soon with smaller options, until there is none.
 
@@ -51,6 +52,7 @@ def hill_climb(
             ones four times as large or small.
         planned: plan of options; None: not worth planning; raises InputError for options that exclude each other.
         most: plans to make.
+        least_days: lower bound of the days with options; larger options that cannot be sooner are not planned.
 
     Returns:
         Every row that was planned on the way, in order.
@@ -66,6 +68,9 @@ def hill_climb(
             break
         tried.add(key)
         with suppress(InputError):
+            is_larger = key > _key(options, names)
+            if is_larger and least_days(neighbour) >= (1 - _AS_SOON) * best["days"]:
+                continue
             if (found := planned(neighbour)) is None:
                 continue
             rows.append(found)
@@ -155,7 +160,7 @@ _GROUP_STEPS = 30  # steps a round between groups
 _MOST_GROUPINGS = 2  # of which rounds are planned
 _MOST_SEARCHED = 10  # plans of a search for options
 _WORTH_SEARCHING = 2.0  # times the days of a strategy's best codec
-_WORTH_HIDING = 0.01  # of a round computes: overlap saves no more
+_WORTH_HIDING = 0.02  # of a round computes: overlap saves no more
 _BUCKET_BYTES, _BUCKETS = 26_214_400, 16  # a large model begins with so many buckets, not with thousands
 _MOST_BUCKETS = 64  # of a search
 _ABOUT = 50  # plans that are made in all
@@ -425,7 +430,11 @@ class Advice:
                 if is_worth_it and row["days"] <= _WORTH_SEARCHING * soonest:
                     start = {**row["options"]}
                     start |= {key: start.get(key, least) for key, least in starts.items()}
-                    hill_climb(start, row, list(starts), partial(self._searched, name), _MOST_SEARCHED)
+                    planned, least = partial(self._searched, name), partial(self._least_days, name)
+                    hill_climb(start, row, list(starts), planned, _MOST_SEARCHED, least)
+
+    def _least_days(self, name: str, options: Mapping[str, Any]) -> float:
+        return least_days(build_strategy(name, **options), self._setting)[0]
 
     def _searched(self, name: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
         """Plan a neighbour, unless its model travels in so many buckets that more of them overlap no better."""
@@ -458,13 +467,19 @@ class Advice:
             self._plan("DiLoCo", options, replace(setting, placement=names), groups=groups)
 
     def _widen(self) -> None:
-        """The best of each strategy with more streams, where streams have windows."""
+        """The best of each strategy with more streams, where streams have windows and it could be sooner."""
         if not self._setting.resolved_protocol.has_windows:
             return
         for row in _best_by(self.rows, lambda row: row["strategy"]):
+            there = _placed(self._setting, row)
+            least, _ = least_days(build_strategy(row["strategy"], **row["options"]), there)
+            if least >= (1 - _AS_SOON) * row["days"]:
+                continue
             for streams in _STREAMS:
-                wider = _placed(self._setting, row).with_streams(streams)
-                self._plan(row["strategy"], row["options"], wider, streams=streams, groups=row["groups"])
+                labels = {"streams": streams, "groups": row["groups"]}
+                found = self._plan(row["strategy"], row["options"], there.with_streams(streams), **labels)
+                if found is None or found["days"] >= (1 - _AS_SOON) * row["days"]:
+                    break  # windows do not limit it
 
     def _leave_out(self) -> None:
         """The best without one site, and without more while that is sooner, if every worker has a host of its own.

@@ -76,7 +76,7 @@ _SHARE = _BySite(
 )
 
 
-_SECONDS_A_LINE = 10.0  # of progress, where standard error is no terminal
+_SECONDS_A_LINE = 8.0  # of progress, where standard error is no terminal
 
 
 @contextmanager

@@ -190,7 +190,7 @@ class Engine:
         is_per_transfer: every transfer has a connection of its own.
         find_path: path from one host to another, for the first transfer between them.
         open_window: window of a new connection on a path; None where nothing limits it.
-        show_time: called with each instant that the engine reaches.
+        show_time: called with the instant before owners are, and with the last one of `advance`.
         num_hosts: how many hosts there are.
 
     Attributes:
@@ -544,7 +544,7 @@ class Engine:
         while not self.has_called_out:
             now = self.now
             if now > until or (now == until and not is_included):
-                return
+                break
             alarm = self._alarms.least()
             if alarm <= now:
                 self._ring()
@@ -555,17 +555,16 @@ class Engine:
             else:
                 due = min(alarm, self._heap.least())
                 if due > until or (due == until and not is_included):
-                    if until < inf:
-                        self.now = until
-                    return
+                    break
                 self.now = due
-                self.show_time(due)
+        self.show_time(self.now)
 
     def _ring(self) -> None:
         """Handle the earliest alarm."""
         transfer = self._alarms.items[0]
         self._alarms.set_due(transfer, inf)
         self.num_events += 1
+        self.show_time(self.now)
         transfer.owner.delivered(transfer)
 
     def _turn(self) -> None:
@@ -576,6 +575,7 @@ class Engine:
         notices = self._notices
         if not (delivered or notices):
             return
+        self.show_time(self.now)
         self._delivered = []
         self._is_asked = True  # owners may act at this instant, and more may be due
         if len(delivered) > 1:
@@ -795,6 +795,7 @@ class Engine:
             due = now + (transfer.remaining - transfer.stop) / rate if rate else inf
             self._heap.set_due(transfer, min(due, transfer.timer))
         if self.observers and changed:
+            self.show_time(now)
             orders = [order_on(claim) for claim in changed]
             rates = [claim.rate for claim in changed]
             for observer in self.observers:
@@ -917,6 +918,7 @@ class Engine:
         call = self.on_give_up
         assert call is not None
         self.has_called_out = True
+        self.show_time(self.now)
         call(transfer)
 
     def is_stuck(self, transfer: Transfer) -> bool:
