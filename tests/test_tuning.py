@@ -6,10 +6,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from experiments import experiment
 
 import exogym_core
 from exogym_core.cli.main import main
+from exogym_core.studies import sweep
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -95,21 +97,25 @@ def test_a_point_that_fails_is_left_out_and_a_strategy_without_points_too(
     assert "DiLoCo     all failed" in out
 
 
-def test_an_interrupted_search_resumes_to_the_same_result(
-    experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = tuned(experiment)
-    from exogym_core.studies import sweep
-
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
+    """Have Ctrl-C come as a point is trained; returns a list with an entry for each of them."""
     calls, train = [], sweep.compare
 
     def interrupted(*given: Any, **more: Any) -> Any:
         calls.append(1)
-        if len(calls) == 5:
+        if len(calls) == number:
             raise KeyboardInterrupt
         return train(*given, **more)
 
     monkeypatch.setattr(sweep, "compare", interrupted)
+    return calls
+
+
+def test_an_interrupted_search_resumes_to_the_same_result(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = tuned(experiment)
+    calls = interrupt_at(monkeypatch, 5)
     over = ["--over", "lr=1e-7,0.03,1e4"]
     assert main(["tune", "small.yaml", *over, "--seeds", "7,", "--out", "again", "--jobs", "1"]) == 130
     assert "to continue: netgym tune --resume again" in capsys.readouterr().err
@@ -118,6 +124,27 @@ def test_an_interrupted_search_resumes_to_the_same_result(
     assert main(["tune", "--resume", "again", "--json", "--jobs", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["digest"] == whole.comparison.digest()
     assert len(calls) == 5 + 3  # the interrupted point, the one after it, and the comparison
+
+
+def test_a_search_of_ones_own_strategies_resumes_without_their_folder_at_hand(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their file lies next to the experiment, and is found for points, searches not begun, and the comparison."""
+    source = "from exogym_core.strategy import AllReduceStrategy\n\n\n"
+    source += "".join(f"class {name}(AllReduceStrategy):\n    pass\n\n\n" for name in ("First", "Second"))
+    (experiment.parent / "tuned_methods.py").write_text(source)
+    strategies = [{"name": f"tuned_methods:{name}"} for name in ("First", "Second")]
+    document = yaml.safe_load(EXPERIMENT) | {"strategies": strategies}
+    experiment.write_text(yaml.safe_dump(document))
+    interrupt_at(monkeypatch, 2)
+    over = ["--over", "lr=0.03,0.1", "--seeds", "7,", "--out", "again", "--jobs", "1"]
+    assert main(["tune", "small.yaml", *over]) == 130
+    elsewhere = experiment.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert main(["tune", "--resume", "../again", "--jobs", "1"]) == 0
+    found = json.loads((experiment.parent / "again/tune.json").read_text())
+    assert [each["num_points"] for each in found["chosen"]] == [2, 2]
 
 
 def test_trials_of_a_grid_are_refused(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ from exogym_core.names import file_name, visible
 from exogym_core.results.progress import progress_for
 from exogym_core.results.reading import POINTS, SEARCH, comparison_of, is_study
 from exogym_core.results.report import Results, verdict, write_report
-from exogym_core.results.run_folder import RunFolder, require_own
+from exogym_core.results.run_folder import RunFolder, code_folder_of, require_own
 from exogym_core.studies.points import Range, TuneSettings, point_text
 from exogym_core.studies.runners import runner_at
 from exogym_core.studies.study import Study, line_writer, read_experiment
@@ -337,7 +337,7 @@ class Tuning:
             raise InputError(f"{visible(path)}: is no folder of netgym tune: it has no {SEARCH}/")
         if not trust:
             require_own(path, "search")
-        plan = _Plan.of(load_document(path / "experiment.yaml"), path, path.stem)
+        plan = _Plan.of(load_document(path / "experiment.yaml"), code_folder_of(path) or path, path.stem)
         return cls(plan, RunFolder.open(path).owned())
 
     def run(self, write: Callable[[str], None], on: str | None = None, jobs: int | None = None) -> TuneResult:
