@@ -151,7 +151,7 @@ class AnyProgress(AbstractContextManager["AnyProgress"], ABC):
         folder: of the runs: a file there has their progress, written at most once a second, until the block ends.
     """
 
-    label_width = 40
+    label_width = 80
 
     def __init__(self, log: Callable[[str], None], folder: Path | None = None) -> None:
         self.log = log
