@@ -49,7 +49,9 @@ def test_commands_run(
     monkeypatch.chdir(ROOT)
     program, *arguments = command
     if arguments[0] in ("compare", "run"):
-        arguments += ["--set", "steps=2", "--out", str(tmp_path / "out")]
+        few = ["steps=2" if each.startswith("steps=") else each for each in arguments]
+        arguments = few if "steps=2" in few else [*few, "--set", "steps=2"]
+        arguments += ["--out", str(tmp_path / "out")]
     code = {"netgym": netgym, "netsim": netsim}[program](arguments)
     captured = capsys.readouterr()
     assert code == 0, captured.err
