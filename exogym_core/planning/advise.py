@@ -41,7 +41,7 @@ def hill_climb(
     names: Sequence[str],
     planned: Callable[[Mapping[str, Any]], Mapping[str, Any] | None],
     most: int,
-    least_days: Callable[[Mapping[str, Any]], float] = lambda options: 0.0,
+    least: Callable[[Mapping[str, Any]], float],
 ) -> list[Mapping[str, Any]]:
     """Hill climbing from `start` to a neighbour that is sooner, or as soon with smaller options, until there is none.
 
@@ -52,7 +52,7 @@ def hill_climb(
             ones four times as large or small.
         planned: plan of options; None: not worth planning; raises InputError for options that exclude each other.
         most: plans to make.
-        least_days: lower bound of the days with options; larger options that cannot be sooner are not planned.
+        least: lower bound of the days with options; larger options that cannot be sooner are not planned.
 
     Returns:
         Every row that was planned on the way, in order.
@@ -69,7 +69,7 @@ def hill_climb(
         tried.add(key)
         with suppress(InputError):
             is_larger = key > _key(options, names)
-            if is_larger and least_days(neighbour) >= (1 - _AS_SOON) * best["days"]:
+            if is_larger and least(neighbour) >= (1 - _AS_SOON) * best["days"]:
                 continue
             if (found := planned(neighbour)) is None:
                 continue
@@ -430,11 +430,8 @@ class Advice:
                 if is_worth_it and row["days"] <= _WORTH_SEARCHING * soonest:
                     start = {**row["options"]}
                     start |= {key: start.get(key, least) for key, least in starts.items()}
-                    planned, least = partial(self._searched, name), partial(self._least_days, name)
+                    planned, least = partial(self._searched, name), partial(_least, self._setting, name)
                     hill_climb(start, row, list(starts), planned, _MOST_SEARCHED, least)
-
-    def _least_days(self, name: str, options: Mapping[str, Any]) -> float:
-        return least_days(build_strategy(name, **options), self._setting)[0]
 
     def _searched(self, name: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
         """Plan a neighbour, unless its model travels in so many buckets that more of them overlap no better."""
@@ -472,8 +469,7 @@ class Advice:
             return
         for row in _best_by(self.rows, lambda row: row["strategy"]):
             there = _placed(self._setting, row)
-            least, _ = least_days(build_strategy(row["strategy"], **row["options"]), there)
-            if least >= (1 - _AS_SOON) * row["days"]:
+            if _least(there, row["strategy"], row["options"]) >= (1 - _AS_SOON) * row["days"]:
                 continue
             for streams in _STREAMS:
                 labels = {"streams": streams, "groups": row["groups"]}
@@ -521,6 +517,11 @@ class Advice:
         groups = [group for group in best["groups"] or () if set(group) <= kept] or None
         labels = {"streams": best["streams"], "groups": groups, "left_out": " and ".join(sites)}
         return self._plan(best["strategy"], best["options"], smaller, **labels)
+
+
+def _least(setting: Setting, name: str, options: Mapping[str, Any]) -> float:
+    """Lower bound of a strategy's days, see `least_days`."""
+    return least_days(build_strategy(name, **options), setting)[0]
 
 
 def candidates(setting: Setting) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -126,7 +126,8 @@ class Clock(simpy.Environment):
         if engine is not None:
             if lives:
                 engine.advance(until, is_included)
-            engine.now = self._now if lives else until
+            else:
+                engine.now = until
         return lives
 
     def peek(self) -> float:

@@ -534,7 +534,7 @@ class Engine:
         return self._gross.is_settled and self._net.is_settled and not self._stale
 
     def advance(self, until: float, is_included: bool) -> None:
-        """Let time pass until `until`, or until code above the network has been called.
+        """Let time pass to the last instant due until `until`, or until code above the network has been called.
 
         Args:
             until: instant, not before now.
