@@ -21,14 +21,14 @@ class _Forgiving:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, ignoring failure."""
+        """Write as far as the stream takes it: a closed terminal ends no command."""
         try:
             return int(self._stream.write(text))
         except OSError:
             return len(text)
 
     def flush(self) -> None:
-        """Flush, ignoring failure."""
+        """Flush as far as the stream takes it: a closed terminal ends no command."""
         try:
             self._stream.flush()
         except OSError:

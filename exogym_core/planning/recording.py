@@ -588,7 +588,7 @@ class _Replay(Simulation):
         self.rows.append(row)
 
     def answer(self, rank: int, value: Answer) -> None:
-        """Refuse a question."""
+        """Refuse a `Question`: requests that depend on virtual time cannot be recorded once for all networks."""
         raise InputError(f"rank {rank}: it asks for the time, and its requests were recorded")
 
     def _let_run(self, rank: int | None) -> bool:

@@ -172,7 +172,7 @@ class Learner(Protocol[Samples]):
         """State between steps, without the model."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`."""
+        """Continue from the `state_dict` of a checkpoint."""
 
     def close(self) -> None:
         """Remove hooks from the model."""
@@ -215,7 +215,7 @@ class _BackwardClock:
         self._seconds = self._left = 0.0
 
     def close(self) -> None:
-        """Remove the hooks."""
+        """Remove the gradient hooks from the model, which outlives the learner."""
         for hook in self._hooks:
             hook.remove()
 
@@ -318,7 +318,7 @@ class TorchLearner:
             self.scaler.load_state_dict(state["scaler"])
 
     def close(self) -> None:
-        """Remove the hooks."""
+        """Remove the clock's gradient hooks from the model, which outlives the learner."""
         if self._clock is not None:
             self._clock.close()
 

@@ -278,7 +278,7 @@ class Observer:
         return self._final
 
     def close(self) -> None:
-        """Release the buffer."""
+        """Release the memory and the spill file of deposits not yet read."""
         self.spill.close()
 
     # --- parts as they come --------------------------------------------------------------------------------

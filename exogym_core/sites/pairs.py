@@ -213,7 +213,7 @@ class PairTests:
             return False
 
     def close(self) -> None:
-        """Stop answering."""
+        """Close the socket on which others test the connection to this site."""
         if self.place is not None:
             self._listener.close()
 

@@ -167,7 +167,7 @@ _STEPS_SENT_AGAIN = (
 
 @dataclass(eq=False)
 class _Connection:
-    """A process's connection.
+    """A process's connection to the rendezvous, with the position that it is to continue from.
 
     Attributes:
         channel: to it.
@@ -464,7 +464,7 @@ class RunSession:
                 self.connections[client].channel.send(**message)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close the connections of all processes, and the file of rows."""
         for connection in self.connections.values():
             connection.channel.close()
         self._rows.close()

@@ -19,7 +19,7 @@ __all__ = ["ADPSGDOptions", "ADPSGDStrategy"]
 
 
 class ADPSGDOptions(Options):
-    """Options of AD-PSGD.
+    """Options of AD-PSGD: the interval between a worker's exchanges.
 
     Args:
         interval: local steps between the exchanges that a worker begins.

@@ -144,7 +144,7 @@ class Module(Configured, Stateful):
         """Apply exchanges still in flight after the last step."""
 
     def close(self) -> None:
-        """Release the model."""
+        """Release the model: its hooks and what refers to its parameters."""
 
     def step_row(self) -> dict[str, Any]:
         """Values of the last step's row, as `Strategy.row`."""
@@ -307,7 +307,7 @@ class Chain(Strategy):
             module.at_end()
 
     def close(self) -> None:
-        """Release the model."""
+        """Release the model: its hooks and what refers to its parameters, of all modules."""
         for module in self.modules:
             module.close()
 

@@ -27,7 +27,7 @@ WIRE = {"compact": (torch.int16, torch.bfloat16), "released": (torch.int64, torc
 
 
 class DeMoOptions(Options):
-    """Options of DeMo.
+    """Options of DeMo: the momentum, the entries sent of it, and their encoding.
 
     Args:
         compression_decay: of the momentum, from 0 up to below 1.

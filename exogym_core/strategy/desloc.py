@@ -28,7 +28,7 @@ MOMENTS = {
 
 
 class MomentOptions(Options):
-    """Options of `MomentCommunicator`.
+    """Options of `MomentCommunicator`: the moment that is averaged, and its period.
 
     Args:
         moment: "first" or "second".
@@ -76,7 +76,7 @@ class MomentCommunicator(RoundModule, name="Moments"):
 
 
 class DESLOCOptions(AveragingOptions):
-    """Options of DES-LOC.
+    """Options of DES-LOC: periods of parameters and of both moments.
 
     Args:
         H: local steps from average to average of the parameters, the paper's K_x; also `local_steps`,

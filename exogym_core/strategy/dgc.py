@@ -36,7 +36,7 @@ _STAGES = 5
 
 
 class DGCOptions(Options):
-    """Options of DGC.
+    """Options of DGC: the share of values sent, its warm-up, momentum and clipping.
 
     Args:
         density: share of a matrix's values that is sent, one at least; above 0 and at most 1.
@@ -60,7 +60,7 @@ class LargestGradients(GradientExchange, name="DGC"):
     state = State("momenta", "waiting")
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Begin without momentum."""
+        """Choose the tensors that are sent sparsely, with zero momentum and nothing held back."""
         super()._init_node(model, rank, num_nodes)
         self.is_sparse = [p.dim() > 1 and p.numel() > 0 for p in self.scope.parameters]
         self.momenta = self.zeros_like_gradients()

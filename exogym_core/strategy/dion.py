@@ -30,7 +30,7 @@ __all__ = ["DionDirections", "DionOptions", "DionStrategy"]
 
 
 class DionOptions(Options):
-    """Options of Dion.
+    """Options of Dion: the rank of a momentum's factors, and its decay.
 
     Args:
         rank_fraction: r over the shorter side of a matrix, rounded up; above 0 and at most 1.

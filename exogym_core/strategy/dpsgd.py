@@ -18,7 +18,7 @@ __all__ = ["DPSGDCommunicator", "DPSGDOptions", "DPSGDStrategy"]
 
 
 class DPSGDOptions(GossipOptions):
-    """Options of D-PSGD.
+    """Options of D-PSGD: the graph of neighbours, and when to mix with them.
 
     Args:
         graph: as of `GossipOptions`; it needs edges of both directions, or equal degrees.

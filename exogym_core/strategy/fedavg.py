@@ -17,7 +17,7 @@ __all__ = ["AveragingCommunicator", "FedAvgOptions", "FedAvgStrategy", "LocalSGD
 
 
 class FedAvgOptions(AveragingOptions):
-    """Options of FedAvg.
+    """Options of FedAvg: local steps a round, and the size of islands that average.
 
     Args:
         H: local steps a round; also `local_steps`, `num_inner_steps` and `sync_every`.

@@ -26,7 +26,7 @@ __all__ = ["GASLoCCommunicator", "GASLoCOptions", "GASLoCStrategy"]
 
 
 class GASLoCOptions(GossipOptions):
-    """Options of GASLoC.
+    """Options of GASLoC: the graph, local steps a round, and the outer step with its gossip.
 
     Args:
         graph: as of `GossipOptions`; it needs edges of both directions, or equal degrees.

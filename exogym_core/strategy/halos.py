@@ -26,7 +26,7 @@ __all__ = ["HALoSOptions", "HALoSStrategy"]
 
 
 class HALoSOptions(ServedOptions):
-    """Options of HALoS.
+    """Options of HALoS: local steps, and the steps of regional and global servers.
 
     Args:
         H: local steps a round.

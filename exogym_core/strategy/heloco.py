@@ -19,7 +19,7 @@ __all__ = ["HeLoCoOptions", "HeLoCoStrategy"]
 
 
 class HeLoCoOptions(ServedOptions):
-    """Options of HeLoCo.
+    """Options of HeLoCo: the server's step, and how far it trusts late displacements.
 
     Args:
         outer_lr: eta.

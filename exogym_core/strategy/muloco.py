@@ -36,7 +36,7 @@ _MUONS = {"paper": MuLoCoMuon, "torch": TorchMuon}
 
 
 class MuLoCoOptions(Options):
-    """Options of MuLoCo.
+    """Options of MuLoCo: local steps a round, the outer step, and how its gradient is quantized.
 
     Args:
         H: local steps a round.

@@ -26,7 +26,7 @@ __all__ = ["NoLoCoCommunicator", "NoLoCoOptions", "NoLoCoStrategy"]
 
 
 class NoLoCoOptions(Options):
-    """Options of NoLoCo.
+    """Options of NoLoCo: local steps a round, the size of groups, and the outer step.
 
     Args:
         H: local steps a round; also `local_steps`, `num_inner_steps` and `sync_every`.

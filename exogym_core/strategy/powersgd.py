@@ -35,7 +35,7 @@ __all__ = ["LowRankGradients", "PowerSGDOptions", "PowerSGDStrategy"]
 
 
 class PowerSGDOptions(Options):
-    """Options of PowerSGD.
+    """Options of PowerSGD: the rank of the factors, and the first step that sends them.
 
     Args:
         approximation_rank: r, columns of a factor; a matrix with fewer rows or columns has as many as these. Also

@@ -28,7 +28,7 @@ __all__ = ["QSGDOptions", "QSGDStrategy", "StochasticGradients"]
 
 
 class QSGDOptions(Options):
-    """Options of QSGD.
+    """Options of QSGD: bits of a value, and the norm that values share.
 
     Args:
         bits: of a value, 2 to 8: a sign and one of `2 ** (bits - 1)` levels.

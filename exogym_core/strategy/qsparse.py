@@ -31,7 +31,7 @@ __all__ = ["QsparseCommunicator", "QsparseLocalSGDStrategy", "QsparseOptions"]
 
 
 class QsparseOptions(Options):
-    """Options of Qsparse-local-SGD.
+    """Options of Qsparse-local-SGD: local steps a round, the share of values sent, and their encoding.
 
     Args:
         H: local steps a round.

@@ -15,7 +15,7 @@ __all__ = ["SGPCommunicator", "SGPOptions", "SGPStrategy"]
 
 
 class SGPOptions(GossipOptions):
-    """Options of SGP.
+    """Options of SGP: the directed graph that values are pushed along.
 
     Args:
         graph: as of `GossipOptions`; any directed graph on which news of every rank reaches every other.

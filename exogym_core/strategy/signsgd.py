@@ -30,7 +30,7 @@ __all__ = ["MajorityOfSigns", "SignSGDOptions", "SignSGDStrategy"]
 
 
 class SignSGDOptions(Options):
-    """Options of SignSGD.
+    """Options of SignSGD: the momentum whose sign is sent, and the ranks that count votes.
 
     Args:
         momentum: beta, of the momentum whose sign is sent; 0 sends the gradient's.
@@ -53,7 +53,7 @@ class MajorityOfSigns(GradientExchange, name="SignSGD"):
     state = State("momenta")
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Begin without momentum."""
+        """Begin with zero momentum of each parameter."""
         super()._init_node(model, rank, num_nodes)
         self.momenta = self.zeros_like_gradients()
 

@@ -22,7 +22,7 @@ __all__ = ["SlowMoCommunicator", "SlowMoOptions", "SlowMoStrategy"]
 
 
 class SlowMoOptions(AveragingOptions):
-    """Options of SlowMo.
+    """Options of SlowMo: local steps a round, the slow step, and the local optimizer's state.
 
     Args:
         H: local steps a round, tau.

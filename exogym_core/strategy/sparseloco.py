@@ -34,7 +34,7 @@ _INDEX_BITS = 12
 
 
 class SparseLoCoOptions(Options):
-    """Options of SparseLoCo.
+    """Options of SparseLoCo: local steps a round, the values sent, their encoding, and the outer step.
 
     Args:
         H: local steps a round.

@@ -20,7 +20,7 @@ __all__ = ["SPARTADiLoCoStrategy", "SPARTAStrategy", "SparseCommunicator", "Spar
 
 
 class SpartaOptions(AveragingOptions):
-    """Options of SPARTA.
+    """Options of SPARTA: the share of parameters averaged, their choice, and how often.
 
     Args:
         p_sparta: the share averaged each time, above 0 and at most 1.

@@ -103,7 +103,7 @@ class SpillBuffer:
         return tensors
 
     def close(self) -> None:
-        """Drop all tensors."""
+        """Drop the tensors of every ticket, taken or not."""
         self._held.clear()
 
 
@@ -244,7 +244,7 @@ class MessagesInFlight:
 
 
 def _ignore(rank: int, request: Request) -> None:
-    """Ignore a request."""
+    """Take a request in a run that keeps no journal."""
 
 
 @dataclass

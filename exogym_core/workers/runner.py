@@ -58,12 +58,12 @@ class Runner(Simulation):
         self._reported_silences: set[tuple[int, int]] = set()
 
     def row(self, row: StampedRow) -> None:
-        """Report a row."""
+        """Hand a row with its virtual times to the run's sink."""
         super().row(row)
         self._on_row(row)
 
     def served(self, rank: int, request: Request) -> None:
-        """Log a request."""
+        """Hand a request that the kernel has served to the run's journal."""
         self._on_request(rank, request)
 
     def taken(self, rank: int, take: Take, messages: tuple[Letter, ...]) -> None:

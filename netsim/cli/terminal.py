@@ -255,7 +255,7 @@ class DelayedProgress:
         self._progress.advance(self._task)
 
     def now(self, what: str) -> None:
-        """Set the description."""
+        """Set the description of the work, as the display shows it."""
         self._progress.update(self._task, description=what)
 
     def _print_lines(self) -> None:

@@ -164,7 +164,7 @@ class SignedChannel:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def send(self, **message: Any) -> None:
-        """Send a message.
+        """Send `message` as one sealed frame of JSON; callable from several threads.
 
         Raises:
             PeerError: the connection is no more; where only part of it could be sent, it is closed.

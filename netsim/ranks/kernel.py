@@ -197,7 +197,7 @@ class RankSink:
     on_span: Callable[[Span], None] | None = None
 
     def answer(self, rank: int, value: Answer) -> None:
-        """Answer a `Question`."""
+        """Give a rank the value that its `Question` asked for, at the rank's virtual time."""
 
     def row(self, row: StampedRow) -> None:
         """Take a marked row, in order of virtual time."""

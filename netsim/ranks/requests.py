@@ -71,7 +71,7 @@ class Call(NamedTuple):
 
 
 class Advance(NamedTuple):
-    """Compute for `seconds`."""
+    """The rank computes for `seconds` of virtual time."""
 
     seconds: float
 

@@ -165,7 +165,7 @@ class ConnectionPool:
         return heappop(self._idle) if self._idle else self.num_taken - 1
 
     def free(self, connection: int) -> None:
-        """Return a connection."""
+        """Return a connection, to be taken again by its number."""
         self.num_taken -= 1
         heappush(self._idle, connection)
 

@@ -443,7 +443,7 @@ class AmongPresent(RoundModule):
         return {**self.rounds.state_dict(), **absence}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`."""
+        """Continue the rounds from a `state_dict`, and the absences where they are kept."""
         self.rounds.load_state_dict(state)
         if self.absence is not None:
             self.absence.load_state_dict(state["absence"])

@@ -75,7 +75,7 @@ class GradientOptions(ShardingOptions, AveragingOptions):
 
 
 class SitesOptions(GradientOptions):
-    """Options of `Sites`.
+    """Options of `Sites`: the number of ranks that share a replica.
 
     Args:
         ranks_per_worker: consecutive ranks of a site; all, if it is not given. Also `ranks_per_site`.
@@ -163,5 +163,5 @@ class Sites(Module, name="Sites"):
         return self.gradients.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`."""
+        """Continue from the `state_dict` of the averager of gradients inside a site."""
         self.gradients.load_state_dict(state)

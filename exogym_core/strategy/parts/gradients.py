@@ -172,7 +172,7 @@ class GradientAverager(Stateful):
         return site
 
     def close(self) -> None:
-        """Remove the hooks."""
+        """Remove the gradient hooks from the model, which outlives the averager."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

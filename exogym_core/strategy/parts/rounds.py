@@ -84,7 +84,7 @@ class OuterRounds(RoundModule):
         return {**self.outer.state_dict(), **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`."""
+        """Continue from a `state_dict`, that of the outer step included."""
         self.outer.load_state_dict(state)
         super().load_state_dict(state)
 
@@ -147,7 +147,7 @@ class CodedRounds(OuterRounds):
         """Codec of the flat tensor made of `tensors`, the same on all ranks in a round."""
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Begin without errors.
+        """Begin with zero errors, and charge the coding of each bucket.
 
         Raises:
             InputError: the chain has sites, or `compute.coding` has no speed for the codec.
