@@ -43,23 +43,11 @@ os.fsync = lambda _: None
 # A fork takes the longer the more its process has in memory, which grows from test to test: files with many forks come
 # first. So do those of the longest tests, up to half a minute each: started last, one would keep the others waiting.
 FIRST = [
-    *("test_resume_laws", "test_strategy_table", "test_check", "test_launch_programs", "test_children"),
-    *(
-        "test_checkpoint_cli",
-        "test_fit_apart",
-        "test_real_ranks",
-        "test_resume_mail_laws",
-        "test_rank_programs",
-    ),
-    *("test_soaks_briefly", "test_annexes", "test_memory", "test_packaging", "test_docs", "test_collectives"),
-    *(
-        "test_endings",
-        "test_mismatches",
-        "test_sharding",
-        "test_side_by_side",
-        "test_netgym",
-        "test_real_runs",
-    ),
+    *("test_resume_laws", "test_strategy_table", "test_check", "test_launch_programs"),
+    *("test_children", "test_checkpoint_cli", "test_fit_apart", "test_real_ranks"),
+    *("test_resume_mail_laws", "test_rank_programs", "test_soaks_briefly", "test_annexes"),
+    *("test_memory", "test_packaging", "test_docs", "test_collectives", "test_endings"),
+    *("test_mismatches", "test_sharding", "test_side_by_side", "test_netgym", "test_real_runs"),
 ]
 
 # Two cores at most are assumed; one intra-op thread keeps small tests quick and their bits equal everywhere.
