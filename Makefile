@@ -89,9 +89,9 @@ $(VENV)/.soak: $(VENV)/.ready
 	$(EDITABLE) '.[soak]'
 	touch $@
 
-$(VENV)/.browser: $(VENV)/.ready
-	$(EDITABLE) '.[browser]'
-	touch $@
+$(VENV)/.browser: pyproject.toml $(VENV)/.torch
+	$(EDITABLE) '.[demo,dev,docs,browser]'
+	touch $(VENV)/.demo $(VENV)/.ready $@
 
 $(VENV)/.docs: $(VENV)/.demo
 	$(EDITABLE) '.[demo,docs]'

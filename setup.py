@@ -56,6 +56,8 @@ def _extensions() -> list[Any]:
     return list(extensions)
 
 
-# An editable install of a checkout that is compiled already, with other extras, say, need not compile again.
+# An editable install of a checkout that is compiled already, with other extras, say, need not compile again; and what
+# pip asks before it builds does not depend on extensions.
 is_compiled = "editable_wheel" in sys.argv and _build_module().is_up_to_date()
-setup(ext_modules=[] if is_compiled else _extensions(), cmdclass={"build_ext": BuildEngine})
+is_asked = not {"egg_info", "dist_info"}.isdisjoint(sys.argv)
+setup(ext_modules=[] if is_compiled or is_asked else _extensions(), cmdclass={"build_ext": BuildEngine})

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
-from typing import TYPE_CHECKING
 
 # Results are those of every x86-64 processor with AVX2 under these, but for last digits where MKL rounds otherwise on
 # processors of another maker; before torch loads.
 os.environ |= {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 import exogym_core  # noqa: F401  # before MKL's first call: sets what makes it reproducible
 from exogym_core.results.report import page, study
 from exogym_core.results.report.figures import draw_pictures
-
-if TYPE_CHECKING:
-    import pytest
 
 # The machine decides how long an example takes, never whether the test passes.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -42,15 +40,14 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # What tests write need not outlive a failure of power: waiting for the disk takes longer than most of them.
 os.fsync = lambda _: None
 
-# The files of the longest tests, up to half a minute each, come first: started last, one would keep the others waiting.
-LONGEST = [
-    "test_memory",
-    "test_annexes",
-    "test_soaks_briefly",
-    "test_docs",
-    "test_packaging",
-    "test_real_ranks",
-    "test_fit_apart",
+# A fork takes the longer the more its process has in memory, which grows from test to test: files with many forks come
+# first. So do those of the longest tests, up to half a minute each: started last, one would keep the others waiting.
+FIRST = [
+    *("test_resume_laws", "test_strategy_table", "test_check", "test_launch_programs"),
+    *("test_children", "test_checkpoint_cli", "test_fit_apart", "test_real_ranks"),
+    *("test_resume_mail_laws", "test_rank_programs", "test_soaks_briefly", "test_annexes"),
+    *("test_memory", "test_packaging", "test_docs", "test_collectives", "test_endings"),
+    *("test_mismatches", "test_sharding", "test_side_by_side", "test_netgym", "test_real_runs"),
 ]
 
 # Two cores at most are assumed; one intra-op thread keeps small tests quick and their bits equal everywhere.
@@ -62,8 +59,20 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem not in LONGEST)
+@pytest.hookimpl(trylast=True)  # what is left out has gone
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with such files in each of the equal parts that xdist's processes take."""
+    num_parts = getattr(config, "workerinput", {}).get("workercount", 1)
+    parts: list[list[pytest.Item]] = [[] for _ in range(num_parts)]
+    for place, name in enumerate(FIRST):
+        parts[place % num_parts] += [item for item in items if item.path.stem == name]
+    others = [item for item in items if item.path.stem not in FIRST]
+    for place, part in enumerate(parts):
+        size = (len(items) * (place + 1)) // num_parts - (len(items) * place) // num_parts
+        taken = max(0, size - len(part))
+        part += others[:taken]
+        del others[:taken]
+    items[:] = itertools.chain(*parts, others)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

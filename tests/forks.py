@@ -163,6 +163,7 @@ def ranks(
     *arguments: Any,
     folder: Path | str = ".",
     store: torch.distributed.TCPStore | None = None,
+    seconds: float = 200.0,
     **environment: str,
 ) -> list[CompletedProcess[str]]:
     """A call in processes with the environment and store of torchrun's, each of which imports torch by itself."""
@@ -182,7 +183,7 @@ def ranks(
             own = shared | dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
             started.append(Fork(body, *arguments, folder=folder, environment=own))
             stack.callback(started[-1].kill)
-        return [fork.end() for fork in started]
+        return [fork.end(seconds) for fork in started]
 
 
 def torchrun(num_ranks: int, *arguments: str, max_restarts: int = 0) -> None:

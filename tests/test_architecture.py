@@ -55,6 +55,16 @@ DOORS = {"netsim", "netsim.errors", "netsim.ranks", "netsim.units"}
 DRAWING = runpy.run_path(str(ROOT / "docs" / "rooms.py"))
 # Also inside functions, not for type checkers alone.
 imports: Callable[[Path], set[str]] = cache(DRAWING["imported_names"])
+DRAWING["draw"].__globals__["imported_names"] = imports
+
+
+@cache
+def modules_and_classes(path: Path) -> tuple[set[str], list[str]]:
+    """Modules that a file imports, for type checkers alone too, and classes that it defines."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    found = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    found |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return found, [node.name for node in nodes if isinstance(node, ast.ClassDef)]
 
 
 def room_of(path: Path) -> str:
@@ -92,10 +102,9 @@ def test_training_uses_netsim_through_its_four_doors() -> None:
     for path in SOURCES:
         if "netsim" in path.parts:
             continue
-        nodes = list(ast.walk(ast.parse(path.read_text())))
-        modules = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-        modules |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-        assert {name for name in modules if name.split(".")[0] == "netsim"} <= DOORS, path
+        assert {name for name in modules_and_classes(path)[0] if name.split(".")[0] == "netsim"} <= DOORS, (
+            path
+        )
 
 
 @cache
@@ -179,9 +188,8 @@ def test_two_classes_never_share_a_name() -> None:
     """Who reads a name knows which class it is, in whatever room."""
     places: dict[str, list[str]] = {}
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(room_of(path))
+        for name in modules_and_classes(path)[1]:
+            places.setdefault(name, []).append(room_of(path))
     shared = {name: found for name, found in places.items() if len(found) > 1}
     assert shared.keys() == MEANT_TWICE
     assert all(len(found) == 2 for found in shared.values())

@@ -204,9 +204,9 @@ def test_unknown_methods_are_refused() -> None:
         Children(_echo, 1, method="thread")
 
 
-def test_a_hundred_failures_leave_nothing() -> None:
+def test_twenty_failures_leave_nothing() -> None:
     descriptors, threads = _open_descriptors(), threading.active_count()
-    for _ in range(100):
+    for _ in range(20):
         with Children(_kill_self(signal.SIGKILL), 1, method="fork") as children:
             children.ready([0])
     assert _open_descriptors() <= descriptors, "fewer where garbage of earlier tests is collected"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 from dataclasses import fields
+
+from forks import Fork
 
 from exogym_core import Trainer
 from exogym_core.cli.experiment import Experiment
@@ -51,6 +51,8 @@ def test_what_a_file_says_reaches_fit_by_the_table():
 
 ADDING = """
 import sys, types, importlib.util, pathlib
+for name in [name for name in sys.modules if name.partition(".")[0] == "exogym_core"]:
+    del sys.modules[name]
 spec = importlib.util.find_spec("exogym_core.config")
 text = pathlib.Path(spec.origin).read_text()
 field = "    patience: Count = option(3, key='patience', same=True)\\n"
@@ -95,7 +97,7 @@ except InputError as error:
 
 def test_a_new_option_is_one_field_in_one_place():
     """A field and its line of documentation: file, schema, fit, help, request and checkpoint have it."""
-    done = subprocess.run([sys.executable, "-c", ADDING], capture_output=True, text=True, check=False)
+    done = Fork(exec, ADDING, {}).end()
     assert done.stdout.splitlines() == [
         "a.yaml:1: patience: expected at least 1, got 0",
         "fit: patience is 0; give a whole number from 1 up",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import runpy
 import shutil
@@ -9,11 +10,13 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from experiments import experiment
 from forks import benchmark
+from packaging.requirements import Requirement
 
 import netsim
 from exogym_core.cli.main import main
@@ -90,6 +93,17 @@ def test_an_extra_that_is_missing_is_reported_with_the_line_that_installs_it(
     assert "not installed" in first
     assert first.endswith(f"run: pip install 'netgym[{extra}]'")
     assert extra in CONFIG["project"]["optional-dependencies"]
+
+
+def test_what_extras_ask_for_is_installed_together() -> None:
+    """`make test-browser` installs the browser's, and `make wheels` resolves the soaks'."""
+    extras = CONFIG["project"]["optional-dependencies"]
+    for line in itertools.chain(*(extras[name] for name in extras.keys() - {"browser", "soak"})):
+        asked = Requirement(line)
+        if asked.name == "netgym":
+            assert asked.extras <= extras.keys()
+        elif asked.marker is None or asked.marker.evaluate():
+            assert metadata.version(asked.name) in asked.specifier, line
 
 
 def test_a_wheel_built_without_a_compiler_is_pure_and_computes_the_same(tmp_path: Path) -> None:

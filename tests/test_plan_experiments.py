@@ -27,6 +27,7 @@ topology:
 workers: {count: 2}
 batch_size: 2
 steps: 4
+evaluate: {samples: 2}
 strategies: [AllReduce, {name: DiLoCo, H: 2}]
 """
 

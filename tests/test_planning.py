@@ -176,7 +176,7 @@ def test_strategies_with_servers_are_planned_as_they_train(name: str, options: d
         ("StreamingDiLoCo", {"H": 6, "num_fragments": 2}),
         ("DiLoCo", {"H": 2, "codec": "int8"}),
         ("DiLoCo", {"H": 6, "codec": "int8", "ranks_per_worker": 2}),
-        ("DiLoCo", {"H": 6, "ranks_per_worker": 2, "sharding": "FULL_SHARD", "max_norm": 1.0}),
+        ("DiLoCo", {"H": 2, "ranks_per_worker": 2, "sharding": "FULL_SHARD", "max_norm": 1.0}),
     ],
 )
 def test_a_rank_that_stands_for_others_changes_nothing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 tokenizers = pytest.importorskip("tokenizers")
-pytest.importorskip("datasets")
+if importlib.util.find_spec("datasets") is None:  # imported later: it is large
+    pytest.skip("datasets is missing", allow_module_level=True)
 
 DOCUMENTS = [f"the {number}. sentence of {number % 7} words, and no more." for number in range(1300)]
 

@@ -80,10 +80,13 @@ def is_own_module(module: str) -> bool:
     if top in _OURS or (top in sys.stdlib_module_names and top != "__main__") or top == "builtins":
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
-    places = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-    return file is None or not any(
-        Path(file).resolve().is_relative_to(Path(place).resolve()) for place in places
-    )
+    return file is None or not any(Path(file).resolve().is_relative_to(place) for place in _installed())
+
+
+@functools.cache
+def _installed() -> list[Path]:
+    """Folders of Python's own modules and of installed packages."""
+    return [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
 
 
 def _parts(value: object, depth: int) -> Iterator[object]:

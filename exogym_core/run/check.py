@@ -251,6 +251,11 @@ class _Trials:
         """The run that the others are compared with."""
         return self.run()
 
+    @cached_property
+    def fitted(self) -> FitResult:
+        """The result of `fit`."""
+        return self.fit()
+
     def run(
         self, *, stop: int | None = None, coding: Coding | None = None, **options: Any
     ) -> RunResult[_Trace]:
@@ -373,7 +378,7 @@ def _runs(trials: _Trials) -> str | None:
 
 
 def _agrees(trials: _Trials) -> str | None:
-    result = trials.fit()
+    result = trials.fitted
     if trials.strategy.judged not in ("outer", "server"):
         return None
     start = dict(trials.problem.model.named_parameters())
@@ -492,20 +497,19 @@ def _resumes(trials: _Trials) -> str | None:
             raise _Stop
 
     with tempfile.TemporaryDirectory() as folder:
-        whole = trials.fit()
         kept = {"checkpoint_interval": every, "workers": _PROCESSES}
         with contextlib.suppress(_Stop):
             trials.fit(on_event=press, save_dir=folder, **kept)
         resumed = trials.fit(resume_from=next(Path(folder).iterdir()), **kept)
     remedy = "keep all that step() reads in self, and in state_dict(): class attributes and globals are lost"
-    for before, after in zip(whole.history, resumed.history, strict=True):
+    for before, after in zip(trials.fitted.history, resumed.history, strict=True):
         if before != after:
             key = next(key for key in before if before[key] != after[key])
             return (
                 f"{key} of step {before['step']} is {after[key]} in {where}, and {before[key]} without a stop: "
                 f"{remedy}"
             )
-    for rank, (one, other) in enumerate(zip(whole.rank_states, resumed.rank_states, strict=True)):
+    for rank, (one, other) in enumerate(zip(trials.fitted.rank_states, resumed.rank_states, strict=True)):
         if not all(torch.equal(one[name], other[name]) for name in one):
             return f"the model of rank {rank} is another in {where}: {remedy}"
     return None

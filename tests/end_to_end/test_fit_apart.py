@@ -21,7 +21,7 @@ EXPERIMENT = experiment(
     steps="STEPS",
     batch_size=4,
     evaluate="{every: 50, samples: 32}",
-    checkpoint="{every: 5}",
+    checkpoint="{every: 20}",
     strategies="[{name: DiLoCo, H: 5, averaging_timeout: 10 min, timeout_waiting_for_peers: 10 min}]",
 )
 

@@ -349,7 +349,11 @@ class Schedule:
 
 def run(first: int, num_schedules: int, num_events: int, out: Path | None) -> int:
     """Play schedules; returns how many failed."""
-    import torch
+    import torch._dynamo  # here with all that follows, and not in each of the forks: optimizers need it
+
+    import exogym_core.communicator
+    import exogym_core.run.optimizer
+    import exogym_core.sites.service  # noqa: F401
 
     torch.set_num_threads(1)
     bed = Bed()
