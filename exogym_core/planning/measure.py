@@ -20,7 +20,7 @@ from exogym_core.planning.weather import (
     rounds_remarks,
     with_failures,
 )
-from netsim import Weather, are_many
+from netsim import Weather, most_at_once
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
 
@@ -308,7 +308,9 @@ class Measured:
             remarks += weather_remarks
         is_crowded = any("direct" in names for names in figures.collectives.values())
         num_ranks = setting.num_ranks + strategy.num_servers
-        if is_crowded and are_many(num_ranks * (num_ranks - 1)) and not setting.topology.weather:
+        most = most_at_once(setting.topology, setting.resolved_protocol, setting.hosts)
+        is_many = num_ranks * (num_ranks - 1) > most
+        if is_crowded and is_many and not setting.topology.weather:
             remarks += (f"messages of {num_ranks:,} ranks at once are computed from the busiest link",)
         self.figures = figures
         self.are_peers_new = found.are_peers_new
