@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
 from exogym_core.cli.main import main
 from exogym_core.planning.sweep import break_even, sooner_throughout, step_ratio_lines
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORDS = (
     "plan --model llama-2m --sequence 64 --strategy DiLoCo --strategy AllReduce --topology wan-4-regions --workers 4 "

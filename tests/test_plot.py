@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from worlds import chain_form, star_form
 
 from netsim import Recorder, Sketch, Topology, shipped_topologies, time_flows, write_trace
 from netsim.cli.plot import command, draw, mean_use
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.figure import Figure
 
 
 def regions(count: int) -> Topology:

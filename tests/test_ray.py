@@ -7,7 +7,9 @@ import os
 import shutil
 import tempfile
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,18 +17,13 @@ import yaml
 from experiments import experiment
 
 from exogym_core.cli.main import main
+from exogym_core.communicator.base import Communicator
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.workers.processes.children import can_fork
 from exogym_core.workers.ray.cluster import RayCluster
 from exogym_core.workers.run import run_ranks
 from exogym_core.workers.spec import WorkerSpec
 from netsim.errors import InputError, RankError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from exogym_core.communicator.base import Communicator
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -6,9 +6,10 @@ import json
 import socket
 import struct
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,9 +18,6 @@ from hypothesis import strategies as st
 from netsim import PeerError, SignedChannel, StrangerError, answer_peer, connect_peer
 from netsim.files import signed
 from netsim.files.signed import greet
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 SECRET = b"known to these tests"
 SERVICE = "a test"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mixing_references as mixing
 import pytest
@@ -12,6 +12,7 @@ import strategy_reference as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from worlds import chain_form
 
 from exogym_core.strategy import (
@@ -30,9 +31,6 @@ from exogym_core.strategy import (
 )
 from exogym_core.strategy.parts.gossip import GRAPHS, Graph
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 adamw = partial(torch.optim.AdamW, lr=0.01)
 sgd = partial(torch.optim.SGD, lr=0.05)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +17,8 @@ from interpreted_engine import use_sources
 from netsim import Clock, Faults, HostEvent, Network, Topology, Weather, schedule, start_collective
 from netsim.errors import DeadlockError
 from netsim.network.clock import Order
+from netsim.topology.topology import FloatArray
 from netsim.topology.weather import Background, LinkEvent
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
-
-    from netsim.topology.topology import FloatArray
 
 # a, b - left - right - c, d: the middle is shared and narrow.
 TOPOLOGY = Topology.from_mapping(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,6 @@ from interpreted_engine import use_sources
 
 from netsim import Clock, Network, Topology
 from netsim.network.clock import Order
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
 
 LATENCIES = ["0 s", "1 ms", "10 ms", "37 ms", "100 ms"]
 BANDWIDTHS = [1, 2, 5, 10, 100]  # Mbit/s
