@@ -20,7 +20,7 @@ from exogym_core.planning import advise as advise_module
 from exogym_core.planning.advice_text import advice_lines
 from exogym_core.planning.advise import Advice, advise, alike_text, hill_climb, merged
 from exogym_core.planning.groups import EXACT_SITES, best_cycle
-from exogym_core.planning.measure import Setting, least_days, measure
+from exogym_core.planning.measure import Setting, least_days, measure, memory_states, would_fit
 from exogym_core.planning.models import planned_model
 from exogym_core.strategy import build_strategy
 from netsim import Topology
@@ -178,7 +178,9 @@ def test_a_ring_over_very_many_sites_is_found_in_time() -> None:
     assert sorted(best_cycle(seconds)) == list(range(400))
 
 
-def test_what_does_not_fit_is_last_and_sites_are_tried_as_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_not_simulated_and_sites_are_tried_as_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """AllReduce keeps 16 bytes a parameter, DiLoCo 24 with its outer states."""
     monkeypatch.setattr("exogym_core.planning.advise.SEARCHED", {})
     monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", (("AllReduce", {}), ("DiLoCo", {"H": 30})))
@@ -190,11 +192,71 @@ def test_what_does_not_fit_is_last_and_sites_are_tried_as_workers(monkeypatch: p
     monkeypatch.setattr(Setting, "memory_available", lambda self: 20.0 * self.model.num_parameters)
     found = advise(where)
     assert [row["strategy"] for row in found["ranked"]] == ["AllReduce"]
-    assert {row["strategy"] for row in found["dominated"] if row["fits"] is False} == {"DiLoCo"}
-    assert {row["options"].get("ranks_per_worker") for row in found["dominated"]} == {None, 2}
-    monkeypatch.setattr(Setting, "memory_available", lambda self: 6.0 * self.model.num_parameters)
-    lines = advise(where)["explained"]
-    assert any("(AllReduce) of a worker's" in line and "--devices-per-worker" in line for line in lines)
+    assert {row["strategy"] for row in found["not_simulated"]} == {"DiLoCo"}
+    assert {row["options"].get("ranks_per_worker") for row in found["not_simulated"]} == {None, 2}
+
+
+def test_nothing_is_simulated_where_nothing_fits_and_what_is_named_does_fit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every change that is named makes it fit, and no smaller one; there is nothing to rank."""
+
+    def simulate(*given: Any) -> None:
+        raise AssertionError("nothing is to be simulated")
+
+    monkeypatch.setattr(advise_module, "measure", simulate)
+    monkeypatch.setattr(advise_module, "ring_orders", simulate)
+    chosen = (("AllReduce", {}), ("DiLoCo", {"H": 10}), ("DiLoCo", {"H": 10, "codec": "int8"}))
+    monkeypatch.setattr(advise_module, "CANDIDATES", chosen)
+    words = "advise wan-4-regions --device rtx-4090 --model llama-7b --budget 1k --price 1 --workers 4"
+    assert main(words.split()) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1].startswith(
+        "nothing fits: AllReduce needs 119.1 GB at the least of a worker's 24 GB; enough"
+    )
+    assert "--memory bf16,offload,checkpointing with --devices-per-worker 2" in printed[1]
+    assert main([*words.split(), "--json"]) == 0
+    output = json.loads(capsys.readouterr().out)
+    assert (output["ranked"], output["ring"]) == ([], None)
+    assert len(output["not_simulated"]) == len(chosen)
+
+
+def test_changes_that_are_named_make_it_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each kind the least that suffices."""
+    room = 100e6
+    monkeypatch.setattr(Setting, "memory_available", lambda self: room * self.devices_per_worker)
+    named: list[list[str]] = []
+
+    def fits(memory: str = "", layers: int = 8, devices: int = 1, **sites: Any) -> bool | None:
+        model = planned_model("llama-2m", 16, num_layers=layers, width=256, mlp_width=1024)
+        compute = Compute.parse({"flops": {"device": "a100"}})
+        where = Setting(model, Topology.load("wan-4-regions"), compute, 8, 8, memory=tuple(memory.split()))
+        strategy = build_strategy("DiLoCo", H=10, **sites)
+        where = replace(where, devices_per_worker=devices)
+        states = memory_states(strategy, where)
+        named.append(would_fit(strategy, where, states))
+        return where.fits(states)
+
+    assert fits() is False
+    key = "--set strategies.DiLoCo"
+    assert named == [
+        [
+            "--memory offload (73.11 MB)",
+            "--devices-per-worker 3",
+            f"{key}.ranks_per_worker=4 {key}.sharding=FULL_SHARD (netgym plan)",
+            "--set model.num_layers=3 (0.00367B parameters)",
+        ]
+    ]
+    assert (fits("offload"), fits("bf16"), fits("8bit"), fits("checkpointing")) == (True, False, False, False)
+    assert (fits(devices=3), fits(devices=2)) == (True, False)
+    shards = [fits(ranks_per_worker=size, sharding="FULL_SHARD") for size in (4, 2)]
+    assert shards == [True, False]
+    assert (fits(layers=3), fits(layers=4)) == (True, False)
+    room = 30e6
+    named.clear()
+    assert fits() is False
+    together = [line for line in named[0] if " with " in line]
+    assert together[0].startswith("--memory bf16,offload,checkpointing with --devices-per-worker ")
 
 
 def test_memory_that_is_not_listed_is_no_memory_that_suffices() -> None:
@@ -334,11 +396,10 @@ def test_the_best_so_far_is_reported_when_it_is_interrupted(
     monkeypatch.setattr(advise_module, "measure", cut)
     chosen = (("AllReduce", {}), ("DiLoCo", {"H": 10}), ("DiLoCo", {"H": 20}))
     monkeypatch.setattr(advise_module, "CANDIDATES", chosen)
-    words = "advise wan-4-regions --device rtx-4090 --model llama-7b --tokens 1B --workers 2"
+    words = "advise wan-4-regions --device h100 --model llama-2m --tokens 1B --workers 2"
     assert main(words.split()) == 143
     printed = capsys.readouterr()
     assert "DiLoCo(H=10)" in printed.out
-    assert "nothing fits: states take 119 GB at the least (AllReduce)" in printed.out
     assert "the best of 2 plans so far" in printed.err
 
 

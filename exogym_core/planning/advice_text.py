@@ -29,6 +29,8 @@ def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
     of_money = advice["budget"].get("dollars")
     if of_money is not None:
         yield f"for {of_money:,.0f} dollars:"
+    if not advice["ranked"]:
+        yield from advice["explained"]
     for name, row in zip(names, variants.values(), strict=True):
         mark = "*" if row["pareto"] else " "
         yield f"{row['place']:>3} {mark} {name:<{max(map(len, names))}} {_figures(row)}"
@@ -40,16 +42,25 @@ def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
         )
     if advice["dominated"]:
         yield f"{len(advice['dominated'])} more rows are slower and more expensive than one of these; --json has them"
-    if advice["not_simulated"]:
+    left = advice["not_simulated"]
+    if too_large := [row for row in left if row["reason"].startswith("does not fit")]:
+        by_reason: dict[str, list[str]] = {}
+        for row in too_large:
+            by_reason.setdefault(row["reason"], []).append(_options(row))
+        yield "not simulated: " + "; ".join(
+            f"{reason}: {', '.join(names)}" for reason, names in by_reason.items()
+        )
+    if later := [row for row in left if row not in too_large]:
         yield (
             "not simulated, as computing and bytes alone take longer than one of these, the days at the least: "
-            + "; ".join(f"{_options(row)} {row['days_at_least']:.3g}" for row in advice["not_simulated"])
+            + "; ".join(f"{_options(row)} {row['days_at_least']:.3g}" for row in later)
         )
     yield f"protocol {advice['protocol']}, but for rows that name their streams"
     yield f"workers: {placement_text(advice['placement'])}"
     yield from _collective_lines(advice["ranked"])
     yield from _ring_lines(advice["ring"])
-    yield from advice["explained"]
+    if advice["ranked"]:
+        yield from advice["explained"]
     if of_money is not None:
         yield MODEL_SIZE
     yield "*: nothing else is surely both sooner and cheaper; rows of one place are equal. Not known:"
@@ -69,8 +80,10 @@ def _collective_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         )
 
 
-def _ring_lines(ring: Mapping[str, Any]) -> Iterator[str]:
+def _ring_lines(ring: Mapping[str, Any] | None) -> Iterator[str]:
     """Best order of a ring, of many sites only where it is faster than the natural one."""
+    if ring is None:
+        return
     sites, best, natural = ring["sites"], ring["seconds"], ring["natural_seconds"]
     if len(sites) == 1:
         return

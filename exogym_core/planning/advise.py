@@ -9,14 +9,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.planning.groups import group_seconds, groupings, ring_orders
-from exogym_core.planning.measure import NETWORK_ERROR, Setting, is_sooner, least_days, measure
+from exogym_core.planning.measure import (
+    NETWORK_ERROR,
+    Setting,
+    is_sooner,
+    least_days,
+    measure,
+    memory_states,
+    would_fit,
+)
 from exogym_core.planning.step_ratio import Ratio, steps_range
 from exogym_core.strategy import build_strategy
 from netsim.errors import InputError
+from netsim.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
+    from exogym_core.strategy.base import Strategy
     from netsim import Topology
 
 __all__ = [
@@ -237,6 +247,7 @@ class Advice:
         self._dollars = setting.dollars
         self._setting, self._ratios, self._report = _with_tokens(setting), ratios, report
         self._explained: list[str] = []
+        self._misfits: list[tuple[int, str, Strategy, dict[str, int]]] = []
         self._not_simulated: list[dict[str, Any]] = []
 
     def search(self) -> None:
@@ -244,6 +255,8 @@ class Advice:
         setting = self._setting
         for name, options in self._most_promising_first():
             self._plan(name, options, setting)
+        if not self.rows:  # nothing fits
+            return
         order = [(name, dict(options)) for name, options in candidates(setting)]
         self.rows.sort(key=lambda row: order.index((row["strategy"], row["options"])))
         self._search_options()
@@ -267,9 +280,9 @@ class Advice:
             and `cost_low`, `cost`, `cost_high`, and `place`: rows of one place are equal, as their bands overlap; for
             dollars also `tokens` that they buy, `tokens_per_parameter`, and `worth_low`, `worth`, `worth_high`: tokens
             with which data-parallel has the same loss), `budget`: its `tokens` or `dollars`,
-            `dominated`: others, which one of these beats in time and money; `not_simulated`: those that one of these
-            beats whatever the network does, with `days_at_least` and the `reason`; `ring`, `explained`: what may
-            surprise, and `unknown`: what the ranking does not know.
+            `dominated`: others, which one of these beats in time and money; `not_simulated`: those that do not fit, and
+            those that one of these beats whatever the network does, with `days_at_least` and the `reason`; `ring`: None
+            if nothing fits; `explained`: what may surprise, and `unknown`: what the ranking does not know.
         """
         setting = self._setting
         rows = [self._with_bands(row) for row in self.rows]
@@ -291,10 +304,25 @@ class Advice:
             "placement": setting.workers_by_site(),
             "dominated": [row for row in rows if row not in kept],
             "not_simulated": self._not_simulated,
-            "ring": ring_orders(setting.topology, 4 * setting.model.num_parameters, setting.protocol),
-            "explained": [*_what_would_fit(self.rows, setting), *self._explained],
+            "ring": ring_orders(setting.topology, 4 * setting.model.num_parameters, setting.protocol)
+            if self.rows
+            else None,
+            "explained": [*self._what_would_fit(), *self._explained],
             "unknown": _unknown(kept, self._ratios),
         }
+
+    def _what_would_fit(self) -> list[str]:
+        """A line with all that would make the smallest row fit, if no row fits into the devices' memory."""
+        if not self._misfits or any(row["fits"] is not False for row in self.rows):
+            return []
+        needed, name, strategy, states = min(self._misfits, key=lambda each: each[0])
+        available = self._setting.memory_available()
+        assert available is not None
+        enough = "; or ".join(would_fit(strategy, self._setting, states)) or "none of the options of a plan"
+        return [
+            f"nothing fits: {name} needs {format_bytes(needed)} at the least of a worker's "
+            f"{format_bytes(round(available))}; enough would be {enough}"
+        ]
 
     def _with_bands(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A row with bands of time and money to the loss that data-parallel has after the budget."""
@@ -376,6 +404,8 @@ class Advice:
             number = len(self.rows) + len(self._not_simulated)
             self._report(number, max(_ABOUT, number + 1), f"{name}({text})")
         strategy = build_strategy(name, **options)
+        if self._is_too_large(row, strategy, setting):
+            return None
         if self._is_beaten(row, *least_days(strategy, setting), setting):
             return None
         made = measure(strategy, setting)
@@ -383,6 +413,26 @@ class Advice:
         row = {**made.to_mapping(), "worker_hours": hours, **row}
         self.rows.append(row)
         return row
+
+    def _is_too_large(self, row: Mapping[str, Any], strategy: Strategy, setting: Setting) -> bool:
+        """True if a row does not fit into its devices' memory; it is then noted."""
+        states = memory_states(strategy, setting)
+        if setting.fits(states) is not False:
+            return False
+        needed, available = setting.memory_of(states)["total"], setting.memory_available()
+        assert available is not None
+        self._misfits.append((needed, row["strategy"], strategy, states))
+        self._leave(
+            row,
+            least_days(strategy, setting)[0],
+            f"does not fit: {format_bytes(needed)} of a worker's {format_bytes(round(available))}",
+        )
+        return True
+
+    def _leave(self, row: Mapping[str, Any], days: float, reason: str) -> None:
+        """Note that a row is not simulated."""
+        named = {key: row[key] for key in ("strategy", "options", "streams", "left_out", "groups")}
+        self._not_simulated.append({**named, "days_at_least": days, "reason": reason})
 
     def _is_beaten(self, row: Mapping[str, Any], days: float, low: float, setting: Setting) -> bool:
         """True if a planned row beats one that takes `days` at the least, `low` in its band; it is then noted.
@@ -408,12 +458,11 @@ class Advice:
             better = next((each for each in own if each["days"] < bound["days"]), None)
         if better is None:
             return False
-        named = {key: row[key] for key in ("strategy", "options", "streams", "left_out", "groups")}
         reason = (
             "dominated by bound: its computing and its bytes on the narrowest line take at least that long, "
             f"which {better['strategy']} beats"
         )
-        self._not_simulated.append({**named, "days_at_least": bound["days_low"], "reason": reason})
+        self._leave(row, bound["days_low"], reason)
         return True
 
     def _search_options(self) -> None:
@@ -636,22 +685,6 @@ def _explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                 f"round instead of {same['wan_bytes'] / 1e9:.3g} GB"
             )
     return lines
-
-
-def _what_would_fit(rows: Sequence[Mapping[str, Any]], setting: Setting) -> list[str]:
-    """Number of devices a worker that the smallest row needs, if no row fits into the devices' memory."""
-    if any(row["fits"] is not False for row in rows):
-        return []
-    least = min(rows, key=lambda row: row["memory_per_worker"])
-    needed, available = least["memory_per_worker"], least["memory_available"]
-    given = setting.devices_per_worker
-    more = f"{math.ceil(10 * needed / available) / 10:g} times the devices of a worker"
-    if isinstance(given, int):
-        more = f"--devices-per-worker {math.ceil(needed * given / available)}"
-    return [
-        f"nothing fits: states take {needed / 1e9:.3g} GB at the least ({least['strategy']}) of a worker's "
-        f"{available / 1e9:.3g} GB: {more}, or shard them"
-    ]
 
 
 def _placed(setting: Setting, row: Mapping[str, Any]) -> Setting:

@@ -404,7 +404,7 @@ def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None
         )
         advice.search()
     if not advice.rows:
-        work.end("no plan was made")
+        work.end("no plan was made")  # or nothing fits
     result = advice.result()
     click.echo(json.dumps(result, indent=2, allow_nan=False) if as_json else "\n".join(advice_lines(result)))
     work.end(f"the best of {len(advice.rows)} plans so far")

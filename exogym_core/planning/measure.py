@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from exogym_core.planning.weather import (
 )
 from netsim import Weather, are_many
 from netsim.errors import InputError
-from netsim.units import format_count, format_seconds
+from netsim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +40,9 @@ __all__ = [
     "is_sooner",
     "least_days",
     "measure",
+    "memory_states",
     "placed",
+    "would_fit",
 ]
 
 SECONDS_A_DAY = 86_400
@@ -76,6 +79,7 @@ class Plan:
         mfu: share of the devices' peak that the model's operations are, waiting included, by site.
         memory_available: on the devices of the worker with least, among those that are listed; None: not known.
         fits: the memory needed is available; else it has to be sharded or offloaded; None: not known.
+        fits_with: changes, each of which alone makes it fit, as flags; none where it fits.
         steady: simulated rounds repeat; else figures are means over them.
         tokens: that are worked through: the budget in whole rounds, or less where `until` ends it before; None
             without a budget. In `days` they come at `tokens_per_second`.
@@ -116,6 +120,7 @@ class Plan:
     memory_available: float | None
     fits: bool | None
     steady: bool
+    fits_with: tuple[str, ...] = ()
     memory_with: dict[str, int] = field(default_factory=dict)
     mfu: dict[str, float] = field(default_factory=dict)
     tokens: float | None = None
@@ -142,7 +147,7 @@ class Plan:
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, in the order of the attributes."""
-        return {**vars(self), "remarks": list(self.remarks)}
+        return {**vars(self), "remarks": list(self.remarks), "fits_with": list(self.fits_with)}
 
     def with_band(self, computing: tuple[float, float], *, is_of_money: bool = False) -> Plan:
         """Plan with bands of days and cost.
@@ -224,6 +229,7 @@ _ROUNDS_OF_NEW_PEERS = 24  # ranks that take turns among 256 others do so three 
 _ROUNDS = 3  # the first meets cold connections; the next two show that they repeat
 _ROUNDS_APART = 12  # of each worker, where workers go their own pace
 _NOTICEABLE = 1.01  # times the budget's steps
+_MOST_DEVICES = 1024  # of a worker, tried
 
 
 def is_sooner(row: Mapping[str, Any], other: Mapping[str, Any], name: str = "days") -> bool:
@@ -319,7 +325,8 @@ class Measured:
         """The plan for the setting's tokens, crashes included."""
         setting = self.setting
         made = _plan_of(name, setting, self.figures, period, pace)
-        self.plan = replace(made, expected_bytes=draws_bytes(self.strategy))
+        fits_with = would_fit(self.strategy, setting, self.figures.memory)
+        self.plan = replace(made, expected_bytes=draws_bytes(self.strategy), fits_with=tuple(fits_with))
         _refuse_unseen_changes(name, self.plan, setting, pace.ends)
         return self.plan if setting.failures is None else with_failures(self, setting.failures)
 
@@ -394,6 +401,82 @@ def _rhythm(strategy: Strategy, setting: Setting) -> Rhythm:
     known, num_ranks = setting.known, setting.num_ranks + strategy.num_servers
     key = ("rhythm", known.key_of(strategy), num_ranks)
     return known.once(key, lambda: rhythm(strategy, num_ranks))
+
+
+def memory_states(strategy: Strategy, setting: Setting) -> dict[str, int]:
+    """Bytes of a worker's states by purpose, without simulating; none where they are known in a simulation alone."""
+    found = _rhythm(strategy, setting)
+    if found.period is None:
+        return {}
+    return SimulatedRounds(strategy, setting, found, _rounds_at_first(strategy, setting, found)).memory()
+
+
+def would_fit(strategy: Strategy, setting: Setting, states: Mapping[str, int]) -> list[str]:
+    """Changes with each of which a worker's states and activations fit into its devices; none where they do already.
+
+    The fewest ways to save memory that suffice, the fewest devices and layers of the model, and the smallest sites that
+    share a replica.
+
+    Args:
+        strategy: not set up.
+        setting: where.
+        states: bytes of them by purpose, of `memory_states`.
+    """
+    if setting.fits(states) is not False:
+        return []
+    given = [name for name in MEMORY_CHOICES if name not in setting.memory]
+    ways = itertools.chain.from_iterable(
+        itertools.combinations(given, count) for count in range(1, len(given) + 1)
+    )
+    sizes = {way: setting.memory_of(states, [*setting.memory, *way])["total"] for way in ways}
+    enough = (way for way in sizes if setting.fits(states, [*setting.memory, *way]) is not False)
+    way = next(enough, min(sizes, key=lambda each: sizes[each], default=()))
+    saving = replace(setting, memory=(*setting.memory, *way))
+    flag = f"--memory {','.join(saving.memory)}"
+    others = [
+        *_more_devices(setting, states),
+        *_sharded(strategy, setting, states),
+        *_fewer_layers(setting, states),
+    ]
+    if saving.fits(states) is not False:
+        return [f"{flag} ({format_bytes(sizes[way])})", *others]
+    together = [*_more_devices(saving, states), *_fewer_layers(saving, states)] if way else []
+    return [*others, *(f"{flag} with {each}" for each in together)]
+
+
+def _more_devices(setting: Setting, states: Mapping[str, int]) -> list[str]:
+    """The fewest devices of a worker that suffice, in at most one line."""
+    number = setting.devices_per_worker
+    if not isinstance(number, int):
+        return []
+    more = (replace(setting, devices_per_worker=each) for each in range(number + 1, _MOST_DEVICES))
+    enough = (each.devices_per_worker for each in more if each.fits(states) is not False)
+    return [f"--devices-per-worker {count}" for count in itertools.islice(enough, 1)]
+
+
+def _sharded(strategy: Strategy, setting: Setting, states: Mapping[str, int]) -> list[str]:
+    """The smallest sites whose ranks share all states but the weights, which fit then, in at most one line."""
+    if strategy.arguments.get("ranks_per_worker") != 1:
+        return []
+    name = type(strategy).__name__.removesuffix("Strategy")
+    for size in range(2, setting.num_ranks + 1):
+        part = {of: -(-each // (1 if of == "weights" else size)) for of, each in states.items()}
+        if setting.num_ranks % size == 0 and setting.fits(part) is not False:
+            key = f"--set strategies.{name}"
+            return [f"{key}.ranks_per_worker={size} {key}.sharding=FULL_SHARD (netgym plan)"]
+    return []
+
+
+def _fewer_layers(setting: Setting, states: Mapping[str, int]) -> list[str]:
+    """The most layers of a model whose states fit, with the whole model's activations, in at most one line."""
+    blocks = getattr(setting.model.model, "blocks", ())
+    every = setting.model.num_parameters
+    for layers in range(len(blocks) - 1, 0, -1):
+        size = every - sum(each.numel() for block in blocks[layers:] for each in block.parameters())
+        fewer = {name: num_bytes * size // every for name, num_bytes in states.items()}
+        if setting.fits(fewer) is not False:
+            return [f"--set model.num_layers={layers} ({size / 1e9:.3g}B parameters)"]
+    return []
 
 
 def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
@@ -509,10 +592,10 @@ def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pa
             per_second = worked / (days * SECONDS_A_DAY)
     available = setting.memory_available()
     memory = setting.memory_of(figures.memory)
-    fits = None if available is None else memory["total"] <= available
-    if fits and (unlisted := setting.devices_of_unknown_memory()):
-        fits = None
-        remarks += (f"the memory of {', '.join(unlisted)} is not listed: whether it fits there is not known",)
+    fits = setting.fits(figures.memory)
+    if fits is None and available is not None:
+        unlisted = ", ".join(setting.devices_of_unknown_memory())
+        remarks += (f"the memory of {unlisted} is not listed: whether it fits there is not known",)
     from_servers = figures.server_wan_bytes / num_rounds
     return Plan(
         strategy=name,

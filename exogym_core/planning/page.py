@@ -278,8 +278,9 @@ def _notes_of(row: Mapping[str, Any]) -> list[str]:
 
 
 def _does_not_fit(row: Mapping[str, Any]) -> str:
-    available = format_bytes(round(row["memory_available"]))
-    return f"does not fit: a worker's devices have {available}; more devices a worker, or shard or offload states"
+    needed, available = (format_bytes(round(row[key])) for key in ("memory_per_worker", "memory_available"))
+    enough = "; or ".join(row["fits_with"]) or "none of the options of a plan"
+    return f"does not fit: {needed} of a worker's {available}; enough would be {enough}"
 
 
 def _grouped(

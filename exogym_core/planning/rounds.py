@@ -409,6 +409,13 @@ class SimulatedRounds:
             return last_calls(self._recording.stream(rank))
         return last_calls(run_alone(self._body, self._num_ranks, rank, answers=True).requests)
 
+    def memory(self) -> dict[str, int]:
+        """Bytes of the first rank's states by purpose; none before a simulation where it needs the others' messages."""
+        if not self._memory:
+            with suppress(ValueError, RuntimeError):
+                run_alone(self._body, self._num_ranks, answers=True)
+        return self._memory
+
     @property
     def calls_a_round(self) -> int:
         """Calls of all ranks in the last round; 0 where it depends on the time."""

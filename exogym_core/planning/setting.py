@@ -327,6 +327,14 @@ class Setting:
                 found.append(memory * self._of_site("devices per worker", self.devices_per_worker, host))
         return min(found, default=None)
 
+    def fits(self, states: Mapping[str, int], choices: Sequence[str] | None = None) -> bool | None:
+        """True if states and activations, as of `memory_of`, fit into every worker's devices; None: not known."""
+        available = self.memory_available()
+        if not states or available is None:
+            return None
+        is_enough = self.memory_of(states, choices)["total"] <= available
+        return None if is_enough and self.devices_of_unknown_memory() else is_enough
+
     def devices_of_unknown_memory(self) -> list[str]:
         """Devices of workers whose memory is not listed, such as laptops, which share the machine's."""
         devices = dict.fromkeys(self._devices().values())
