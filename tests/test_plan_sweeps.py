@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
 from exogym_core.cli.main import main
 from exogym_core.planning.sweep import break_even, sooner_throughout, step_ratio_lines
@@ -103,6 +102,8 @@ def test_a_swept_table_says_each_thing_once(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A column a key, by its last word; a strategy that a key does not concern has a row less; a limit a strategy."""
+    from matplotlib.figure import Figure  # here, where it is needed: forks of all other tests are cheaper
+
     below = set[bool]()
 
     def savefig(figure: Figure, *arguments: Any, **options: Any) -> None:
