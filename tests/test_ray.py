@@ -270,8 +270,8 @@ def test_ranks_on_nodes_get_the_bits_and_times_of_threads(
     # And whole runs: one digest, wherever their ranks are.
     path = tmp_path / "small.yaml"
     path.write_text(
-        EXPERIMENT.partition("sweep:")[0].replace('"mine:Own"', "DiLoCo")
-        + "checkpoint: {every: 2}\nbatch_size: 8\n"
+        EXPERIMENT.partition("strategies:")[0]
+        + "strategies: [{name: DiLoCo, H: 2}]\ncheckpoint: {every: 2}\nbatch_size: 8\n"
     )
     digests = set()
     ray_workers = f"workers={{count: 4, kind: ray, processes: 2, address: '{cluster.address}'}}"
