@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-if TYPE_CHECKING:
-    from exogym_core.communicator import Communicator
+from exogym_core.communicator import Communicator
 
 
 def ones(num: int = 3) -> torch.Tensor:

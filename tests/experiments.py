@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
 from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
+from exogym_core.results.fit_result import FitResult
 from exogym_core.results.report import Results, comparison_table, verdict
 from exogym_core.strategy import AllReduceStrategy, OptimSpec
 from exogym_core.tasks import build_model
-
-if TYPE_CHECKING:
-    from exogym_core.results.fit_result import FitResult
 
 SMALL = {
     "name": "small",

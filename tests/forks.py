@@ -13,16 +13,14 @@ import time
 import traceback
 import warnings
 import weakref
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch._dynamo  # optimizers import it: once here, and not in each of the forks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _UNSET = (
     "RANK",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+
+import pytest
 
 from netsim.collectives import start
 from netsim.network import network
 from netsim.network.build import MODULES, load_sources
-
-if TYPE_CHECKING:
-    import pytest
 
 NAMES = [f"netsim.network.{name}" for name in MODULES]
 

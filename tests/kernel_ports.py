@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from netsim.ranks import RankSink, RankSource
-
-if TYPE_CHECKING:
-    from netsim.ranks import Answer, Request, StampedRow
+from netsim.ranks import Answer, RankSink, RankSource, Request, StampedRow
 
 
 class Ports(RankSource, RankSink):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from exogym_core import Trainer
-    from exogym_core.results.fit_result import FitResult
+from exogym_core import Trainer
+from exogym_core.results.fit_result import FitResult
 
 
 def fit_until(trainer: Trainer, stop_at: int | None, **arguments: Any) -> FitResult:

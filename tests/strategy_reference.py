@@ -10,20 +10,17 @@ import copy
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from exogym_core.communicator import Communicator, run_ranks
+from exogym_core.communicator import Communicator, RunResult, run_ranks
+from exogym_core.cost.compute import Coding
 from exogym_core.strategy import AveragingCommunicator, Strategy
 from exogym_core.strategy.parts.codecs import Codec, codec_named
-
-if TYPE_CHECKING:
-    from exogym_core.communicator import RunResult
-    from exogym_core.cost.compute import Coding
-    from exogym_core.strategy.parts.selectors import IndexSelector
+from exogym_core.strategy.parts.selectors import IndexSelector
 
 Batch = tuple[Tensor, Tensor]
 Batches = list[list[Batch]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import star_form
 
-from exogym_core.communicator import run_ranks
+from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.workers.journal import Journal, request_from_record, request_to_line
 from netsim.errors import DeadlockError, InputError
 from netsim.ranks import Confirm, Fetch, Publish, largest_mesh
-
-if TYPE_CHECKING:
-    from exogym_core.communicator import Communicator
 
 MEGABYTE = 250_000  # of fp32 values
 

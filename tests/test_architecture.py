@@ -10,9 +10,9 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import networkx as nx
 import pytest
@@ -20,9 +20,6 @@ import pytest
 import exogym_core
 import netgym
 import netsim
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(netsim.__file__).parent.parent
 SOURCES = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import strategy_reference as reference
@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
 from exogym_core.communicator import run_ranks
+from exogym_core.results.fit_result import FitResult
 from exogym_core.strategy import (
     ADPSGDStrategy,
     AsyncDiLoCoStrategy,
@@ -27,9 +28,6 @@ from exogym_core.strategy import (
 from exogym_core.strategy.parts.outer import DelayedNesterov
 from exogym_core.tasks import MLP
 from netsim import random_crashes
-
-if TYPE_CHECKING:
-    from exogym_core.results.fit_result import FitResult
 
 MAKERS: dict[str, Any] = {
     "ADPSGD": lambda: ADPSGDStrategy(lr=0.02),

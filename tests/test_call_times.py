@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 import worlds
 
 from exogym_core.communicator import run_ranks
+from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+from netsim import Topology
 from netsim.errors import BrokenCallError
-
-if TYPE_CHECKING:
-    from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
-    from netsim import Topology
 
 CARRIERS: list[Any] = ["threads", {"kind": "processes", "processes": 2}]
 TOLD = tuple[str, float]

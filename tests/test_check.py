@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,13 +14,9 @@ from torch import Tensor, nn
 import exogym_core
 from exogym_core import Strategy
 from exogym_core.cli.main import main
+from exogym_core.communicator import Communicator
 from exogym_core.run.check import LAWS, CheckReport, check
 from exogym_core.strategy import STRATEGIES, Chain
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from exogym_core.communicator import Communicator
 
 
 class Momentum(Strategy):

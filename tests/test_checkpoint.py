@@ -17,8 +17,10 @@ import re
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,16 +36,11 @@ from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint
 from exogym_core.checkpoints.files import LogWriter, decode, encode, read_logs, read_state, write_state
 from exogym_core.checkpoints.writing import CheckpointWriter
 from exogym_core.results.disk import RecordError
+from exogym_core.results.fit_result import FitResult
 from exogym_core.strategy import STRATEGIES, DiLoCoStrategy, FedAvgStrategy, Strategy
 from netsim.errors import InputError
 from netsim.ranks import Advance, Call, Key, Mark, Post, Wait
 from netsim.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from exogym_core.results.fit_result import FitResult
 
 NUM_NODES, NUM_STEPS = 2, 5
 

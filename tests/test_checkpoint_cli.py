@@ -7,8 +7,9 @@ import json
 import os
 import signal
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 from experiments import experiment, results_of
@@ -17,13 +18,8 @@ from forks import Fork
 from exogym_core.cli import comparison
 from exogym_core.cli.main import main
 from exogym_core.results import report
+from exogym_core.results.run_folder import RunFolder
 from exogym_core.run.loop import Loop
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
-    from exogym_core.results.run_folder import RunFolder
 
 EXPERIMENT = experiment(
     workers="{count: 3, kind: threads}",

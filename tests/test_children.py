@@ -12,20 +12,16 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from exogym_core.communicator import run_ranks
+from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from exogym_core.communicator import Communicator
 
 
 def _echo(index: int, channel: Pipe) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,6 @@ from test_live_collectives import draw_call, ends, star, started, topologies
 from netsim import Clock, Network, Protocol, Topology, schedule
 from netsim.collectives.closed_form import contention_free_seconds, undisturbed_seconds
 from netsim.collectives.schedules.ring import RingPhase
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 IDEAL = Protocol.parse("ideal")
 WAN = {

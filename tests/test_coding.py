@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import strategy_reference as reference
@@ -23,9 +24,6 @@ from exogym_core.strategy import (
 )
 from exogym_core.strategy.parts.codecs import CODECS, CastCodec
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ENCODED, DECODED = 1000, 4000  # bytes a second: slow enough to see
 

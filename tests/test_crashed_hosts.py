@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import worlds
 from experiments import fitted
 
-from exogym_core.communicator import run_ranks
+from exogym_core.communicator import Communicator, RunResult, run_ranks
 from exogym_core.strategy import DiLoCoStrategy
+from netsim import Topology
 from netsim.errors import DeadlockError
 from netsim.network.clock import on_grid
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from exogym_core.communicator import Communicator, RunResult
-    from netsim import Topology
 
 CARRIERS: list[Any] = ["threads", {"kind": "processes", "processes": 2}]
 

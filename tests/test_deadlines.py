@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from hypothesis import given
@@ -11,14 +12,9 @@ from hypothesis import strategies as st
 from kernel_ports import Ports
 from worlds import regions_form
 
-from exogym_core.communicator import run_ranks
+from exogym_core.communicator import Communicator, run_ranks
 from netsim.network.clock import on_grid
 from netsim.ranks import Advance, Answer, Arrival, Exit, Join, Kernel, Key, Request
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from exogym_core.communicator import Communicator
 
 TOPOLOGY = regions_form({"a": 3}, latency="1 ms", protocol="ideal")
 MEETING = Key("meeting", 0)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from interpreted_engine import use_sources
 from worlds import chain, star_form
 
-from exogym_core.communicator import run_ranks
+from exogym_core.communicator import Communicator, run_ranks
 from netsim import Clock, Faults, Network, Topology, time_flows
 from netsim.errors import DeadlockError
-
-if TYPE_CHECKING:
-    from exogym_core.communicator import Communicator
 
 LINE = ["c", "switch"]
 ENDLESS: dict[str, dict[str, Any]] = {

@@ -8,8 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from experiments import experiment
@@ -24,9 +24,6 @@ from exogym_core.results import report
 from exogym_core.results.disk import FolderLock
 from exogym_core.results.run_folder import RunFolder
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 EXPERIMENT = experiment(steps=2, batch_size=4, evaluate="{every: 2, samples: 16}", strategies="[STRATEGY]")
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
-from exogym_core.communicator import run_ranks
+from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.workers.processes import protocol
 from netsim import ALGORITHMS, schedule
 from netsim.errors import MismatchError
 from netsim.ranks import needs_nobody
-
-if TYPE_CHECKING:
-    from exogym_core.communicator import Communicator
 
 CARRIERS: list[Any] = [
     "threads",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from experiments import experiment
@@ -15,9 +16,6 @@ from exogym_core.sites.link import SiteLink
 from exogym_core.sites.service import RendezvousService
 from netsim.errors import InputError, RankError
 from netsim.files.signed import PeerError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECRET = "known to these tests alone"
 EXPERIMENT = experiment(

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import chakra_schema
 import torch
 
-from exogym_core.communicator import run_ranks
+from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.torch_backend.chakra import ExecutionTraces
 from exogym_core.workers.journal import Journal
 from netsim import Span
 from netsim.ranks import Call, Key, Post
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from exogym_core.communicator import Communicator
 
 
 def attributes(node: Any) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,9 +12,6 @@ import yaml
 from exogym_core.cli.experiment import Experiment
 from exogym_core.cli.main import main
 from netsim.errors import InputError, UnknownNameError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SMALL = """\
 task: digits

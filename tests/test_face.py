@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,6 @@ from worlds import chain_form
 import exogym_core
 import netsim
 from netsim.cli.main import cli
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PAIR = chain_form("ab", "10 Gbit/s", "20 ms")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +18,6 @@ from exogym_core.results.run_folder import RunFolder
 from exogym_core.strategy import DiLoCoStrategy, Strategy
 from exogym_core.tasks import MLP
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 
 class Mine(Strategy):

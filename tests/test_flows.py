@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import yaml
@@ -11,9 +11,6 @@ from worlds import chain, chain_form
 
 from netsim import time_flows
 from netsim.cli.timing import flows_command as command
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TOPOLOGY = yaml.safe_dump(chain_form(["h2", "h10"]))
 

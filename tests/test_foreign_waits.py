@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from exogym_core.torch_backend.program import run_program
-from exogym_core.torch_backend.report import show_summary
+from exogym_core.torch_backend.report import LaunchReport, show_summary
 from exogym_core.torch_backend.run import Launch, Script
 from netsim import Topology
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from exogym_core.torch_backend.report import LaunchReport
 
 PROGRAM = """
 import datetime, os, sys, time

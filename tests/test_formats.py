@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 import runpy
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,9 +16,6 @@ from exogym_core.cost.compute import Compute
 from exogym_core.results.schema import SUMMARY, TRAIN, VALIDATION
 from netsim import Protocol, Schema, Topology, parse_document
 from netsim.topology import file as topology_schema
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 DOCS = Path(__file__).parent.parent / "docs"
 TOPOLOGY = (DOCS / "topology.md").read_text(encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given
@@ -15,9 +15,6 @@ from exogym_core.planning.groups import Grouping, best_groups, group_seconds, gr
 from exogym_core.planning.measure import Setting
 from exogym_core.planning.models import planned_model
 from netsim import Topology
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 def probed(num_hosts: int = 4) -> Topology:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from netsim import Topology
 from netsim.cli.main import cli
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RTT = "rtt ms,home,ore,fra,vir\nhome,-,150,30,95\nore,,-,140,60\nfra,,,-,90\nvir,,,,-\n"
 RATES = (

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from experiments import experiment
@@ -22,9 +23,6 @@ from exogym_core.studies import sweep
 from netsim import Stoppable
 from netsim.cli import main as netsim_cli
 from netsim.cli import timing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 EXPERIMENT = experiment(topology="lan", compute="50 ms", target_loss=3)

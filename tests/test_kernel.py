@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pytest
 from kernel_ports import Ports
@@ -27,9 +27,6 @@ from netsim.ranks import (
     StampedRow,
     Wait,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
 
 GRID = 2.0**-30
 

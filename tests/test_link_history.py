@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,16 +11,12 @@ from experiments import experiment
 from worlds import chain_form, star
 
 from exogym_core.cli.main import main
+from exogym_core.communicator.base import Communicator
 from exogym_core.communicator.simulated.simulation import LinkHistory
 from exogym_core.results.report.network import link_use
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.workers.run import run_ranks
 from netsim import Clock, Network
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from exogym_core.communicator.base import Communicator
 
 TWO = chain_form(latency="0 s")
 EXPERIMENT = experiment(workers="{count: 4, kind: threads}", topology="wan-4-regions", compute="50 ms")

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from kernel_ports import Ports
 from worlds import chain_form
 
-from exogym_core.communicator import run_ranks
+from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from netsim.ranks import Advance, Call, Exit, Kernel, Key, Post, Request, Wait
-
-if TYPE_CHECKING:
-    from exogym_core.communicator import Communicator
 
 
 def kernel_after(streams: list[list[Request]]) -> Kernel:

@@ -7,8 +7,9 @@ import inspect
 import itertools
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import pytest
@@ -22,9 +23,6 @@ from exogym_core.strategy import DiLoCoStrategy
 from exogym_core.strategy.participation.absence import PatienceOptions
 from exogym_core.tasks import GPT_PRESETS, LLAMA_PRESETS
 from netsim.cli.main import cli as netsim
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ROOT = Path(__file__).parents[1]
 # But the one that building the documentation writes.

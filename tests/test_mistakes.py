@@ -7,8 +7,9 @@ import json
 import math
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import simpy
@@ -44,10 +45,6 @@ from netsim import Topology
 from netsim.cli.main import main as netsim_main
 from netsim.errors import InputError, UnknownNameError, unknown_name, unknown_names
 from netsim.topology.weather import Background
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 TABLES = Path(__file__).with_name("mistakes")
 

@@ -6,7 +6,7 @@ import io
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -14,9 +14,6 @@ from rich.console import Console
 from exogym_core.cli.main import main as netgym
 from netsim import DelayedProgress, shipped_topologies
 from netsim.cli import main as cli
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Capture = pytest.CaptureFixture[str]
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+import simpy
 from worlds import star
 
 from netsim import Clock, Network, Protocol, Topology
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    import simpy
-
-    pass
 
 # a - switch - b, c: 8 Mbit/s each way, 10 ms from the host to the switch: 1 MB takes 1.02 s.
 TOPOLOGY = star()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from experiments import experiment
@@ -13,9 +14,6 @@ from experiments import experiment
 from exogym_core.cli.main import main
 from exogym_core.planning import plan as plan_module
 from exogym_core.strategy.parts import gradients
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SITES = """
 topology:

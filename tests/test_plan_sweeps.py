@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
 from exogym_core.cli.main import main
 from exogym_core.planning.sweep import break_even, sooner_throughout, step_ratio_lines
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORDS = (
     "plan --model llama-2m --sequence 64 --strategy DiLoCo --strategy AllReduce --topology wan-4-regions --workers 4 "
@@ -105,6 +102,8 @@ def test_a_swept_table_says_each_thing_once(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A column a key, by its last word; a strategy that a key does not concern has a row less; a limit a strategy."""
+    from matplotlib.figure import Figure  # here, where it is needed: forks of all other tests are cheaper
+
     below = set[bool]()
 
     def savefig(figure: Figure, *arguments: Any, **options: Any) -> None:

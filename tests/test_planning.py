@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -25,14 +25,12 @@ from exogym_core.planning.planned import Request
 from exogym_core.planning.recording import record_kinds
 from exogym_core.planning.rhythm import rhythm
 from exogym_core.planning.setting import Known
+from exogym_core.results.fit_result import FitResult
 from exogym_core.strategy import build_strategy
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
 from netsim.files.documents import Document
 from netsim.topology.topology import Topology
-
-if TYPE_CHECKING:
-    from exogym_core.results.fit_result import FitResult
 
 NETWORK = regions_form({"a": 2, "b": 2}, latency="1 ms", wan="10 Mbit/s", protocol="ideal")
 

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from worlds import chain_form, star_form
 
 from netsim import Recorder, Sketch, Topology, shipped_topologies, time_flows, write_trace
 from netsim.cli.plot import command, draw, mean_use
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.figure import Figure
 
 
 def regions(count: int) -> Topology:
@@ -41,11 +36,18 @@ def regions(count: int) -> Topology:
     )
 
 
-def overlapping(figure: Figure) -> list[tuple[str, str]]:
-    """Pairs of boxes with places in them that cover each other."""
+def drawn(figure: Any) -> Any:
+    """The renderer that has drawn a figure."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    renderer = canvas.get_renderer()
+    return canvas.get_renderer()
+
+
+def overlapping(figure: Any) -> list[tuple[str, str]]:
+    """Pairs of boxes with places in them that cover each other."""
+    renderer = drawn(figure)
     axes = figure.subfigs[0].axes[0] if figure.subfigs else figure.axes[0]
     boxes = [text for text in axes.texts if text.get_bbox_patch() and text.get_zorder() == 4]
     extents = [(text.get_text(), text.get_bbox_patch().get_window_extent(renderer)) for text in boxes]
@@ -184,8 +186,7 @@ def test_a_line_that_is_slow_one_way_shows_both_and_a_legend_says_how() -> None:
 
 def test_labels_between_regions_leave_their_own_lines_visible() -> None:
     figure = draw(Topology.load("wan-4-regions"))
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw(renderer)
+    renderer = drawn(figure)
     axes = figure.axes[0]
     labels = [text for text in axes.texts if text.get_zorder() == 3]
     assert len(labels) == 6

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 import yaml
@@ -23,9 +23,6 @@ from netsim.probe import survey as surveying
 from netsim.probe.station import GlooTiming, Station, free_port
 from netsim.probe.streams import KernelFacts, call, goodput
 from netsim.probe.survey import Asked, Found, Limit, RouteResult, survey, written
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 SECRET = b"sixteen bytes or more"
 HERE = "127.0.0.1"

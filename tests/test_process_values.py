@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
-from exogym_core.communicator import run_ranks
-
-if TYPE_CHECKING:
-    from exogym_core.communicator import Communicator
+from exogym_core.communicator import Communicator, run_ranks
 
 _ROUNDS = 100
 _NUMBERS = 40_000  # large enough not to travel inside the messages

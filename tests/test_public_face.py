@@ -6,19 +6,17 @@ import ast
 import importlib
 import inspect
 import re
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import exogym_core
 import netgym
 import netsim
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROOT = Path(netsim.__file__).parent.parent
 FACES = [(package, name) for package in (netsim, exogym_core, netgym) for name in package.__all__]

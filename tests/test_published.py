@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,9 +13,15 @@ from exogym_core.cli.main import main
 from exogym_core.planning.published import METHODS, PUBLISHED, TARGETS, reproduce, utilisation
 
 
+@cache
+def cells_of(name: str) -> Any:
+    """The cells of a table, reproduced once."""
+    return reproduce(name)["cells"]
+
+
 def test_every_cell_of_the_table_is_within_one_grid_step() -> None:
     """Nothing is tuned but the one constant that the paper does not explain."""
-    cells = reproduce("streaming-diloco")["cells"]
+    cells = cells_of("streaming-diloco")
     assert [(cell["method"], cell["target"]) for cell in cells] == [(m, t) for m in METHODS for t in TARGETS]
     assert max(abs(cell["grid_steps"]) for cell in cells) <= 1
     assert sum(cell["grid_steps"] == 0 for cell in cells) >= 23
@@ -21,7 +29,7 @@ def test_every_cell_of_the_table_is_within_one_grid_step() -> None:
 
 def test_our_own_strategies_are_listed_with_the_printed_schedule() -> None:
     """Ours never need less than the schedule, but for a grid step: they wait for a round as a whole."""
-    cells = reproduce("streaming-diloco")["cells"]
+    cells = cells_of("streaming-diloco")
     for cell in cells:
         assert cell["strategy_gbit_per_second"] >= cell["gbit_per_second"] / 1.21
     exact = [cell for cell in cells if cell["method"] == "Data-parallel"]
@@ -51,14 +59,14 @@ def test_other_sizes_by_the_same_command(capsys: pytest.CaptureFixture[str]) -> 
 )
 def test_residuals(name: str, tolerance: float) -> None:
     """Bytes are the published ones; a shaped link's synchronisation is within two per cent."""
-    for cell in reproduce(name)["cells"]:
+    for cell in cells_of(name):
         assert abs(cell["residual"]) < tolerance
         assert cell["cause"]
 
 
 def test_shaped_collectives_of_pytorch() -> None:
     """Times of gloo within a fifth, of broadcast within 6 %; NCCL's ring, pipelined, is never slower than ours."""
-    cells = reproduce("pytorch-shaped")["cells"]
+    cells = cells_of("pytorch-shaped")
     assert len(cells) == 48
     for cell in cells:
         assert cell["basis"] == "published"
@@ -71,7 +79,7 @@ def test_shaped_collectives_of_pytorch() -> None:
 
 def test_nccl_is_a_ring_without_the_delay_of_its_steps() -> None:
     """The two causes of the table explain it: large frames, and a step's delay once instead of 2 (n - 1) times."""
-    for cell in reproduce("pytorch-shaped")["cells"]:
+    for cell in cells_of("pytorch-shaped"):
         name, hosts, delay, _ = cell["what"].split(", ")
         if name.startswith("NCCL"):
             steps = 2 * (int(hosts.split()[0]) - 1) * float(delay.split()[0]) / 1e3
@@ -81,7 +89,7 @@ def test_nccl_is_a_ring_without_the_delay_of_its_steps() -> None:
 
 def test_training_across_continents() -> None:
     """Where each region has one GPU the network decides; elsewhere hivemind's own time is missing in ours."""
-    cells = reproduce("four-continents")["cells"]
+    cells = cells_of("four-continents")
     assert len(cells) == 32
     for averaging, throughput in zip(cells[::2], cells[1::2], strict=True):
         one_each = "2 us" not in averaging["what"] and "4 us" not in averaging["what"]
@@ -98,7 +106,7 @@ def test_streams_across_oceans() -> None:
 
     A nominal line whose queue is not given is far too slow.
     """
-    cells = reproduce("ocean-streams")["cells"]
+    cells = cells_of("ocean-streams")
     nominal = [cell for cell in cells if "as a line" in cell["what"]]
     measured = [cell for cell in cells if cell not in nominal]
     assert [cell["basis"] for cell in measured].count("circular") == 1
@@ -110,8 +118,8 @@ def test_streams_across_oceans() -> None:
 
 def test_what_was_not_printed_is_not_called_published(capsys: pytest.CaptureFixture[str]) -> None:
     """Of DeMo one row is printed and the rest follows from it; INTELLECT-1's ring is computed from its own figures."""
-    assert [cell["basis"] for cell in reproduce("demo")["cells"]] == ["published", *["derived"] * 4]
-    rows = reproduce("intellect-1")["cells"]
+    assert [cell["basis"] for cell in cells_of("demo")] == ["published", *["derived"] * 4]
+    rows = cells_of("intellect-1")
     assert [cell["basis"] for cell in rows] == ["circular", "published"] * 3
     for ring, own in zip(rows[::2], rows[1::2], strict=True):
         assert f"that alone is {own['ours'] / ring['ours'] - 1:+.0%}" in own["cause"]

@@ -7,7 +7,9 @@ import os
 import shutil
 import tempfile
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,18 +17,13 @@ import yaml
 from experiments import experiment
 
 from exogym_core.cli.main import main
+from exogym_core.communicator.base import Communicator
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.workers.processes.children import can_fork
 from exogym_core.workers.ray.cluster import RayCluster
 from exogym_core.workers.run import run_ranks
 from exogym_core.workers.spec import WorkerSpec
 from netsim.errors import InputError, RankError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from exogym_core.communicator.base import Communicator
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -273,8 +270,8 @@ def test_ranks_on_nodes_get_the_bits_and_times_of_threads(
     # And whole runs: one digest, wherever their ranks are.
     path = tmp_path / "small.yaml"
     path.write_text(
-        EXPERIMENT.partition("sweep:")[0].replace('"mine:Own"', "DiLoCo")
-        + "checkpoint: {every: 2}\nbatch_size: 8\n"
+        EXPERIMENT.partition("strategies:")[0]
+        + "strategies: [{name: DiLoCo, H: 2}]\ncheckpoint: {every: 2}\nbatch_size: 8\n"
     )
     digests = set()
     ray_workers = f"workers={{count: 4, kind: ray, processes: 2, address: '{cluster.address}'}}"

@@ -6,17 +6,18 @@ import queue
 import resource
 import socket
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from worlds import star_form
 
-from exogym_core.communicator import SiteCommunicator, run_ranks
+from exogym_core.communicator import Communicator, SiteCommunicator, run_ranks
 from exogym_core.meeting_place import allow_many_files
 from exogym_core.run.optimizer import DiLoCoOptimizer
 from exogym_core.sites.communicator import moved
@@ -25,11 +26,6 @@ from exogym_core.sites.membership import START
 from exogym_core.sites.rounds import PendingRounds
 from exogym_core.sites.service import RendezvousService
 from netsim.errors import InputError, RankError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from exogym_core.communicator import Communicator
 
 SECRET = b"known to these tests"
 H, ROUNDS = 5, 6

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,9 +15,6 @@ from exogym_core.results.fit_result import Rows
 from exogym_core.results.loggers import Table
 from exogym_core.results.run_folder import csv_text
 from exogym_core.results.schema import TRAIN, header
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 values = st.one_of(st.integers(), st.floats(allow_nan=False), st.none(), st.booleans(), st.text(max_size=2))
 tables = st.lists(st.dictionaries(st.sampled_from("abcd"), values), max_size=8)

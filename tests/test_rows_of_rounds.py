@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import random
+from typing import Any
 
 from hypothesis import given as drawn
 from hypothesis import strategies as st
@@ -10,9 +11,6 @@ from hypothesis import strategies as st
 from exogym_core.results.recorder import Rounds
 from exogym_core.sites.elastic_runs import RowOrder
 from netsim.ranks import StampedRow
-
-if TYPE_CHECKING:
-    import random
 
 
 def row(step: int, present: list[int] | None = None) -> dict[str, Any]:

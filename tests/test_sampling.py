@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +12,6 @@ from exogym_core.cli.main import main
 from exogym_core.cli.sampling import Sampler, draw_tokens
 from exogym_core.tasks import build_model
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 EXPERIMENT = """\
 task: {name: text, block_size: 8, num_bytes: 4000}

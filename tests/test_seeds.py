@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import statistics
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,9 +21,6 @@ from exogym_core.results.fit_result import FitResult
 from exogym_core.results.report import Results, verdict, write_report
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import Tally, mean_and_deviation, merged
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EXPERIMENT = experiment(
     topology="two-datacenters",

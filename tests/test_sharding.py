@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import strategy_reference as reference
@@ -20,9 +21,6 @@ from exogym_core import DiLoCoOptimizer, Trainer
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, OptimSpec, StepContext, Strategy
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SEED = 5
 VALUE = 8  # bytes: the reference trains in fp64

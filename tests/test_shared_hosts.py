@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,6 @@ from exogym_core import Trainer
 from exogym_core.cli.main import main
 from exogym_core.strategy import AllReduceStrategy
 from netsim import Topology
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EXPERIMENT = experiment(
     workers="{count: %s, kind: threads}",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,19 +26,13 @@ from test_rendezvous import (
 )
 from worlds import star_form
 
-from exogym_core.communicator import SiteCommunicator, run_ranks
+from exogym_core.communicator import Communicator, SiteCommunicator, run_ranks
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
 from exogym_core.sites.communicator import SiteRankCommunicator, site_link
 from exogym_core.sites.link import SiteLink
+from exogym_core.sites.service import RendezvousService
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from exogym_core.communicator import Communicator
-    from exogym_core.sites.service import RendezvousService
 
 SIZE = 2
 SHARDINGS = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")

@@ -8,9 +8,11 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +21,6 @@ from experiments import experiment
 from exogym_core.cli.main import main
 from exogym_core.workers.processes.jobs import Job, JobEnd, call_each, run_jobs
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 EXPERIMENT = experiment(
     topology="lan",

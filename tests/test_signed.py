@@ -6,49 +6,29 @@ import json
 import socket
 import struct
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_rendezvous import together
 
 from netsim import PeerError, SignedChannel, StrangerError, answer_peer, connect_peer
 from netsim.files import signed
 from netsim.files.signed import greet
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 SECRET = b"known to these tests"
 SERVICE = "a test"
 GREETING = b"a test 2\n"
 
 
-def side_by_side(*bodies: Callable[[], Any]) -> list[Any]:
-    """What each of these gives, or raises, all at the same time."""
-    found: list[Any] = [None] * len(bodies)
-
-    def run(place: int) -> None:
-        try:
-            found[place] = bodies[place]()
-        except Exception as error:
-            found[place] = error
-
-    threads = [threading.Thread(target=run, args=(place,)) for place in range(len(bodies))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    return found
-
-
 @contextmanager
 def channels() -> Iterator[tuple[SignedChannel, SignedChannel]]:
     """Who has connected, and who has answered."""
     ours, theirs = socket.socketpair()
-    caller, called = side_by_side(
+    caller, called = together(
         lambda: greet(ours, SECRET, SERVICE, "b"), lambda: answer_peer(theirs, SECRET, SERVICE)
     )
     with ours, theirs:
@@ -62,7 +42,7 @@ def answered(*parts: bytes, secret: bytes = SECRET) -> tuple[Exception, bytes]:
         for part in parts:
             ours.sendall(part)
         ours.shutdown(socket.SHUT_WR)
-        (raised,) = side_by_side(lambda: answer_peer(theirs, secret, SERVICE))
+        (raised,) = together(lambda: answer_peer(theirs, secret, SERVICE))
         got = b""
         with suppress(ConnectionResetError):  # what was sent has not even been read
             while part := ours.recv(1000):
@@ -82,7 +62,7 @@ def test_messages_go_both_ways_in_order() -> None:
 def test_several_threads_may_send_at_once() -> None:
     with channels() as (caller, called):
         bodies = [lambda: [caller.send(text="x" * 5000) for _ in range(50)] for _ in range(4)]
-        *_, got = side_by_side(*bodies, lambda: [called.receive(10.0) for _ in range(200)])
+        *_, got = together(*bodies, lambda: [called.receive(10.0) for _ in range(200)])
         assert got == [{"text": "x" * 5000}] * 200
 
 
@@ -95,7 +75,7 @@ def test_several_threads_may_send_at_once() -> None:
 )
 def test_both_ends_refuse_each_other(knows: bytes, serves: str, message: str) -> None:
     ours, theirs = socket.socketpair()
-    caller, called = side_by_side(
+    caller, called = together(
         lambda: greet(ours, knows, serves, "b"), lambda: answer_peer(theirs, SECRET, SERVICE)
     )
     assert isinstance(called, StrangerError)
@@ -134,7 +114,7 @@ def test_what_was_said_on_one_connection_is_worth_nothing_on_another() -> None:
 
     for source, target, keep in ((theirs, there, True), (there, theirs, False)):
         threading.Thread(target=carry, args=(source, target, keep), daemon=True).start()
-    caller, called = side_by_side(
+    caller, called = together(
         lambda: greet(ours, SECRET, SERVICE, "b"), lambda: answer_peer(here, SECRET, SERVICE)
     )
     caller.send(do="pay")
@@ -240,7 +220,7 @@ def test_a_process_that_does_not_read_delays_no_other() -> None:
 
 def test_an_end_that_has_gone() -> None:
     with channels() as (caller, called):
-        (got, _) = side_by_side(caller.receive, called.close)  # who waits hears of it
+        (got, _) = together(caller.receive, called.close)  # who waits hears of it
         assert isinstance(got, PeerError)
         with pytest.raises(PeerError, match=r"^b: the connection was lost"):
             [caller.send(do="this") for _ in range(2)]
@@ -256,7 +236,7 @@ def test_what_listens_may_be_something_else_or_nothing() -> None:
             opened.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             opened.close()
 
-        raised, _ = side_by_side(lambda: connect_peer(place, SECRET, SERVICE, "b", 5.0), serve)
+        raised, _ = together(lambda: connect_peer(place, SECRET, SERVICE, "b", 5.0), serve)
     assert isinstance(raised, StrangerError)
     assert str(raised) == "b: the process that listens there is no a test, or of another version"
     with pytest.raises(PeerError, match=r"^b: cannot be reached: Connection refused$"):

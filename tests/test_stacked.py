@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils.data import TensorDataset
 
@@ -30,12 +32,6 @@ from exogym_core.strategy import (
 )
 from exogym_core.strategy.chain import Module
 from exogym_core.workers.turns import Turns
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from torch import Tensor
 
 
 class Classifier(nn.Module):

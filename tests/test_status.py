@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import hmac
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from click.testing import CliRunner
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -17,9 +17,6 @@ from exogym_core.results.run_folder import RunFolder
 from exogym_core.sites.link import SiteLink
 from exogym_core.sites.service import RendezvousService
 from exogym_core.workers.torchrun.side_channel import RUN_TEXT, Pulse
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECRET = "known to these tests, and to nobody else"
 

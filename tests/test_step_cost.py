@@ -5,17 +5,14 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from types import FrameType
+from typing import NoReturn
 
 import netsim
 from exogym_core.communicator.simulated.simulation import Simulation, World
 from netsim import Topology
 from netsim.network.build import MODULES
 from netsim.ranks import Advance, Call, Exit, Key, Post, Request, Wait
-
-if TYPE_CHECKING:
-    from types import FrameType
-
 
 NUM_RANKS = 4
 OURS = str(Path(netsim.__file__).parent)

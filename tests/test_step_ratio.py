@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,6 @@ from exogym_core.planning.step_ratio import (
 )
 from exogym_core.strategy import build_strategy
 from netsim import Topology
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 CELLS = [
     (size, workers, row[place] / row[0])

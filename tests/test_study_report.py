@@ -7,7 +7,8 @@ import json
 import math
 import re
 import signal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -27,9 +28,6 @@ from exogym_core.results.report.study import StudyReport
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import bootstrap_interval, paired_interval
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NETWORK = chain_form("xy", "1 Gbit/s", "0 s")
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=7)

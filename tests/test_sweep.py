@@ -6,7 +6,8 @@ import csv
 import json
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from experiments import experiment
@@ -19,9 +20,6 @@ from exogym_core.studies.points import Range, Sweep, source_of
 from exogym_core.studies.sweep import objective
 from netsim import parse_document
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EXPERIMENT = experiment(topology="lan", compute="50 ms", target_loss=2.2)
 

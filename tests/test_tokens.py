@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +14,6 @@ from exogym_core.cli.main import main as netgym
 from exogym_core.tasks import build_task
 from exogym_core.tasks.tokens import write_tokens
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 tokenizers = pytest.importorskip("tokenizers")
 if importlib.util.find_spec("datasets") is None:  # imported later: it is large

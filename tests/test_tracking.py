@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -18,10 +20,6 @@ from exogym_core.results.run_folder import RunFolder
 from exogym_core.strategy import AllReduceStrategy
 from exogym_core.tasks import build_model, build_task
 from netsim import parse_document
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 
 def experiment(loggers: str) -> Experiment:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,9 +14,6 @@ import exogym_core
 from exogym_core.cli.main import main
 from exogym_core.studies import sweep
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EXPERIMENT = experiment(topology="lan", compute="50 ms", steps=6, evaluate="{every: 3, samples: 32}")
 # Of these rates one trains, one hardly moves and one destroys the model: the best is known beforehand.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import regions_form
 
-from exogym_core.communicator import run_ranks
+from exogym_core.communicator import Communicator, run_ranks
 from netsim import Clock, Network, Protocol, Topology, schedule, start_all_to_all, start_collective
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from exogym_core.communicator import Communicator
 
 TOPOLOGY = regions_form({"a": 3}, "8 Mbit/s", "1 ms", protocol="ideal")
 

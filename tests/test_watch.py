@@ -8,23 +8,19 @@ import re
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from exogym_core.communicator import run_ranks
+from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.workers import turns
 from exogym_core.workers.processes import process_runner
 from exogym_core.workers.runner import Runner
 from exogym_core.workers.turns import Silence
 from netsim.errors import unknown_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from exogym_core.communicator import Communicator
 
 CARRIERS = ["threads", {"kind": "processes", "processes": 1}, {"kind": "processes", "processes": 3}]
 

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from worlds import chain_form
 
-from exogym_core.communicator import run_ranks
+from exogym_core.communicator import Communicator, run_ranks
 from netsim import Topology, simulate_weather
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from exogym_core.communicator import Communicator
 
 STORMY = chain_form(
     bandwidth="100 Mbit/s",

@@ -8,7 +8,8 @@ import random
 import re
 import resource
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,18 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exogym_core import Trainer
-from exogym_core.communicator import run_ranks
+from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import AllReduceStrategy
 from exogym_core.workers import rng
 from exogym_core.workers.rng import RandomStates, seed_device
 from exogym_core.workers.run import Transport, register_transport, transport_named
 from exogym_core.workers.spec import WorkerSpec
 from netsim.errors import InputError, RankError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from exogym_core.communicator import Communicator
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from exogym_core import Trainer
+from exogym_core import Trainer
 
 
 def calls(trainer: Trainer) -> None:

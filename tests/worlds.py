@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from netsim import Topology
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 Form = dict[str, Any]
 

@@ -10,17 +10,14 @@ import copy
 import heapq
 import itertools
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import strategy_reference as reference
 import torch
+from strategy_reference import Batches, MakeOptim
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from strategy_reference import Batches, MakeOptim
 
 Tensors = list[Tensor]
 

@@ -6,12 +6,14 @@ Nothing here uses the parts that strategies are made of, but for random numbers 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import strategy_reference as reference
 import torch
 from strategy_reference import DTYPE_BYTES, SEED, adamw, every, gradients, local, mean, sgd
+from torch import Tensor, nn
 
 from exogym_core.strategy import (
     DGCStrategy,
@@ -25,11 +27,6 @@ from exogym_core.strategy import (
     SparseLoCoStrategy,
 )
 from exogym_core.strategy.parts.generators import shared_generator
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor, nn
 
 
 def flat_matrix(tensor: Tensor) -> Tensor:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exogym_core.communicator import run_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from exogym_core.communicator import Communicator, RunResult
+from exogym_core.communicator import Communicator, RunResult, run_ranks
 
 # A transport is a row here: arguments of `run_ranks`.
 TRANSPORTS: dict[str, dict[str, Any]] = {

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import strategy_reference as reference
 import torch
+from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor, nn
-
-    from exogym_core.strategy import IndexSelector
+from exogym_core.strategy import IndexSelector
 
 
 class Nesterov:

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import compression_references as compression
 import mixing_references as mixing
@@ -15,6 +16,7 @@ import outer_references as outer_rounds
 import strategy_reference as reference
 import torch
 from strategy_reference import DTYPE_BYTES, SEED, adamw, every, local, named_codec, num_values, sgd, whole
+from torch import Tensor, nn
 
 from exogym_core.strategy import (
     AllReduceStrategy,
@@ -35,13 +37,7 @@ from exogym_core.strategy import (
     Strategy,
     StreamingDiLoCoStrategy,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor, nn
-
-    from exogym_core.strategy.parts.codecs import Codec
+from exogym_core.strategy.parts.codecs import Codec
 
 
 @dataclass(frozen=True)

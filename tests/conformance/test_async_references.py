@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import async_references as events
 import pytest
@@ -13,6 +14,7 @@ import strategy_reference as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import (
@@ -23,11 +25,6 @@ from exogym_core.strategy import (
     HeLoCoStrategy,
     Strategy,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor, nn
 
 adamw = partial(torch.optim.AdamW, lr=0.01)
 SAMPLES = 4  # of a batch

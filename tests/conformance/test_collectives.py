@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +17,6 @@ from torch import Tensor
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import AveragingCommunicator
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from exogym_core.communicator import Communicator
 
 
 @st.composite

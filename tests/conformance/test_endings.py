@@ -10,22 +10,19 @@ import select
 import signal
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from conformance_cases import run
 from forks import Fork, run_script
 
+from exogym_core.communicator import Communicator
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.workers.processes.children import Children, Pipe
 from exogym_core.workers.run import run_ranks
 from netsim.errors import DeadlockError, RankError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from exogym_core.communicator import Communicator
 
 PROCESSES = ["processes", "gloo"]
 

@@ -8,14 +8,17 @@ import pickle
 import random
 import socket
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conformance_cases import OPERATIONS, TRANSPORTS, Case, carry_out, check, run
 
+from exogym_core.communicator import Communicator
 from exogym_core.communicator.gloo import rendezvous as gloo_rendezvous
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous, choose_backend
@@ -27,12 +30,6 @@ from exogym_core.workers.run import run_ranks
 from exogym_core.workers.torchrun.side_channel import SideChannel
 from netsim import shared_secret
 from netsim.errors import DeadlockError, InputError, RankError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from exogym_core.communicator import Communicator
 
 
 def _draws(comm: Communicator) -> tuple[float, float, float]:

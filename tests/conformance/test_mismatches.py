@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import confused
 import pytest
+import torch
 from conformance_cases import TRANSPORTS, run
 
+from exogym_core.communicator import Communicator
 from netsim.errors import DeadlockError, MismatchError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
-
-    from exogym_core.communicator import Communicator
 
 
 def _dtype(comm: Communicator) -> None:

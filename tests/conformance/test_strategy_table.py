@@ -17,7 +17,7 @@ rows = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 
 
 @rows
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(problem=problems)
 def test_equals_its_algorithm_and_sends_the_bytes_of_its_formula(row: Row, problem: dict[str, int]) -> None:
     model, batches = reference.make_problem(**problem)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +11,10 @@ from conformance_cases import TRANSPORTS, run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exogym_core.communicator import Communicator
 from exogym_core.communicator.simulated.simulation import Schedules, World
 from netsim import default_algorithm, schedule
 from netsim.ranks import Call
-
-if TYPE_CHECKING:
-    from exogym_core.communicator import Communicator
 
 
 def counted(load: Call, member: int) -> int:

@@ -9,16 +9,14 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from exogym_core.communicator import Communicator, run_ranks
 from netsim.errors import BrokenCallError, InputError, NetsimError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 COLLECTIVES = (
     "all_reduce",

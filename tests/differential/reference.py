@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 GRID = 2.0**30
 _NOISE = 1e-12  # seconds that rounding may amount to

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from rank_programs import Actor, Program, drawn
 from reference import Reference
@@ -12,9 +10,7 @@ from exogym_core.communicator import run_ranks
 from exogym_core.communicator.simulated.simulation import Schedules, World
 from exogym_core.workers.journal import Journal
 from netsim import Topology
-
-if TYPE_CHECKING:
-    from netsim.ranks import Request
+from netsim.ranks import Request
 
 
 def compare(program: Program) -> None:

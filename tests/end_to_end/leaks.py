@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 __all__ = ["leaks"]
 

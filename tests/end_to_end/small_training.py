@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from forks import Fork
 from torch import nn
 
+from exogym_core.communicator import Communicator
+from exogym_core.strategy import Strategy
 from exogym_core.tasks import build_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from exogym_core.communicator import Communicator
-    from exogym_core.strategy import Strategy
 
 
 def make_model() -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +11,6 @@ from torch import nn
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import SimpleReduceStrategy
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORLD_SIZE, STEPS = 2, 5
 # Not Adam, to which a sum of gradients looks like their mean.

@@ -6,8 +6,8 @@ import json
 import re
 import runpy
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from forks import Fork, ranks, run_script
@@ -16,9 +16,6 @@ from exogym_core.cli.experiment import Experiment
 from exogym_core.cli.main import main as netgym
 from exogym_core.strategy import STRATEGIES
 from exogym_core.tasks import LLAMA_PRESETS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RUNS = sorted((EXAMPLES / "opendiloco").glob("*.yaml"))

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from experiments import experiment
 from forks import Fork
 from leaks import leaks
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EXPERIMENT = experiment(
     name="apart",

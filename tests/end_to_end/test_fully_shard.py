@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +14,8 @@ from small_training import batch_of, joined, leave, make_model, results_of
 from torch import nn
 
 from exogym_core import DiLoCoOptimizer
-from exogym_core.communicator import run_ranks
+from exogym_core.communicator import Communicator, run_ranks
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    from exogym_core.communicator import Communicator
 
 WORLD_SIZE, SIZE, STEPS, H = 4, 2, 7, 3
 MAX_NORM = 0.3

@@ -7,8 +7,8 @@ import json
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from experiments import experiment, results_of
@@ -16,9 +16,6 @@ from forks import Fork
 from safetensors.torch import load_file
 
 from exogym_core.cli.main import main
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SMALL = experiment(
     model="{name: mlp, hidden: [8]}",

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from forks import Fork, ranks, run_script
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCRIPT = """
 import json

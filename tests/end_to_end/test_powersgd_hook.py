@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +13,6 @@ from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.strategy import PowerSGDStrategy
 from exogym_core.strategy.parts.exchange import orthonormal
 from exogym_core.strategy.parts.generators import shared_generator
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORLD_SIZE, STEPS, RANK, START = 2, 12, 2, 2  # the hook begins with plain means
 OPTIMIZER = {"lr": 0.1, "momentum": 0.9}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 from experiments import experiment
@@ -13,11 +16,6 @@ from forks import Fork, agent_store, ranks, run_script, torchrun
 from leaks import leaks
 
 from exogym_core.cli.main import main
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from subprocess import CompletedProcess
 
 SCRIPT = """
 import json, os, sys, time

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from forks import Fork, run_script
 
 from exogym_core.cli.main import main
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 SCRIPT = """
 import time

@@ -7,17 +7,15 @@ of `netsim.collective`, what it returns.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from frozen_networks import PROTOCOLS, digest, mapping_of, star, with_weather
 
 import netsim
 from netsim import ALGORITHMS, Faults, schedule, start_all_to_all, start_collective
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 __all__ = ["Drive", "answer", "names"]
 

@@ -11,13 +11,11 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from frozen_networks import digest
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["answer", "names", "tested"]
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import Any
 
 import netsim
-
-if TYPE_CHECKING:
-    from random import Random
 
 __all__ = ["PROTOCOLS", "WEATHERS", "digest", "mapping_of", "random_tree", "star", "with_weather"]
 

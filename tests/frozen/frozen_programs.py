@@ -9,16 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from frozen_networks import digest, with_weather
 
 import netsim
-from exogym_core.communicator import run_ranks
-
-if TYPE_CHECKING:
-    from exogym_core.communicator import Communicator
+from exogym_core.communicator import Communicator, run_ranks
 
 __all__ = ["answer", "names"]
 

@@ -6,7 +6,8 @@ Each runs in threads, in two processes, and stopped and resumed; the three have 
 from __future__ import annotations
 
 import tempfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from frozen_networks import digest
@@ -15,12 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
+from exogym_core.results.fit_result import FitResult
 from exogym_core.strategy import STRATEGIES, build_strategy
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from exogym_core.results.fit_result import FitResult
 
 __all__ = ["CARRIERS", "answer", "fit", "metrics", "names", "options_of", "resumed", "tested"]
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from frozen_collectives import Drive as CollectiveDrive
@@ -19,13 +20,8 @@ from frozen_transfers import Drive as TransferDrive
 from frozen_transfers import actions_of
 
 import netsim
-from exogym_core.communicator import run_ranks
+from exogym_core.communicator import Communicator, run_ranks
 from netsim import Recorder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from exogym_core.communicator import Communicator
 
 __all__ = ["answer", "names"]
 

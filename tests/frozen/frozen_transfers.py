@@ -7,19 +7,17 @@ number), `ties`, the call order of what happened at one instant, `aborted` bytes
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from frozen_networks import PROTOCOLS, WEATHERS, digest, mapping_of, with_weather
 
 import netsim
 from netsim import Faults
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["Drive", "actions_of", "answer", "names"]
 

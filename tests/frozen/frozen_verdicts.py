@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import confused
 from frozen_networks import digest
 
 import netsim
-from exogym_core.communicator import run_ranks
+from exogym_core.communicator import Communicator, run_ranks
 from netsim import Faults
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from exogym_core.communicator import Communicator
 
 __all__ = ["answer", "names"]
 

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import frozen_runs
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from exogym_core import OptimSpec, Trainer
-from exogym_core.strategy import STRATEGIES, AllReduceStrategy, DiLoCoStrategy
+from exogym_core.strategy import STRATEGIES, AllReduceStrategy, DiLoCoStrategy, Strategy
 from netsim.errors import NetsimError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from exogym_core.strategy import Strategy
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is here")
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from netsim.collectives.schedules.schedule import Phase, Schedule
 from netsim.errors import unknown_name
-
-if TYPE_CHECKING:
-    from netsim.collectives.schedules.schedule import Phase, Schedule
 
 __all__ = ["run_on_arrays"]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,14 +19,9 @@ from worlds import star_form
 
 from exogym_core import Trainer
 from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint
+from exogym_core.results.fit_result import FitResult
 from exogym_core.strategy import DiLoCoStrategy
 from netsim.errors import DeadlockError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from exogym_core.results.fit_result import FitResult
 
 STEPS, H = 20, 2
 PROCESSES = {"kind": "processes", "processes": 2}

@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -18,12 +18,9 @@ from torch.utils.data import TensorDataset
 from worlds import star_form
 
 from exogym_core import Trainer
-from exogym_core.communicator import run_ranks
+from exogym_core.communicator import Communicator, RunResult, run_ranks
 from exogym_core.strategy import build_strategy
 from netsim import Clock, Network, Topology, schedule, start_collective
-
-if TYPE_CHECKING:
-    from exogym_core.communicator import Communicator, RunResult
 
 
 def topology(rate: float = 100.0, names: tuple[str, ...] = ("h0", "h1", "h2", "h3")) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,16 +13,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from interpreted_engine import use_sources
+from test_network_laws import check_rates
 
 from netsim import Clock, Faults, HostEvent, Network, Topology, Weather, schedule, start_collective
 from netsim.errors import DeadlockError
 from netsim.network.clock import Order
+from netsim.topology.topology import FloatArray
 from netsim.topology.weather import Background, LinkEvent
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
-
-    from netsim.topology.topology import FloatArray
 
 # a, b - left - right - c, d: the middle is shared and narrow.
 TOPOLOGY = Topology.from_mapping(
@@ -103,19 +101,6 @@ class Account:
             expected[self.routes[transfer]] += moved
         np.testing.assert_allclose(self.network.link_bytes, expected, rtol=1e-9, atol=1e-2)
 
-    def check_rates(self, capacity: FloatArray, *, fair: bool) -> None:
-        """Law 2, with `capacity` in payload bytes per second; without windows also who may have more."""
-        load, largest = np.zeros(NUM_LINKS), np.zeros(NUM_LINKS)
-        for transfer, rate in self.rates.items():
-            route = self.routes[transfer]
-            load[route] += rate
-            largest[route] = np.maximum(largest[route], rate)
-        assert (load <= capacity * (1 + 1e-9)).all()
-        for transfer, rate in self.rates.items():
-            route = self.routes[transfer]
-            full = load[route] >= capacity[route] * (1 - 1e-9)
-            assert not fair or (full & (largest[route] <= rate * (1 + 1e-9))).any()
-
 
 class Weathered(RuleBasedStateMachine):
     """Adds transfers, moves time, breaks and heals; its own model says what every link carries."""
@@ -194,7 +179,8 @@ class Weathered(RuleBasedStateMachine):
         if not hasattr(self, "network"):
             return
         self.account.check_bytes()
-        self.account.check_rates(self._capacity(), fair=not self.network.protocol.has_windows)
+        fair = not self.network.protocol.has_windows
+        check_rates(self.account.rates, self.account.routes.__getitem__, self._capacity(), fair=fair)
 
     def teardown(self) -> None:
         """When all is healed, everything arrives, once, and the run ends."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +18,9 @@ from exogym_core import Trainer
 from exogym_core.checkpoints.checkpoint import StoredCheckpoint, find_checkpoint
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.data.samples import Source
+from exogym_core.results.fit_result import FitResult
 from exogym_core.run import loop
 from exogym_core.strategy import STRATEGIES, Strategy, build_strategy
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from exogym_core.results.fit_result import FitResult
 
 NUM_NODES, NUM_STEPS = 3, 7
 PROCESSES = {"kind": "processes", "processes": 2}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,6 @@ from exogym_core.strategy import Strategy, build_strategy
 from exogym_core.workers.journal import MessagesInFlight
 from netsim.errors import InputError
 from netsim.ranks import Call, Mark, Put
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Steps of very unequal length, so that ranks are many rounds apart.
 UNEQUAL: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import regions_form
 
-from exogym_core.communicator import RunResult, run_ranks
-
-if TYPE_CHECKING:
-    from exogym_core.communicator import Communicator
+from exogym_core.communicator import Communicator, RunResult, run_ranks
 
 TOPOLOGY = regions_form({"a": 3, "b": 2}, protocol="ideal")
 NUM_RANKS = 5

@@ -7,7 +7,8 @@ import json
 import pickle
 import random
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import networkx as nx
 import pytest
@@ -18,9 +19,6 @@ from hypothesis import strategies as st
 from netsim import Topology, shipped_topologies
 from netsim.errors import InputError
 from netsim.topology.graph import natural_key
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RATES = ["1 Gbit/s", "200 Mbit/s", "1e8 bit/s"]
 LATENCIES = ["0 s", "1 ms", "2 ms", "3 ms", "0.5 ms"]  # few values, so that ties are common

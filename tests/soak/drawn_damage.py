@@ -9,12 +9,10 @@ from __future__ import annotations
 import copy
 import json
 import struct
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from netsim import parse_document
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from drawn_damage import RAW, Choices, Raw, damaged_text, damaged_tree, flow, keys_of, tree_of
 from fuzzed_folder import FOLDER, accepted
@@ -10,9 +11,6 @@ from fuzzed_tables import TRACE, runs
 
 from exogym_core.cli.experiment import Experiment
 from netsim import Topology, parse_document
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["experiment", "topology"]
 

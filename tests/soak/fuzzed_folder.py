@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from exogym_core.results.disk import RecordError
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["FOLDER", "accepted"]
 

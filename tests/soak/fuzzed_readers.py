@@ -6,16 +6,13 @@ it; within seconds and a bounded memory. What is accepted can be used, and what 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from fuzzed_checkpoints import checkpoint
 from fuzzed_documents import experiment, topology
 from fuzzed_folder import FOLDER
 from fuzzed_formats import foreign
 from fuzzed_tables import flows, traces
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["FOLDER", "READERS", "one_input"]
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from drawn_damage import Choices, damaged_text, flow
 from fuzzed_folder import FOLDER, accepted
 
 from netsim import Topology, read_flows, time_flows
 from netsim.errors import DeadlockError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["TRACE", "flows", "runs", "traces"]
 

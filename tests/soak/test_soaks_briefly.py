@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import broken_pairs
 import pytest
@@ -12,9 +12,6 @@ from forks import Fork, run_script
 from fuzzed_readers import READERS, one_input
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("reader", READERS)
