@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from test_planning import NETWORK, setting, trained
@@ -16,6 +16,9 @@ from exogym_core.planning.setting import Crashes
 from exogym_core.strategy import build_strategy
 from netsim import Topology
 from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GOES_ON = {"averaging_timeout": 2, "all_reduce_strategy": "no_wait", "matchmaking_time": 1}
 CRASHES = Crashes(40.0, 3.0)
@@ -122,3 +125,64 @@ def test_an_experiments_failures_and_end_are_planned(capsys: pytest.CaptureFixtu
     output = capsys.readouterr().out
     assert "crashes" in output
     assert "until = 1 s ends it" in output
+
+
+SHARED = """\
+name: shared
+regions:
+  a: {hosts: 1, nic: 10 Gbit/s, latency: 50 us, device: h100, devices: 1}
+  b: {hosts: 1, nic: 10 Gbit/s, latency: 50 us, device: h100, devices: 1}
+wan: [{between: [a, b], bandwidth: 1 Gbit/s, rtt: 50 ms}]
+"""
+
+
+def test_workers_that_share_a_hosts_devices_share_their_time_and_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in training, four workers on two devices take twice the time of two: they were planned at full speed."""
+    (tmp_path / "shared.yaml").write_text(SHARED)
+    words = (
+        f"plan --model llama-2m --strategy DiLoCo --topology {tmp_path / 'shared.yaml'} --tokens 2B --json"
+    )
+    rows = []
+    for number in (2, 4):
+        assert main([*words.split(), "--workers", str(number)]) == 0
+        rows += json.loads(capsys.readouterr().out)
+    two, four = rows
+    computing = [row["seconds_per_round"] - row["exposed_seconds_per_round"] for row in rows]
+    assert computing[1] == pytest.approx(2 * computing[0])
+    assert four["memory_available"] == two["memory_available"] / 2
+    assert any("up to 2 on one: those beyond a host's devices share them" in each for each in four["remarks"])
+
+
+def test_a_batch_that_devices_cannot_share_in_whole_sequences_is_remarked() -> None:
+    """Five sequences on eight devices; four on two are shared."""
+    where = replace(setting(), batch_size=5, devices_per_worker=8)
+    plan = measure(build_strategy("DiLoCo", H=5), where)
+    assert any("in whole sequences computing takes 1.6 times as long" in remark for remark in plan.remarks)
+    even = measure(build_strategy("DiLoCo", H=5), replace(where, batch_size=4, devices_per_worker=2))
+    assert not any("whole sequences" in remark for remark in even.remarks)
+
+
+def test_one_worker_gets_no_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It ended in a division by zero."""
+    path = tmp_path / "alone.yaml"
+    path.write_text("name: alone\nregions: {here: {hosts: 1, nic: 1 Gbit/s, latency: 1 ms, device: h100}}\n")
+    assert main(["advise", str(path), "--model", "llama-2m", "--tokens", "1B"]) == 2
+    assert "advise: there is one worker" in capsys.readouterr().err
+
+
+def test_a_network_that_stays_dead_ends_its_row_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Others are planned; it was an error of the whole command."""
+    events = "events: [{at: 1 s, link: [a, b], down: true, for: 10 h}]\n"
+    (tmp_path / "dead.yaml").write_text(SHARED + events)
+    words = "plan --model llama-2m --strategy DiLoCo --without b --tokens 2B --json --topology"
+    code = main([*words.split(), str(tmp_path / "dead.yaml")])
+    rows = json.loads(capsys.readouterr().out) if code == 0 else []
+    assert [("refused" in row, row["name"]) for row in rows] == [
+        (True, "DiLoCo"),
+        (False, "DiLoCo without b"),
+    ]
+    assert "went dead at 1 s and stayed so" in rows[0]["refused"]

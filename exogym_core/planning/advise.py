@@ -235,6 +235,9 @@ class Advice:
 
     Attributes:
         rows: every plan so far, as a mapping; may be read during the search.
+
+    Raises:
+        InputError: there is one worker, or hours have no price.
     """
 
     def __init__(
@@ -244,6 +247,11 @@ class Advice:
         report: Callable[[int, int, str], None] | None = None,
     ) -> None:
         self.rows: list[dict[str, Any]] = []
+        if setting.num_ranks == 1:
+            raise InputError(
+                "advise: there is one worker, and advice is on how workers communicate: add hosts or --workers, or "
+                "plan one with netgym plan"
+            )
         self._dollars = setting.dollars
         self._setting, self._ratios, self._report = _with_tokens(setting), ratios, report
         self._explained: list[str] = []
@@ -308,7 +316,7 @@ class Advice:
             if self.rows
             else None,
             "explained": [*self._what_would_fit(), *self._explained],
-            "unknown": _unknown(kept, self._ratios),
+            "unknown": [*_unknown(kept, self._ratios), *setting.remarks],
         }
 
     def _what_would_fit(self) -> list[str]:
@@ -597,9 +605,9 @@ def _with_tokens(setting: Setting) -> Setting:
     """
     if setting.dollars is None:
         return setting
-    hourly = setting.hourly_dollars()
-    if not hourly:
-        raise InputError("advise: --budget needs the price of a worker's hour: add --price DOLLARS")
+    if not (hourly := setting.hourly_dollars()):
+        given = "nothing" if hourly == 0 else "not known"
+        raise InputError(f"advise: --budget: what a worker's hour costs is {given}: add --price DOLLARS")
     seconds = max(each.mean_seconds for each in setting.durations())
     tokens = setting.dollars / hourly * 3600 / seconds * setting.tokens_a_round(1)
     return replace(setting, tokens=tokens, dollars=None)

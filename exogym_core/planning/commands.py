@@ -15,7 +15,7 @@ import click
 
 from exogym_core.planning.model_sizes import MEMORY_CHOICES
 from netsim import DelayedProgress, Stoppable
-from netsim.errors import InputError, unknown_name
+from netsim.errors import DeadlockError, InputError, unknown_name
 from netsim.units import format_count, parse_seconds
 
 if TYPE_CHECKING:
@@ -330,8 +330,8 @@ def plan_rows(
             progress.now(f"planning {name}{where}")
             try:
                 made = planned(strategy, setting.without(sites) if sites else setting, name).to_mapping()
-            except RefusedPlanError as error:
-                yield {"name": name, "refused": str(error)}
+            except (RefusedPlanError, DeadlockError) as error:
+                yield {"name": name, "refused": str(error).partition("\n")[0]}
             else:
                 yield {"name": name, **made, "strategy": label, "without": missing}
 

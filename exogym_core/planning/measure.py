@@ -539,6 +539,8 @@ def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pa
     missed = num_rounds * len(figures.rank_ends) - figures.contributions  # by absent workers
     rounds = setting.num_rounds(period, missed)
     remarks = pace.remarks
+    if (cut := setting.cut_sequences()) is not None:
+        remarks += (cut,)
     if missed:
         remarks += (
             f"{format_count(missed, 'time')} a worker was away at a round's end, and its steps do not count",

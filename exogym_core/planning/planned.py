@@ -204,6 +204,7 @@ class Request:
             InputError: the model cannot be made, there is no topology, or steps are measured.
         """
         settings, topology = experiment.settings, experiment.topology
+        shared = (experiment.shared_hosts,) if experiment.shared_hosts is not None else ()
         known = known if known is not None else Known()
         model, of_model = _model(experiment, sequence, known, is_file=is_file)
         if topology is None:
@@ -229,7 +230,7 @@ class Request:
             seed=settings.seed,
             failures=None if failures is None else Crashes(failures["mtbf"], failures["repair"]),
             until=_checked("until", settings),
-            remarks=(*of_model, *remarks),
+            remarks=(*of_model, *shared, *remarks),
             known=known,
             **options,
         )

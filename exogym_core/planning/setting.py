@@ -182,7 +182,25 @@ class Setting:
         flops = self.model.sequence_flops * batch / devices
         machine = self.topology.hosts[host]
         compute = self.compute.with_utilisation(self._utilisation(host))
-        return compute.step_seconds(flops, machine.device, f"host {machine.name}: ", self.half)
+        seconds = compute.step_seconds(flops, machine.device, f"host {machine.name}: ", self.half)
+        return seconds * self._slowdown(host)
+
+    def _slowdown(self, host: int) -> float:
+        """Factor by which a step takes longer, and a worker has less memory, where workers share a host's devices."""
+        devices = self._of_site("devices per worker", self.devices_per_worker, host)
+        return self.topology.hosts[host].slowdown(self.hosts.count(host) * devices)
+
+    def cut_sequences(self) -> str | None:
+        """Remark on batches that devices cannot share in whole sequences; None where they can."""
+        for host, batch in zip(self.hosts, self.batches(), strict=True):
+            devices = self._of_site("devices per worker", self.devices_per_worker, host)
+            if batch % devices:
+                longer = math.ceil(batch / devices) * devices / batch
+                return (
+                    f"{batch} sequences are computed by {devices} devices without loss, as by tensor parallelism; in "
+                    f"whole sequences computing takes {longer:.3g} times as long"
+                )
+        return None
 
     def _utilisation(self, host: int) -> float:
         """Share of its devices' peak that a host's computing reaches."""
@@ -333,7 +351,8 @@ class Setting:
         for host, device in self._devices().items():
             memory = find_device(device).memory_bytes if device is not None else None
             if memory is not None:
-                found.append(memory * self._of_site("devices per worker", self.devices_per_worker, host))
+                devices = self._of_site("devices per worker", self.devices_per_worker, host)
+                found.append(memory * devices / self._slowdown(host))
         return min(found, default=None)
 
     def fits(self, states: Mapping[str, int], choices: Sequence[str] | None = None) -> bool | None:

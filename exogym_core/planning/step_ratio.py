@@ -135,8 +135,9 @@ def law_ratio(
     outside = f"; it does not cover {' and '.join(beyond)}, which may need more" if beyond else ""
     where = "above" if loss > 1 else "below"
     source = (
-        f"DiLoCo's scaling law (arXiv 2503.09799, table 7, H = 30), by which the loss of {num_workers} workers is "
-        f"{abs(loss - 1):.2%} {where} data-parallel's at {num_parameters / 1e9:.3g}B parameters{outside}"
+        f"DiLoCo's scaling law (arXiv 2503.09799, table 7, H = 30), by which the loss of "
+        f"{format_count(num_workers, 'worker')} is {abs(loss - 1):.2%} {where} data-parallel's at "
+        f"{num_parameters / 1e9:.3g}B parameters{outside}"
     )
     return Ratio(mean, low, high, source, is_law=True)
 
