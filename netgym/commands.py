@@ -20,8 +20,8 @@ from exogym_core.config import yaml_text
 from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
 from exogym_core.names import file_name, visible
 from exogym_core.planning.commands import plan_rows
-from exogym_core.planning.measure import placed
 from exogym_core.planning.planned import request_of
+from exogym_core.planning.sweep import placed
 from exogym_core.results.report import write_report
 from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own
 from netgym.results import Comparison, SweepResult

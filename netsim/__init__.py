@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from netsim.collectives.choice import schedule as schedule
     from netsim.collectives.collective import CollectiveTimes as CollectiveTimes
     from netsim.collectives.collective import collective as collective
-    from netsim.collectives.estimate import are_many as are_many
     from netsim.collectives.estimate import is_crowd as is_crowd
+    from netsim.collectives.estimate import most_at_once as most_at_once
     from netsim.collectives.schedules.algorithms import ALGORITHMS as ALGORITHMS
     from netsim.collectives.schedules.algorithms import OPERATIONS as OPERATIONS
     from netsim.collectives.schedules.algorithms import algorithm_names as algorithm_names
@@ -107,7 +107,7 @@ _NAMES = {  # by module
     "collectives.abridged": "Abridged Gathering",
     "collectives.choice": "Choices parse_collectives schedule",
     "collectives.collective": "CollectiveTimes collective",
-    "collectives.estimate": "are_many is_crowd",
+    "collectives.estimate": "is_crowd most_at_once",
     "collectives.schedules.algorithms": "ALGORITHMS OPERATIONS algorithm_names default_algorithm",
     "collectives.schedules.schedule": "Schedule",
     "collectives.start": "Collective start_all_to_all start_collective time_collective",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from exogym_core.cost.compute import Compute
 from exogym_core.planning.measure import Measured, Setting, measure
 from exogym_core.planning.models import planned_model
+from exogym_core.planning.setting import Known, with_links
 from exogym_core.strategy import build_strategy
-from netsim import Topology
+from netsim import Protocol, Topology, most_at_once
 from netsim.collectives import estimate
 from netsim.errors import InputError
 
@@ -47,11 +49,37 @@ def test_a_crowd_takes_what_its_busiest_link_takes(protocol: Any, monkeypatch: p
     strategy = build_strategy("DiLoCo", H=2, codec="int8")
     whole = Measured(strategy, where)
     monkeypatch.setattr(estimate, "_MOST_WHOLE", 300)
+    monkeypatch.setattr(estimate, "_MOST_UNLIKE", 300)
     reckoned = Measured(strategy, homes(24, protocol=protocol))
     assert reckoned.plan.seconds_per_round == pytest.approx(whole.plan.seconds_per_round, rel=0.02)
     assert reckoned.plan.wan_bytes == whole.plan.wan_bytes
     assert reckoned.figures.link_bytes == pytest.approx(whole.figures.link_bytes)
     assert any("busiest link" in remark for remark in reckoned.plan.remarks)
+
+
+def test_a_crowd_begins_as_its_members_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the narrowest line messages of a home with a fast device are early."""
+    where = homes(24, protocol="linux-tcp")
+    narrow = with_links(where.topology, lambda link: replace(link, bits_per_second=link.bits_per_second / 10))
+    hosts = tuple(replace(host, device="rtx-2080-ti" if host.index % 2 else "a100") for host in narrow.hosts)
+    network = replace(narrow, hosts=hosts)
+    where = replace(where, topology=network, compute=Compute.parse("flops"), batch_size=25_000)
+    strategy = build_strategy("DiLoCo", H=2, codec="int8")
+    whole = measure(strategy, where)
+    monkeypatch.setattr(estimate, "_MOST_UNLIKE", 300)
+    reckoned = measure(strategy, replace(where, known=Known()))
+    computing = [2 * each.mean_seconds for each in where.durations()]
+    assert computing[1] - computing[0] > 0.05 * whole.seconds_per_round
+    assert reckoned.seconds_per_round == pytest.approx(whole.seconds_per_round, rel=0.02)
+    assert any("busiest link" in remark for remark in reckoned.remarks)
+
+
+def test_messages_of_like_hosts_are_simulated_whole() -> None:
+    """Of 48 workers in four regions all messages between two regions end together, which costs little."""
+    protocol, regions, unlike = Protocol.parse("linux-tcp"), Topology.load("wan-4-regions"), homes(48)
+    assert most_at_once(unlike.topology, protocol, unlike.hosts) < 48 * 47
+    assert most_at_once(regions, protocol, regions.place(48)) > 48 * 47
+    assert most_at_once(unlike.topology, Protocol.parse("gloo"), unlike.hosts) > 48 * 47
 
 
 def test_a_very_long_ring_takes_what_its_slowest_pairs_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from exogym_core.cli.main import main
-from exogym_core.planning.sweep import break_even, sooner_throughout, step_ratio_lines
+from exogym_core.planning.sweep import break_even, placed, sooner_throughout, step_ratio_lines
 
 WORDS = (
     "plan --model llama-2m --sequence 64 --strategy DiLoCo --strategy AllReduce --topology wan-4-regions --workers 4 "
     "--device h100 --tokens 1B --protocol linux-tcp"
 )
 TOPOLOGY = "name: near\nregions:\n  here: {hosts: 4, nic: 10 Gbit/s, latency: 50 us}\n"
+LENGTH = "strategies.DiLoCo.H"
 CODEC, BANDWIDTH = "strategies.DiLoCo.codec", "wan.bandwidth"
 
 
@@ -96,6 +97,74 @@ def test_networks_are_swept(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert wan["seconds_per_round"] > near["seconds_per_round"] > 0
     assert main([*words, "--topology", "wan-4-regions", "--sweep", f"topology={path}"]) == 2
     assert "--sweep topology: --topology is given too: leave one of them out" in capsys.readouterr().err
+
+
+LOCAL = "plan --model llama-2m --sequence 64 --strategy DiLoCo --strategy AllReduce --workers 4 --device h100"
+LOCAL += " --tokens 1B"
+
+
+def planned(capsys: pytest.CaptureFixture[str], words: str, code: int = 0) -> Any:
+    assert main(words.split()) == code
+    printed = capsys.readouterr()
+    return (json.loads(printed.out) if printed.out.startswith(("[", "{")) else printed.out), printed.err
+
+
+def test_a_swept_key_without_effect_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A network without links between sites has no such bandwidth to set; streams of `ideal` change nothing."""
+    (tmp_path / "near.yaml").write_text(TOPOLOGY)
+    near = f"{LOCAL} --topology {tmp_path / 'near.yaml'}"
+    _, error = planned(capsys, f"{near} --sweep wan.bandwidth=1Gbit/s,10Gbit/s", 2)
+    assert "wan.bandwidth: near has no links between sites, only those of hosts: here - here.0" in error
+    streams = f"{LOCAL} --topology lan --protocol ideal --sweep protocol.streams=1,8"
+    _, error = planned(capsys, f"{streams} --json")
+    assert error == "warning: --sweep protocol.streams: changes nothing in any row\n"
+    table, _ = planned(capsys, streams)
+    assert "protocol.streams changes nothing in any row" in table
+    _, error = planned(capsys, f"{LOCAL} --topology lan --sweep price=1,2 --json")
+    assert "changes nothing" not in error
+
+
+def test_flags_are_swept_and_sites_of_each_network_have_their_price(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """One --price for two networks names sites of both; a price is a swept key; an unknown site is refused."""
+    (tmp_path / "near.yaml").write_text(TOPOLOGY)
+    networks = f"--sweep topology=wan-4-regions,{tmp_path / 'near.yaml'} --json"
+    price = "--price here=3,us-east=2,us-west=2,eu=2,asia=2"
+    rows = planned(capsys, f"{LOCAL} {networks} {price}")[0]["plans"]
+    assert [row["cost"] / row["days"] / 24 for row in rows] == pytest.approx([8, 8, 12, 12])
+    _, error = planned(capsys, f"{LOCAL} {networks} {price},moon=1", 2)
+    assert "unknown site 'moon'" in error
+    rows = planned(capsys, f"{LOCAL} --topology lan --sweep price=1,2 --json")[0]["plans"]
+    assert [row["cost"] / row["days"] / 24 for row in rows] == pytest.approx([4, 4, 8, 8])
+    _, error = planned(capsys, f"{LOCAL} --topology lan --sweep price=1,2 --price 3", 2)
+    assert "--sweep price: --price is given too: leave one of them out" in error
+    _, error = planned(capsys, f"{LOCAL} --topology lan --sweep price=1,free", 2)
+    assert "--price free: expected dollars of a worker's hour" in error
+
+
+def test_places_count_each_plan_once_and_equal_rows_stay_behind_none() -> None:
+    """AllReduce at two values of H is one plan; of rows whose bands overlap neither stays ahead."""
+
+    def at(name: str, length: str, days: float) -> dict[str, Any]:
+        band = {"days": days, "days_low": 0.9 * days, "days_high": 1.1 * days, "fits": True}
+        return {
+            "name": name,
+            "strategy": name,
+            "tokens_per_second": 1 / days,
+            "point": {LENGTH: length},
+            **band,
+        }
+
+    rows = [
+        at("AllReduce", "5", 1.0),
+        at("AllReduce", "10", 1.0),
+        at("DiLoCo", "5", 9.0),
+        at("DiLoCo", "10", 8.0),
+    ]
+    assert [row["place"] for row in placed(rows)] == [1, 1, 2, 2]
+    ratios = {(line["faster"], line["slower"]) for line in step_ratio_lines(rows)}
+    assert ratios == {("AllReduce", "DiLoCo")}
 
 
 def test_a_swept_table_says_each_thing_once(

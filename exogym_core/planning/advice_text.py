@@ -33,7 +33,8 @@ def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
         yield from advice["explained"]
     for name, row in zip(names, variants.values(), strict=True):
         mark = "*" if row["pareto"] else " "
-        yield f"{row['place']:>3} {mark} {name:<{max(map(len, names))}} {_figures(row)}"
+        place = 1 + sum(other["place"] < row["place"] for other in variants.values())
+        yield f"{place:>3} {mark} {name:<{max(map(len, names))}} {_figures(row)}"
     if others:
         searched = dict.fromkeys(name for options in SEARCHED.values() for name in options)
         yield (

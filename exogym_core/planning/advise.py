@@ -12,13 +12,13 @@ from exogym_core.planning.groups import group_seconds, groupings, ring_orders
 from exogym_core.planning.measure import (
     NETWORK_ERROR,
     Setting,
-    is_sooner,
     least_days,
     measure,
     memory_states,
     would_fit,
 )
 from exogym_core.planning.step_ratio import Ratio, steps_range
+from exogym_core.planning.sweep import is_sooner
 from exogym_core.strategy import build_strategy
 from netsim.errors import InputError
 from netsim.units import format_bytes

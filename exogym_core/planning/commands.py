@@ -19,7 +19,7 @@ from netsim.errors import InputError, unknown_name
 from netsim.units import format_count, parse_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from exogym_core.planning.planned import Request
 
@@ -186,7 +186,7 @@ _WHERE = (
     _option(
         "--sweep sweeps",
         "KEY=A,B,...",
-        "Plan each value; keys as in --set, and wan.bandwidth. May be repeated.",
+        "Plan each value; keys as in --set, wan.bandwidth, and flags such as topology and price. May be repeated.",
         multiple=True,
     ),
     _option(
@@ -213,14 +213,18 @@ def plan(
     """
     if out is not None:
         _check_folder(out)
-    from exogym_core.planning.measure import placed
     from exogym_core.planning.planned import request_of
     from exogym_core.planning.setting import Known
-    from exogym_core.planning.sweep import grid
+    from exogym_core.planning.sweep import grid, placed
 
     rows: list[dict[str, Any]] = []
     known = Known()
-    asked = [(point, request_of(experiment, point, known=known, **words)) for point in grid(sweeps)]
+    asked = []
+    for point in grid(sweeps):
+        keys, flags = _flags_of(point, words)
+        asked.append((point, request_of(experiment, keys, known=known, **flags)))
+    every = {site for _, request in asked for site in request.setting.sites()}
+    asked = [(point, request.of_own_sites(every)) for point, request in asked]
     total = sum(len(request.experiment.strategies) * len(_left_out(lost)) for _, request in asked)
     with (
         Stoppable() as work,
@@ -242,6 +246,28 @@ def plan(
     work.end(made)
 
 
+_SWEPT = ("topology", "device", "utilisation", "devices-per-worker", "memory", "micro-batch", "price")
+
+
+def _flags_of(point: Mapping[str, str], words: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Values of swept keys of the experiment; and flags, those that are swept with the values that they have there.
+
+    Raises:
+        InputError: a flag is swept and given.
+    """
+    context = click.get_current_context()
+    parameters = {option.removeprefix("--"): each for each in plan.params for option in each.opts}
+    flags = {}
+    for key in _SWEPT:
+        if key in point:
+            parameter = parameters[key]
+            source = context.get_parameter_source(parameter.name or "")
+            if source is not click.core.ParameterSource.DEFAULT:
+                raise InputError(f"--sweep {key}: --{key} is given too: leave one of them out")
+            flags[parameter.name or ""] = parameter.process_value(context, point[key])
+    return {key: value for key, value in point.items() if key not in _SWEPT}, {**words, **flags}
+
+
 def _print_plans(
     every: list[dict[str, Any]],
     sweeps: Sequence[str],
@@ -252,7 +278,13 @@ def _print_plans(
 ) -> None:
     """Print the plans, and write their page to `out`; `sweeps` are those whose break-even lines are shown."""
     from exogym_core.planning.page import print_table, write_page
-    from exogym_core.planning.sweep import break_even, is_axis, sooner_throughout, step_ratio_lines
+    from exogym_core.planning.sweep import (
+        break_even,
+        is_axis,
+        sooner_throughout,
+        step_ratio_lines,
+        without_effect,
+    )
 
     rows = [row for row in every if "refused" not in row]
     keys = [text.partition("=")[0].strip() for text in sweeps]
@@ -271,6 +303,9 @@ def _print_plans(
         write_page(out, rows, values, title, facts, plain)
     if as_json:
         click.echo(json.dumps(plain, indent=2, allow_nan=False))
+        for key in keys:
+            if without_effect(rows, key):
+                click.echo(f"warning: --sweep {key}: changes nothing in any row", err=True)
     else:
         print_table(rows, values, title, facts)
         for row in every:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,14 +12,13 @@ from exogym_core.planning.model_sizes import MEMORY_CHOICES
 from exogym_core.planning.rhythm import Rhythm, draws_bytes, rhythm
 from exogym_core.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together
 from exogym_core.planning.setting import Setting
-from exogym_core.planning.sweep import is_of_model
 from exogym_core.planning.weather import (
     changes_between,
     num_rounds_needed,
     rounds_remarks,
     with_failures,
 )
-from netsim import Weather, are_many
+from netsim import Weather, most_at_once
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
 
@@ -37,11 +35,9 @@ __all__ = [
     "Plan",
     "RefusedPlanError",
     "Setting",
-    "is_sooner",
     "least_days",
     "measure",
     "memory_states",
-    "placed",
     "would_fit",
 ]
 
@@ -232,41 +228,6 @@ _NOTICEABLE = 1.01  # times the budget's steps
 _MOST_DEVICES = 1024  # of a worker, tried
 
 
-def is_sooner(row: Mapping[str, Any], other: Mapping[str, Any], name: str = "days") -> bool:
-    """True if a row is sooner anywhere in both bands, or works through more tokens for the same money.
-
-    Rows that do not fit into memory come last.
-
-    Args:
-        row, other: plans as mappings, with `days_low`, `days_high` (None: without an end) and `fits`.
-        name: `days`, or `cost` for the cheaper one.
-    """
-    if (row["fits"] is False) != (other["fits"] is False):
-        return other["fits"] is False
-    if row.get("tokens_low") is not None and other.get("tokens_high") is not None:
-        return bool(row["tokens_low"] > other["tokens_high"])  # for the same money
-    high = row[f"{name}_high"]
-    return row is not other and high is not None and bool(high < other[f"{name}_low"])
-
-
-def placed(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Plans as mappings with `place`: rows whose bands overlap share one; None without days.
-
-    Rows of a sweep over models have places among those of their own model.
-    """
-    of_models: dict[tuple[tuple[str, str], ...], list[Mapping[str, Any]]] = defaultdict(list)
-    for row in rows:
-        if row.get("days") is not None:
-            swept = row.get("point", {}).items()
-            of_models[tuple((key, value) for key, value in swept if is_of_model(key))].append(row)
-    places = {
-        id(row): 1 + sum(is_sooner(other, row) for other in group)
-        for group in of_models.values()
-        for row in group
-    }
-    return [dict(row) if "refused" in row else {**row, "place": places.get(id(row))} for row in rows]
-
-
 class RefusedPlanError(InputError):
     """A strategy cannot be planned correctly in this setting; others of the same request may be."""
 
@@ -308,7 +269,9 @@ class Measured:
             remarks += weather_remarks
         is_crowded = any("direct" in names for names in figures.collectives.values())
         num_ranks = setting.num_ranks + strategy.num_servers
-        if is_crowded and are_many(num_ranks * (num_ranks - 1)) and not setting.topology.weather:
+        most = most_at_once(setting.topology, setting.resolved_protocol, setting.hosts)
+        is_many = num_ranks * (num_ranks - 1) > most
+        if is_crowded and is_many and not setting.topology.weather:
             remarks += (f"messages of {num_ranks:,} ranks at once are computed from the busiest link",)
         self.figures = figures
         self.are_peers_new = found.are_peers_new

@@ -12,7 +12,16 @@ from rich.table import Table
 
 from exogym_core.cli.run_commands import stdout
 from exogym_core.names import visible
-from exogym_core.planning.sweep import concerns, is_axis, is_of_model, number, pace, short_keys
+from exogym_core.planning.sweep import (
+    concerns,
+    is_axis,
+    is_of_model,
+    number,
+    once,
+    pace,
+    short_keys,
+    without_effect,
+)
 from exogym_core.results.report.curves import COLOURS
 from exogym_core.results.report.figures import Picture
 from exogym_core.results.report.page import Figure, Page, render_page
@@ -159,12 +168,8 @@ def _values(row: Mapping[str, Any], keys: Mapping[str, str]) -> list[str]:
 
 def _once(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Rows by strategy, one for each set of swept values that can change it."""
-    keys = _swept(rows)
     names = list(dict.fromkeys(row["name"] for row in rows))
-    found: dict[tuple[str, ...], Mapping[str, Any]] = {}
-    for row in rows:
-        found.setdefault((row["name"], *_values(row, keys)), row)
-    return sorted(found.values(), key=lambda row: names.index(row["name"])) if keys else list(rows)
+    return sorted(once(rows), key=lambda row: names.index(row["name"])) if _swept(rows) else list(rows)
 
 
 def _soonest(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -209,6 +214,7 @@ def _notes(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, shor
             "limits and remarks are those of each strategy's best point, and of variants the best with the others; "
             "--json and the page of --out have all"
         )
+    notes += [f"{key} changes nothing in any row" for key in _swept(rows) if without_effect(rows, key)]
     if any(_is_egress_only(row) for row in shown):
         notes.append(
             "dollars: traffic that links charge for alone; --price DOLLARS, of a worker's hour, adds theirs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from netsim.errors import InputError, unknown_name
 from netsim.units import format_count, parse_bits_per_second
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from exogym_core.config import Settings
     from exogym_core.strategy.base import Strategy
@@ -235,6 +235,17 @@ class Request:
         )
         return cls(experiment, setting, tokens)
 
+    def of_own_sites(self, every: Container[str]) -> Request:
+        """Request whose values by site are those of its network, of all that are given for `every` site."""
+        setting, own = self.setting, self.setting.sites()
+        changes: dict[str, Any] = {}
+        for name in ("devices_per_worker", "utilisation", "dollars_per_hour"):
+            if isinstance(given := getattr(setting, name), Mapping):
+                changes[name] = {
+                    site: value for site, value in given.items() if site in own or site not in every
+                }
+        return replace(self, setting=replace(setting, **changes))
+
     def title(self) -> str:
         """Model, network and number of workers."""
         settings = self.experiment.settings
@@ -427,11 +438,6 @@ def _experiment_of(
 
     Flags come first, then `overrides`, then the swept `point`, so that the later change values of the earlier.
     """
-    if "topology" in point:
-        if topology is not None:
-            raise InputError("--sweep topology: --topology is given too: leave one of them out")
-        point = dict(point)
-        topology = point.pop("topology")
     sets, bandwidth = _without_wan([*overrides, *(f"{key}={value}" for key, value in point.items())])
     if topology is not None and Path(topology).is_file():
         topology = str(Path(topology).resolve())

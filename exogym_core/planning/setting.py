@@ -27,6 +27,7 @@ __all__ = ["Crashes", "Known", "Setting", "with_links", "with_wan_bandwidth"]
 T = TypeVar("T")
 
 _MOST_ROUNDS = 10**15  # that money pays for
+_MOST_NAMED = 4  # links in an error
 
 #: Least and most share of their devices' peak that published trainings reached while computing: Llama 3 405B 38 to 43 %
 #: (arXiv 2407.21783, 3.3.2), PaLM 540B 46.2 % (2204.02311; 45.7 % without self-attention), both checked in their text.
@@ -78,15 +79,23 @@ def with_links(topology: Topology, change: Callable[[Link], Link]) -> Topology:
 
 
 def with_wan_bandwidth(topology: Topology, bits_per_second: float) -> Topology:
-    """A network with this bandwidth on each link between sites, in each direction."""
+    """A network with this bandwidth on each link between sites, in each direction.
+
+    Raises:
+        InputError: there are no such links.
+    """
     inside = {host.name for host in topology.hosts if host.region is not None}
+    between = {link for link in topology.links if not inside & {link.source, link.target}}
+    if not between:
+        pairs = list(dict.fromkeys(" - ".join(sorted((link.source, link.target))) for link in topology.links))
+        links = ", ".join(pairs[:_MOST_NAMED])
+        more = f" and {len(pairs) - _MOST_NAMED} more" if len(pairs) > _MOST_NAMED else ""
+        raise InputError(
+            f"wan.bandwidth: {topology.name} has no links between sites, only those of hosts: {links}{more}; leave it "
+            "out, or change them in the topology"
+        )
     return with_links(
-        topology,
-        lambda link: (
-            link
-            if link.source in inside or link.target in inside
-            else replace(link, bits_per_second=bits_per_second)
-        ),
+        topology, lambda link: replace(link, bits_per_second=bits_per_second) if link in between else link
     )
 
 
@@ -356,12 +365,17 @@ class Setting:
         if not isinstance(given, Mapping):
             return given
         topology = self.topology
-        regions = [topology.region_of(number) for number in range(len(topology.hosts))]
-        known = dict.fromkeys([*regions, *(each.name for each in topology.hosts)])
+        known, region = self.sites(), topology.region_of(host)
         for name in given:
             if name not in known:
                 raise unknown_name("site", name, known)
-        for name in (topology.hosts[host].name, regions[host]):
+        for name in (topology.hosts[host].name, region):
             if name in given:
                 return given[name]
-        raise InputError(f"plan: {what}: nothing is given for {regions[host]}; add {regions[host]}=...")
+        raise InputError(f"plan: {what}: nothing is given for {region}; add {region}=...")
+
+    def sites(self) -> list[str]:
+        """Names of regions and hosts, by which values may be given."""
+        hosts = self.topology.hosts
+        regions = map(self.topology.region_of, range(len(hosts)))
+        return list(dict.fromkeys([*regions, *(each.name for each in hosts)]))

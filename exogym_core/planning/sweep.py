@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from netsim.errors import InputError
 from netsim.units import parse_bits_per_second
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 __all__ = [
     "break_even",
@@ -19,15 +20,29 @@ __all__ = [
     "grid",
     "is_axis",
     "is_of_model",
+    "is_sooner",
     "number",
+    "once",
     "pace",
+    "placed",
     "short_keys",
     "sooner_throughout",
     "step_ratio_lines",
+    "without_effect",
 ]
 
 # Keys that change the duration of a step, and not its learning.
-_OF_TIME = ("protocol", "wan", "topology", "placement", "collectives", "compute", "transport")
+_OF_TIME = {
+    "protocol",
+    "wan",
+    "topology",
+    "placement",
+    "collectives",
+    "compute",
+    "transport",
+    "device",
+    "price",
+} | {"devices-per-worker", "utilisation", "memory", "micro-batch"}
 
 
 def grid(sweeps: Iterable[str]) -> list[dict[str, str]]:
@@ -97,6 +112,60 @@ def is_of_model(key: str) -> bool:
     (True, False)
     """
     return key.partition(".")[0] in ("model", "task")
+
+
+def is_sooner(row: Mapping[str, Any], other: Mapping[str, Any], name: str = "days") -> bool:
+    """True if a row is sooner anywhere in both bands, or works through more tokens for the same money.
+
+    Rows that do not fit into memory come last.
+
+    Args:
+        row, other: plans as mappings, with `days_low`, `days_high` (None: without an end) and `fits`.
+        name: `days`, or `cost` for the cheaper one.
+    """
+    if (row["fits"] is False) != (other["fits"] is False):
+        return other["fits"] is False
+    if row.get("tokens_low") is not None and other.get("tokens_high") is not None:
+        return bool(row["tokens_low"] > other["tokens_high"])  # for the same money
+    high = row[f"{name}_high"]
+    return row is not other and high is not None and bool(high < other[f"{name}_low"])
+
+
+def placed(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Plans as mappings with `place`: rows whose bands overlap share one; None without days.
+
+    Rows of a sweep over models have places among those of their own model; a strategy that a swept key does not concern
+    counts once.
+    """
+    of_models: dict[tuple[tuple[str, str], ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row.get("days") is not None:
+            swept = row.get("point", {}).items()
+            of_models[tuple((key, value) for key, value in swept if is_of_model(key))].append(row)
+    places = {
+        id(row): 1 + sum(is_sooner(other, row) for other in once(group))
+        for group in of_models.values()
+        for row in group
+    }
+    return [dict(row) if "refused" in row else {**row, "place": places.get(id(row))} for row in rows]
+
+
+def once(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The first of the rows of a plan that differ in swept values alone which cannot change it."""
+    found: dict[Hashable, Mapping[str, Any]] = {}
+    for row in rows:
+        own = (item for item in row.get("point", {}).items() if concerns(row, item[0]))
+        found.setdefault((row["name"], *own), row)
+    return list(found.values())
+
+
+def without_effect(rows: Sequence[Mapping[str, Any]], key: str) -> bool:
+    """True if the plans of all values of a swept key are alike."""
+    alike: dict[Hashable, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        rest = (item for item in row["point"].items() if item[0] != key)
+        alike[row["name"], *rest].append({of: row[of] for of in row if of not in ("point", "place")})
+    return all(other == group[0] for group in alike.values() for other in group)
 
 
 def pace(row: Mapping[str, Any]) -> float:
@@ -245,8 +314,8 @@ def step_ratio_lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Ratio of steps up to which the faster strategy stays ahead.
 
     For each two strategies at one point, and each two variants of one that differ in one swept key which changes what
-    is learned. Below that ratio of steps to the same loss the faster is still the sooner there, or for money the one
-    that reaches it for less.
+    is learned, whose bands do not overlap. Below that ratio of steps to the same loss the faster is still the sooner
+    there, or for money the one that reaches it for less.
     """
     found = []
     for first, second in itertools.combinations(rows, 2):
@@ -257,6 +326,8 @@ def step_ratio_lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         (fast, faster), (slow, slower) = sorted(
             zip((first, second), names, strict=True), key=lambda pair: -pace(pair[0])
         )
+        if fast.get("days_high") is not None and not is_sooner(fast, slow):
+            continue  # their bands overlap
         found.append(
             {"faster": faster, "slower": slower, "steps_ratio": pace(fast) / pace(slow), "point": point}
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from netsim.collectives.estimate import Estimator, are_many, is_crowd
+from netsim.collectives.estimate import Estimator, is_crowd
 from netsim.collectives.start import start_all_to_all, start_collective
 from netsim.network.clock import call_at
 
@@ -30,7 +30,8 @@ class Gathering:
     Args:
         network: on whose clock.
         num_members: how many.
-        begun: called when all have arrived; returns its seconds.
+        begun: called when all have arrived, with the seconds by which each was before the last; returns the seconds
+            from then on.
         on_done: called with every member when it finishes.
     """
 
@@ -38,17 +39,19 @@ class Gathering:
         self,
         network: Network,
         num_members: int,
-        begun: Callable[[], float],
+        begun: Callable[[tuple[float, ...]], float],
         on_done: Callable[[int], None],
     ) -> None:
         self._env, self._num_members, self._begun, self._on_done = network.env, num_members, begun, on_done
         self._num_expected = num_members
+        self._arrivals = [0.0] * num_members
 
     def arrive(self, member: int) -> None:
         """Count a member's arrival."""
         self._num_expected -= 1
+        self._arrivals[member] = self._env.now
         if not self._num_expected:
-            at = self._env.now + self._begun()
+            at = self._env.now + self._begun(tuple(self._env.now - each for each in self._arrivals))
             for each in range(self._num_members):
                 call_at(self._env, at, partial(self._finish, each))
 
@@ -65,7 +68,7 @@ class Abridged:
     """Starts collectives on a quiet network, of long ones under TCP their first steps alone.
 
     The time of the others is computed from a trial, and added at the end. Crowds take the seconds of their busiest
-    links, from the arrival of their last member.
+    links, on which a member's messages are from its arrival on.
 
     Args:
         topology: the network, without weather.
@@ -100,7 +103,7 @@ class Abridged:
             The collective, whose members `arrive`, and which `cancel` ends.
         """
         placed = tuple(hosts)
-        if is_crowd(schedule):
+        if is_crowd(schedule, self._estimator.most_at_once(placed)):
             begun = partial(self._begin_crowd, network, placed, schedule, lambda: schedule)
             return Gathering(network, len(placed), begun, on_done)
         if not self._estimator.is_long(schedule):
@@ -108,7 +111,7 @@ class Abridged:
         seconds = self._slowest_pairs_seconds(schedule, placed)
         if seconds is not None:
 
-            def begin() -> float:
+            def begin(_: tuple[float, ...]) -> float:
                 network.credit(placed, schedule.pair_bytes)
                 return seconds
 
@@ -145,13 +148,13 @@ class Abridged:
         Returns:
             A function that lets a member enter with the bytes that it has for each member, and one that cancels.
         """
-        if not are_many(len(hosts) * (len(hosts) - 1)):
+        if len(hosts) * (len(hosts) - 1) <= self._estimator.most_at_once(tuple(hosts)):
             return start_all_to_all(network, hosts, group=group, on_done=on_done)
         rows: dict[int, tuple[int, ...]] = {}
 
-        def begun() -> float:
+        def begun(early: tuple[float, ...]) -> float:
             sizes = tuple(rows[member] for member in range(len(hosts)))
-            return self._begin_crowd(network, tuple(hosts), sizes, lambda: whole(sizes))
+            return self._begin_crowd(network, tuple(hosts), sizes, lambda: whole(sizes), early)
 
         gathering = Gathering(network, len(hosts), begun, on_done)
 
@@ -162,12 +165,17 @@ class Abridged:
         return enter, gathering.cancel
 
     def _begin_crowd(
-        self, network: Network, hosts: tuple[int, ...], sizes: Hashable, made: Callable[[], Schedule]
+        self,
+        network: Network,
+        hosts: tuple[int, ...],
+        sizes: Hashable,
+        made: Callable[[], Schedule],
+        early: tuple[float, ...],
     ) -> float:
-        """Seconds of a crowd that begins now, identified by its `sizes`."""
-        key = (hosts, sizes)
+        """Seconds from now of a crowd, identified by its `sizes`, whose members were `early` by so many seconds."""
+        key = (hosts, sizes, early)
         if key not in self._crowds:
-            self._crowds[key] = self._estimator.crowd.times(made(), hosts)
+            self._crowds[key] = self._estimator.crowd.times(made(), hosts, early)
         seconds, link_bytes = self._crowds[key]
         network.credit_links(link_bytes)
         return seconds

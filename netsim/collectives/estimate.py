@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
     from netsim.topology.protocol import Protocol
     from netsim.topology.topology import FloatArray, Topology
 
-__all__ = ["Estimator", "are_many", "is_crowd"]
+__all__ = ["Estimator", "is_crowd", "most_at_once"]
 
 # Thresholds, in messages of a schedule.
 _MOST_WHOLE = 20_000  # simulated whole; more at once are a crowd
+# Simulated at once under windows between unlike hosts, where each of them ends at an instant of its own.
+_MOST_UNLIKE = 2_000
 # Simulated by first steps; of longer rings without shared links, only the slowest pairs.
 _MOST_STEPWISE = 50_000
 
@@ -39,15 +42,22 @@ _MOST_LOSSES = 100
 _LEAST_BYTES = 1 << 20
 
 
-def are_many(num_messages: int) -> bool:
-    """True if `num_messages` at once are a crowd."""
-    return num_messages > _MOST_WHOLE
+def most_at_once(topology: Topology, protocol: Protocol, hosts: Sequence[int]) -> int:
+    """Number of messages at once that plans simulate; more are a crowd."""
+    if not protocol.has_windows or protocol.rendezvous:
+        return _MOST_WHOLE
+    lines = defaultdict(list)
+    for link in topology.links:
+        for end in (link.source, link.target):
+            lines[end].append((link.bits_per_second, link.latency_seconds, link.loss))
+    kinds = {tuple(lines[topology.hosts[host].name]) for host in hosts}
+    return _MOST_UNLIKE if len(kinds) ** 2 > _MOST_UNLIKE else _MOST_WHOLE
 
 
-def is_crowd(schedule: Schedule) -> bool:
-    """True if a schedule has few steps with very many messages each."""
+def is_crowd(schedule: Schedule, most: int = _MOST_WHOLE) -> bool:
+    """True if a schedule has few steps with very many messages each, more than `most` in all."""
     listed = all(isinstance(phase, ListedPhase) for phase in schedule.phases)
-    return listed and are_many(schedule.num_messages)
+    return listed and schedule.num_messages > most
 
 
 class Estimator:
@@ -61,6 +71,7 @@ class Estimator:
     def __init__(self, topology: Topology, protocol: Protocol) -> None:
         self._topology, self._protocol = topology, protocol
         self.crowd = _Crowd(topology, protocol)
+        self.most_at_once = cache(partial(most_at_once, topology, protocol))
 
     def seconds(
         self, make: Callable[[int], Schedule], num_bytes: int, hosts: Sequence[int], repeat: int = 1
@@ -218,30 +229,60 @@ class _Crowd:
         backs = [topology.link_between[link.target, link.source].index for link in topology.links]
         self._back = np.array(backs, int)
 
-    def times(self, schedule: Schedule, hosts: Sequence[int]) -> tuple[float, FloatArray]:
-        """Seconds from all members' common start to the end; and payload across each link, shape (links,)."""
+    def times(
+        self, schedule: Schedule, hosts: Sequence[int], early: Sequence[float] = ()
+    ) -> tuple[float, FloatArray]:
+        """Seconds from the last member's start to the end; and payload across each link, shape (links,).
+
+        Args:
+            schedule: the crowd.
+            hosts: the host of each member.
+            early: seconds by which each member starts before the last; none: all start at once.
+        """
         seconds, total = 0.0, np.zeros(len(self._rate))
+        before = np.array(early if any(early) else ())
         for phase in schedule.phases:
             for index in range(phase.num_steps):
                 step = phase.step(index)
                 routes = self._routes(step, np.asarray(hosts, np.int64))
                 load = self._carried(routes, step.num_bytes)
-                seconds += self._step_seconds(step, routes, load)
+                seconds += self._step_seconds(step, routes, load, before)
                 total += load
+                before = before[:0]  # all begin the next step when this one ends
         return seconds, total
 
-    def _step_seconds(self, step: Step, routes: _Routes, load: FloatArray) -> float:
+    def _step_seconds(self, step: Step, routes: _Routes, load: FloatArray, early: FloatArray) -> float:
         protocol = self._protocol
         acks = np.append(load, 0.0)[self._back] * protocol.ack_share * protocol.payload_share
-        # A link is busy from the arrival of its first byte until it has carried all.
-        first = np.full(len(load) + 1, np.inf)
-        for place in routes.links.T:
-            np.minimum.at(first, place, routes.latency)
-        used = load > 0
-        busiest = (first[:-1] + (load + acks) / self._rate)[used].max(initial=0.0)
+        starts = routes.latency - early[step.src] if len(early) else routes.latency
         limited = step.num_bytes * routes.round_trip / routes.window
-        slowest = (routes.latency + limited).max(initial=0.0)
+        slowest = (starts + limited).max(initial=0.0)
+        used = load > 0
+        ends = self._ends(routes, starts, step.num_bytes, load + acks, together=not len(early))
+        if len(early):
+            ends += acks / self._rate
+        busiest = ends[used].max(initial=0.0)
         return max(float(busiest), float(slowest)) + protocol.software_seconds
+
+    def _ends(
+        self, routes: _Routes, starts: FloatArray, num_bytes: Ranks, load: FloatArray, *, together: bool
+    ) -> FloatArray:
+        """When each link has carried its load: it is never idle after the first byte, or after a later member's."""
+        if together:
+            first = np.full(len(load) + 1, np.inf)
+            for place in routes.links.T:
+                np.minimum.at(first, place, starts)
+            return first[:-1] + load / self._rate
+        ends = np.zeros(len(load))
+        links = routes.links.ravel()
+        order = np.lexsort((np.repeat(starts, routes.links.shape[1]), links))
+        order = order[links[order] >= 0]
+        links, message = links[order], order // routes.links.shape[1]
+        upto = np.cumsum(num_bytes[message])
+        last = np.searchsorted(links, links, side="right") - 1
+        left = upto[last] - upto + num_bytes[message]
+        np.maximum.at(ends, links, starts[message] + left / self._rate[links])
+        return ends
 
     def _carried(self, routes: _Routes, num_bytes: Ranks) -> FloatArray:
         load = np.zeros(len(self._rate) + 1)  # the last one is no link
