@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# What is imported is compiled, once.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all test-browser bench wheels docs lint suite ray rates setup clean
 
 demo: $(VENV)/.demo
@@ -14,13 +17,13 @@ demo: $(VENV)/.demo
 test: setup
 	$(MAKE) --jobs=4 --keep-going lint ray rates suite
 
-suite: setup
+suite: $(VENV)/.compiled
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --ignore tests/test_ray.py -m 'not browser and not rates'
 
-ray: setup  # whose processes would go behind all others
+ray: $(VENV)/.compiled  # whose processes would go behind all others
 	RAY_worker_niceness=0 nice -n -10 $(BIN)/python -m pytest tests/test_ray.py
 
-rates: setup
+rates: $(VENV)/.compiled
 	nice -n -15 $(BIN)/python -m pytest tests/test_probe.py -m rates
 
 # The pages with all notebooks, and the long soaks, about two hours: a million damaged files, 2,000 networks that fail, 100 kills, 50 broken runs. What they find
@@ -84,6 +87,11 @@ $(VENV)/.demo: pyproject.toml $(VENV)/.torch
 $(VENV)/.ready: pyproject.toml $(VENV)/.torch
 	$(EDITABLE) '.[demo,dev,docs]'
 	touch $(VENV)/.demo $@
+
+# What all tests import is compiled here, beside the check of types, and not by each of their processes at once.
+$(VENV)/.compiled: $(VENV)/.ready
+	-$(BIN)/python -m pytest --collect-only --quiet >/dev/null
+	touch $@
 
 $(VENV)/.soak: $(VENV)/.ready
 	$(EDITABLE) '.[soak]'

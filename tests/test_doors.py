@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from experiments import experiment
-from forks import Fork
 from torch import nn
 
 from exogym_core.checkpoints.checkpoint import run_identity
@@ -273,5 +272,6 @@ def test_processes_share_less_memory_where_the_address_space_is_limited() -> Non
         "sent = torch.arange(10_000.0)\n"
         "print(torch.equal(Arena(ours.fd).get(theirs.put(sent)), sent))\n"
     )
-    done = Fork(exec, code).end()
-    assert done.stdout == "True\n", done.stderr
+    # No fork: what the tests have mapped would count too.
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

@@ -12,7 +12,15 @@ from torch.utils.checkpoint import checkpoint
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.data.samples import EpochOrder, OwnData, Reading, SharedData
-from exogym_core.strategy import AllReduceStrategy, Chain, DiLoCoStrategy, FedAvgStrategy, Sites, Strategy
+from exogym_core.strategy import (
+    AllReduceStrategy,
+    Chain,
+    DeMoStrategy,
+    DiLoCoStrategy,
+    FedAvgStrategy,
+    Sites,
+    Strategy,
+)
 from exogym_core.strategy.base import StepContext
 from netsim.errors import InputError
 
@@ -167,21 +175,28 @@ def test_an_overflow_is_seen_through_every_codec(codec: str, value: float) -> No
             )
 
 
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4, sparse=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.embedding(tokens).sum()
+
+
 @pytest.mark.parametrize(
-    "strategy", [FedAvgStrategy("sgd", max_norm=1.0), DiLoCoStrategy("sgd", max_norm=1.0)]
+    ("strategy", "num_ranks", "what"),
+    [
+        (FedAvgStrategy("sgd", max_norm=1.0), 1, "clipped"),
+        (DiLoCoStrategy("sgd", max_norm=1.0), 1, "clipped"),
+        (AllReduceStrategy("sgd"), 2, "averaged"),
+        (DeMoStrategy("sgd"), 2, "averaged"),
+    ],
 )
-def test_sparse_gradients_to_be_clipped_are_refused_with_the_remedy(strategy: Strategy) -> None:
-    class Sparse(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(5, 4, sparse=True)
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            return self.embedding(tokens).sum()
-
-    line = r"gradient of a parameter of shape \(5, 4\): is sparse and cannot be clipped; .* sparse=False"
+def test_sparse_gradients_are_refused_with_the_remedy(strategy: Strategy, num_ranks: int, what: str) -> None:
+    line = rf"gradient of a parameter of shape \(5, 4\): is sparse and cannot be {what}; .* sparse=False"
     with pytest.raises(InputError, match=line):
-        run_ranks(lambda comm: one_step(strategy, Sparse(), torch.arange(5), comm, StepContext()), 1)
+        run_ranks(lambda comm: one_step(strategy, Sparse(), torch.arange(5), comm, StepContext()), num_ranks)
 
 
 # --- uneven batches ----------------------------------------------------------------------------------------

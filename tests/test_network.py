@@ -49,11 +49,6 @@ def log(clock: Clock) -> Log:
     return Log(clock)
 
 
-def test_a_transfer_takes_latency_and_bytes_over_rate(clock: Clock, network: Network) -> None:
-    assert clock.run(network.transfer(A, B, MEGABYTE)) is None
-    assert clock.now == 1.02
-
-
 def test_processes_of_simpy_share_its_clock(clock: Clock, network: Network) -> None:
     def process() -> Any:
         yield network.transfer(A, B, MEGABYTE)

@@ -166,17 +166,23 @@ def test_a_job_whose_process_dies_says_how_and_the_others_end() -> None:
     assert other.result == 42
 
 
-def test_leaving_interrupts_what_runs_and_takes_its_last_reports() -> None:
+def test_leaving_interrupts_what_runs_and_takes_its_last_reports(tmp_path: Path) -> None:
     def wait(report: Any) -> None:
         report.step(os.getpid())
+        (tmp_path / "waits").touch()
         try:
             signal.pause()
         except KeyboardInterrupt:
             report.step("saved")
             raise
 
+    def end(_: Any) -> int:
+        while not (tmp_path / "waits").exists():
+            time.sleep(0.001)
+        return 42
+
     report = Steps()
-    with closing(run_jobs(iter([Job("wait", wait, report), Job("ends", double, Steps())]), 2)) as running:
+    with closing(run_jobs(iter([Job("wait", wait, report), Job("ends", end, Steps())]), 2)) as running:
         assert next(running)[1].result == 42
     pid, saved = report.lines
     assert saved == "saved"

@@ -33,7 +33,7 @@ from exogym_core.strategy import (
 from exogym_core.strategy.base import StepContext
 from exogym_core.strategy.options import accepted_arguments
 from exogym_core.strategy.parts.codecs import codec_named
-from netsim.errors import InputError, UnknownNameError
+from netsim.errors import UnknownNameError
 
 WITHOUT_SERVERS = [name for name in STRATEGIES if not build_strategy(name).num_servers]
 
@@ -347,26 +347,6 @@ def test_frozen_tied_unused_and_empty_parameters_are_no_trouble(
         assert torch.equal(trained.frozen.weight, model.frozen.weight)
         assert trained.head.weight is trained.embedding.weight
         assert trained(torch.arange(5)).item() < model(torch.arange(5)).item()
-
-
-@pytest.mark.parametrize("name", ["AllReduce", "DeMo"])
-def test_sparse_gradients_are_refused_with_the_remedy(name: str) -> None:
-    class Sparse(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(5, 4, sparse=True)
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            loss: Tensor = self.embedding(tokens).sum()
-            return loss
-
-    line = r"gradient of a parameter of shape \(5, 4\): is sparse and cannot be averaged; .* sparse=False"
-    with pytest.raises(InputError, match=line):
-        reference.run_strategy(
-            build_strategy(name, optim_spec="sgd"),
-            Sparse(),
-            [[torch.arange(5)] * 2],  # type: ignore[list-item]
-        )
 
 
 # --- published sizes ---------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from exogym_core import FitResult, LocalTrainer, Trainer
-from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, OptimSpec, Strategy
+from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, OptimSpec
 from exogym_core.tasks import MLP, build_model, build_task
 from netsim.errors import InputError, RankError
 
@@ -454,23 +454,6 @@ def test_ctrl_c_comes_out_and_leaves_what_was_done():
         )
     assert [row["step"] for row in trainer.result.history] == [1, 2, 3]
     assert not trainer.result.complete
-
-
-class OwnStrategy(Strategy):
-    """As EXO Gym's users write them: step overridden, the parent's called last."""
-
-    def step(self):
-        for parameter in self.model.parameters():
-            self.comm.all_reduce(parameter.grad, "avg")
-        self.optim.step()
-        super().step()
-
-
-def test_a_strategy_of_ones_own_trains():
-    own = fit(strategy=OwnStrategy(optim_spec=OptimSpec(torch.optim.SGD, lr=0.1)))
-    assert [row["train_loss"] for row in own.fit_result.history] == pytest.approx(
-        [row["train_loss"] for row in fit().fit_result.history]
-    )
 
 
 def test_forked_ranks_inherit_what_optimizers_import() -> None:

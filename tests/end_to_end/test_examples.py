@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,16 +21,13 @@ DECIMAL = re.compile(r"\d+\.\d+")
 
 
 @pytest.fixture
-def script(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., str]]:
-    """Runs an example in this process, in an empty folder, and returns what it prints."""
-    monkeypatch.chdir(tmp_path)
+def script(tmp_path: Path) -> Callable[..., str]:
+    """Runs an example in an empty folder, and returns what it prints; its memory goes with its process."""
 
     def script(name: str, *arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", [name, *arguments])
-        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-        return capsys.readouterr().out
+        done = Fork(run_script, str(EXAMPLES / name), *arguments, folder=tmp_path).end()
+        assert (done.returncode, "Warning" in done.stderr) == (0, False), done.stderr
+        return done.stdout
 
     return script
 
