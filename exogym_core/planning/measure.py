@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -412,9 +413,12 @@ def _more_devices(setting: Setting, states: Mapping[str, int]) -> list[str]:
     number = setting.devices_per_worker
     if not isinstance(number, int):
         return []
-    more = (replace(setting, devices_per_worker=each) for each in range(number + 1, _MOST_DEVICES))
-    enough = (each.devices_per_worker for each in more if each.fits(states) is not False)
-    return [f"--devices-per-worker {count}" for count in itertools.islice(enough, 1)]
+
+    def fits(count: int) -> bool:
+        return replace(setting, devices_per_worker=count).fits(states) is not False
+
+    count = bisect_left(range(_MOST_DEVICES), True, lo=number, key=fits)
+    return [f"--devices-per-worker {count}"] if count < _MOST_DEVICES else []
 
 
 def _sharded(strategy: Strategy, setting: Setting, states: Mapping[str, int]) -> list[str]:
@@ -558,9 +562,8 @@ def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pa
     available = setting.memory_available()
     memory = setting.memory_of(figures.memory)
     fits = setting.fits(figures.memory)
-    if fits is None and available is not None:
-        unlisted = ", ".join(setting.devices_of_unknown_memory())
-        remarks += (f"the memory of {unlisted} is not listed: whether it fits there is not known",)
+    if fits is None and available is not None and (unlisted := setting.devices_of_unknown_memory()):
+        remarks += (f"the memory of {', '.join(unlisted)} is not listed: whether it fits there is not known",)
     from_servers = figures.server_wan_bytes / num_rounds
     return Plan(
         strategy=name,

@@ -187,8 +187,11 @@ class Setting:
 
     def _slowdown(self, host: int) -> float:
         """Factor by which a step takes longer, and a worker has less memory, where workers share a host's devices."""
+        machine = self.topology.hosts[host]
+        if machine.devices is None:
+            return 1.0
         devices = self._of_site("devices per worker", self.devices_per_worker, host)
-        return self.topology.hosts[host].slowdown(self.hosts.count(host) * devices)
+        return machine.slowdown(self.hosts.count(host) * devices)
 
     def cut_sequences(self) -> str | None:
         """Remark on batches that devices cannot share in whole sequences; None where they can."""
