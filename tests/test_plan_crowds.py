@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from exogym_core.cost.compute import Compute
+from exogym_core.planning.advise import advise
 from exogym_core.planning.measure import Measured, Setting, measure
 from exogym_core.planning.models import planned_model
 from exogym_core.planning.setting import Known, with_links
@@ -98,3 +99,17 @@ def test_too_many_ranks_that_read_the_clock_are_reported() -> None:
     where = homes(300)
     with pytest.raises(InputError, match="reads the clock, so each of 300 ranks has to run"):
         measure(build_strategy("StreamingDiLoCo", H=10, codec="int8", tau=2, num_fragments=2), where)
+
+
+def test_advice_leaves_out_what_takes_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Staged codes in flight between unlike homes: named, with the command that plans them."""
+    chosen = (
+        ("DiLoCo", {"H": 2}),
+        ("StreamingDiLoCo", {"H": 10, "codec": "int8", "tau": 2, "num_fragments": 2}),
+    )
+    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", chosen)
+    monkeypatch.setattr("exogym_core.planning.advise.SEARCHED", {})
+    monkeypatch.setattr(estimate, "_MOST_UNLIKE", 50)
+    where = replace(homes(8, protocol="linux-tcp"), tokens=1e5)
+    (left,) = [row for row in advise(where)["not_simulated"] if row["reason"].startswith("reads the clock")]
+    assert left["strategy"] == "StreamingDiLoCo"

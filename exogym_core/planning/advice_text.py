@@ -44,14 +44,14 @@ def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
     if advice["dominated"]:
         yield f"{len(advice['dominated'])} more rows are slower and more expensive than one of these; --json has them"
     left = advice["not_simulated"]
-    if too_large := [row for row in left if row["reason"].startswith("does not fit")]:
+    if apart := [row for row in left if not row["reason"].startswith("dominated")]:
         by_reason: dict[str, list[str]] = {}
-        for row in too_large:
+        for row in apart:
             by_reason.setdefault(row["reason"], []).append(_options(row))
         yield "not simulated: " + "; ".join(
             f"{reason}: {', '.join(names)}" for reason, names in by_reason.items()
         )
-    if later := [row for row in left if row not in too_large]:
+    if later := [row for row in left if row not in apart]:
         yield (
             "not simulated, as computing and bytes alone take longer than one of these, the days at the least: "
             + "; ".join(f"{_options(row)} {row['days_at_least']:.3g}" for row in later)

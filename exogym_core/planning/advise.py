@@ -15,6 +15,7 @@ from exogym_core.planning.measure import (
     least_days,
     measure,
     memory_states,
+    takes_long,
     would_fit,
 )
 from exogym_core.planning.step_ratio import Ratio, steps_range
@@ -288,9 +289,10 @@ class Advice:
             and `cost_low`, `cost`, `cost_high`, and `place`: rows of one place are equal, as their bands overlap; for
             dollars also `tokens` that they buy, `tokens_per_parameter`, and `worth_low`, `worth`, `worth_high`: tokens
             with which data-parallel has the same loss), `budget`: its `tokens` or `dollars`,
-            `dominated`: others, which one of these beats in time and money; `not_simulated`: those that do not fit, and
-            those that one of these beats whatever the network does, with `days_at_least` and the `reason`; `ring`: None
-            if nothing fits; `explained`: what may surprise, and `unknown`: what the ranking does not know.
+            `dominated`: others, which one of these beats in time and money; `not_simulated`: those that do not fit or
+            take too long, and those that one of these beats whatever the network does, with `days_at_least` and the
+            `reason`; `ring`: None if nothing fits; `explained`: what may surprise, and `unknown`: what the ranking does
+            not know.
         """
         setting = self._setting
         rows = [self._with_bands(row) for row in self.rows]
@@ -414,7 +416,12 @@ class Advice:
         strategy = build_strategy(name, **options)
         if self._is_too_large(row, strategy, setting):
             return None
-        if self._is_beaten(row, *least_days(strategy, setting), setting):
+        days, low = least_days(strategy, setting)
+        if self._is_beaten(row, days, low, setting):
+            return None
+        if takes_long(strategy, setting):
+            reason = "reads the clock, so that simulating thousands of messages at once takes minutes: netgym plan does"
+            self._leave(row, days, reason)
             return None
         made = measure(strategy, setting)
         hours = (made.days or 0.0) * 24 * setting.num_ranks

@@ -39,6 +39,7 @@ __all__ = [
     "least_days",
     "measure",
     "memory_states",
+    "takes_long",
     "would_fit",
 ]
 
@@ -373,6 +374,12 @@ def memory_states(strategy: Strategy, setting: Setting) -> dict[str, int]:
     if found.period is None:
         return {}
     return SimulatedRounds(strategy, setting, found, _rounds_at_first(strategy, setting, found)).memory()
+
+
+def takes_long(strategy: Strategy, setting: Setting) -> bool:
+    """True if ranks read the clock, so that all have to run, and thousands of messages be simulated one by one."""
+    most = most_at_once(setting.topology, setting.resolved_protocol, setting.hosts)
+    return setting.num_ranks * (setting.num_ranks - 1) > most and _rhythm(strategy, setting).asks
 
 
 def would_fit(strategy: Strategy, setting: Setting, states: Mapping[str, int]) -> list[str]:
