@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulated.calls import ScheduleBook
     from exogym_core.communicator.simulated.simulation import World
     from exogym_core.workers.processes.children import RankEnd
-    from exogym_core.workers.processes.shared_memory import Store
+    from exogym_core.workers.processes.shared_memory import Store, TensorRef
     from exogym_core.workers.turns import Silence
     from netsim.ranks import Answer, Question
 
@@ -53,6 +53,9 @@ __all__ = ["Body", "RankGroup"]
 
 
 Body = Callable[[SimulatedCommunicator], Any]
+
+# Memory that is returned costs page faults when it is needed again.
+_LARGE_BYTES, _SECONDS_BETWEEN_TRIMS = 1 << 22, 1.0
 
 
 @dataclass(eq=False)
@@ -112,7 +115,7 @@ class RankGroup:
         self._outgoing: list[NamedTuple] = []
         self.requests: dict[int, list[Request]] = {}
         self._num_running = len(ranks)
-        self.next_flush = 0.0
+        self.next_flush = self._next_trim = 0.0
         self.reason = ""
 
     @classmethod
@@ -216,6 +219,14 @@ class RankGroup:
                 return False
         return True
 
+    def put(self, tensors: Sequence[Tensor]) -> list[TensorRef]:
+        """Put tensors in shared memory; before large ones, return what the last passes have freed to the system."""
+        now = time.monotonic()
+        if now >= self._next_trim and sum(tensor.nbytes for tensor in tensors) > _LARGE_BYTES:
+            trim_memory()
+            self._next_trim = now + _SECONDS_BETWEEN_TRIMS
+        return [self.arena.put(tensor) for tensor in tensors]
+
     def queue(self, record: NamedTuple) -> None:
         """Queue a message for the next flush."""
         self._outgoing.append(record)
@@ -258,7 +269,7 @@ class _PipePort:
             coming = sum([rank in group.ranks for rank in ranks])
         if coming > 1:
             group.coming[key] = coming - 1
-        refs = [group.arena.put(tensor) for tensor in tensors]
+        refs = group.put(tensors)
         group.queue(Part(key, ranks, member, signature, refs))
         if not waits:
             group.flush()
@@ -301,7 +312,7 @@ class _PipePort:
             if not group.take_in(group.channel.recv()):
                 self._turns.aborting = True
                 self._turns.check()
-        group.queue(Deposited(self._rank, note, [group.arena.put(tensor) for tensor in tensors]))
+        group.queue(Deposited(self._rank, note, group.put(tensors)))
         group.flush()
 
     def flush(self) -> None:
