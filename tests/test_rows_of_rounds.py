@@ -52,6 +52,18 @@ def test_a_run_that_ends_so_tells_it_at_its_end() -> None:
     assert [(rank, each["step"]) for rank, each in rounds.rest()] == [(0, 1), (1, 1), (0, 2), (1, 2)]
 
 
+def test_steps_that_a_rank_takes_again_count_as_it_took_them_last() -> None:
+    """All were stopped: one site knows the rows that another has lost, and trains anew."""
+    knows, lost = RowOrder(), RowOrder()
+    assert given(knows, (1, row(1) | {"loss": -1.0}), (1, row(2, [0, 1]) | {"loss": -2.0})) == []
+    knows.forget(1, 1)
+    again = [(1, row(1)), (0, row(1)), (0, row(2, [0, 1])), (1, row(2, [0, 1]))]
+    found = [[each for rank, what in again for each in rounds.add(rank, what)] for rounds in (knows, lost)]
+    assert found[0] == found[1]
+    assert [(rank, each["loss"]) for rank, each in found[0]] == [(0, 1.0), (1, 1.0), (0, 2.0), (1, 2.0)]
+    assert not knows.is_pending(row(2))
+
+
 @drawn(st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=1, max_size=6), st.randoms(), st.randoms())
 def test_every_site_reports_the_same_however_late_rows_of_absent_sites_come(
     members: list[set[int]], one: random.Random, other: random.Random

@@ -72,6 +72,18 @@ class RowOrder:
         if row["round"] > self._num_over:
             self._announced.setdefault(row["round"], {})[rank] = row
 
+    def is_pending(self, row: Mapping[str, Any]) -> bool:
+        """True while the rows of its round are not settled."""
+        number: int = row.get("round", 0)
+        return number > self._num_over
+
+    def forget(self, rank: int, step: int) -> None:
+        """Drop the pending rows of a rank from this step on: it was stopped, and takes these steps again."""
+        for number, rows in self._waiting.items():
+            self._waiting[number] = [each for each in rows if each[0] != rank or each[1]["step"] < step]
+            if self._ends.get(number, {}).get(rank, {"step": 0})["step"] >= step:
+                del self._ends[number][rank]
+
     def add(self, rank: int, row: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Add a row; yields the rows whose order is settled."""
         number = row.get("round")
@@ -153,7 +165,7 @@ class _SiteMonitor(RunMonitor):
         self._send: Callable[[int, Mapping[str, Any]], None] = lambda rank, row: None
         self._send_rows: Callable[[], None] = lambda: None
         self._judged.update(seen["step"] for seen in self.writer.observed)
-        past = self.writer.journal.past_rows()
+        past = _without_repeated(self.writer.journal.past_rows())
         self._past = sorted(past, key=lambda each: (each[1].get("step", 0), each[0]))
         for rank, row in self._past:
             self._take(rank, row)
@@ -173,7 +185,7 @@ class _SiteMonitor(RunMonitor):
         """Send again the rows of all ranks after a step: other sites may have lost them with their processes."""
         for rank, row in self._past:
             if "loss" in row and row["step"] > since:
-                self._send(rank, row)
+                self._send(rank, {"again": row})
         for row in self.writer.observed:
             if row["step"] > since:
                 self._send(self._first, {"observed": row})
@@ -217,19 +229,27 @@ class _SiteMonitor(RunMonitor):
                     self._take_in(row["observed"])
                 elif "finished" in row:
                     self._has_finished.add(rank // self._size)
+                elif "again" in row:
+                    self._take(rank, row["again"], is_sent_again=True)
                 else:
                     self._take(rank, row)
         except Exception as failure:  # raised at this site's next mark
             self._failure = failure
 
-    def _take(self, rank: int, row: Mapping[str, Any]) -> None:
-        """Record a row; of steps that were repeated after a stop, the first counts."""
+    def _take(self, rank: int, row: Mapping[str, Any], is_sent_again: bool = False) -> None:
+        """Record a row; of steps that were repeated after a stop, the rank's last counts until their round is over.
+
+        Every site hears a rank's own rows in the order in which it marked them. Rows that sites send again are of
+        steps before, and come in any order: they count where nothing later of their rank is known.
+        """
         if "announced" in row:
             self._rounds.announce(rank, {**row["announced"], "wall_seconds": row["wall_seconds"]})
             return
         if "loss" in row:
             if row["step"] <= self._last_step.get(rank, 0):
-                return
+                if is_sent_again or not self._rounds.is_pending(row):
+                    return
+                self._rounds.forget(rank, row["step"])
             self._last_step[rank] = row["step"]
         self.writer.journal.mark(rank, row)
         for whose, each in self._rounds.add(rank, row):
@@ -275,6 +295,16 @@ class _SiteMonitor(RunMonitor):
             for rank, row in self._rounds.rest():
                 self.recorder.add(_stamped(rank, row))
             super().close(failed)
+
+
+def _without_repeated(rows: Sequence[tuple[int, Mapping[str, Any]]]) -> list[tuple[int, Mapping[str, Any]]]:
+    """Rows, rank by rank, without those of steps that their rank has repeated."""
+    kept: list[tuple[int, Mapping[str, Any]]] = []
+    for rank, row in rows:
+        while "loss" in row and kept and kept[-1][0] == rank and kept[-1][1].get("step", 0) >= row["step"]:
+            kept.pop()
+        kept.append((rank, row))
+    return kept
 
 
 def fit_elastic(program: Program, result: FitResult, listeners: Sequence[_Listener]) -> Sequence[str]:
