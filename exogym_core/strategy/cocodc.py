@@ -90,6 +90,9 @@ class CoCoDCCommunicator(Fragments, name="CoCoDC"):
         sent = [phi - moved for phi, moved in zip(outer.flats, outer_round.sent, strict=True)]
         outer.apply(means)
         for phi, then, bucket in zip(outer.flats, sent, outer.buckets, strict=True):
+            if not self.options.tau:  # no steps since, and `then` is rounded
+                write_back(phi, bucket)
+                continue
             trained = unflatten(then - flatten(bucket), bucket)
             apart = unflatten(phi - then, bucket)
             since = [t + self._correction(p, t, d) for t, d in zip(trained, apart, strict=True)]

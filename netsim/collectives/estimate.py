@@ -43,7 +43,13 @@ _LEAST_BYTES = 1 << 20
 
 
 def most_at_once(topology: Topology, protocol: Protocol, hosts: Sequence[int]) -> int:
-    """Number of messages at once that plans simulate; more are a crowd."""
+    """Number of messages at once that plans simulate; more are a crowd.
+
+    Args:
+        topology: the network.
+        protocol: how transfers use links; only with windows do unlike lines take much longer to simulate.
+        hosts: of the members, by index.
+    """
     if not protocol.has_windows or protocol.rendezvous:
         return _MOST_WHOLE
     lines = defaultdict(list)

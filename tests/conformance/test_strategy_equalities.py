@@ -10,7 +10,7 @@ import outer_references
 import pytest
 import strategy_reference as reference
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from worlds import chain_form
 
@@ -52,6 +52,9 @@ def test_streaming_of_one_fragment_without_delay_is_diloco(
 
 @settings(max_examples=10)
 @given(problem=problems, H=st.integers(1, 4))
+@example(
+    problem={"num_ranks": 1, "steps": 1, "inputs": 1, "hidden": 2, "seed": 23}, H=1
+)  # phi - (phi - theta) is rounded
 def test_cocodc_of_one_fragment_without_delay_is_diloco(problem: dict[str, int], H: int) -> None:  # noqa: N803
     one = CoCoDCStrategy(adamw, H=H, num_fragments=1, tau=0, transmissions=1, outer_lr=0.7)
     for got, want in zip(results(one, problem), results(DiLoCoStrategy(adamw, H=H), problem), strict=True):
