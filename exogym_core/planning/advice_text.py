@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.planning.advise import SEARCHED, alike_text, variant_of
+from exogym_core.planning.advise import BY_BOUND, SEARCHED, alike_text, variant_of
 from exogym_core.planning.page import MODEL_SIZE, placement_text, short_tokens
 from netsim.units import format_count, format_seconds
 
@@ -44,7 +44,7 @@ def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
     if advice["dominated"]:
         yield f"{len(advice['dominated'])} more rows are slower and more expensive than one of these; --json has them"
     left = advice["not_simulated"]
-    if apart := [row for row in left if not row["reason"].startswith("dominated")]:
+    if apart := [row for row in left if not row["reason"].startswith(BY_BOUND)]:
         by_reason: dict[str, list[str]] = {}
         for row in apart:
             by_reason.setdefault(row["reason"], []).append(_options(row))

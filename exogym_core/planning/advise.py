@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from netsim import Topology
 
 __all__ = [
+    "BY_BOUND",
     "CANDIDATES",
     "SEARCHED",
     "Advice",
@@ -41,6 +42,9 @@ __all__ = [
     "merged",
     "variant_of",
 ]
+
+#: Begin of the reason of rows whose lower bound a planned row beats.
+BY_BOUND = "dominated by bound"
 
 _LARGE = 10_000  # as bytes are
 _AS_SOON = 0.005  # relative: rows that differ by less are equal, and smaller options are better then
@@ -474,7 +478,7 @@ class Advice:
         if better is None:
             return False
         reason = (
-            "dominated by bound: its computing and its bytes on the narrowest line take at least that long, "
+            f"{BY_BOUND}: its computing and its bytes on the narrowest line take at least that long, "
             f"which {better['strategy']} beats"
         )
         self._leave(row, bound["days_low"], reason)

@@ -246,26 +246,25 @@ def plan(
     work.end(made)
 
 
-_SWEPT = ("topology", "device", "utilisation", "devices-per-worker", "memory", "micro-batch", "price")
-
-
 def _flags_of(point: Mapping[str, str], words: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
     """Values of swept keys of the experiment; and flags, those that are swept with the values that they have there.
 
     Raises:
         InputError: a flag is swept and given.
     """
+    from exogym_core.planning.sweep import FLAGS
+
     context = click.get_current_context()
     parameters = {option.removeprefix("--"): each for each in plan.params for option in each.opts}
     flags = {}
-    for key in _SWEPT:
+    for key in FLAGS:
         if key in point:
             parameter = parameters[key]
             source = context.get_parameter_source(parameter.name or "")
             if source is not click.core.ParameterSource.DEFAULT:
                 raise InputError(f"--sweep {key}: --{key} is given too: leave one of them out")
             flags[parameter.name or ""] = parameter.process_value(context, point[key])
-    return {key: value for key, value in point.items() if key not in _SWEPT}, {**words, **flags}
+    return {key: value for key, value in point.items() if key not in FLAGS}, {**words, **flags}
 
 
 def _print_plans(

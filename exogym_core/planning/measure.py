@@ -271,9 +271,7 @@ class Measured:
             remarks += weather_remarks
         is_crowded = any("direct" in names for names in figures.collectives.values())
         num_ranks = setting.num_ranks + strategy.num_servers
-        most = most_at_once(setting.topology, setting.resolved_protocol, setting.hosts)
-        is_many = num_ranks * (num_ranks - 1) > most
-        if is_crowded and is_many and not setting.topology.weather:
+        if is_crowded and _are_crowds(setting, num_ranks) and not setting.topology.weather:
             remarks += (f"messages of {num_ranks:,} ranks at once are computed from the busiest link",)
         self.figures = figures
         self.are_peers_new = found.are_peers_new
@@ -378,8 +376,13 @@ def memory_states(strategy: Strategy, setting: Setting) -> dict[str, int]:
 
 def takes_long(strategy: Strategy, setting: Setting) -> bool:
     """True if ranks read the clock, so that all have to run, and thousands of messages be simulated one by one."""
+    return _are_crowds(setting, setting.num_ranks) and _rhythm(strategy, setting).asks
+
+
+def _are_crowds(setting: Setting, num_ranks: int) -> bool:
+    """True if messages among so many ranks at once are too many to be simulated."""
     most = most_at_once(setting.topology, setting.resolved_protocol, setting.hosts)
-    return setting.num_ranks * (setting.num_ranks - 1) > most and _rhythm(strategy, setting).asks
+    return num_ranks * (num_ranks - 1) > most
 
 
 def would_fit(strategy: Strategy, setting: Setting, states: Mapping[str, int]) -> list[str]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 __all__ = [
+    "FLAGS",
     "break_even",
     "changes_learning",
     "concerns",
@@ -31,18 +32,11 @@ __all__ = [
     "without_effect",
 ]
 
+#: Swept keys that are flags of `netgym plan`.
+FLAGS = ("topology", "device", "utilisation", "devices-per-worker", "memory", "micro-batch", "price")
+
 # Keys that change the duration of a step, and not its learning.
-_OF_TIME = {
-    "protocol",
-    "wan",
-    "topology",
-    "placement",
-    "collectives",
-    "compute",
-    "transport",
-    "device",
-    "price",
-} | {"devices-per-worker", "utilisation", "memory", "micro-batch"}
+_OF_TIME = ("protocol", "wan", "placement", "collectives", "compute", "transport", *FLAGS)
 
 
 def grid(sweeps: Iterable[str]) -> list[dict[str, str]]:

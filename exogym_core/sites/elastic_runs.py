@@ -69,7 +69,7 @@ class RowOrder:
 
     def announce(self, rank: int, row: Mapping[str, Any]) -> None:
         """Keep the row of a rank that is about to end a round, in case it is lost before it marks one."""
-        if row["round"] > self._num_over:
+        if self.is_pending(row):
             self._announced.setdefault(row["round"], {})[rank] = row
 
     def is_pending(self, row: Mapping[str, Any]) -> bool:

@@ -89,10 +89,12 @@ class CoCoDCCommunicator(Fragments, name="CoCoDC"):
             self.rates[p] = float(length) / (self.intervals[p] * num_values)
         sent = [phi - moved for phi, moved in zip(outer.flats, outer_round.sent, strict=True)]
         outer.apply(means)
+        if (
+            not self.options.tau
+        ):  # no steps since, though `sent`, which is rounded, may differ from the parameters
+            outer.reset_parameters()
+            return
         for phi, then, bucket in zip(outer.flats, sent, outer.buckets, strict=True):
-            if not self.options.tau:  # no steps since, and `then` is rounded
-                write_back(phi, bucket)
-                continue
             trained = unflatten(then - flatten(bucket), bucket)
             apart = unflatten(phi - then, bucket)
             since = [t + self._correction(p, t, d) for t, d in zip(trained, apart, strict=True)]

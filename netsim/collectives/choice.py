@@ -163,12 +163,10 @@ class _Trial:
 
     def _crowd_seconds(self, name: str) -> float:
         """Seconds of so many messages at once that simulating them takes long, by the busiest link; 0 for fewer."""
-        estimator = Estimator(self.topology, self.protocol)
-        if self._is_too_large(name) or not is_crowd(
-            made := self._made(name, self.num_bytes), estimator.most_at_once(self.hosts)
-        ):
+        most = self._estimator.most_at_once(self.hosts)
+        if self._is_too_large(name) or not is_crowd(made := self._made(name, self.num_bytes), most):
             return 0.0
-        return estimator.crowd.times(made, self.hosts)[0]
+        return self._estimator.crowd.times(made, self.hosts)[0]
 
     def likeness(self) -> Hashable:
         """Key that is equal for collectives equivalent for all algorithms; of large groups, only for the same hosts."""
@@ -185,6 +183,10 @@ class _Trial:
         )
         regions = tuple(map(self._regions.index, self._regions))
         return self.op, routes, links, regions, self.num_bytes, self.root
+
+    @cached_property
+    def _estimator(self) -> Estimator:
+        return Estimator(self.topology, self.protocol)
 
     @cached_property
     def _regions(self) -> list[str]:
@@ -219,8 +221,7 @@ class _Trial:
         """Estimated seconds until the last member finishes; infinite for a crowd of messages."""
         if self._is_too_large(name) or is_crowd(self._made(name, self.num_bytes)):
             return math.inf
-        estimator = Estimator(self.topology, self.protocol)
-        return estimator.seconds(partial(self._made, name), self.num_bytes, self.hosts, _REPETITIONS)
+        return self._estimator.seconds(partial(self._made, name), self.num_bytes, self.hosts, _REPETITIONS)
 
 
 def schedule(
