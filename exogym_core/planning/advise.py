@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.planning.groups import group_seconds, groupings, ring_orders
 from exogym_core.planning.measure import (
     NETWORK_ERROR,
+    RefusedPlanError,
     Setting,
     least_days,
     measure,
@@ -427,7 +428,11 @@ class Advice:
             reason = "reads the clock, so that simulating thousands of messages at once takes minutes: netgym plan does"
             self._leave(row, days, reason)
             return None
-        made = measure(strategy, setting)
+        try:
+            made = measure(strategy, setting)
+        except RefusedPlanError as error:
+            self._leave(row, days, str(error).removeprefix(f"plan: {type(strategy).__name__}: "))
+            return None
         hours = (made.days or 0.0) * 24 * setting.num_ranks
         row = {**made.to_mapping(), "worker_hours": hours, **row}
         self.rows.append(row)
