@@ -319,7 +319,9 @@ class Advice:
             "placement": setting.workers_by_site(),
             "dominated": [row for row in rows if row not in kept],
             "not_simulated": self._not_simulated,
-            "ring": ring_orders(setting.topology, 4 * setting.model.num_parameters, setting.protocol)
+            "ring": ring_orders(
+                setting.topology, setting.hosts, 4 * setting.model.num_parameters, setting.protocol
+            )
             if self.rows
             else None,
             "explained": [*self._what_would_fit(), *self._explained],
