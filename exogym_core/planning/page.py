@@ -204,6 +204,8 @@ def _notes(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, shor
     notes += _crossing_notes(values, is_of_money, short=short) + _ratio_notes(
         values["step_ratios"], short=short
     )
+    if any(line["slower"].startswith("AllReduce") for line in values["step_ratios"]):
+        notes.append("AllReduce is planned as given; netgym advise searches its codec, buckets and streams")
     if len(shown) < len(every):
         notes += [
             f"{_name_at(row)}: {_does_not_fit(row)}"

@@ -205,14 +205,15 @@ class _Line(NamedTuple):
     name: str
     strategy: str
     rest: tuple[tuple[str, str], ...]
-    points: tuple[tuple[float, float], ...]  # value of the key, seconds a token, or share of the money
+    points: Mapping[float, Mapping[str, Any]]  # rows by the value of the key
 
 
 def break_even(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     """Break-even points of each two strategies, and of each two variants of one that differ in one swept key.
 
     Between two neighbouring points the crossing is read from the straight line through the ratio of their
-    seconds a token (of plans for money, of the money a token takes), over the logarithm of the value.
+    seconds a token (of plans for money, of the money a token takes), over the logarithm of the value. Left out where
+    bands overlap at every value on one of its sides.
 
     Args:
         rows: plans as mappings, each with `point`, the values of swept keys.
@@ -227,7 +228,7 @@ def break_even(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]
 
 
 def sooner_throughout(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """The pairs of which one is sooner at every value of `key`.
+    """The pairs of which one is sooner at every value of `key`, beyond the bands of both.
 
     Returns mappings with `sooner`, `later`, `key` and `point`.
     """
@@ -250,26 +251,30 @@ def _all_lines(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]
         if (distinguished := _distinguished(first, second)) is None:
             continue
         names, shared = distinguished
-        pairs = list(zip(first.points, second.points, strict=False))
+        # Points that were refused are missing.
+        both = sorted({*first.points} & {*second.points})
+        pairs = {at: (first.points[at], second.points[at]) for at in both}
+        surely = [(_is_surely_sooner(a, b), _is_surely_sooner(b, a)) for a, b in pairs.values()]
         entry = {"first": names[0], "second": names[1], "key": key, "point": shared}
-        crossings = _crossings(pairs)
-        for at, rises in crossings:
-            below, above = names if rises else names[::-1]
-            found.append({**entry, "at": at, "sooner_below": below, "sooner_above": above})
-        ratio = math.prod(a[1] / b[1] for a, b in pairs)
-        if not crossings and not math.isclose(ratio, 1.0, rel_tol=1e-9):
-            sooner = names[0] if ratio < 1 else names[1]
-            found.append({**entry, "at": None, "sooner_below": sooner, "sooner_above": sooner})
+        for after, at, rises in _crossings(pairs):
+            below, above = (0, 1) if rises else (1, 0)
+            if any(order[below] for order in surely[:after]) and any(
+                order[above] for order in surely[after:]
+            ):
+                found.append({**entry, "at": at, "sooner_below": names[below], "sooner_above": names[above]})
+        for side, name in enumerate(names):
+            if surely and all(order[side] for order in surely):
+                found.append({**entry, "at": None, "sooner_below": name, "sooner_above": name})
     return found
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], key: str) -> list[_Line]:
-    series: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[float, float]] = {}
+    series: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[float, Mapping[str, Any]]] = {}
     for row in rows:
         rest = tuple((k, v) for k, v in row["point"].items() if k != key)
         place = number(row["point"][key])
-        series.setdefault((*_names(row), rest), {})[place] = 1 / pace(row)
-    return [_Line(*line, tuple(sorted(points.items()))) for line, points in series.items()]
+        series.setdefault((*_names(row), rest), {})[place] = row
+    return [_Line(*line, points) for line, points in series.items()]
 
 
 def _names(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -293,15 +298,24 @@ def _distinguished(first: _Line, second: _Line) -> tuple[tuple[str, str], dict[s
 
 
 def _crossings(
-    pairs: Sequence[tuple[tuple[float, float], tuple[float, float]]],
-) -> list[tuple[float, bool]]:
-    """Crossings of one by the ratio of two series between neighbouring values, and their direction."""
-    logs = [(math.log(first[0]), math.log(first[1] / second[1])) for first, second in pairs]
+    pairs: Mapping[float, tuple[Mapping[str, Any], Mapping[str, Any]]],
+) -> list[tuple[int, float, bool]]:
+    """Crossings of one by the ratio of two series between neighbouring values: place beyond, value, direction."""
+    logs = [
+        (math.log(value), math.log(pace(second) / pace(first))) for value, (first, second) in pairs.items()
+    ]
     return [
-        (math.exp(x0 + (x1 - x0) * y0 / (y0 - y1)), y1 > y0)
-        for (x0, y0), (x1, y1) in itertools.pairwise(logs)
+        (after, math.exp(x0 + (x1 - x0) * y0 / (y0 - y1)), y1 > y0)
+        for after, ((x0, y0), (x1, y1)) in enumerate(itertools.pairwise(logs), start=1)
         if y0 * y1 < 0
     ]
+
+
+def _is_surely_sooner(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """`is_sooner`, of rows without bands by their pace."""
+    if row.get("days_high") is None:
+        return pace(row) > pace(other) * (1 + 1e-9)
+    return is_sooner(row, other)
 
 
 def step_ratio_lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -333,7 +347,7 @@ def _compared(
 ) -> tuple[tuple[str, str], dict[str, str]] | None:
     """`_distinguished` of two rows."""
     one, two = first.get("point", {}), second.get("point", {})
-    lines = [_Line(*_names(row), tuple(row.get("point", {}).items()), ()) for row in (first, second)]
+    lines = [_Line(*_names(row), tuple(row.get("point", {}).items()), {}) for row in (first, second)]
     differ = [key for key in one if one[key] != two[key]]
     if any(is_of_model(key) or not changes_learning(key) for key in differ):
         return None

@@ -467,7 +467,9 @@ class RunReport(Report):
     def basis(self) -> dict[str, str]:
         """Facts that every time depends on."""
         facts = dict(head_facts(self.results))
-        return {name: facts[name] for name in ("network", "protocol", "collectives") if name in facts}
+        return {
+            name: facts[name] for name in ("network", "protocol", "collectives", "placement") if name in facts
+        }
 
     def few(self) -> Shown:
         """Input with all strategies, and the weather of their network."""
