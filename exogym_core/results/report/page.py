@@ -261,7 +261,7 @@ def methods(results: Results) -> str:
     )
     text += f", with the seeds {seeds}." if seeds else f", with seed {facts['seed']}."
     strategies = [_setting_text(each) for each in settings.get("strategies") or () if isinstance(each, dict)]
-    text += f" Strategies and their settings: {visible('; '.join(strategies), 2000)}."
+    text += f" Strategies and their settings: {visible('; '.join(strategies), 2000)}; other options at their defaults."
     if "protocol" in facts:
         text += (
             f" Communication was timed on a simulation of the network {facts['network']} under the protocol "
@@ -344,7 +344,7 @@ def run_facts(results: Results) -> list[tuple[str, list[str]]]:
     for result in results.strategies:
         cells = [_JUDGED.get(result.judged or "", "-"), _collectives(result), *_times(result)]
         if any(cell != "-" for cell in cells):
-            rows.append((visible(result.name, 40), cells))
+            rows.append((visible(result.name), cells))
     return rows
 
 
