@@ -409,11 +409,11 @@ def probe(experiment: Experiment) -> Probe:
     steps may be reported at once.
     """
     task, num_steps = experiment.build_task(), min(_TIMED_STEPS, experiment.settings.steps)
-    took: list[float] = []
+    took, stamps = list[float](), list[float]()
     evaluation_seconds = 0.0
     for steps in (1, 1, num_steps):
-        stamps = [time.perf_counter()]
-        _train(experiment, task, steps, lambda stamps=stamps: stamps.append(time.perf_counter()))
+        stamps[:] = [time.perf_counter()]
+        _train(experiment, task, steps, lambda: stamps.append(time.perf_counter()))
         ended = time.perf_counter()
         took.append(ended - stamps[0])
         evaluation_seconds = ended - stamps[-1]
