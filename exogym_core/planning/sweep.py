@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from netsim.errors import InputError
 from netsim.units import parse_bits_per_second
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
     "FLAGS",
@@ -224,7 +224,15 @@ def break_even(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]
         `sooner_below` and `sooner_above` (which of both is, on each side of it) and `point`, the values of the other
         keys that both have.
     """
-    return [line for line in _all_lines(rows, key) if line["at"] is not None]
+    return [
+        {
+            **dict(zip(("first", "second"), names, strict=True)),
+            **{"key": key, "at": at, "sooner_below": names[below], "sooner_above": names[1 - below]},
+            "point": shared,
+        }
+        for names, shared, pairs in _pairs(rows, key)
+        for at, below in _crossings(pairs)
+    ]
 
 
 def sooner_throughout(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
@@ -233,39 +241,25 @@ def sooner_throughout(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str
     Returns mappings with `sooner`, `later`, `key` and `point`.
     """
     return [
-        {
-            "sooner": line["sooner_above"],
-            "later": line["second" if line["sooner_above"] == line["first"] else "first"],
-            "key": key,
-            "point": line["point"],
-        }
-        for line in _all_lines(rows, key)
-        if line["at"] is None
+        {"sooner": names[side], "later": names[1 - side], "key": key, "point": shared}
+        for names, shared, pairs in _pairs(rows, key)
+        for side in (0, 1)
+        if pairs and all(_is_surely_sooner(pair[side], pair[1 - side]) for pair in pairs.values())
     ]
 
 
-def _all_lines(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Crossings, and with `at` None the pairs that have none."""
-    found: list[dict[str, Any]] = []
+#: Rows of two lines by the value of the key along which they run.
+_Pairs: TypeAlias = "Mapping[float, tuple[Mapping[str, Any], Mapping[str, Any]]]"
+
+
+def _pairs(
+    rows: Sequence[dict[str, Any]], key: str
+) -> Iterator[tuple[tuple[str, str], dict[str, str], _Pairs]]:
+    """Names, shared part of the point and pairs of rows of each two lines that can be compared."""
     for first, second in itertools.combinations(_lines(rows, key), 2):
-        if (distinguished := _distinguished(first, second)) is None:
-            continue
-        names, shared = distinguished
-        # Points that were refused are missing.
-        both = sorted({*first.points} & {*second.points})
-        pairs = {at: (first.points[at], second.points[at]) for at in both}
-        surely = [(_is_surely_sooner(a, b), _is_surely_sooner(b, a)) for a, b in pairs.values()]
-        entry = {"first": names[0], "second": names[1], "key": key, "point": shared}
-        for after, at, rises in _crossings(pairs):
-            below, above = (0, 1) if rises else (1, 0)
-            if any(order[below] for order in surely[:after]) and any(
-                order[above] for order in surely[after:]
-            ):
-                found.append({**entry, "at": at, "sooner_below": names[below], "sooner_above": names[above]})
-        for side, name in enumerate(names):
-            if surely and all(order[side] for order in surely):
-                found.append({**entry, "at": None, "sooner_below": name, "sooner_above": name})
-    return found
+        if (distinguished := _distinguished(first, second)) is not None:
+            both = sorted({*first.points} & {*second.points})  # points that were refused are missing
+            yield *distinguished, {at: (first.points[at], second.points[at]) for at in both}
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], key: str) -> list[_Line]:
@@ -297,18 +291,20 @@ def _distinguished(first: _Line, second: _Line) -> tuple[tuple[str, str], dict[s
     return (names[0], names[1]), shared
 
 
-def _crossings(
-    pairs: Mapping[float, tuple[Mapping[str, Any], Mapping[str, Any]]],
-) -> list[tuple[int, float, bool]]:
-    """Crossings of one by the ratio of two series between neighbouring values: place beyond, value, direction."""
-    logs = [
-        (math.log(value), math.log(pace(second) / pace(first))) for value, (first, second) in pairs.items()
-    ]
-    return [
-        (after, math.exp(x0 + (x1 - x0) * y0 / (y0 - y1)), y1 > y0)
-        for after, ((x0, y0), (x1, y1)) in enumerate(itertools.pairwise(logs), start=1)
-        if y0 * y1 < 0
-    ]
+def _crossings(pairs: _Pairs) -> list[tuple[float, int]]:
+    """Values at which one of two lines overtakes the other, and which is the sooner below, beyond the bands of both."""
+    found = []
+    values = list(pairs)
+    logs = [math.log(pace(second) / pace(first)) for first, second in pairs.values()]
+    for place, (y0, y1) in enumerate(itertools.pairwise(logs)):
+        below, x0, x1 = int(y1 < y0), math.log(values[place]), math.log(values[place + 1])
+        sides = ((values[: place + 1], below), (values[place + 1 :], 1 - below))
+        if y0 * y1 < 0 and all(
+            any(_is_surely_sooner(pairs[at][side], pairs[at][1 - side]) for at in part)
+            for part, side in sides
+        ):
+            found.append((math.exp(x0 + (x1 - x0) * y0 / (y0 - y1)), below))
+    return found
 
 
 def _is_surely_sooner(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
