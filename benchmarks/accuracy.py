@@ -1,12 +1,13 @@
-"""Errors of the network model against SimGrid, ns-3 and real gloo, case by case.
+"""Errors of the network model against SimGrid, ns-3, real gloo and the shipped networks' own rates, case by case.
 
-    python benchmarks/accuracy.py [simgrid|ns3|gloo ...] [--plots DIR]
+    python benchmarks/accuracy.py [simgrid|ns3|gloo|measured ...] [--plots DIR]
 
 With --plots the two pictures of docs/accuracy.md are drawn into DIR.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -22,12 +23,12 @@ import harness  # noqa: E402
 import ns3_cases  # noqa: E402
 import simgrid_cases  # noqa: E402
 
-from netsim import time_flows  # noqa: E402
+from netsim import Topology, shipped_topologies, time_flows  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-PARTS = ("simgrid", "ns3", "gloo")
+PARTS = ("simgrid", "ns3", "gloo", "measured")
 GOLDEN = ("star8.a2a8", "wan4_8.a2a8", "star64.a2a64", "random100.random_steady")
 
 
@@ -63,6 +64,30 @@ def show_ns3_accuracy() -> None:
         counted = [case for case in cases if not case.name.startswith("staggered_n8, 100 ")]
         summary(f"makespan{label}", [case.makespan_error for case in counted])
         summary(f"mean{label}", [case.mean_error for case in counted])
+
+
+def show_measured_links() -> None:
+    """Largest error of one transfer with the measurement's streams, over every pair of regions of each network."""
+    print(f"\n{'shipped network, linux-tcp':30}{'pairs':>6}{'once started':>14}{'100 s':>8}{'10 s':>8}")
+    for name in sorted(shipped_topologies()):
+        topology = Topology.load(name)
+        first = {host.region: host for host in reversed(topology.hosts)}.values()
+        errors = []
+        for source, target in itertools.permutations(first, 2):
+            links = [topology.links[index] for index in topology.route(source.index, target.index)]
+            measured = [link for link in links if link.measured_streams]
+            if measured:
+                rate = min(link.bits_per_second for link in measured) / 8
+                protocol = {
+                    "preset": "linux-tcp",
+                    "streams": max(link.measured_streams or 1 for link in measured),
+                }
+                sent = [(0.0, source.name, target.name, seconds * rate) for seconds in (10, 100, 200)]
+                ten, hundred, more = (float(time_flows(topology, [each], protocol)[0]) for each in sent)
+                errors.append((abs((more - hundred) / 100 - 1), hundred / 100 - 1, ten / 10 - 1))
+        if errors:
+            started, hundred, ten = map(max, zip(*errors, strict=True))
+            print(f"{name:30}{len(errors):6}{started:14.3%}{hundred:+8.1%}{ten:+8.1%}")
 
 
 def show_rows(blind: list[ns3_cases.Comparison], knowing: list[ns3_cases.Comparison]) -> None:
@@ -138,6 +163,8 @@ def main() -> None:
         show_ns3_accuracy()
     if "gloo" in parts:
         gloo.main([])
+    if "measured" in parts:
+        show_measured_links()
     if arguments.plots is not None:
         plot_ns3(arguments.plots / "accuracy-ns3.png")
         plot_gloo(arguments.plots / "accuracy-gloo.png")

@@ -29,7 +29,7 @@ from netsim import DelayedProgress, Document, Topology, load_document, parse_doc
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Unpack
 
 __all__ = ["Changes", "PlanOptions", "compare", "plan", "run", "sweep"]
@@ -99,6 +99,7 @@ def compare(
         InputError: the experiment is wrong, a line a mistake; or this process is one of several.
         RankError: the only strategy failed. Where others go on, the summary marks it and a line on stderr says so.
     """
+    _refuse_unknown(compare, changes, Changes)
     loaded = _load(experiment, changes)
     return _train(loaded if strategy is None else loaded.only(strategy), changes)
 
@@ -115,6 +116,7 @@ def run(
     Raises:
         InputError: as in `compare`; or the experiment has several strategies and none is named.
     """
+    _refuse_unknown(run, changes, Changes)
     loaded = _load(experiment, changes)
     if strategy is None and len(loaded.strategies) > 1:
         labels = ", ".join(str(entry.label) for entry in loaded.strategies)
@@ -150,6 +152,7 @@ def sweep(
     from exogym_core.studies.runners import run_points, write_results
     from exogym_core.studies.study import Study
 
+    _refuse_unknown(sweep, changes, Changes)
     document, folder, name, _ = _document(experiment, changes, "netgym.sweep")
     given = {"search": search, "trials": trials, "minimise": minimise, "seeds": _seeds(changes)}
     swept = document.data.get("sweep") or {} if isinstance(document.data, dict) else {}
@@ -203,9 +206,7 @@ def plan(
     Raises:
         InputError: the experiment is wrong, or no strategy can be planned.
     """
-    if wrong := [name for name in options if name not in PlanOptions.__annotations__]:
-        named = [name for name in plan.__annotations__ if name not in ("options", "return")]
-        raise unknown_name("argument of netgym.plan", wrong[0], [*named, *PlanOptions.__annotations__])
+    _refuse_unknown(plan, options, PlanOptions)
     if isinstance(strategies, str):
         strategies = (strategies,)
     request = request_of(
@@ -225,6 +226,14 @@ def plan(
     if all("refused" in row for row in rows):
         raise InputError(rows[0]["refused"])
     return placed(rows)
+
+
+def _refuse_unknown(function: Callable[..., Any], given: Mapping[str, Any], keywords: type) -> None:
+    """Raise InputError for a keyword that neither `function` nor `keywords` has."""
+    if wrong := [name for name in given if name not in keywords.__annotations__]:
+        named = [name for name in function.__annotations__ if name not in ("changes", "options", "return")]
+        what = f"argument of netgym.{function.__name__}"
+        raise unknown_name(what, wrong[0], [*named, *keywords.__annotations__])
 
 
 def _document(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.results.disk import write_whole
 from exogym_core.results.fit_result import load_pandas
-from exogym_core.results.reading import is_study, load_runs
+from exogym_core.results.reading import comparison_of, is_study, load_runs
 from exogym_core.results.report import RunReport, write_report
 from exogym_core.results.report.figures import draw_loss
 from exogym_core.results.report.study import StudyReport
@@ -135,9 +135,10 @@ class SweepResult(Comparison):
 
 
 def load(folder: str | Path) -> Comparison:
-    """Open the `folder` of a run or a sweep of `netgym`, or of `compare`, `run` and `sweep` with `out=`.
+    """Open the `folder` of a run, a sweep or a tune: of the latter, the comparison at the best settings.
 
     Raises:
-        InputError: it holds neither.
+        InputError: it holds none of them.
     """
-    return SweepResult(folder) if is_study(Path(folder)) else Comparison(folder)
+    place = comparison_of(Path(folder)) or Path(folder)
+    return SweepResult(place) if is_study(place) else Comparison(place)

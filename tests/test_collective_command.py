@@ -155,3 +155,39 @@ def test_nothing_beats_the_lower_bound_and_auto_is_never_beaten(op: str, protoco
         seconds[algorithm] = time_collective(topology, parsed, made, hosts, repeat=2).seconds[-1]
         assert seconds[algorithm] >= lower_bound_seconds(made, hosts, topology) * (1 - 1e-9)
     assert seconds["auto"] == min(seconds.values())
+
+
+def lan(tmp_path: Path, num_hosts: int) -> str:
+    path = tmp_path / "lan.yaml"
+    path.write_text(f"regions: {{lan: {{hosts: {num_hosts}, nic: 1 Gbit/s, latency: 100 us}}}}")
+    return str(path)
+
+
+def test_a_ring_of_millions_of_messages_is_estimated_and_says_so(tmp_path: Path) -> None:
+    """2 (n - 1) steps of latency and bytes over rate, as simulated whole under `ideal` by the closed form."""
+    got = run(lan(tmp_path, 2300), "all_reduce", "--bytes", "1GB", "--algorithm", "ring")
+    step = 200e-6 + 1e9 / 2300 * 8 / 1e9
+    assert got["seconds"] == pytest.approx(
+        [2 * 2299 * step], rel=0.1
+    )  # headers and acknowledgements: some 8 %
+    assert got["seconds"][0] > 2 * 2299 * step
+    assert got["rank_seconds"] == pytest.approx(got["seconds"] * 2300, rel=0.01)
+    assert "simulated" in got["estimate"]
+    whole = run(lan(tmp_path, 300), "all_reduce", "--bytes", "1GB", "--algorithm", "ring")
+    assert "estimate" not in whole
+
+
+def test_so_many_direct_messages_are_refused_in_one_line(tmp_path: Path) -> None:
+    result = CliRunner().invoke(command, [lan(tmp_path, 20_000), "all_to_all", "--bytes", "1MB"])
+    assert result.exit_code
+    assert "399,980,000 at once" in result.output
+
+
+def test_auto_takes_few_rounds_among_more_than_a_thousand_hosts(tmp_path: Path) -> None:
+    """Its 22,000 messages were taken for a crowd that cannot be timed, and a ring of 2,200 steps was chosen."""
+    got = run(lan(tmp_path, 1100), "all_reduce", "--bytes", "1MB")
+    ring = run(
+        lan(tmp_path, 1100), "all_reduce", "--bytes", "1MB", "--algorithm", "ring", "--protocol", "ideal"
+    )
+    assert got["algorithm"] == "halving-doubling"
+    assert got["seconds"][0] < 0.2 * ring["seconds"][0]

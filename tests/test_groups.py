@@ -127,3 +127,12 @@ def test_groups_whose_steps_cannot_pay_are_not_planned(monkeypatch: pytest.Monke
     where = Setting(planned_model("llama-2m", 64), probed(), Compute.parse("10 us"), 4, 8, 1e9)
     answer = advise(where)
     assert not any(row["groups"] for row in [*answer["ranked"], *answer["dominated"]])
+
+
+def test_the_ring_of_advice_goes_over_sites_with_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It went over all twelve of a network whose four first had workers."""
+    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", (("DiLoCo", {"H": 30}),))
+    model = planned_model("llama-2m", 32)
+    found = advise(Setting(model, probed(6), Compute.parse("1 s"), 4, 2, 1e5))
+    assert sorted(found["ring"]["sites"]) == sorted(found["placement"])
+    assert len(found["placement"]) == 4

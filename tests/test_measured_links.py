@@ -147,7 +147,7 @@ def test_shipped_networks_say_how_their_figures_were_measured(name: str) -> None
         assert measured == {64 if many else 1}
 
 
-@pytest.mark.parametrize("protocol", ["linux-tcp", "gloo"])
+@pytest.mark.parametrize("protocol", ["linux-tcp", "gloo", "nccl-sockets"])
 @pytest.mark.parametrize("name", sorted(shipped_topologies()))
 def test_a_transfer_over_a_shipped_network_gets_what_was_measured(name: str, protocol: str) -> None:
     """With as many streams as the measurement had, within 2 % once started, on each kind of route."""

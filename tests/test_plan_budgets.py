@@ -390,3 +390,34 @@ def test_models_have_places_of_their_own(capsys: pytest.CaptureFixture[str]) -> 
     title, *lines = capsys.readouterr().out.splitlines()
     assert [each.split(" on ")[0] for each in title.split("; ")] == ["llama-2m", "llama-150m"]
     assert not [line for line in lines if line.startswith("parameters: ")], "they differ from point to point"
+
+
+def test_sequences_longer_than_published_ones_are_remarked(capsys: pytest.CaptureFixture[str]) -> None:
+    """Share of self-attention, of layers of width 128, and a table of positions: nothing was said of 100,000 tokens."""
+    words = (
+        "plan --model gpt-byte --strategy DiLoCo --topology wan-4-regions --workers 4 --device h100 --json"
+    )
+    remarks = {}
+    for length in (8192, 16384):
+        assert main([*words.split(), "--sequence", str(length)]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        remarks[length] = [remark for remark in row["remarks"] if "self-attention" in remark]
+    assert remarks[8192] == []
+    (remark,) = remarks[16384]
+    num_layers, width, vocabulary = 5, 128, 256
+    matrices = 6 * (12 * num_layers * width**2 + vocabulary * width)
+    attention = 12 * num_layers * width * 16384
+    assert f"self-attention is {attention / (attention + matrices):.0%} of a step's operations" in remark
+    assert f"{16384 * width / 1e6:.3g}M of its parameters are the table of positions" in remark
+
+
+def test_plans_name_the_protocols_of_torchs_backends(capsys: pytest.CaptureFixture[str]) -> None:
+    """A program of torch.distributed may wait many times as long on these lines, and nothing said so."""
+    words = "plan --model llama-2m --sequence 64 --topology wan-4-regions --workers 4 --strategy DiLoCo --device h100"
+    waiting = {}
+    for protocol in ("linux-tcp", "gloo"):
+        assert main([*words.split(), "--protocol", protocol]) == 0
+        assert ("plan them with --protocol gloo" in capsys.readouterr().out) == (protocol == "linux-tcp")
+        assert main([*words.split(), "--protocol", protocol, "--json"]) == 0
+        waiting[protocol] = json.loads(capsys.readouterr().out)[0]["exposed_seconds_per_round"]
+    assert waiting["gloo"] > 2 * waiting["linux-tcp"]

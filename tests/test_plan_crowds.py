@@ -101,6 +101,20 @@ def test_too_many_ranks_that_read_the_clock_are_reported() -> None:
         measure(build_strategy("StreamingDiLoCo", H=10, codec="int8", tau=2, num_fragments=2), where)
 
 
+def test_ranks_that_read_the_clock_are_not_said_to_be_computed_from_the_busiest_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All their messages are simulated; with other links, of two rounds alone, which take what two of three do."""
+    monkeypatch.setattr(estimate, "_MOST_UNLIKE", 50)
+    where = homes(8, protocol="linux-tcp")
+    made = Measured(build_strategy("StreamingDiLoCo", H=10, codec="int8", tau=2, num_fragments=2), where)
+    assert not any("busiest link" in remark for remark in made.plan.remarks)
+    two, three = made.rounds.on(where, 2), made.rounds.on(where)
+    assert (len(two.round_seconds), len(three.round_seconds)) == (2, 3)
+    assert two.round_seconds == three.round_seconds[:2]
+    assert made.later_round(where) == made.own_round()
+
+
 def test_advice_leaves_out_what_takes_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Staged codes in flight between unlike homes: named, with the command that plans them."""
     chosen = (

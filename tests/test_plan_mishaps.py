@@ -11,7 +11,8 @@ from test_planning import NETWORK, setting, trained
 
 from exogym_core.cli.main import main
 from exogym_core.cost.compute import Compute
-from exogym_core.planning.measure import measure
+from exogym_core.planning.advise import advise
+from exogym_core.planning.measure import RefusedPlanError, measure
 from exogym_core.planning.setting import Crashes
 from exogym_core.strategy import build_strategy
 from netsim import Topology
@@ -61,6 +62,37 @@ def test_crashes_that_end_a_run_are_reported() -> None:
     )
     assert any("of crashes end the run" in remark for remark in plan.remarks)
     assert plan.failures["seconds_lost_per_crash"] == pytest.approx(1800, rel=0.01)
+
+
+@pytest.mark.parametrize("mean_seconds", [0.01, 1e-80], ids=str)
+def test_crashes_that_never_let_a_run_end_are_reported(mean_seconds: float) -> None:
+    """Days were 1e19, or an OverflowError; advice names such rows and plans the others."""
+    where = setting(failures=Crashes(mean_seconds, 600.0))
+    with pytest.raises(
+        RefusedPlanError, match=r"DiLoCoStrategy: it never ends: 576 crashes a day, each of which"
+    ):
+        measure(build_strategy("DiLoCo", H=5), where)
+    with pytest.raises(RefusedPlanError, match=r"and a round takes more than a century"):
+        measure(build_strategy("DiLoCo", H=5), replace(where, tokens=None))
+
+
+def test_advice_names_strategies_that_crashes_never_let_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", (("DiLoCo", {"H": 5}),))
+    found = advise(setting(failures=Crashes(0.01, 600.0)))
+    assert found["ranked"] == []
+    assert {
+        row["strategy"] for row in found["not_simulated"] if row["reason"].startswith("it never ends")
+    } == {"DiLoCo"}
+
+
+def test_a_network_may_change_late_in_a_long_plan() -> None:
+    """Times were limited to twelve days, and plans take months."""
+    event = {"at": "2000000 s", "link": ["a", "b"], "bandwidth": "1 Mbit/s"}
+    long = setting("20000 s", protocol="ideal")
+    late = replace(long, topology=Topology.from_mapping({**NETWORK, "events": [event]}), tokens=32 * 150)
+    plan = measure(build_strategy("DiLoCo", H=5), late)
+    assert plan.days == pytest.approx(150 * 20000 / 86_400, rel=1e-3)
+    assert any("the network changes until 2e+06 s, which was simulated" in each for each in plan.remarks)
 
 
 def test_a_run_that_ends_before_its_budget_is_reported() -> None:

@@ -197,3 +197,31 @@ def test_a_swept_table_says_each_thing_once(
     assert page.count("limited by") == 6
     assert (tmp_path / "utilisation.png").stat().st_size > 1000
     assert below == {True}, "legends cover no curve"
+
+
+def test_break_even_lines_need_an_order_beyond_the_bands() -> None:
+    """Rows of one place were equal, and yet one of them `is sooner`."""
+
+    def at(name: str, bandwidth: str, days: float, share: float) -> dict[str, Any]:
+        band = {"days": days, "days_low": (1 - share) * days, "days_high": (1 + share) * days, "fits": True}
+        return {**row(name, 1 / days, bandwidth=bandwidth), "name": name, **band}
+
+    def lines(days: tuple[float, float], share: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        rates = ("1 Gbit/s", "100 Gbit/s")
+        rows = [at("DiLoCo", rate, own, share) for rate, own in zip(rates, days, strict=True)]
+        rows += [at("AllReduce", rate, 2.0, share) for rate in rates]
+        return break_even(rows, BANDWIDTH), sooner_throughout(rows, BANDWIDTH)
+
+    assert [line["sooner_above"] for line in lines((1.0, 4.0), 0.1)[0]] == ["AllReduce"]
+    assert lines((1.0, 2.1), 0.1) == ([], []), "nothing is sooner at 100 Gbit/s"
+    assert [line["sooner"] for line in lines((1.0, 1.2), 0.1)[1]] == ["DiLoCo"]
+    assert lines((1.0, 1.9), 0.1) == ([], []), "equal at 100 Gbit/s"
+
+
+def test_points_that_were_refused_are_left_out_of_break_even_lines() -> None:
+    """Points were paired by their place: the first strategy's at 1 Gbit/s with the second's at 10."""
+    rates = ("1 Gbit/s", "10 Gbit/s", "100 Gbit/s")
+    rows = [row("DiLoCo", pace, bandwidth=at) for at, pace in zip(rates, (1.0, 4.0, 4.0), strict=True)]
+    rows += [row("AllReduce", pace, bandwidth=at) for at, pace in zip(rates[1:], (2.0, 8.0), strict=True)]
+    (line,) = break_even(rows, BANDWIDTH)
+    assert (line["at"], line["sooner_above"]) == (pytest.approx(10**10.5), "AllReduce")

@@ -368,6 +368,18 @@ def test_the_limit_is_what_shortens_a_round_most_when_doubled(name: str) -> None
             assert less < 0.9 * max(saved.values()), by
 
 
+def test_latency_and_streams_are_not_simulated_where_a_line_is_full() -> None:
+    """Its bytes take as long then: what is left of a round is less than a wider line saves."""
+    narrow = replace(setting("1 s", protocol="linux-tcp"), topology=_homes(1, 20, 20, 20, latency=3))
+    narrow = replace(narrow, model=planned_model("llama-2m", 64), tokens=1e8)
+    found = plan(build_strategy("DiLoCo", H=2), narrow)
+    assert found.limit["by"] == "link home0 - net"
+    assert {each["by"] for each in found.limit["tried"]}.isdisjoint(("latency", "window"))
+    wider = measure(build_strategy("DiLoCo", H=2), narrow.with_streams(2))
+    saved = found.seconds_per_round - wider.seconds_per_round
+    assert saved < 0.1 * found.limit["saves_seconds_per_round"]
+
+
 def test_the_limit_counts_steps_that_are_not_simulated() -> None:
     """Gradients cross slow cards inside sites at each of 50 steps, displacements the line between sites once."""
     network = json.loads(json.dumps(NETWORK))

@@ -138,3 +138,18 @@ def test_the_page_has_every_result() -> None:
     """docs/published.md has each."""
     page = (Path(__file__).parent.parent / "docs" / "published.md").read_text()
     assert all(f"`{name}`" in page for name in PUBLISHED)
+
+
+@pytest.mark.parametrize(
+    "name", ["intellect-1", "shaped-4-gpus", "demo", "sparseloco", "dt-fm", "gloo-40g", "ocean-streams"]
+)
+def test_the_page_has_todays_figures(name: str) -> None:
+    """Those of INTELLECT-1 and of the four GPUs were another protocol's."""
+    page = (Path(__file__).parent.parent / "docs" / "published.md").read_text()
+    section = page.partition(f"## `{name}`\n")[2].partition("\n## ")[0].splitlines()
+    for cell in cells_of(name):
+        what, text = cell["what"], f"{cell['residual']:+.1%}"
+        if name == "ocean-streams":  # a column a quantity; as a line in words
+            what, text = what.partition(", streams")[0].replace(".0 ms", " ms"), f"{cell['residual']:+.0%}"
+        rows = [line for line in section if line.startswith(f"| {what} |")]
+        assert any(f" {text} |" in row for row in rows) or "as a line" in cell["what"], (what, text)

@@ -267,6 +267,18 @@ class TestPage:
         assert not set(text) & set("<>&\u2028\u2029")
         assert json.loads(text)["curves"]["curves"][0]["name"] == visible(payload, 60)
 
+    def test_figures_for_papers_hold_whole_names_and_every_share(self, tmp_path: Path) -> None:
+        """Shares were cut at the right edge, names after 27 characters: two names that began alike shared a bar."""
+        long = "Streaming DiLoCo with an overlap of two steps, H="
+        names = [f"{long}{number}" for number in (10, 20)]
+        shown = RunReport(run_folder(tmp_path, [*two(), *map(entry, names)])).few()
+        for picture in draw_figures(shown, OF_ONE_RUN, "svg").values():
+            width = float(re.findall(r'viewBox="0 0 ([0-9.]+) ', picture.decode())[0])
+            words = " ".join(re.findall(r"<text [^>]*>([^<]*)</text>", picture.decode()))
+            assert all(name in words for name in names)
+            places = re.findall(r'<text [^>]*x="([0-9.]+)"[^>]*>([^<]*%)</text>', picture.decode())
+            assert all(float(x) + 2.9 * len(share) < width for x, share in places)
+
     @pytest.mark.parametrize("form", FORMATS)
     def test_figures_for_papers_are_the_same_every_time(self, tmp_path: Path, form: str) -> None:
         shown = RunReport(run_folder(tmp_path, two())).few()
@@ -495,7 +507,10 @@ def test_the_paragraph_on_methods_has_the_options_of_model_and_task(tmp_path: Pa
     )
     paragraph = methods(Results.load(folder))
     assert "the model gpt (preset byte, width 32) on the task text (block_size 16)" in paragraph
-    assert "Strategies and their settings: often (DiLoCo, H 5); AllReduce." in paragraph
+    assert (
+        "Strategies and their settings: often (DiLoCo, H 5); AllReduce; other options at their defaults."
+        in paragraph
+    )
 
 
 def test_a_table_for_latex_has_every_strategy_and_escapes_names(tmp_path: Path) -> None:
@@ -512,6 +527,21 @@ def test_a_table_for_latex_has_every_strategy_and_escapes_names(tmp_path: Path) 
     assert methods.startswith("2 workers trained on the task ")
     assert "The target loss of 0.3 counts from the first evaluation" in methods
     assert "<h2>Methods</h2>\n<p>2 workers trained on the task " in (folder.path / "report.html").read_text()
+
+
+def test_a_long_label_is_whole_in_latex_and_in_the_verdict_and_wrapped_on_a_terminal(tmp_path: Path) -> None:
+    """It was cut at 40 characters in all of them."""
+    label = "Streaming DiLoCo with an overlap of two steps, H=20 and fragments of a layer"
+    folder = run_folder(tmp_path, [*two(), entry(label, virtual_seconds_to_target=1.0)])
+    report = RunReport(folder)
+    assert rf"\textbf{{{label}}} & " in report.table.latex("")
+    assert f"{label} reaches loss 0.3 first" in report.verdict
+    table, _ = report.table.rich(200)
+    console = Console(width=200, file=io.StringIO())
+    with console.capture() as printed:
+        console.print(table)
+    beginnings = [line[:46].strip() for line in printed.get().splitlines()]
+    assert label in " ".join(beginnings)
 
 
 def test_tokens_to_the_target_are_a_column_of_tasks_that_have_tokens(tmp_path: Path) -> None:

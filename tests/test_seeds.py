@@ -206,6 +206,9 @@ class TestCompare:
             "both",
             verdict(Results.load(RunFolder.open("both"))).winner,
         )
+        assert output["network"]["placement"] == "east: 1, west: 1", (
+            "under the table too, not on the page alone"
+        )
         both = results_of(small / "both")
         kinds = [("metrics", ".csv"), ("metrics", ".validation.csv"), ("models", ".safetensors")]
         runs = [f"{name}.seed-{seed}" for name in ("AllReduce", "DiLoCo") for seed in (1, 2)]

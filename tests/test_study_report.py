@@ -198,6 +198,10 @@ def test_each_network_has_its_own_winner_and_missed_targets_are_named(tmp_path: 
         "3.5 s to 6 s (95 % interval over 2 seeds in common). No strategy is first under all of these."
     )
     assert [group.name for group in report.winners] == ["x, A", "y, B"]
+    assert [group.name for group in report.groups] == ["x, A", "x, B", "y, B", "y, A"], (
+        "a network's are together"
+    )
+    assert re.findall(r"textbf{(.)} & \\textbf{(.)} &", report.table.latex("")) == [("x", "A"), ("y", "B")]
     missed = write_run(tmp_path / "3", {"A": [1.0, 2.0], "B": [3.0, 4.0], "C": [5.0, 6.0]})
     entries = RunFolder(missed).read_summary()
     entries[1]["by_seed"][0] |= {"target": "missed", "virtual_seconds_to_target": None}

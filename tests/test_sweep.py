@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from experiments import experiment
 from forks import Fork
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exogym_core.cli.experiment import Experiment
 from exogym_core.cli.main import main
 from exogym_core.studies.points import Range, Sweep, source_of
-from exogym_core.studies.sweep import objective
+from exogym_core.studies.sweep import objective, probe
 from netsim import parse_document
 from netsim.errors import InputError
 
@@ -108,6 +110,27 @@ def test_an_objective_counts_targets_that_were_held() -> None:
     assert objective("virtual_seconds_to_target", entries[:1]) == math.inf
     with pytest.raises(InputError, match="minimise losss: the summary has no such field"):
         objective("losss", entries)
+
+
+def test_the_estimate_times_steps_whose_rows_are_reported_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of the steps between two exchanges are reported at once, so a step seemed to take no time."""
+    clock, forward = [0.0], torch.nn.Linear.forward
+
+    def slow(layer: torch.nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+        clock[0] += 1.0 if torch.is_grad_enabled() else 0.0
+        return forward(layer, inputs)
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", slow)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    given = {
+        "steps": 9,
+        "strategies": [{"name": "DiLoCo", "H": 9}],
+        "workers": {"count": 2, "kind": "threads"},
+    }
+    (tmp_path / "small.yaml").write_text(experiment(**given))
+    assert probe(Experiment.load(tmp_path / "small.yaml")).step_seconds == 4.0, "two layers, two workers"
 
 
 def test_a_sweep_marks_what_fails_and_does_the_rest(

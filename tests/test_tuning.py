@@ -11,6 +11,7 @@ import yaml
 from experiments import experiment
 
 import exogym_core
+import netgym
 from exogym_core.cli.main import main
 from exogym_core.studies import sweep
 from netsim.errors import InputError
@@ -48,6 +49,12 @@ def test_a_planted_optimum_is_found_and_the_comparison_has_other_seeds(
     written = json.loads((result.folder / "tune.json").read_text())
     assert written["chosen"][0]["point"] == {"lr": 0.03}
     assert written["digest"] == result.comparison.digest()
+    assert netgym.load(result.folder).summary == result.summary, (
+        "a tune's folder was opened as a run without rows"
+    )
+    html = result._repr_html_()
+    assert html.count("<p>") == 3
+    assert "DiLoCo: best is lr=0.03" in html
     capsys.readouterr()
     assert main(["report", "out"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "out/comparison"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.planning.groups import group_seconds, groupings, ring_orders
 from exogym_core.planning.measure import (
     NETWORK_ERROR,
+    RefusedPlanError,
     Setting,
     least_days,
     measure,
@@ -318,7 +319,9 @@ class Advice:
             "placement": setting.workers_by_site(),
             "dominated": [row for row in rows if row not in kept],
             "not_simulated": self._not_simulated,
-            "ring": ring_orders(setting.topology, 4 * setting.model.num_parameters, setting.protocol)
+            "ring": ring_orders(
+                setting.topology, setting.hosts, 4 * setting.model.num_parameters, setting.protocol
+            )
             if self.rows
             else None,
             "explained": [*self._what_would_fit(), *self._explained],
@@ -427,7 +430,11 @@ class Advice:
             reason = "reads the clock, so that simulating thousands of messages at once takes minutes: netgym plan does"
             self._leave(row, days, reason)
             return None
-        made = measure(strategy, setting)
+        try:
+            made = measure(strategy, setting)
+        except RefusedPlanError as error:
+            self._leave(row, days, str(error).removeprefix(f"plan: {type(strategy).__name__}: "))
+            return None
         hours = (made.days or 0.0) * 24 * setting.num_ranks
         row = {**made.to_mapping(), "worker_hours": hours, **row}
         self.rows.append(row)

@@ -100,17 +100,20 @@ def _improved(seconds: Table) -> list[int]:
 
 
 def ring_orders(
-    topology: Topology, num_bytes: int, protocol: str | Mapping[str, Any] | Protocol | None = None
+    topology: Topology,
+    workers: Sequence[int],
+    num_bytes: int,
+    protocol: str | Mapping[str, Any] | Protocol | None = None,
 ) -> dict[str, object]:
-    """A ring over one host a site, in natural order and in the best, and the network's bound; simulated.
+    """A ring over one host a site of `workers`, in natural order and in the best, and the network's bound; simulated.
 
     Returns:
         `sites` in the best order, `seconds`, `natural_seconds`, `bound_seconds` (what no algorithm can beat), and
         `exact`, whether the order was searched through.
     """
     first: dict[str, int] = {}
-    for host in topology.hosts:
-        first.setdefault(topology.region_of(host.index), host.index)
+    for host in workers:
+        first.setdefault(topology.region_of(host), host)
     sites, hosts = list(first), list(first.values())
     cycle = best_cycle(pair_seconds(topology, hosts, num_bytes / max(len(hosts), 1)))
     named = [topology.hosts[host].name for host in hosts]

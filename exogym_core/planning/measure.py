@@ -228,6 +228,8 @@ _ROUNDS = 3  # the first meets cold connections; the next two show that they rep
 _ROUNDS_APART = 12  # of each worker, where workers go their own pace
 _NOTICEABLE = 1.01  # times the budget's steps
 _MOST_DEVICES = 1024  # of a worker, tried
+_A_CENTURY = 36_525  # days
+_LONGER = 2  # times as long by crashes: below, a century is the budget's
 
 
 class RefusedPlanError(InputError):
@@ -269,7 +271,8 @@ class Measured:
         if strategy.is_synchronous and not found.are_peers_new:
             figures, weather_remarks = self._through_weather(figures, budget)
             remarks += weather_remarks
-        is_crowded = any("direct" in names for names in figures.collectives.values())
+        is_replayed = self.rounds.calls_a_round > 0  # else every message is simulated
+        is_crowded = any("direct" in names for names in figures.collectives.values()) and is_replayed
         num_ranks = setting.num_ranks + strategy.num_servers
         if is_crowded and _are_crowds(setting, num_ranks) and not setting.topology.weather:
             remarks += (f"messages of {num_ranks:,} ranks at once are computed from the busiest link",)
@@ -291,7 +294,11 @@ class Measured:
         fits_with = would_fit(self.strategy, setting, self.figures.memory)
         self.plan = replace(made, expected_bytes=draws_bytes(self.strategy), fits_with=tuple(fits_with))
         _refuse_unseen_changes(name, self.plan, setting, pace.ends)
-        return self.plan if setting.failures is None else with_failures(self, setting.failures)
+        if setting.failures is None:
+            return self.plan
+        plan = with_failures(self, setting.failures)
+        _refuse_endless(name, plan)
+        return plan
 
     def _paid(self, name: str, period: int, pace: Pace) -> Setting:
         """The setting with the tokens that its dollars pay for.
@@ -647,6 +654,21 @@ def _refuse_unseen_changes(name: str, plan: Plan, setting: Setting, ends: Sequen
             f"whose rounds are simulated one by one, and before the budget's end, so its days are not known; plan "
             "fewer --tokens, or give crashes as a rate: --set failures.mtbf=... --set failures.repair=..."
         )
+
+
+def _refuse_endless(name: str, plan: Plan) -> None:
+    """Raise RefusedPlanError where crashes lengthen the budget, or without one a round, beyond a century."""
+    assert plan.failures is not None
+    longer, a_day = plan.failures["times_as_long"], plan.failures["crashes_per_day"]
+    days = plan.seconds_per_round * longer / SECONDS_A_DAY if plan.days is None else plan.days
+    if longer < _LONGER or days < _A_CENTURY:
+        return
+    lost = format_seconds(plan.failures["seconds_lost_per_crash"])
+    raise RefusedPlanError(
+        f"plan: {name}: it never ends: {a_day:.3g} crashes a day, each of which takes {lost}, leave {1 / longer:.2g} "
+        f"of the time for training, and {'a round' if plan.days is None else 'the budget'} takes more than a century; "
+        "give a longer failures.mtbf or a shorter failures.repair, or plan fewer workers"
+    )
 
 
 def _a_round(counts: list[list[int]], span: int) -> list[float]:

@@ -132,13 +132,16 @@ def _limit(of: Measured, setting: Setting) -> dict[str, Any]:
 def _networks(of: Measured, setting: Setting) -> Iterator[_Doubling]:
     """Doublings of the network, the cheapest remedy first."""
     protocol = setting.resolved_protocol
+    groups = _busiest_links(of, setting)
     waiting = of.plan.exposed_seconds_per_round
+    if of.strategy.is_synchronous:  # a line takes as long for its bytes whatever the latency and the streams
+        waiting = min(waiting, of.plan.seconds_per_round - max((busy for *_, busy in groups), default=0.0))
     if protocol.has_windows:
         streams = protocol.streams * 2
         wider = setting.with_streams(streams)
         remedy = f"{streams} streams a transfer instead of {protocol.streams}"
         yield _Doubling("window", remedy, waiting, partial(of.later_round, wider))
-    for name, links, busy in _busiest_links(of, setting):
+    for name, links, busy in groups:
         faster = with_links(
             setting.topology,
             lambda link, links=links: (  # type: ignore[misc]

@@ -118,6 +118,7 @@ _SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _MOST_TOKENS, _MOST_DOLLARS = 1e30, 1e15
 _BATCH_SIZE = 256
 _SEQUENCE = 2048
+_LONG_SEQUENCE = 8192  # tokens of those whose share of the peak was published, each on one group of devices
 _BILLION = 1e9
 
 
@@ -313,7 +314,29 @@ def _model(
     if is_preset:
         name = f"{name}-{preset or ('2m' if name == 'llama' else 'byte')}"
     key = ("model", name, length, known.number_of(arguments))
-    return known.once(key, lambda: planned_model(name, length, **arguments)), ()
+
+    def made() -> tuple[SequenceModel, tuple[str, ...]]:
+        model = planned_model(name, length, **arguments)
+        half = planned_model(name, length // 2, **arguments) if length > _LONG_SEQUENCE else model
+        return model, _long_remarks(model, half)
+
+    return known.once(key, made)
+
+
+def _long_remarks(model: SequenceModel, half: SequenceModel) -> tuple[str, ...]:
+    """A remark on sequences that are longer than those of published trainings; `half` is the model at half of it."""
+    length = model.length
+    if half is model:
+        return ()
+    # Operations are a * length + b * length^2, the latter self-attention's.
+    attention = 2 - 2 * length / half.length * half.sequence_flops / model.sequence_flops
+    grown = 2 * (model.num_parameters - half.num_parameters)
+    table = f"; {grown / 1e6:,.3g}M of its parameters are the table of positions" if grown else ""
+    return (
+        f"sequences of {length:,} tokens: self-attention is {attention:.0%} of a step's operations, and each device "
+        f"holds whole sequences{table}; published shares of the peak are for {_LONG_SEQUENCE:,} tokens and fewer (38 % "
+        "for 131,072, each divided over 16 devices, arXiv 2407.21783)",
+    )
 
 
 def _refuse_measured(experiment: Experiment) -> None:

@@ -295,12 +295,14 @@ class SimulatedRounds:
             made = record(self._body, self._num_ranks, seconds, collectives)
         return None if made.asks_for_time or self.has_absences else made
 
-    def _body(self, comm: Communicator, computing: Callable[[int, float], None]) -> None:
-        """Program of a rank, from its first step to its last."""
+    def _body(
+        self, comm: Communicator, computing: Callable[[int, float], None], num_rounds: int | None = None
+    ) -> None:
+        """Program of a rank, from its first step to the last one of so many rounds."""
         with without_updates(self._strategy):
-            self._run_rank(comm, computing)
+            self._run_rank(comm, computing, num_rounds or self._num_rounds)
 
-    def _run_rank(self, comm: Communicator, computing: Callable[[int, float], None]) -> None:
+    def _run_rank(self, comm: Communicator, computing: Callable[[int, float], None], num_rounds: int) -> None:
         # With several busy steps a round their places may depend on the model, as those of fragments do.
         # Servers count their own steps; ranks that ask for the time check in every step how far messages have come.
         quiet = self._rhythm.quiet
@@ -313,7 +315,7 @@ class SimulatedRounds:
             return
         choose_by_number(mine)
         own = copy.deepcopy(self._model) if mine.overlaps_backward else self._model
-        coding, num_steps = self._setting.compute.coding, self._num_rounds * self._period
+        coding, num_steps = self._setting.compute.coding, num_rounds * self._period
         runner = PlannedRank(comm, own, mine, computing, num_steps, coding if coding.speeds else None)
         part = Participation(mine, comm)
         self.has_absences = part.absence is not None
@@ -371,7 +373,7 @@ class SimulatedRounds:
             recording = self._record(seconds)  # of ranks that each ran at their own speed
         names = [f"{link.source}->{link.target}" for link in topology.links] if whole else None
         if recording is None:
-            return self._figures(self._live(setting, seconds), seconds, names)
+            return self._figures(self._live(setting, seconds, num_rounds), seconds, names)
         if num_rounds is not None and num_rounds > self._num_rounds:
             recording = recording.lengthened(num_rounds)
         world = World.build(
@@ -426,8 +428,10 @@ class SimulatedRounds:
         """Number of rounds to simulate where every rank has to run."""
         return max(_MOST_LIVE_STEPS // (self._num_ranks * self._period), self._num_rounds)
 
-    def _live(self, setting: Setting, seconds: Sequence[Callable[[int], float]]) -> RunResult[None]:
-        """Run every rank while it is simulated."""
+    def _live(
+        self, setting: Setting, seconds: Sequence[Callable[[int], float]], num_rounds: int | None
+    ) -> RunResult[None]:
+        """Run every rank while it is simulated, for so many rounds at most."""
         if self._num_ranks > _MOST_LIVE_RANKS:
             raise InputError(
                 f"plan: {type(self._strategy).__name__} reads the clock, so each of {self._num_ranks:,} ranks has to "
@@ -436,8 +440,10 @@ class SimulatedRounds:
             )
         self._staleness.clear()
 
+        number = min(num_rounds or self._num_rounds, self._num_rounds)
+
         def own(comm: Communicator) -> None:
-            self._body(comm, lambda step, share: comm.advance(seconds[comm.rank](step) * share))
+            self._body(comm, lambda step, share: comm.advance(seconds[comm.rank](step) * share), number)
 
         with quiet_schedules():
             return run_ranks(

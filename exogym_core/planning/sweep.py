@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from netsim.errors import InputError
 from netsim.units import parse_bits_per_second
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
     "FLAGS",
@@ -205,14 +205,15 @@ class _Line(NamedTuple):
     name: str
     strategy: str
     rest: tuple[tuple[str, str], ...]
-    points: tuple[tuple[float, float], ...]  # value of the key, seconds a token, or share of the money
+    points: Mapping[float, Mapping[str, Any]]  # rows by the value of the key
 
 
 def break_even(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     """Break-even points of each two strategies, and of each two variants of one that differ in one swept key.
 
     Between two neighbouring points the crossing is read from the straight line through the ratio of their
-    seconds a token (of plans for money, of the money a token takes), over the logarithm of the value.
+    seconds a token (of plans for money, of the money a token takes), over the logarithm of the value. Left out where
+    bands overlap at every value on one of its sides.
 
     Args:
         rows: plans as mappings, each with `point`, the values of swept keys.
@@ -223,53 +224,51 @@ def break_even(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]
         `sooner_below` and `sooner_above` (which of both is, on each side of it) and `point`, the values of the other
         keys that both have.
     """
-    return [line for line in _all_lines(rows, key) if line["at"] is not None]
+    return [
+        {
+            **dict(zip(("first", "second"), names, strict=True)),
+            **{"key": key, "at": at, "sooner_below": names[below], "sooner_above": names[1 - below]},
+            "point": shared,
+        }
+        for names, shared, pairs in _pairs(rows, key)
+        for at, below in _crossings(pairs)
+    ]
 
 
 def sooner_throughout(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """The pairs of which one is sooner at every value of `key`.
+    """The pairs of which one is sooner at every value of `key`, beyond the bands of both.
 
     Returns mappings with `sooner`, `later`, `key` and `point`.
     """
     return [
-        {
-            "sooner": line["sooner_above"],
-            "later": line["second" if line["sooner_above"] == line["first"] else "first"],
-            "key": key,
-            "point": line["point"],
-        }
-        for line in _all_lines(rows, key)
-        if line["at"] is None
+        {"sooner": names[side], "later": names[1 - side], "key": key, "point": shared}
+        for names, shared, pairs in _pairs(rows, key)
+        for side in (0, 1)
+        if pairs and all(_is_surely_sooner(pair[side], pair[1 - side]) for pair in pairs.values())
     ]
 
 
-def _all_lines(rows: Sequence[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Crossings, and with `at` None the pairs that have none."""
-    found: list[dict[str, Any]] = []
+#: Rows of two lines by the value of the key along which they run.
+_Pairs: TypeAlias = "Mapping[float, tuple[Mapping[str, Any], Mapping[str, Any]]]"
+
+
+def _pairs(
+    rows: Sequence[dict[str, Any]], key: str
+) -> Iterator[tuple[tuple[str, str], dict[str, str], _Pairs]]:
+    """Names, shared part of the point and pairs of rows of each two lines that can be compared."""
     for first, second in itertools.combinations(_lines(rows, key), 2):
-        if (distinguished := _distinguished(first, second)) is None:
-            continue
-        names, shared = distinguished
-        pairs = list(zip(first.points, second.points, strict=False))
-        entry = {"first": names[0], "second": names[1], "key": key, "point": shared}
-        crossings = _crossings(pairs)
-        for at, rises in crossings:
-            below, above = names if rises else names[::-1]
-            found.append({**entry, "at": at, "sooner_below": below, "sooner_above": above})
-        ratio = math.prod(a[1] / b[1] for a, b in pairs)
-        if not crossings and not math.isclose(ratio, 1.0, rel_tol=1e-9):
-            sooner = names[0] if ratio < 1 else names[1]
-            found.append({**entry, "at": None, "sooner_below": sooner, "sooner_above": sooner})
-    return found
+        if (distinguished := _distinguished(first, second)) is not None:
+            both = sorted({*first.points} & {*second.points})  # points that were refused are missing
+            yield *distinguished, {at: (first.points[at], second.points[at]) for at in both}
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], key: str) -> list[_Line]:
-    series: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[float, float]] = {}
+    series: dict[tuple[str, str, tuple[tuple[str, str], ...]], dict[float, Mapping[str, Any]]] = {}
     for row in rows:
         rest = tuple((k, v) for k, v in row["point"].items() if k != key)
         place = number(row["point"][key])
-        series.setdefault((*_names(row), rest), {})[place] = 1 / pace(row)
-    return [_Line(*line, tuple(sorted(points.items()))) for line, points in series.items()]
+        series.setdefault((*_names(row), rest), {})[place] = row
+    return [_Line(*line, points) for line, points in series.items()]
 
 
 def _names(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -292,16 +291,27 @@ def _distinguished(first: _Line, second: _Line) -> tuple[tuple[str, str], dict[s
     return (names[0], names[1]), shared
 
 
-def _crossings(
-    pairs: Sequence[tuple[tuple[float, float], tuple[float, float]]],
-) -> list[tuple[float, bool]]:
-    """Crossings of one by the ratio of two series between neighbouring values, and their direction."""
-    logs = [(math.log(first[0]), math.log(first[1] / second[1])) for first, second in pairs]
-    return [
-        (math.exp(x0 + (x1 - x0) * y0 / (y0 - y1)), y1 > y0)
-        for (x0, y0), (x1, y1) in itertools.pairwise(logs)
-        if y0 * y1 < 0
-    ]
+def _crossings(pairs: _Pairs) -> list[tuple[float, int]]:
+    """Values at which one of two lines overtakes the other, and which is the sooner below, beyond the bands of both."""
+    found = []
+    values = list(pairs)
+    logs = [math.log(pace(second) / pace(first)) for first, second in pairs.values()]
+    for place, (y0, y1) in enumerate(itertools.pairwise(logs)):
+        below, x0, x1 = int(y1 < y0), math.log(values[place]), math.log(values[place + 1])
+        sides = ((values[: place + 1], below), (values[place + 1 :], 1 - below))
+        if y0 * y1 < 0 and all(
+            any(_is_surely_sooner(pairs[at][side], pairs[at][1 - side]) for at in part)
+            for part, side in sides
+        ):
+            found.append((math.exp(x0 + (x1 - x0) * y0 / (y0 - y1)), below))
+    return found
+
+
+def _is_surely_sooner(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """`is_sooner`, of rows without bands by their pace."""
+    if row.get("days_high") is None:
+        return pace(row) > pace(other) * (1 + 1e-9)
+    return is_sooner(row, other)
 
 
 def step_ratio_lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -333,7 +343,7 @@ def _compared(
 ) -> tuple[tuple[str, str], dict[str, str]] | None:
     """`_distinguished` of two rows."""
     one, two = first.get("point", {}), second.get("point", {})
-    lines = [_Line(*_names(row), tuple(row.get("point", {}).items()), ()) for row in (first, second)]
+    lines = [_Line(*_names(row), tuple(row.get("point", {}).items()), {}) for row in (first, second)]
     differ = [key for key in one if one[key] != two[key]]
     if any(is_of_model(key) or not changes_learning(key) for key in differ):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -147,7 +148,9 @@ def with_failures(measured: Measured, crashes: Crashes) -> Plan:
         lost = loss.tokens * len(hosts) / each / quiet.tokens_per_second
         factor = (1 + loss.seconds * len(hosts) / each) / (1 - lost) if lost < 1 else math.inf
     elif measured.strategy.is_synchronous:  # it runs only while all are there
-        factor = (1 + loss.seconds / crashes.mean_seconds) ** len(hosts)
+        factor = math.inf
+        with suppress(OverflowError):
+            factor = (1 + loss.seconds / crashes.mean_seconds) ** len(hosts)
     else:
         factor = 1 + loss.seconds / crashes.mean_seconds
     remarks = list(quiet.remarks)

@@ -150,7 +150,7 @@ class RunProgress:
 _STATUS_FILE = ".status.json"
 _MOST_BYTES = 10_000_000  # of it
 _SECONDS_BETWEEN = 1.0
-_KEPT = ("train_loss", "virtual_seconds", "wall_seconds", "num_peers")
+_KEPT = ("train_loss", "virtual_seconds", "wall_seconds", "num_peers", "dropped_peers")
 
 
 class AnyProgress(AbstractContextManager["AnyProgress"], ABC):
@@ -356,8 +356,8 @@ def folder_status(path: Path) -> dict[str, Any]:
 
     Returns:
         `state` ("running", "stopped" or "finished"), `process`, `strategies` (those that have ended, each with `name`,
-        `state`, `steps`, `final_loss` and `dropped_peers`), `now` (what is trained at present) and `checkpoint` (the
-        newest one's step).
+        `state`, `steps`, `final_loss` and `dropped_peers`), `now` (what is trained at present, with its `dropped_peers`
+        so far) and `checkpoint` (the newest one's step).
 
     Raises:
         InputError: it is no run's folder.

@@ -137,7 +137,9 @@ class Sweep(Schema):
         """
         data = document.data.get("sweep") if isinstance(document.data, dict) else None
         if data is None:
-            remedy = "add one, such as 'sweep: {strategies.*.lr: [0.01, 0.03]}', or use --vary"
+            remedy = (
+                "add one, such as 'sweep: {strategies.*.lr: [0.01, 0.03]}', or use --vary (in Python: over=)"
+            )
             raise document.error((), f"has no 'sweep': {remedy}")
         part = document.part(("sweep",))
         if not isinstance(data, dict) or not data:

@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 _SECONDS_BETWEEN_LINES = 5.0
-_TIMED_STEPS = 4
+_TIMED_STEPS = 8
 _BYTES_OF_A_POINT = 1e9  # where none was measured
 
 
@@ -405,21 +405,23 @@ class Estimate:
 def probe(experiment: Experiment) -> Probe:
     """Run the first strategy for a few steps and time them; nothing is written.
 
-    A run of one step goes first, so that imports and compilation are not timed.
+    A run of one step goes first, so that imports and compilation are not timed. Whole runs are timed: rows of several
+    steps may be reported at once.
     """
-    task = experiment.build_task()
-    stamps: list[float] = []
-    begun = ended = 0.0
-    for steps in (1, min(_TIMED_STEPS, experiment.settings.steps)):
-        stamps.clear()
-        begun = time.perf_counter()
+    task, num_steps = experiment.build_task(), min(_TIMED_STEPS, experiment.settings.steps)
+    took, stamps = list[float](), list[float]()
+    evaluation_seconds = 0.0
+    for steps in (1, 1, num_steps):
+        stamps[:] = [time.perf_counter()]
         _train(experiment, task, steps, lambda: stamps.append(time.perf_counter()))
         ended = time.perf_counter()
-    first, last = (stamps[0], stamps[-1]) if stamps else (ended, ended)
+        took.append(ended - stamps[0])
+        evaluation_seconds = ended - stamps[-1]
+    step_seconds = max(took[2] - took[1], 0.0) / max(num_steps - 1, 1)
     return Probe(
-        start_seconds=first - begun,
-        step_seconds=(last - first) / max(len(stamps) - 1, 1),
-        evaluation_seconds=ended - last,
+        start_seconds=max(took[1] - step_seconds - evaluation_seconds, 0.0),
+        step_seconds=step_seconds,
+        evaluation_seconds=evaluation_seconds,
         memory_bytes=_peak_bytes(experiment),
     )
 

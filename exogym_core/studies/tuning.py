@@ -22,6 +22,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,11 @@ class TuneResult:
     def comparison(self) -> RunFolder:
         """The run of all strategies at their chosen points."""
         return RunFolder.open(self.folder / "comparison")
+
+    def _repr_html_(self) -> str:
+        """Chosen points and verdict, for notebooks; `netgym.load(folder)` has the table, figures and page."""
+        lines = [*map(_line, self.chosen), self.verdict]
+        return "".join(f"<p>{escape(line)}</p>" for line in lines)
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, as `tune.json` and `--json` have it."""

@@ -184,7 +184,9 @@ def _as_mapping(
         "lower_bound_seconds": times.bound_seconds,
         "dollars": times.dollars,
         "window_limit": asdict(limit) if limit is not None else None,
-    } | ({"later_weather": times.later_weather} if times.later_weather is not None else {})
+        **({"later_weather": times.later_weather} if times.later_weather is not None else {}),
+        **({"estimate": times.estimate} if times.estimate is not None else {}),
+    }
 
 
 def _print(topology: Topology, protocol: Protocol, hosts: tuple[int, ...], times: CollectiveTimes) -> None:
@@ -201,6 +203,8 @@ def _print(topology: Topology, protocol: Protocol, hosts: tuple[int, ...], times
     ]
     if len(timing.seconds) > 1:
         lines.append(f"each repetition: {', '.join(format_seconds(each) for each in timing.seconds)}")
+    if times.estimate is not None:
+        lines.append(f"estimated, of {made.num_messages:,} messages: {times.estimate}")
     if times.window_limit is not None:
         lines.append(str(times.window_limit))
     if times.later_weather is not None:

@@ -218,8 +218,8 @@ class _Trial:
         return max(float(alone.max()) if alone is not None else 0.0, float(busiest))
 
     def seconds(self, name: str) -> float:
-        """Estimated seconds until the last member finishes; infinite for a crowd of messages."""
-        if self._is_too_large(name) or is_crowd(self._made(name, self.num_bytes)):
+        """Estimated seconds until the last member finishes; infinite for more messages than are worth listing."""
+        if self._is_too_large(name):
             return math.inf
         return self._estimator.seconds(partial(self._made, name), self.num_bytes, self.hosts, _REPETITIONS)
 

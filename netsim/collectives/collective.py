@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from netsim.collectives.choice import schedule
+from netsim.collectives.estimate import Estimator, is_crowd
 from netsim.collectives.schedules.algorithms import algorithm_names, default_algorithm
 from netsim.collectives.start import time_collective
 from netsim.errors import InputError
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CollectiveTimes", "collective", "lower_bound_seconds"]
 
+# Half a minute of processor time. More are estimated on networks without weather. One of a crowd takes ten times as
+# long as one of a ring, since each has a connection of its own.
+_MOST_SIMULATED = 5_000_000
+_MOST_SIMULATED_OF_CROWDS = 500_000
+
 
 @dataclass(frozen=True)
 class CollectiveTimes:
@@ -43,6 +49,7 @@ class CollectiveTimes:
         window_limit: where a sender's window limits it, and what would help; None where links do.
         later_weather: entries of the topology's weather that begin after its end; None where all were met.
         dollars: what its traffic costs, by the links' `egress`, in the last repetition.
+        estimate: how the times were estimated, of more messages than are simulated; None: each was simulated.
         schedule: the messages that it consisted of.
         timing: the same figures by link and rank, as the network ran them.
     """
@@ -56,6 +63,7 @@ class CollectiveTimes:
     window_limit: WindowLimit | None = None
     later_weather: str | None = None
     dollars: float = 0.0
+    estimate: str | None = None
     schedule: Schedule = field(repr=False, default=None)  # type: ignore[assignment]
     timing: Timing = field(repr=False, default=None)  # type: ignore[assignment]
 
@@ -120,9 +128,16 @@ def collective(
         topology=net,
         protocol=parsed,
     )
-    timing = time_collective(
-        net, parsed, made, hosts, repeat=repeat, pause_seconds=pause_seconds, recorder=recorder
-    )
+    estimate = None
+    is_long = made.num_messages > _MOST_SIMULATED and not parsed.is_plain
+    if (is_long or is_crowd(made, _MOST_SIMULATED_OF_CROWDS)) and not net.weather and recorder is None:
+        timing, estimate = Estimator(net, parsed).timing(
+            made, hosts, repeat=repeat, pause_seconds=pause_seconds
+        )
+    else:
+        timing = time_collective(
+            net, parsed, made, hosts, repeat=repeat, pause_seconds=pause_seconds, recorder=recorder
+        )
     return CollectiveTimes(
         seconds=timing.seconds[-1],
         rank_seconds=timing.rank_seconds,
@@ -135,6 +150,7 @@ def collective(
         ),
         later_weather=net.weather_after(sum(timing.seconds) + pause_seconds * (repeat - 1)),
         dollars=net.egress_dollars(timing.link_bytes),
+        estimate=estimate,
         schedule=made,
         timing=timing,
     )

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from netsim.collectives.closed_form import PairRoutes, contention_free_seconds, padded
 from netsim.collectives.schedules.schedule import ListedPhase, Phase, Step
-from netsim.collectives.start import time_collective
+from netsim.collectives.start import Timing, link_bytes, time_collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -120,6 +120,35 @@ class Estimator:
 
     def _simulated(self, schedule: Schedule, hosts: Sequence[int], repeat: int = 1) -> float:
         return time_collective(self._topology, self._protocol, schedule, hosts, repeat=repeat).seconds[-1]
+
+    def timing(
+        self, schedule: Schedule, hosts: Sequence[int], *, repeat: int = 1, pause_seconds: float = 0.0
+    ) -> tuple[Timing, str]:
+        """Times of a schedule with more messages than are worth simulating, and how they were found.
+
+        Args:
+            schedule: the collective.
+            hosts: the host of each member.
+            repeat: number of repetitions.
+            pause_seconds: virtual time between repetitions.
+        """
+        none = [0.0] * len(self._topology.links)
+        if is_crowd(schedule):
+            seconds, load = self.crowd.times(schedule, hosts)
+            timing = Timing([seconds] * repeat, [seconds] * len(hosts), load.tolist(), none)
+            return timing, "by the busiest link of each step"
+        short, later = self.first_steps(schedule, hosts, repeat)
+        begun = time_collective(
+            self._topology, self._protocol, short, hosts, repeat=repeat, pause_seconds=pause_seconds
+        )
+        timing = Timing(
+            [each + later for each in begun.seconds],
+            [each + later for each in begun.rank_seconds],
+            link_bytes(schedule, hosts, self._topology),
+            none,
+        )
+        simulated = f"{short.num_steps} of {schedule.num_steps} steps"
+        return timing, f"{simulated} simulated, until a step took as long as those before, within 0.1 %"
 
     def is_long(self, schedule: Schedule) -> bool:
         """True if a schedule has too many messages to be simulated whole, under a protocol with windows."""
@@ -298,7 +327,7 @@ class _Crowd:
 
     def _routes(self, step: Step, hosts: Ranks) -> _Routes:
         topology = self._topology
-        links = self._links(hosts[step.src], hosts[step.dst], _doors(topology, set(hosts.tolist())))
+        links = self._links(hosts[step.src], hosts[step.dst])
         there = np.append(topology.latency_seconds, 0.0)
         back = np.append(there[self._back], 0.0)
         latency = there[links].sum(axis=1)
@@ -307,12 +336,12 @@ class _Crowd:
             links, latency, round_trip, _transfer_windows(self._protocol, topology, links, round_trip)
         )
 
-    def _links(self, sources: Ranks, targets: Ranks, doors: tuple[Ranks, Ranks, Ranks] | None) -> Ranks:
+    def _links(self, sources: Ranks, targets: Ranks) -> Ranks:
         """Links of messages. Hosts with one link each share the route between their routers, which is found once."""
-        ends = zip(sources.tolist(), targets.tolist(), strict=True)
-        if doors is None:
+        out, into, router = self._doors
+        if (router[sources] < 0).any() or (router[targets] < 0).any():
+            ends = zip(sources.tolist(), targets.tolist(), strict=True)
             return padded([self._topology.route(*pair) for pair in ends])
-        out, into, router = doors
         _, first, place = np.unique(
             router[sources] * len(router) + router[targets], return_index=True, return_inverse=True
         )
@@ -321,6 +350,24 @@ class _Crowd:
         links = np.column_stack([out[sources], inner[place], into[targets]])
         links[sources == targets] = -1
         return links
+
+    @cached_property
+    def _doors(self) -> tuple[Ranks, Ranks, Ranks]:
+        """By host, the only link out, the only link in, and the router behind; -1 for hosts with other links."""
+        topology = self._topology
+        table = np.full((3, len(topology.hosts)), -1, np.int64)
+        if topology.explicit_routes:
+            return table[0], table[1], table[2]
+        out, into = defaultdict(list), defaultdict(list)
+        for link in topology.links:
+            out[link.source].append(link)
+            into[link.target].append(link)
+        routers = {name: number for number, name in enumerate(topology.routers)}
+        for host in topology.hosts:
+            leaving, entering = out[host.name], into[host.name]
+            if len(leaving) == len(entering) == 1 and leaving[0].target in routers:
+                table[:, host.index] = leaving[0].index, entering[0].index, routers[leaving[0].target]
+        return table[0], table[1], table[2]
 
 
 def _transfer_windows(
@@ -335,21 +382,3 @@ def _transfer_windows(
             for route, round_trip in zip(routes, round_trips, strict=True)
         ]
     )
-
-
-def _doors(topology: Topology, hosts: set[int]) -> tuple[Ranks, Ranks, Ranks] | None:
-    """Only link out of each host, only link in, and the router behind; None where a host has more."""
-    if topology.explicit_routes:
-        return None
-    out, into = defaultdict(list), defaultdict(list)
-    for link in topology.links:
-        out[link.source].append(link)
-        into[link.target].append(link)
-    routers = {name: number for number, name in enumerate(topology.routers)}
-    table = np.zeros((3, len(topology.hosts)), np.int64)
-    for host in hosts:
-        name = topology.hosts[host].name
-        if len(out[name]) != 1 or len(into[name]) != 1 or out[name][0].target not in routers:
-            return None
-        table[:, host] = out[name][0].index, into[name][0].index, routers[out[name][0].target]
-    return table[0], table[1], table[2]

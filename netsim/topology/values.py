@@ -100,7 +100,7 @@ _read_any_rate = _limited(
     "a rate from 0.001 bit/s to 1e21 bit/s",
 )
 _read_rate = _limited(_read_any_rate, lambda rate: rate > 0, "a rate above zero", _NO_LINK)
-_read_duration = _limited(parse_seconds, lambda seconds: seconds <= 1e6, "a time of at most 1e6 s")
+_read_duration = _limited(parse_seconds, lambda seconds: seconds <= 1e9, "a time of at most 1e9 s")
 _read_interval = _limited(_read_duration, lambda seconds: seconds >= 1e-6, "a time of at least 1 us")
 _read_loss = _limited(parse_fraction, lambda loss: loss < 1, "a loss below 100 %", _NO_LINK)
 

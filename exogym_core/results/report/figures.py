@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ def _draw_losses(axes: Axes, shown: Shown, against: str, place: str, divisor: fl
         ends.append(places[-1])
         style = _line(position, len(points))
         axes.plot(
-            places, [point.value for point in points], label=visible(result.name, 30) + result.state, **style
+            places, [point.value for point in points], label=_wrapped(result.name + result.state), **style
         )
         if len(result.runs) > 1:
             least, most = [point.least for point in points], [point.most for point in points]
@@ -134,6 +135,11 @@ def _minor_label(value: float, low: float, high: float) -> str:
     return text if high < 5 * low or text[-1] in "25" else ""
 
 
+def _wrapped(name: str, width: int = 40) -> str:
+    """A name on lines of at most `width` characters."""
+    return textwrap.fill(visible(name), width)
+
+
 def _draw_legend(axes: Axes) -> None:
     """A legend below the axes, in as many columns as its longest name leaves room for."""
     import matplotlib
@@ -143,12 +149,13 @@ def _draw_legend(axes: Axes) -> None:
     figure = axes.figure
     assert isinstance(figure, Figure)
     points = float(matplotlib.rcParams["legend.fontsize"])
-    column_inches = (max(map(len, labels)) * 0.6 + 5) * points / 72
+    lines = [label.split("\n") for label in labels]
+    column_inches = (max(len(line) for each in lines for line in each) * 0.6 + 5) * points / 72
     columns = max(1, min(len(labels), int(figure.get_figwidth() / column_inches)))
     # Room for the label next to the axes, that below them, and the legend's lines.
     text_inches = float(matplotlib.rcParams["font.size"]) / 72
     label_inches = (0.6 * len(axes.get_ylabel()) + 5) * text_inches
-    legend_inches = 1.5 * points / 72 * -(-len(labels) // columns)
+    legend_inches = 1.5 * points / 72 * -(-sum(map(len, lines)) // columns)
     figure.set_figheight(max(figure.get_figheight(), label_inches + legend_inches))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
@@ -211,7 +218,7 @@ def _use_of_the_network(axes: Axes, shown: Shown) -> bool:
         axes.step(
             [0.0, *(end for end, _ in points)],
             [points[0][1] / scale, *(rate / scale for _, rate in points)],
-            label=visible(result.name, 30),
+            label=_wrapped(result.name),
             color=COLOURS[position % len(COLOURS)],
         )
     _set_places(axes, f"{shown.results.clock}, s", [points[-1][0] for _, _, points in drawn])
@@ -228,25 +235,18 @@ def _where_the_time_went(axes: Axes, shown: Shown) -> bool:
     known = [(result, parts) for result in results.strategies if (parts := _parts(result)) is not None]
     if not known:
         return False
-    names = [visible(result.name, 30) for result, _ in known]
+    rows = range(len(known))
     seconds = np.array([parts for _, parts in known])
     used = seconds.any(axis=0)
     lefts = np.cumsum(seconds, axis=1) - seconds
     for part in np.flatnonzero(used):
         name, colour = _PARTS[part]
-        axes.barh(names, seconds[:, part], left=lefts[:, part], color=colour, label=name)
-    totals = seconds.sum(axis=1)
-    for row, total in enumerate(totals):
-        axes.annotate(
-            " / ".join(f"{share:.0%}" for share in seconds[row, used] / (total or 1.0)),
-            (total, row),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize="small",
-            bbox={"boxstyle": "square,pad=0.1", "color": "white"},
-        )
-    axes.set_xlim(0, totals.max() * 1.28)
+        axes.barh(rows, seconds[:, part], left=lefts[:, part], color=colour, label=name)
+    axes.set_yticks(rows, [_wrapped(result.name, 20) for result, _ in known])
+    for row, total in enumerate(seconds.sum(axis=1)):
+        shares = " / ".join(f"{share:.0%}" for share in seconds[row, used] / (total or 1.0))
+        # Right of the axes, where the layout keeps room for it.
+        axes.text(1.02, row, shares, transform=axes.get_yaxis_transform(), va="center", fontsize="small")
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set_title("Where the time went", pad=24)

@@ -261,7 +261,7 @@ def methods(results: Results) -> str:
     )
     text += f", with the seeds {seeds}." if seeds else f", with seed {facts['seed']}."
     strategies = [_setting_text(each) for each in settings.get("strategies") or () if isinstance(each, dict)]
-    text += f" Strategies and their settings: {visible('; '.join(strategies), 2000)}."
+    text += f" Strategies and their settings: {visible('; '.join(strategies), 2000)}; other options at their defaults."
     if "protocol" in facts:
         text += (
             f" Communication was timed on a simulation of the network {facts['network']} under the protocol "
@@ -344,7 +344,7 @@ def run_facts(results: Results) -> list[tuple[str, list[str]]]:
     for result in results.strategies:
         cells = [_JUDGED.get(result.judged or "", "-"), _collectives(result), *_times(result)]
         if any(cell != "-" for cell in cells):
-            rows.append((visible(result.name, 40), cells))
+            rows.append((visible(result.name), cells))
     return rows
 
 
@@ -467,7 +467,9 @@ class RunReport(Report):
     def basis(self) -> dict[str, str]:
         """Facts that every time depends on."""
         facts = dict(head_facts(self.results))
-        return {name: facts[name] for name in ("network", "protocol", "collectives") if name in facts}
+        return {
+            name: facts[name] for name in ("network", "protocol", "collectives", "placement") if name in facts
+        }
 
     def few(self) -> Shown:
         """Input with all strategies, and the weather of their network."""

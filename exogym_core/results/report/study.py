@@ -262,11 +262,8 @@ def _json(value: Any) -> str:
 
 def study_verdict(groups: Sequence[Group]) -> tuple[str, list[Group]]:
     """Verdict that the seeds support: a sentence for each network and setting, and the groups that come first."""
-    contests: dict[str, list[Group]] = {}
-    for group in groups:
-        conditions = {key: group.members[0].setting(key) for key in _CONDITIONS}
-        contests.setdefault(_json(conditions), []).append(group)
-    decided = [_decided(contest) for contest in contests.values()]
+    contests = _contests(groups)
+    decided = [_decided(contest) for contest in contests]
     winners = [winner for _, winner in decided if winner is not None]
     uncharged = [group.name for group in groups if not group.is_charged]
     tail = f" Coding is not charged to {', '.join(uncharged)}." if uncharged else ""
@@ -274,11 +271,20 @@ def study_verdict(groups: Sequence[Group]) -> tuple[str, list[Group]]:
         tail += f" Not every run of {', '.join(diverged)} ended with a finite loss, so it does not compete."
     if len(decided) == 1:
         return decided[0][0] + tail, winners
-    names = _differences([contest[0] for contest in contests.values()])
+    names = _differences([contest[0] for contest in contests])
     text = " ".join(f"{name}: {text}" for name, (text, _) in zip(names, decided, strict=True))
     if len(winners) > 1 and len({winner.members[0].result.name for winner in winners}) > 1:
         text += " No strategy is first under all of these."
     return text + tail, winners
+
+
+def _contests(groups: Sequence[Group]) -> list[list[Group]]:
+    """Groups that compete: those of the same conditions, such as one network."""
+    contests: dict[str, list[Group]] = {}
+    for group in groups:
+        conditions = {key: group.members[0].setting(key) for key in _CONDITIONS}
+        contests.setdefault(_json(conditions), []).append(group)
+    return list(contests.values())
 
 
 def _differences(groups: Sequence[Group]) -> list[str]:
@@ -374,7 +380,7 @@ class StudyReport(Report):
     Attributes:
         title: names of the runs.
         keys: of the groups.
-        groups: best first, as far as they can be ordered.
+        groups: those of one network and setting together, best first as far as they can be ordered.
         winners: the groups that seeds support, one for each network and setting that has one.
         failures: (name, reason).
 
@@ -399,9 +405,9 @@ class StudyReport(Report):
         self.caption = f"{visible(self.title, 200)}: means over runs, in brackets the 95 % bootstrap interval"
         self.verdict, self.winners = study_verdict(groups)
         self.winner = self.winners[0].name if len(self.winners) == 1 else None
-        self.groups = sorted(groups, key=_order)
+        self.groups = [group for contest in _contests(groups) for group in sorted(contest, key=_order)]
         rows = [
-            (group in self.winners, [visible(cell, 80) for cell in [*group.values, *group.cells()]])
+            (group in self.winners, [visible(cell) for cell in [*group.values, *group.cells()]])
             for group in self.groups
         ]
         self.table = ResultTable([*self.keys, *HEADINGS], rows, len(self.keys))

@@ -26,6 +26,7 @@ __all__ = ["ResultTable", "comparison_table", "count_text", "latex_text", "ratio
 _UNKNOWN = "-"
 _PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 _GAP = 2  # between columns of a terminal's table
+_NAME_WIDTH = 44  # of its first column: longer names are wrapped
 _UNITS = {column.name: column.unit for column in SUMMARY}
 _WRITERS: Mapping[str, Callable[[float], str]] = {
     "loss": format_loss,
@@ -69,14 +70,14 @@ class ResultTable(NamedTuple):
         ]
         known = self._with_values()
         shown = known or [0]
+        widths[0] = min(widths[0], _NAME_WIDTH)
         for heading in _LEAST_NEEDED:
             if sum(widths[each] + _GAP for each in shown) > width:
                 shown = [each for each in shown if self.headings[each] != heading]
         table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, _GAP - 1, 0, 0))
-        for column in shown:
-            table.add_column(
-                Text("\n".join(lines[column])), justify="right" if column else "left", no_wrap=True
-            )
+        table.add_column(Text("\n".join(lines[0])), max_width=_NAME_WIDTH)
+        for column in shown[1:]:
+            table.add_column(Text("\n".join(lines[column])), justify="right", no_wrap=True)
         for is_winner, cells in self.rows:
             # As `Text`, since markup in a name would be obeyed.
             table.add_row(*(Text(cells[column]) for column in shown), style="bold green" if is_winner else "")
@@ -87,9 +88,10 @@ class ResultTable(NamedTuple):
         shown = [0, *(column for column in self._with_values() if column)]
         lines = [" & ".join(latex_text(self.headings[column]) for column in shown) + r" \\", r"\midrule"]
         for is_winner, cells in self.rows:
-            name, *others = (latex_text(cells[column]) for column in shown)
-            # A winner's figures need not be the best of their columns.
-            lines.append(" & ".join([rf"\textbf{{{name}}}" if is_winner else name, *others]) + r" \\")
+            # Bold names: a winner's figures need not be the best of their columns.
+            bold = self.num_names if is_winner else 0
+            texts = [latex_text(cells[column]) for column in shown]
+            lines.append(" & ".join([rf"\textbf{{{name}}}" for name in texts[:bold]] + texts[bold:]) + r" \\")
         body = "\n".join(f"    {line}" for line in lines)
         align = "".join("l" if column < self.num_names else "r" for column in shown)
         return (
@@ -147,7 +149,7 @@ def _columns(results: Results) -> dict[str, Callable[[StrategyResult], str]]:
 
 def _name_text(result: StrategyResult) -> str:
     coding = "" if result.coding is None or result.error else f" (coding {result.coding})"
-    return visible(result.name, 40) + coding + result.state
+    return visible(result.name) + coding + result.state
 
 
 def _target_text(results: Results, result: StrategyResult) -> str:

@@ -459,7 +459,7 @@ def _span(results: Results) -> str:
 
 
 def _name(strategy: StrategyResult) -> str:
-    return visible(strategy.name, 40)
+    return visible(strategy.name)
 
 
 def _listed(names: Iterable[str]) -> str:

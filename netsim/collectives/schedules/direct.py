@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from netsim.collectives.schedules.schedule import ListedPhase, Step, step_of
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from netsim.collectives.schedules.schedule import Bytes, Phase, Problem, Ranks
@@ -28,8 +29,17 @@ __all__ = [
 ]
 
 
+# Each takes some hundred bytes to list.
+_MOST_MESSAGES = 5_000_000
+
+
 def _everyone(num: int) -> tuple[Bytes, Bytes]:
     """Source and target of n (n - 1) messages, each member's in the order rank + 1, rank + 2, ..."""
+    if (messages := num * (num - 1)) > _MOST_MESSAGES:
+        raise InputError(
+            f"direct messages among {num:,} ranks: {messages:,} at once, at most {_MOST_MESSAGES:,} are listed; "
+            "choose another algorithm, or fewer ranks"
+        )
     src = np.repeat(np.arange(num, dtype=np.int64), num - 1)
     dst = (src + np.tile(np.arange(1, num, dtype=np.int64), num)) % num
     return src, dst
