@@ -161,7 +161,7 @@ def test_a_stream_too_short_for_a_step_is_refused():
 def test_an_empty_stream_is_said_to_be_empty() -> None:
     """It was an IndexError of the batch that is tried first."""
     with pytest.raises(InputError, match=r"^fit: the training set is empty$"):
-        fit(data=Stream(0), max_steps=1)
+        fit(data=Stream(0), workers="auto", progress=False)
 
 
 def test_streams_of_their_own_take_full_steps_only():
