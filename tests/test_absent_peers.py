@@ -207,7 +207,14 @@ def fit(events: Sequence[Mapping[str, Any]] = (), options: Any = AWAY, **argumen
 
 
 def test_a_run_reports_absences_with_times() -> None:
-    result = fit([down(12, 13)], collectives="ring")
+    told = []
+    result = fit([down(12, 13)], collectives="ring", on_event=lambda row: told.append(dict(row)))
+    changes = [(row["step"], row["dropped_peers"]) for row in told if "dropped_peers" in row]
+    assert [step for step, _ in changes] == [5, 15, 25], (
+        "known while it trains, as the ranks of a round change"
+    )
+    assert [[each["back_step"] for each in absences] for _, absences in changes] == [[], [None], [20]]
+    assert changes[-1][1] == result.dropped_peers
     assert [row["num_peers"] for row in result.history] == [3] * 10 + [2] * 10 + [3] * 20
     assert result.averaged_ranks == {
         5: ALL,

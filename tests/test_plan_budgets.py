@@ -409,3 +409,15 @@ def test_sequences_longer_than_published_ones_are_remarked(capsys: pytest.Captur
     attention = 12 * num_layers * width * 16384
     assert f"self-attention is {attention / (attention + matrices):.0%} of a step's operations" in remark
     assert f"{16384 * width / 1e6:.3g}M of its parameters are the table of positions" in remark
+
+
+def test_plans_name_the_protocols_of_torchs_backends(capsys: pytest.CaptureFixture[str]) -> None:
+    """A program of torch.distributed may wait many times as long on these lines, and nothing said so."""
+    words = "plan --model llama-2m --sequence 64 --topology wan-4-regions --workers 4 --strategy DiLoCo --device h100"
+    waiting = {}
+    for protocol in ("linux-tcp", "gloo"):
+        assert main([*words.split(), "--protocol", protocol]) == 0
+        assert ("plan them with --protocol gloo" in capsys.readouterr().out) == (protocol == "linux-tcp")
+        assert main([*words.split(), "--protocol", protocol, "--json"]) == 0
+        waiting[protocol] = json.loads(capsys.readouterr().out)[0]["exposed_seconds_per_round"]
+    assert waiting["gloo"] > 2 * waiting["linux-tcp"]

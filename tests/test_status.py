@@ -36,7 +36,9 @@ def test_a_folder_tells_how_far_its_run_is_while_it_goes_on_and_afterwards(tmp_p
     with PlainProgress(lambda line: None, lambda line: None, folder.path) as progress:
         run, other = progress.begin("DiLoCo", 2, 3, 900), progress.begin("DeMo", 3, 3, 900)
         row = {"kind": "step", "step": 700, "train_loss": 0.25, "virtual_seconds": 12.0, "num_peers": 3}
-        run.event(row)
+        away = {"rank": 1, "step": 690, "back_step": None}
+        run.event(row | {"dropped_peers": [away, away | {"rank": 0, "step": 3, "back_step": 9}]})
+        run.event(row)  # of the same round
         other.event(row | {"step": 5, "train_loss": 2.0})
         text, document = status(folder.path), json.loads(status(folder.path, 0, "--json"))
         folder.release()
@@ -49,8 +51,11 @@ def test_a_folder_tells_how_far_its_run_is_while_it_goes_on_and_afterwards(tmp_p
         assert json.loads(status(folder.path, 0, "--json"))["now"]["strategy"] == "DeMo"
         other.end("")
     assert (
-        "  DiLoCo (2 of 3): step 700 of 900, loss 0.2500, virtual time 12 s, 3 workers in this round" in text
+        "  DiLoCo (2 of 3): step 700 of 900, loss 0.2500, virtual time 12 s, 3 workers in this round\n"
+        "    absent: rank 1, from step 690 on\n"
+        "    1 absence before (dropped_peers)\n" in text
     )
+    assert document["now"]["dropped_peers"][0] == away
     assert "  DeMo (3 of 3): step 5 of 900, loss 2.0000" in text
     assert "  AllReduce: finished after step 900, final loss 0.5000, 2 absences (dropped_peers)" in text
     assert document["strategies"][0]["dropped_peers"] == absences

@@ -21,7 +21,7 @@ from netsim.errors import InputError
 from netsim.units import format_count, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["status"]
 
@@ -37,7 +37,7 @@ _SILENT_SECONDS = 30.0  # without a step, until the line mentions it
 def status(place: str, as_json: bool) -> None:
     """Show the progress of a run: step, loss, time left; at a rendezvous also members, absences and waits.
 
-    FOLDER is a run's, a sweep's, a launch's or a plan's; it has the absences of strategies that have ended.
+    FOLDER is a run's, a sweep's, a launch's or a plan's; it knows the absences of rounds that have ended.
     HOST:PORT is a rendezvous, or where the ranks of torchrun meet (MASTER_ADDR:MASTER_PORT); both want the run's
     secret. It changes nothing, and no rank waits for it.
     """
@@ -142,10 +142,20 @@ def _run_lines(found: Mapping[str, Any]) -> list[str]:
         )
         peers = f", {format_count(now['num_peers'], 'worker')} in this round" if "num_peers" in now else ""
         lines.append(f"  {visible(now['strategy'], 40)}{which}: {progress}{clock}{peers}")
+        lines += _absence_lines(now.get("dropped_peers", ()))
     if found["state"] == "stopped":
         kept = found.get("checkpoint")
         since = "from its start" if kept is None else f"from step {kept}"
         lines.append(f"  to continue {since}: {_remedy(Path(found['folder']))}")
+    return lines
+
+
+def _absence_lines(absences: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line on each rank that is absent at present, and one on those that are back."""
+    absent = [each for each in absences if each["back_step"] is None]
+    lines = [f"    absent: rank {each['rank']}, from step {each['step']} on" for each in absent]
+    if len(absences) > len(absent):
+        lines.append(f"    {format_count(len(absences) - len(absent), 'absence')} before (dropped_peers)")
     return lines
 
 

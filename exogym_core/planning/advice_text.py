@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.planning.advise import BY_BOUND, SEARCHED, alike_text, variant_of
-from exogym_core.planning.page import MODEL_SIZE, placement_text
+from exogym_core.planning.page import MODEL_SIZE, OWN_BACKENDS, placement_text
 from exogym_core.results.report.table import short_count
 from netsim.units import format_count, format_seconds
 
@@ -63,6 +63,8 @@ def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
     yield from _ring_lines(advice["ring"])
     if advice["ranked"]:
         yield from advice["explained"]
+    if advice["protocol"].startswith("linux-tcp"):
+        yield OWN_BACKENDS
     if of_money is not None:
         yield MODEL_SIZE
     yield "*: nothing else is surely both sooner and cheaper; rows of one place are equal. Not known:"

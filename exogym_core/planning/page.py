@@ -32,12 +32,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["MODEL_SIZE", "placement_text", "print_table", "write_page"]
+__all__ = ["MODEL_SIZE", "OWN_BACKENDS", "placement_text", "print_table", "write_page"]
 
 _ALIKE = 1.005  # a ratio of steps that rounds to one says nothing
 MODEL_SIZE = (
     "model size: computing is spent best at about 20 tokens a parameter (Hoffmann et al. 2022, arXiv 2203.15556); with "
     "fewer a smaller model would reach a lower loss for the money, with more a larger one: compare with another --model"
+)
+OWN_BACKENDS = (
+    "under linux-tcp collectives: auto takes the fastest algorithm of each call; programs of torch.distributed have "
+    "their backend's, which may wait many times as long: plan them with --protocol gloo, or nccl-sockets on GPUs"
 )
 _FEW_DAYS = 10
 _MOST_NAMED = 3
@@ -216,6 +220,8 @@ def _notes(rows: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, shor
             f"rows of one place{' and model' if any(map(is_of_model, _swept(rows))) else ''} are equal: "
             f"their bands of {'tokens' if is_of_money else 'days'} overlap"
         )
+    if any(row["protocol"].startswith("linux-tcp") for row in rows):
+        notes.append(OWN_BACKENDS)
     if is_of_money:
         notes.append(MODEL_SIZE)
     notes.append("not known: the loss at this scale; steps to a loss may differ from strategy to strategy")

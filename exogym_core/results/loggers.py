@@ -156,7 +156,9 @@ class FolderLogger:
         kind = row["kind"]
         if kind not in self._tables:
             self._tables[kind] = Table(self.path / f"{kind}.csv", ["step", kind])
-        self._tables[kind].add({name: value for name, value in row.items() if name != "kind"})
+        self._tables[kind].add(
+            {key: value for key, value in row.items() if key not in ("kind", "dropped_peers")}
+        )
         if kind == "validation":
             self.close()
 

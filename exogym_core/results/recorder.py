@@ -228,7 +228,8 @@ class RowRecorder:
     Args:
         result: to fill.
         timed: whether rows have virtual seconds.
-        listeners: called with every finished row and its `kind`: step, validation or correlation.
+        listeners: called with every finished row and its `kind`: step, validation or correlation. The step at the end
+            of a round in which other ranks took part than before also has `dropped_peers`, all absences so far.
         clock: "virtual_seconds", or "wall_seconds" of a real transport, which stand in the same place.
     """
 
@@ -302,16 +303,18 @@ class RowRecorder:
             merged["compute_utilisation"] = mean_utilisation([each.compute_seconds for each in ranks], last)
         if "round" in rows[0]:
             merged["num_peers"] = len(ranks)
+        absences: Row = {}
         if "averaged_ranks" in rows[0]:
             present = list(rows[0]["averaged_ranks"])
             if present != self._present:  # else one list for all rounds
                 self._present = present
+                absences["dropped_peers"] = self.rounds.dropped_peers(self._clock)
             result.averaged_ranks[step] = self._present
         result.history.append(merged)
         result.virtual_seconds = merged.get("virtual_seconds")
         result.wall_seconds = merged.get("wall_seconds")
         result.compute_utilisation = merged["compute_utilisation"]
-        self._emit("step", merged)
+        self._emit("step", merged | absences)
         self._take_evaluations()
 
     def _seconds(self, ranks: Sequence[StampedRow]) -> Row:
