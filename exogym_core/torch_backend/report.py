@@ -103,7 +103,7 @@ class SteadyState(_Part):
 
 
 class HostDecision(_Part):
-    """Host time decided: the clock went on without ranks that slept, as calls of others had time-outs."""
+    """Host time decided: the clock advanced without ranks that slept, as calls of others had time-outs."""
 
     virtual_seconds: float = Field(description="the first time")
     times: int
