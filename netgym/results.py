@@ -101,9 +101,9 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """Table and verdict, for notebooks."""
-        report = self._report
-        head = "".join(f"<th>{escape(heading)}</th>" for heading in report.table.headings)
-        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for _, row in report.table.rows)
+        report, table = self._report, self._report.table.filled()
+        head = "".join(f"<th>{escape(heading)}</th>" for heading in table.headings)
+        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for _, row in table.rows)
         body = "".join(f"<tr>{row}</tr>" for row in cells)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{escape(report.verdict)}</p>"
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from netsim.files.documents import KeyPath as KeyPath
     from netsim.files.documents import load_document as load_document
     from netsim.files.documents import parse_document as parse_document
+    from netsim.files.plain_files import check_output as check_output
     from netsim.files.plain_files import input_file as input_file
     from netsim.files.plain_files import is_written_in_place as is_written_in_place
     from netsim.files.plain_files import output_file as output_file
@@ -113,7 +114,7 @@ _NAMES = {  # by module
     "collectives.start": "Collective start_all_to_all start_collective time_collective",
     "errors": "DeadlockError InputError MismatchError NetsimError RankError UnknownNameError unknown_name",
     "files.documents": "ConfigError Document KeyPath load_document parse_document",
-    "files.plain_files": "input_file is_written_in_place output_file read_bytes",
+    "files.plain_files": "check_output input_file is_written_in_place output_file read_bytes",
     "files.schemas": "Schema validate_document",
     "files.signed": (
         "PeerAddress PeerError SignedChannel StrangerError answer_peer connect_peer shared_secret user_secret"

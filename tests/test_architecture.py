@@ -243,7 +243,7 @@ FRONTS = {
         "InputError KeyPath Link LinkEvent MismatchError NetsimError Network OPERATIONS PRESETS "
         "PeerAddress PeerError Protocol RankError Recorder Schedule Schema SignedChannel Sketch Span Stoppable "
         "StrangerError Topology TopologyFile UnknownNameError Waiting Weather WeatherHistory WindowLimit "
-        "algorithm_names annex_entries answer_peer collective connect_peer default_algorithm device_name "
+        "algorithm_names annex_entries answer_peer check_output collective connect_peer default_algorithm device_name "
         "device_problems device_table engine_state flows input_file interrupt is_crowd is_written_in_place "
         "load_document load_reference most_at_once output_file parse_collectives parse_document raise_lost_interrupt "
         "random_crashes read_bytes read_flows schedule shared_secret shipped_topologies simulate_weather "

@@ -6,6 +6,7 @@ from collections import Counter, namedtuple
 
 import pytest
 import torch
+from experiments import fit
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
@@ -155,6 +156,12 @@ def test_drop_last_leaves_out_a_partial_step():
 def test_a_stream_too_short_for_a_step_is_refused():
     with pytest.raises(InputError, match="an epoch of the iterable training set has 1 sample,"):
         StreamedData(Stream(1), Reading(0, 2, 1, 1)).next_step()
+
+
+def test_an_empty_stream_is_said_to_be_empty() -> None:
+    """It was an IndexError of the batch that is tried first."""
+    with pytest.raises(InputError, match=r"^fit: the training set is empty$"):
+        fit(data=Stream(0), workers="auto", progress=False)
 
 
 def test_streams_of_their_own_take_full_steps_only():

@@ -118,6 +118,14 @@ def test_schema_mistakes_are_reported_by_line_and_key() -> None:
     ]
 
 
+def test_another_kind_of_file_is_not_quoted() -> None:
+    """Each of its keys was: the hashes of a password file."""
+    document = parse_document("root: secret\nfoo: hidden\n", "shadow")
+    with pytest.raises(UnknownNameError) as caught:
+        validate_document(_Outer, document)
+    assert str(caught.value) == "shadow:1: none of its keys belongs here: Accepted: inner, name"
+
+
 def test_an_unknown_name_first_makes_the_error_one() -> None:
     document = parse_document("a: 1\nb: 2\n")
     assert (

@@ -68,6 +68,21 @@ def test_a_file_that_is_too_large_is_not_read(here: Path) -> None:
         read_bytes(here / "huge", 1_000_000)
 
 
+def test_a_trace_replaces_no_file_of_another_kind(here: Path) -> None:
+    """It replaced the topology, named by mistake."""
+    Path("my.yaml").write_text(
+        "hosts: [a, b]\nlinks: [{between: [a, b], bandwidth: 1 Gbit/s, latency: 1 ms}]\n"
+    )
+    before = Path("my.yaml").read_text()
+    collective = ("collective", "my.yaml", "all_reduce", "--bytes", "1MB", "--trace")
+    assert "my.yaml: is there and is no .json or .gz file: choose another name" in run(*collective, "my.yaml")
+    assert Path("my.yaml").read_text() == before
+    for name in ("empty", "t.json", "t.json"):
+        Path("empty").touch()
+        run(*collective, name)
+        assert Path(name).stat().st_size > 0
+
+
 def test_so_are_devices_and_a_trace_that_a_topology_names(here: Path) -> None:
     with pytest.raises(InputError, match="/dev/zero: is not a regular file but a device"):
         input_file("/dev/zero")

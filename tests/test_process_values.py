@@ -31,15 +31,22 @@ def test_a_process_that_has_its_values_overwrites_none_of_the_others() -> None:
     assert run.results == [0, 0, 0, 0]
 
 
+OTHER_PROCESSES: dict[str, dict[str, Any]] = {
+    "processes": {"workers": {"kind": "processes", "processes": 1}},
+    "gloo": {"transport": "gloo"},
+}
+
+
+@pytest.mark.parametrize("where", OTHER_PROCESSES)
 @pytest.mark.parametrize("name", ["uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "bfloat16"])
-def test_results_of_newer_dtypes_come_back(name: str) -> None:
+def test_results_of_newer_dtypes_come_back(name: str, where: str) -> None:
     """torch's own pickles of most of them cannot be read: it ended in an AttributeError."""
     dtype = getattr(torch, name)
 
     def body(comm: Communicator) -> torch.Tensor:
         return torch.arange(6).to(dtype).view(2, 3)[:, ::2]
 
-    (result,) = run_ranks(body, 1, workers={"kind": "processes", "processes": 1}).results
+    (result,) = run_ranks(body, 1, **OTHER_PROCESSES[where]).results
     assert result.dtype == dtype
     assert result.to(torch.int64).tolist() == [[0, 2], [3, 5]]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dis
 import errno
 import json
 import os
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -19,6 +22,9 @@ from exogym_core.results.fit_result import FitResult
 from exogym_core.results.loggers import FolderLogger
 from exogym_core.results.run_folder import RunFolder, csv_text
 from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 ESCAPES = yaml.safe_load(Path(__file__).with_name("hostile.yaml").read_text(encoding="utf-8"))["names"]
 
@@ -148,6 +154,39 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
     with pytest.raises(RecordError, match=r"summary\.json: cannot be written: No space left on device"):
         write_whole(path, "new")
     assert [file.read_text() for file in tmp_path.iterdir()] == ([] if content is None else [content])
+
+
+def test_ctrl_c_after_any_call_of_a_write_leaves_nothing_open(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Between opening and `with` the open file was left to the collector: a ResourceWarning."""
+    path, num_passed, has_ended, last = tmp_path / "summary.json", 0, False, "RESUME"
+    path.write_text("old")
+
+    def press(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left, last
+        code = frame.f_code
+        frame.f_trace_opcodes = code is write_whole.__code__
+        if event == "opcode":
+            left -= last.startswith("CALL")  # signals are handled at the end of calls
+            last = dis.opname[code.co_code[frame.f_lasti]]
+        if left < 0:
+            raise KeyboardInterrupt
+        return press
+
+    while not has_ended:
+        left, tracer = num_passed, sys.gettrace()
+        try:
+            sys.settrace(press)
+            write_whole(path, "new")
+            has_ended = True
+        except KeyboardInterrupt:
+            num_passed += 1
+        finally:
+            sys.settrace(tracer)
+    assert num_passed > 8
+    assert [warning.message for warning in recwarn] == []
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["new"]
 
 
 def test_out_must_be_new_or_empty(tmp_path: Path) -> None:

@@ -544,6 +544,13 @@ def test_a_long_label_is_whole_in_latex_and_in_the_verdict_and_wrapped_on_a_term
     assert label in " ".join(beginnings)
 
 
+def test_columns_in_which_no_row_has_a_value_are_on_no_page(tmp_path: Path) -> None:
+    """Accuracy of a language model was a column of hyphens there, which a table at 1,300 pixels had no room for."""
+    page = write_report(run_folder(tmp_path, [{**each, "accuracy": None} for each in two()])).read_text()
+    assert '<th scope="col">final loss</th>' in page
+    assert '<th scope="col">accuracy</th>' not in page
+
+
 def test_tokens_to_the_target_are_a_column_of_tasks_that_have_tokens(tmp_path: Path) -> None:
     results = Results.load(
         run_folder(tmp_path, two(), target_loss=2.0, task={"name": "text", "block_size": 64})

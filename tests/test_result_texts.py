@@ -45,6 +45,20 @@ def test_a_run_that_was_stopped_tells_where_it_was_last_evaluated():
     assert "final loss 2.3454" in lines[-1]
 
 
+def test_runs_side_by_side_have_a_timer_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line of one put off the others': the slower of two was silent for most of its time."""
+    lines: list[str] = []
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    with PlainProgress(lines.append, lambda line: None) as progress:
+        runs = [progress.begin(label, number, 2, 90) for number, label in enumerate(["slow", "fast"], 1)]
+        for step in range(90):
+            now = 1.0 * step
+            for run in reversed(runs):
+                run.event({"kind": "step", "step": step, "train_loss": 1.0})
+    assert [sum(line.startswith(f"{run.label}: step") for line in lines) for run in runs] == [18, 18]
+
+
 def test_silence_can_be_had(capsys):
     fit(progress=False, compute=0.1)
     assert capsys.readouterr().err == ""

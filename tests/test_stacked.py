@@ -242,9 +242,9 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(
 @pytest.mark.parametrize(
     ("model", "strategy", "reason"),
     [
-        (WithNorm, DiLoCoStrategy, "buffers change"),
-        (WithDropout, DiLoCoStrategy, "draws random numbers"),
-        (WithBranch, DiLoCoStrategy, "vectorise"),
+        (WithNorm, partial(DiLoCoStrategy, H=4), "buffers change"),
+        (WithDropout, partial(DiLoCoStrategy, H=4), "draws random numbers"),
+        (WithBranch, partial(DiLoCoStrategy, H=4), "vectorise"),
     ],
     ids=["batch normalisation", "dropout", "control flow by data"],
 )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import strategy_reference as reference
 import torch
+from experiments import fitted
 from torch import Tensor, nn
 
 from exogym_core.communicator import Communicator, run_ranks
@@ -33,7 +34,7 @@ from exogym_core.strategy import (
 from exogym_core.strategy.base import StepContext
 from exogym_core.strategy.options import accepted_arguments
 from exogym_core.strategy.parts.codecs import codec_named
-from netsim.errors import UnknownNameError
+from netsim.errors import InputError, UnknownNameError
 
 WITHOUT_SERVERS = [name for name in STRATEGIES if not build_strategy(name).num_servers]
 
@@ -111,6 +112,30 @@ def test_the_outer_optimizer_is_what_was_asked_for(kind: Any) -> None:
     outer = on_one_rank(kind(outer_lr=0.4, outer_momentum=0.5)).optimizers[1].param_groups[0]
     assert (outer["lr"], outer["momentum"]) == (0.4, 0.5)
     assert isinstance(on_one_rank(kind(outer_optim_spec="adam")).optimizers[1], torch.optim.Adam)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in STRATEGIES if "outer_momentum" in accepted_arguments(STRATEGIES[name])]
+)
+def test_an_outer_step_takes_no_momentum_as_well(name: str) -> None:
+    """`outer_momentum: 0` failed in every rank: torch has no Nesterov momentum of 0."""
+    fitted(strategy=build_strategy(name, outer_momentum=0.0, lr=0.01))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"momentum": -1}, "Invalid momentum value: -1"),
+        ({"nesterov": True}, "Nesterov momentum requires a mom"),
+    ],
+)
+def test_values_that_torchs_optimizers_refuse_are_reported_in_one_line(
+    options: dict[str, Any], problem: str
+) -> None:
+    """They were a failure of rank 0 with torch's frames."""
+    with pytest.raises(InputError, match=rf"^optimizer OptimSpec\(SGD, .*\): {problem}") as caught:
+        on_one_rank(AllReduceStrategy(OptimSpec("sgd", **options)))
+    assert "\n" not in str(caught.value)
 
 
 def test_opendilocos_names_are_accepted() -> None:

@@ -406,6 +406,17 @@ def test_the_page_of_several_runs_may_lie_in_a_new_folder(tmp_path: Path) -> Non
     assert page.is_file()
 
 
+def test_a_page_replaces_no_file_of_another_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It replaced the summary of the run that it was made of."""
+    write_run(tmp_path / "a", {"A": [1.0]}, seed=0)
+    summary = tmp_path / "a/summary.json"
+    before = summary.read_bytes()
+    assert main(["report", str(tmp_path / "a"), "--out", str(summary)]) == 2
+    refused = f"{summary}: is there and is no .html file: choose another name"
+    assert capsys.readouterr().err == f"error: {refused}\n"
+    assert summary.read_bytes() == before
+
+
 def test_figures_for_papers_leave_no_group_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """More than eight groups were dropped without a word."""
     write_run(tmp_path / "a", {f"S{number}": [1.0 + number] for number in range(9)}, seed=0)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -242,6 +243,17 @@ def test_accuracy_is_the_mean_models():
     assert trained.fit_result.accuracy == pytest.approx(task.accuracy(trained, task.validation[:]))
     assert trained.fit_result.accuracy > 0.8
     assert trained.fit_result.final_loss < trained.fit_result.validation[0]["global_loss"] / 2
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_a_period_longer_than_the_run_is_warned_of(num_nodes: int, recwarn: pytest.WarningsRecorder) -> None:
+    """`netgym compare` warned, `fit` did not; one worker has nobody to send to."""
+    warnings.simplefilter("always")
+    for H in (3, 4):  # noqa: N806
+        fit(strategy=DiLoCoStrategy(H=H), num_nodes=num_nodes)
+    silent = "fit: DiLoCoStrategy sent nothing in 3 steps: the workers trained each on their own: "
+    remedy = "to have them exchange, shorten the period (H) or train for more steps"
+    assert [str(each.message) for each in recwarn] == [silent + remedy] * (num_nodes - 1)
 
 
 def test_replicas_that_agree_correlate_and_those_that_drift_less():

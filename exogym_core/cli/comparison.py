@@ -34,7 +34,6 @@ from exogym_core.workers.processes.jobs import Job, run_jobs
 from exogym_core.workers.torchrun.rank import agreed
 from netsim import raise_lost_interrupt
 from netsim.errors import InputError
-from netsim.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -320,14 +319,7 @@ class _Run:
         self.comparison.use_measured(compute, minibatch_size)
 
     def note(self, entry: dict[str, Any]) -> None:
-        """Write the run's object of the summary, after its files; warn where its workers exchanged nothing."""
-        is_joint = self.comparison.experiment.settings.workers.count > 1
-        if is_joint and not (entry.get("bytes_sent", 1) or entry.get("incomplete") or entry.get("failed")):
-            line = f"{visible(self.title, 40)} sent nothing in {format_count(entry['steps'], 'step')}"
-            remedy = "to have them exchange, shorten the period (H) or train for more steps"
-            warnings.warn(
-                f"{line}: the workers trained each on their own: {remedy}", UserWarning, stacklevel=2
-            )
+        """Write the run's object of the summary, after its files."""
         self.comparison.tally.add(self.label, self.seed, entry)
         self.comparison.folder.write_summary(self.comparison.tally.summary())
 

@@ -15,7 +15,7 @@ from exogym_core import annexes
 from exogym_core.cli.common_options import given, takes
 from exogym_core.cli.run_commands import show_report, stdout
 from exogym_core.names import visible
-from netsim import is_written_in_place, output_file
+from netsim import check_output, is_written_in_place, output_file
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def report(asked: ReportArguments) -> None:
     study = _study(folders, asked)
     is_sweep = len(folders) == 1 and is_study(folders[0])
     page = asked.out or (folders[0] / "report.html" if is_sweep else Path("report.html"))
+    check_output(page, ".html")
     if not is_written_in_place(page):
         _make(page.parent)
     with output_file(page) as file:

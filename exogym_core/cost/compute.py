@@ -80,7 +80,7 @@ _Seconds = Annotated[
     float,
     Field(allow_inf_nan=False),
     BeforeValidator(_seconds),
-    Field(ge=0),
+    Field(ge=0, le=1e9),
     PlainSerializer(lambda seconds: f"{seconds!r} s"),
     WithJsonSchema(_TEXT),
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.planning.advise import BY_BOUND, SEARCHED, alike_text, variant_of
-from exogym_core.planning.page import MODEL_SIZE, OWN_BACKENDS, placement_text, short_tokens
+from exogym_core.planning.page import MODEL_SIZE, OWN_BACKENDS, placement_text
+from exogym_core.results.report.table import short_count
 from netsim.units import format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _figures(row: Mapping[str, Any]) -> str:
         elif egress:
             money += f" ({_share(row, egress)} of it for traffic)"
     if "worth" in row:
-        tokens, a_parameter = short_tokens(row["tokens"]), row["tokens_per_parameter"]
+        tokens, a_parameter = short_count(row["tokens"]), row["tokens_per_parameter"]
         money = f"{tokens} tokens ({a_parameter:.3g} a parameter), worth {_worth(row)}"
     return f"{_days(row):>22}  {row['compute_utilisation']:>6.1%} computing  {money:>18}"
 
@@ -141,7 +142,7 @@ def _band(low: float | None, high: float | None, text: Callable[[float], str]) -
 
 def _worth(row: Mapping[str, Any]) -> str:
     """Band of data-parallel's tokens to the same loss."""
-    return f"{_band(row['worth_low'], row['worth_high'], short_tokens)} of data-parallel's"
+    return f"{_band(row['worth_low'], row['worth_high'], short_count)} of data-parallel's"
 
 
 def _days(row: Mapping[str, Any]) -> str:

@@ -25,13 +25,14 @@ from exogym_core.planning.sweep import (
 from exogym_core.results.report.curves import COLOURS
 from exogym_core.results.report.figures import Picture
 from exogym_core.results.report.page import Figure, Page, render_page
+from exogym_core.results.report.table import short_count
 from netsim.units import format_bits_per_second, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["MODEL_SIZE", "OWN_BACKENDS", "placement_text", "print_table", "short_tokens", "write_page"]
+__all__ = ["MODEL_SIZE", "OWN_BACKENDS", "placement_text", "print_table", "write_page"]
 
 _ALIKE = 1.005  # a ratio of steps that rounds to one says nothing
 MODEL_SIZE = (
@@ -46,18 +47,6 @@ _FEW_DAYS = 10
 _MOST_NAMED = 3
 _MOST_SITES = 8
 _WIDEST = 22  # characters of a page's cell
-
-
-def short_tokens(number: float) -> str:
-    """A large number of tokens.
-
-    >>> short_tokens(201.4e9), short_tokens(3.2e12), short_tokens(5e5)
-    ('201B', '3.2T', '0.5M')
-    """
-    scale, unit = next(
-        ((size, unit) for size, unit in ((1e12, "T"), (1e9, "B")) if number >= size), (1e6, "M")
-    )
-    return f"{number / scale:,.3g}{unit}"
 
 
 def placement_text(workers: Mapping[str, int]) -> str:
@@ -127,7 +116,7 @@ def _is_of_money(rows: Sequence[Mapping[str, Any]]) -> bool:
 _COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "strategy": _name,
     "place": lambda row: "-" if row["place"] is None else str(row["place"]),
-    "tokens": lambda row: _banded(row, "tokens", short_tokens),
+    "tokens": lambda row: _banded(row, "tokens", short_count),
     "tokens a parameter": lambda row: (
         "-" if row["tokens_low"] is None else f"{row['tokens_per_parameter']:.3g}"
     ),

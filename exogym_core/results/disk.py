@@ -84,10 +84,14 @@ def write_whole(path: Path, content: bytes | str) -> None:
     temporary = path.with_name(f".writing-{secrets.token_hex(4)}")
     with record_errors(path, "written"):
         try:
-            with open(temporary, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            # A number, since a Ctrl-C between opening and `with` would leave a file object open.
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            try:
+                with open(descriptor, "wb", closefd=False) as file:
+                    file.write(data)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)

@@ -102,11 +102,13 @@ class RunProgress:
         label: its strategy's, as shown.
         status: its object in the folder's status file.
         view: its bar or cell, as the display keeps it.
+        due: time from which it may be shown again.
     """
 
     def __init__(self, display: AnyProgress, label: str, status: dict[str, Any]) -> None:
         self.label, self.status, self._display = label, status, display
         self.view: Any = None
+        self.due = 0.0
         # Times and numbers of steps: of the first, and of two marks, in the second half of the time so far, between
         # which steps are counted: after a jump (a site that has joined late) and where the pace changes.
         self._marks: tuple[tuple[float, int], ...] = ()
@@ -127,6 +129,14 @@ class RunProgress:
         self.status |= {"step": row["step"], "at": time.time(), "eta_seconds": left}
         self.status |= {name: row[name] for name in _KEPT if name in row}
         self._display.write_status(at_once=left is None)
+
+    def is_due(self, seconds: float) -> bool:
+        """Whether to show it again, as it is every so many `seconds` at most."""
+        now = time.monotonic()
+        is_due = now >= self.due
+        if is_due:
+            self.due = now + seconds
+        return is_due
 
     def end(self, words: str) -> None:
         """Show and log how the run ended; empty `words` show and log nothing."""
@@ -209,7 +219,7 @@ class AnyProgress(AbstractContextManager["AnyProgress"], ABC):
 
 
 class PlainProgress(AnyProgress):
-    """A line at a run's start and end, and every few seconds between.
+    """A line at a run's start and end, and every few seconds between, whatever other runs print.
 
     Args:
         write: takes a line.
@@ -221,16 +231,13 @@ class PlainProgress(AnyProgress):
     ) -> None:
         super().__init__(log, folder)
         self._write = write
-        self._last = 0.0  # time of the last line, of any run
 
     def _show(self, run: RunProgress, line: str) -> None:
-        self._last = time.monotonic() - _SECONDS_BETWEEN_LINES + _SECONDS_TO_FIRST_LINE
+        run.due = time.monotonic() + _SECONDS_TO_FIRST_LINE
         self._write(line)
 
     def _step(self, run: RunProgress, row: Mapping[str, Any], left: float | None) -> None:
-        now = time.monotonic()
-        if now - self._last >= _SECONDS_BETWEEN_LINES:
-            self._last = now
+        if run.is_due(_SECONDS_BETWEEN_LINES):
             self._write(run.line(row) + ("" if left is None else f", ETA {format_seconds(round(left))}"))
 
     def _finish(self, run: RunProgress, words: str) -> None:
@@ -282,15 +289,11 @@ class LiveProgress(AnyProgress):
 class NotebookProgress(AnyProgress):
     """A bar a run in the output of a notebook's cell, which steps update."""
 
-    _last = 0.0
-
     def _show(self, run: RunProgress, line: str) -> None:
         run.view = importlib.import_module("IPython.display").display(_cell(run, 0, line), display_id=True)
 
     def _step(self, run: RunProgress, row: Mapping[str, Any], left: float | None) -> None:
-        now = time.monotonic()
-        if now - self._last >= _SECONDS_BETWEEN_BARS:
-            self._last = now
+        if run.is_due(_SECONDS_BETWEEN_BARS):
             run.view.update(_cell(run, row["step"], run.line(row)))
 
     def _finish(self, run: RunProgress, words: str) -> None:

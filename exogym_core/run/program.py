@@ -164,6 +164,8 @@ class DataSets:
         collate = collate_of(self.request.dataloader_kwargs)[0]
         if isinstance(dataset, IterableDataset):
             samples = list(islice(dataset, size))
+            if not samples:
+                raise InputError("fit: the training set is empty")
             return (collate or default_collate)(samples)
         return batch_reader(dataset, collate)(torch.arange(min(size, _length(dataset))))  # type: ignore[arg-type]
 

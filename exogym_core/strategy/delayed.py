@@ -103,6 +103,8 @@ class EagerDiLoCoCommunicator(DelayedDiLoCoCommunicator, name="EagerDiLoCo"):
     def apply(self, before: Round | None) -> None:
         """Apply the own part fresh and the others' a round late; at the end theirs alone."""
         n, fresh = self.scope.site.between.world_size, self._under_way
+        if fresh is None and n == 1:
+            return  # there are no others
         gradients = [torch.zeros_like(flat) for flat in self.outer.flats]
         for number, gradient in enumerate(gradients):
             if fresh is not None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from exogym_core.strategy.chain import Composition, Module
 from exogym_core.strategy.diloco import DiLoCoCommunicator
 from exogym_core.strategy.optimizers import OptimSpec
@@ -19,6 +17,7 @@ from exogym_core.strategy.options import (
 )
 from exogym_core.strategy.parts.few_bits import LinearCodec, StatisticalCodec
 from exogym_core.strategy.parts.muon import MuLoCoMuon, TorchMuon, split_by_shape
+from exogym_core.strategy.parts.outer import nesterov
 from exogym_core.strategy.parts.rounds import CodedRounds
 from exogym_core.strategy.parts.tensor_codecs import EachTensorCodec
 
@@ -56,8 +55,7 @@ class MuLoCoOptions(Options):
 
     def outer_optim(self) -> OptimSpec:
         """The outer optimizer yet to be built."""
-        nesterov = self.outer_momentum > 0
-        return OptimSpec(torch.optim.SGD, lr=self.outer_lr, momentum=self.outer_momentum, nesterov=nesterov)
+        return nesterov(self.outer_lr, self.outer_momentum)
 
 
 class MuLoCoCommunicator(CodedRounds, name="MuLoCo"):

@@ -83,8 +83,18 @@ class OptimSpec:
         return OptimSpec(self.cls, params=self.params, **{**self.kwargs, **kwargs})
 
     def build(self, model: nn.Module | Iterable[Any]) -> Optimizer:
-        """The optimizer over `model`'s trainable parameters, or over the given parameters or groups."""
-        return self.cls(self.groups(model) if isinstance(model, nn.Module) else list(model), **self.kwargs)
+        """The optimizer over `model`'s trainable parameters, or over the given parameters or groups.
+
+        Raises:
+            InputError: one of torch's refuses the value of an option.
+        """
+        groups = self.groups(model) if isinstance(model, nn.Module) else list(model)
+        try:
+            return self.cls(groups, **self.kwargs)
+        except (TypeError, ValueError) as error:
+            if not _is_torchs(self.cls):
+                raise
+            raise InputError(f"optimizer {self!r}: {error}") from error
 
     def groups(self, model: nn.Module) -> list[Any]:
         """Parameters or groups for the optimizer of `model`: the trainable ones, or those of `params`."""
@@ -151,7 +161,7 @@ def state_bytes(spec: OptimSpec, model: nn.Module) -> int:
 
     Found by a step without values on one parameter of each shape.
     """
-    if not getattr(spec.cls, "__module__", "").startswith("torch.optim"):
+    if not _is_torchs(spec.cls):
         return 0
     trainable = (parameter for parameter in model.parameters() if parameter.requires_grad)
     counts = Counter((parameter.shape, parameter.dtype) for parameter in trainable)
@@ -161,12 +171,16 @@ def state_bytes(spec: OptimSpec, model: nn.Module) -> int:
     try:
         optimizer = spec.build(of_shapes)
         optimizer.step()
-    except (RuntimeError, ValueError):
+    except (InputError, RuntimeError):
         return 0
     return sum(
         count * sum(value.nbytes for value in optimizer.state[parameter].values() if torch.is_tensor(value))
         for parameter, count in zip(of_shapes, counts.values(), strict=True)
     )
+
+
+def _is_torchs(factory: Factory) -> bool:
+    return getattr(factory, "__module__", "").startswith("torch.optim")
 
 
 def _optimizer_named(name: str) -> Factory:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from netsim import output_file
+from netsim import check_output, output_file
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def write_tokens(
     Raises:
         InputError: the extra is missing, a file cannot be read, there is no such column, or no document at all.
     """
+    check_output(out, ".bin")
     coder = _tokenizer(tokenizer)
     ends = _ENDS if end is None else (end,)
     found = next((name for name in ends if coder.token_to_id(name) is not None), None)

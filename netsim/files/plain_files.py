@@ -22,7 +22,7 @@ from netsim.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["input_file", "is_written_in_place", "output_file", "read_bytes", "read_text"]
+__all__ = ["check_output", "input_file", "is_written_in_place", "output_file", "read_bytes", "read_text"]
 
 _DESCRIPTOR = re.compile(r"(?:/dev/fd|/proc/(?:self|\d+)/fd)/(\d+)")
 _MOST_LINKS = 40
@@ -124,6 +124,14 @@ def output_file(path: str | Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise InputError(f"{printable(str(path))}: cannot be written: {error.strerror or error}") from None
+
+
+def check_output(path: str | Path, *endings: str) -> None:
+    """Raise InputError where writing `path` would replace a file of another kind, whose name has none of `endings`."""
+    is_other = os.path.isfile(path) and not str(path).lower().endswith(endings)
+    if is_other and os.path.getsize(path) and not is_written_in_place(path):
+        kind = " or ".join(endings)
+        raise InputError(f"{printable(str(path))}: is there and is no {kind} file: choose another name")
 
 
 def is_written_in_place(path: str | Path) -> bool:

@@ -76,14 +76,17 @@ def _problems(details: ErrorDetails) -> Iterator[ConfigError]:
     path = tuple(part for part in details["loc"] if part != "[key]")
     kind, given, context = details["type"], details["input"], details.get("ctx", {})
     if kind == "unknown_keys":
-        for number, key in enumerate(context["unknown"]):
-            name = printable(key)  # looking for what was meant takes long among many
-            text = (
-                unknown_name("key", name, context["known"])
-                if number < MAX_PROBLEMS
-                else f"unknown key '{name}'"
-            )
-            yield ConfigError((*path, key), str(text), True)
+        unknown, known = context["unknown"], context["known"]
+        # Looking for what was meant takes long among many.
+        names = [printable(key) for key in unknown]
+        texts = [str(unknown_name("key", name, known)) for name in names[:MAX_PROBLEMS]]
+        if not path and len(unknown) == len(given) and not any("did you mean" in text for text in texts):
+            # Not the content of a file that is something else altogether.
+            text = f"none of its keys belongs here: Accepted: {', '.join(sorted(known))}"
+            yield ConfigError(path, text, True)
+            return
+        texts += [f"unknown key '{name}'" for name in names[MAX_PROBLEMS:]]
+        yield from (ConfigError((*path, key), text, True) for key, text in zip(unknown, texts, strict=True))
     elif kind == "value_error" and isinstance(context.get("error"), ValueError):
         error = context["error"]
         yield ConfigError(path, str(error), isinstance(error, UnknownNameError))

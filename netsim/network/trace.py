@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from netsim.errors import InputError
-from netsim.files.plain_files import output_file
+from netsim.files.plain_files import check_output, output_file
 from netsim.network.network import BackgroundConnection
 
 if TYPE_CHECKING:
@@ -232,6 +232,7 @@ def tracing(
         return
     if not Path(path).parent.is_dir():
         raise InputError(f"{path}: cannot be written: there is no folder {Path(path).parent}")
+    check_output(path, ".json", ".gz")
     recorder = Recorder()
     try:
         yield recorder

@@ -499,13 +499,14 @@ class RunReport(Report):
         is_real, runs = results.clock == WALL_CLOCK, run_facts(results)
         # Real ranks have a network of their own, whatever the experiment names for simulation.
         topology = None if is_real else results.settings.get("topology")
+        table = self.table.filled()
         return Page(
             title=self.title,
             methods=methods(results),
             facts=head_facts(results),
             verdict=self.verdict,
-            headings=self.table.headings,
-            rows=self.table.rows,
+            headings=table.headings,
+            rows=table.rows,
             note=(_NOTE_OF_REAL if is_real else _NOTE) + (_SEEDS_NOTE if len(results.seeds) > 1 else ""),
             status=_status(results),
             figures=[

@@ -338,13 +338,14 @@ def _missed(ended: Sequence[Group], holders: Sequence[Group]) -> str:
         return ""
     if not holders:
         return " No group held the target."
-    missed = []
-    for group in ended:
-        held = len(group.times())
-        if group not in holders:
-            some = f" (held by {held} of {format_count(len(group.runs), 'run')})" if held else ""
-            missed.append(group.name + some)
-    return f" {', '.join(missed)} did not hold the target." if missed else ""
+    missed = ", ".join(_with_held(group) for group in ended if group not in holders)
+    return f" {missed} did not hold the target." if missed else ""
+
+
+def _with_held(group: Group) -> str:
+    """Its name, and the number of its runs that held the target, if any."""
+    held = len(group.times())
+    return group.name + (f" (held by {held} of {format_count(len(group.runs), 'run')})" if held else "")
 
 
 def _signed(value: float, write: Callable[[float], str]) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from exogym_core.results.reading import Results, StrategyResult
 
-__all__ = ["ResultTable", "comparison_table", "count_text", "latex_text", "ratio"]
+__all__ = ["ResultTable", "comparison_table", "count_text", "latex_text", "ratio", "short_count"]
 
 _UNKNOWN = "-"
 _PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
@@ -53,47 +53,52 @@ class ResultTable(NamedTuple):
     rows: Sequence[tuple[bool, Sequence[str]]]
     num_names: int = 1
 
-    def _with_values(self) -> list[int]:
-        """Columns with a value in some row."""
-        columns = range(len(self.headings))
-        return [column for column in columns if any(cells[column] != _UNKNOWN for _, cells in self.rows)]
+    def filled(self) -> ResultTable:
+        """The table without columns in which no row has a value."""
+        columns = [
+            column
+            for column in range(len(self.headings))
+            if column < self.num_names or any(cells[column] != _UNKNOWN for _, cells in self.rows)
+        ]
+        rows = [(is_winner, [cells[column] for column in columns]) for is_winner, cells in self.rows]
+        return ResultTable([self.headings[column] for column in columns], rows, self.num_names)
 
     def rich(self, width: int) -> tuple[Table, list[str]]:
         """The table for a terminal of `width` columns, and the headings that did not fit.
 
         The winner's row is bold. Columns without a value are left out.
         """
-        lines = [heading.split(" ", 1) for heading in self.headings]  # narrow: two at most
+        headings, rows, _ = self.filled()
+        lines = [heading.split(" ", 1) for heading in headings]  # narrow: two at most
         widths = [
-            max(map(cell_len, [*lines[column], *(cells[column] for _, cells in self.rows)]), default=0)
+            max(map(cell_len, [*lines[column], *(cells[column] for _, cells in rows)]), default=0)
             for column in range(len(lines))
         ]
-        known = self._with_values()
-        shown = known or [0]
         widths[0] = min(widths[0], _NAME_WIDTH)
+        shown = list(range(len(headings)))
         for heading in _LEAST_NEEDED:
             if sum(widths[each] + _GAP for each in shown) > width:
-                shown = [each for each in shown if self.headings[each] != heading]
+                shown = [each for each in shown if headings[each] != heading]
         table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, _GAP - 1, 0, 0))
         table.add_column(Text("\n".join(lines[0])), max_width=_NAME_WIDTH)
         for column in shown[1:]:
             table.add_column(Text("\n".join(lines[column])), justify="right", no_wrap=True)
-        for is_winner, cells in self.rows:
+        for is_winner, cells in rows:
             # As `Text`, since markup in a name would be obeyed.
             table.add_row(*(Text(cells[column]) for column in shown), style="bold green" if is_winner else "")
-        return table, [self.headings[column] for column in known if column not in shown]
+        return table, [heading for column, heading in enumerate(headings) if column not in shown]
 
     def latex(self, caption: str) -> str:
         """The table for LaTeX with `booktabs`; columns without a value are left out, names of winners are bold."""
-        shown = [0, *(column for column in self._with_values() if column)]
-        lines = [" & ".join(latex_text(self.headings[column]) for column in shown) + r" \\", r"\midrule"]
-        for is_winner, cells in self.rows:
+        headings, rows, num_names = self.filled()
+        lines = [" & ".join(map(latex_text, headings)) + r" \\", r"\midrule"]
+        for is_winner, cells in rows:
             # Bold names: a winner's figures need not be the best of their columns.
-            bold = self.num_names if is_winner else 0
-            texts = [latex_text(cells[column]) for column in shown]
+            bold = num_names if is_winner else 0
+            texts = list(map(latex_text, cells))
             lines.append(" & ".join([rf"\textbf{{{name}}}" for name in texts[:bold]] + texts[bold:]) + r" \\")
         body = "\n".join(f"    {line}" for line in lines)
-        align = "".join("l" if column < self.num_names else "r" for column in shown)
+        align = "l" * num_names + "r" * (len(headings) - num_names)
         return (
             "% \\usepackage{booktabs}\n\\begin{table}\n  \\centering\n"
             f"  \\caption{{{latex_text(caption)}}}\n"
@@ -233,11 +238,15 @@ def _tokens_text(results: Results, block_size: int, result: StrategyResult) -> s
         reached = next((step for step, loss in run.losses if loss <= (results.target_loss or 0.0)), None)
         found = run.at_steps("examples_trained").get(-1 if reached is None else reached)
         tokens.append(None if found is None or run.target != "held" else found * block_size)
-    return _with_spread(*mean_and_deviation(tokens), _count)
+    return _with_spread(*mean_and_deviation(tokens), short_count)
 
 
-def _count(count: float) -> str:
-    """A number in three digits, such as 1.23M."""
+def short_count(count: float) -> str:
+    """A number in three digits.
+
+    >>> short_count(201.4e9), short_count(3.2e12), short_count(5e5)
+    ('201B', '3.2T', '500k')
+    """
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:.3g}{letter}"

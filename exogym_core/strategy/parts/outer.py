@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from exogym_core.strategy.participation.site import Site
     from exogym_core.strategy.parts.flight import Steps
 
-__all__ = ["DelayedNesterov", "OuterOptions", "OuterStep", "Round"]
+__all__ = ["DelayedNesterov", "OuterOptions", "OuterStep", "Round", "nesterov"]
 
 
-#: Nesterov with DiLoCo's learning rate and momentum.
-_OUTER_OPTIM = OptimSpec(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+def nesterov(lr: float | None, momentum: float | None) -> OptimSpec:
+    """SGD with Nesterov momentum, by default DiLoCo's; without momentum plain SGD."""
+    lr, momentum = 0.7 if lr is None else lr, 0.9 if momentum is None else momentum
+    return OptimSpec(torch.optim.SGD, lr=lr, momentum=momentum, nesterov=momentum > 0)
 
 
 class OuterOptions(AveragingOptions):
@@ -51,10 +53,10 @@ class OuterOptions(AveragingOptions):
 
     def outer_optim(self) -> OptimSpec:
         """The outer optimizer yet to be built."""
+        if self.outer_optim_spec is None:
+            return nesterov(self.outer_lr, self.outer_momentum)
         given = {"lr": self.outer_lr, "momentum": self.outer_momentum}
         options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        if self.outer_optim_spec is None:
-            return _OUTER_OPTIM.with_options(**options)
         return ensure_optim_spec(self.outer_optim_spec, **options)
 
 

@@ -93,22 +93,25 @@ def loads(raw: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
 
 
 class _TensorPickler(pickle.Pickler):
-    """Pickles the values of large tensors as buffers."""
+    """Pickles the values of large tensors as buffers.
+
+    Tensors of dtypes without a typed storage are written as bytes: torch's own pickles of them cannot be read.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is Tensor and _is_plain_and_large(obj):
+        if type(obj) is not Tensor:
+            return NotImplemented
+        if _is_plain_and_large(obj):
             values = pickle.PickleBuffer(obj.view(-1).view(torch.uint8).numpy().data)
             return _from_buffer, (values, obj.dtype, tuple(obj.shape))
+        if obj.dtype not in _WITH_STORAGE and obj.layout == torch.strided:
+            line = obj.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            return _viewed, (line, obj.dtype, tuple(obj.shape))
         return NotImplemented
 
 
 class _ByValuePickler(_TensorPickler, cloudpickle.Pickler):  # type: ignore[misc]
-    """Writes tensors of dtypes without a typed storage as bytes: torch's own pickles of them cannot be read."""
-
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is Tensor and obj.dtype not in _WITH_STORAGE and obj.layout == torch.strided:
-            line = obj.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            return _viewed, (line, obj.dtype, tuple(obj.shape))
         reduced = super().reducer_override(obj)
         return cloudpickle.Pickler.reducer_override(self, obj) if reduced is NotImplemented else reduced
 
