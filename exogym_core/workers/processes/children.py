@@ -464,7 +464,7 @@ class Children:
 
 
 def flush_output() -> None:
-    """Write out what has been printed, where somebody still reads it."""
+    """Write out what has been printed, if a reader is left."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
