@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from exogym_core.communicator import Communicator, run_ranks
-from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe
+from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe, end_process, fork
 from netsim.errors import InputError
 
 
@@ -167,6 +167,19 @@ def test_a_fork_leaves_inherited_garbage_alone() -> None:
             assert children.channels[0].recv() == "collected"
     finally:
         gc.enable()
+
+
+def test_text_printed_before_a_fork_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook showed lines of a sweep's points again for each child that was forked after them."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stream, os.fdopen(reading) as written:
+        monkeypatch.setattr(sys, "stderr", stream)
+        print("point 1 of 2", file=sys.stderr)
+        if (pid := fork()) == 0:
+            end_process(0)
+        os.waitpid(pid, 0)
+        stream.close()
+        assert written.read() == "point 1 of 2\n"
 
 
 def test_threads_of_ranks_have_ended_for_the_system_when_a_run_ends() -> None:

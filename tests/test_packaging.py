@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 from experiments import experiment
 from forks import benchmark
 from packaging.requirements import Requirement
@@ -59,6 +60,13 @@ def test_everything_that_commands_read_is_in_the_wheel(package: str) -> None:
     files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     there = {path for path in files if path.suffix not in LEFT_OUT}
     assert there - declared == set()
+
+
+def test_the_citation_has_the_package_s_version_and_licence() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert [cited[key] for key in ("version", "license")] == [
+        CONFIG["project"][key] for key in ("version", "license")
+    ]
 
 
 def test_every_folder_with_modules_is_a_package() -> None:

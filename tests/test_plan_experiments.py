@@ -59,6 +59,16 @@ def test_what_is_planned_is_what_is_trained(
         assert row["days"] * 86_400 == pytest.approx(run["virtual_seconds"], rel=1e-6)
 
 
+def test_every_named_strategy_of_a_file_is_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first alone was, and nothing was said of the second."""
+    path = tmp_path / "own.yaml"
+    path.write_text("task: digits\nmodel: {name: mlp, hidden: [32]}\ncompute: 50 ms" + SITES)
+    named = printed_rows(f"plan {path} --strategy DiLoCo --strategy AllReduce --strategy DiLoCo", capsys)
+    assert [row["name"] for row in named] == ["DiLoCo", "AllReduce"]
+
+
 def test_a_guessed_vocabulary_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without the task's files a plan takes what tokens mostly have, and says so; an option settles it."""
     path = tmp_path / "own.yaml"

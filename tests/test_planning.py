@@ -458,15 +458,28 @@ def test_a_plan_takes_the_length_of_the_samples_that_would_be_trained_on() -> No
 def test_a_flag_names_a_protocol_and_a_sweep_sets_what_is_inside(
     flags: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Eight streams are faster than one, also where `--protocol` or the file names the protocol in one word."""
+    """Eight streams are warm sooner than one, also where `--protocol` or the file names the protocol in one word."""
     words = (
         "plan --model llama-2m --strategy DiLoCo --topology wan-4-regions --workers 4 --sequence 64 --json "
     )
-    words += "--device a100 "
+    words += "--device a100 --tokens 1M "
     sweep = ["--sweep", "protocol.streams=1,8", "--set", "strategies.DiLoCo.H=4"]
     assert main([*words.split(), *flags.split(), *sweep]) == 0
     one, eight = json.loads(capsys.readouterr().out)["plans"]
-    assert eight["exposed_seconds_per_round"] < one["exposed_seconds_per_round"]
+    assert eight["days"] < one["days"]
+
+
+def test_rounds_are_simulated_until_they_repeat() -> None:
+    """Windows grow for three rounds here; the mean of the second and the third was a quarter too long."""
+    wan = Topology.load("wan-4-regions")
+    where = replace(setting(protocol="linux-tcp"), model=planned_model("llama-2m", 64), topology=wan)
+    measured = Measured(build_strategy("AllReduce"), where)
+    ends = measured.rounds.on(where, 12).round_seconds
+    assert ends[1] - ends[0] > 1.4 * (ends[-1] - ends[-2]), "the second round is not like later ones"
+    assert measured.plan.seconds_per_round == pytest.approx(ends[-1] - ends[-2], rel=1e-4)
+    assert measured.plan.steady
+    one_round = measure(build_strategy("AllReduce"), replace(where, tokens=64 * 8))
+    assert one_round.days == pytest.approx(ends[0] / 86_400)
 
 
 def test_a_command_leaves_the_garbage_collector_as_it_was() -> None:

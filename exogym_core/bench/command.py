@@ -34,7 +34,7 @@ __all__ = ["bench"]
 
 _NOTE = (
     "Seconds are virtual: those of the simulated network and of a declared device, never of the machine that ran it. "
-    "A time stands only where the target was held with every seed. Evaluation is free for all, coding is charged, and "
+    "A time is given only if the target was held with every seed. Evaluation is free for all, coding is charged, and "
     "what is in flight at the end is applied and charged first."
 )
 

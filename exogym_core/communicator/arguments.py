@@ -170,7 +170,7 @@ class CheckedArguments:
 
     def _mail_not_kept(self) -> InputError:
         return InputError(
-            f"rank {self.rank}, checkpoint: over real sockets what lies in mailboxes cannot be kept; leave checkpoints "
+            f"rank {self.rank}, checkpoint: over real sockets messages in mailboxes cannot be saved; leave checkpoints "
             "out, or use transport 'netsim'"
         )
 

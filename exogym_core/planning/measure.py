@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.planning.model_sizes import MEMORY_CHOICES
 from exogym_core.planning.rhythm import Rhythm, draws_bytes, rhythm
-from exogym_core.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together
+from exogym_core.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together, repeats_from
 from exogym_core.planning.setting import Setting
 from exogym_core.planning.weather import (
     changes_between,
@@ -225,6 +225,7 @@ def _costs(workers: float | None, egress: float) -> dict[str, Any]:
 
 _ROUNDS_OF_NEW_PEERS = 24  # ranks that take turns among 256 others do so three times
 _ROUNDS = 3  # the first meets cold connections; the next two show that they repeat
+_MOST_UNLIKE, _NEARLY = 12, 0.01  # rounds, while the last two differ by more than this share
 _ROUNDS_APART = 12  # of each worker, where workers go their own pace
 _NOTICEABLE = 1.01  # times the budget's steps
 _MOST_DEVICES = 1024  # of a worker, tried
@@ -269,6 +270,7 @@ class Measured:
             quiet = _pace(strategy, setting, found, figures)
             budget = setting.affordable_rounds(quiet.seconds_until, 0.0)
         if strategy.is_synchronous and not found.are_peers_new:
+            figures = self._until_they_repeat(figures, budget)
             figures, weather_remarks = self._through_weather(figures, budget)
             remarks += weather_remarks
         is_replayed = self.rounds.calls_a_round > 0  # else every message is simulated
@@ -330,12 +332,31 @@ class Measured:
                 figures = self.rounds.on(setting)
         return figures, rounds_remarks(setting, figures.round_seconds, budget)
 
+    def _until_they_repeat(self, figures: RoundFigures, budget: int | None) -> RoundFigures:
+        """More rounds while the last two differ, as windows grow or queues drop."""
+        setting, ends = self.setting, figures.round_seconds
+        most = min(_MOST_UNLIKE, budget or _MOST_UNLIKE)
+        if not self.rounds.calls_a_round or setting.topology.weather or setting.differs_for_ever():
+            return figures
+        while len(ends) < most and repeats_from(_lengths(ends), _NEARLY) is None:
+            figures, before = self.rounds.on(setting, min(2 * len(ends), most)), len(ends)
+            ends = figures.round_seconds
+            if len(ends) == before:  # its requests cannot be lengthened
+                break
+        return figures
+
     def own_round(self) -> float:
         """Seconds of a round that is not the first, in the own setting; as `later_round` finds it."""
-        ends = self.figures.round_seconds
+        ends = self.figures.round_seconds[: self._num_compared(self.setting)]
         if self._is_alike(self.setting) and len(ends) > 1 and not self.setting.topology.weather:
-            return ends[1] - ends[0]
+            return (ends[-1] - ends[0]) / (len(ends) - 1)
         return self.later_round(self.setting)
+
+    def _num_compared(self, setting: Setting) -> int:
+        """Rounds that are simulated with something doubled: two, unless later ones are unlike the second."""
+        number = min(len(self.figures.round_seconds), _ROUNDS_OF_NEW_PEERS)
+        is_early = repeats_from(_lengths(self.figures.round_seconds[:3])) in (0, 1)
+        return 2 if self._is_alike(setting) and is_early else number
 
     def _is_alike(self, setting: Setting) -> bool:
         """True if rounds do not differ, here and there."""
@@ -355,10 +376,12 @@ class Measured:
             setting = replace(setting, topology=replace(setting.topology, weather=Weather()))
         if not self.strategy.is_synchronous:
             return pace_apart(self.rounds.on(setting, factors=factors)).seconds
-        # The mean of rounds that differ is over as many as were simulated, with an upper bound.
-        number = 2 if self._is_alike(setting) else min(len(self.figures.round_seconds), _ROUNDS_OF_NEW_PEERS)
-        ends = self.rounds.on(setting, number, factors=factors).round_seconds
+        ends = self.rounds.on(setting, self._num_compared(setting), factors=factors).round_seconds
         return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else ends[0]
+
+
+def _lengths(ends: Sequence[float]) -> list[float]:
+    return [later - earlier for earlier, later in itertools.pairwise([0.0, *ends])]
 
 
 def _pace(strategy: Strategy, setting: Setting, found: Rhythm, figures: RoundFigures) -> Pace:

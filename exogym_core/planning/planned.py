@@ -494,7 +494,8 @@ def _experiment_of(
         settled.data.setdefault("compute", {"flops": {}})  # type: ignore[attr-defined]
     experiment = Experiment.from_document(settled, folder=folder, default_name=name)
     if path is not None and strategies:
-        experiment = experiment.only(strategies[0])
+        chosen = [each for name in dict.fromkeys(strategies) for each in experiment.only(name).strategies]
+        experiment = replace(experiment, strategies=tuple(chosen))
     return experiment, bandwidth, remarks
 
 

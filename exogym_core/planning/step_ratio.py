@@ -198,7 +198,7 @@ def _is_beyond(strategy: str, options: Mapping[str, Any]) -> bool:
 
 
 def step_ratios(path: str | Path) -> dict[str, Ratio]:
-    """Steps to the loss that all strategies of a run came to, over the fewest.
+    """Steps to the loss that all strategies of a run reached, over the fewest.
 
     That loss is the highest of their lowest validation losses; a strategy's steps are those of its first evaluation at
     or below it. Several seeds give the range.

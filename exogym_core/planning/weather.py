@@ -128,7 +128,7 @@ class Loss(NamedTuple):
 
     Attributes:
         seconds: by which the others are later, or where workers go their own pace, the one that crashed.
-        tokens: that do not count, as rounds went on without the one that crashed.
+        tokens: that do not count, as rounds continued without the crashed one.
         fatal: share of crashes that end a run, as a transport gives a connection up before the repair. They take the
             repair, and the begun round again: as if the run were resumed from its beginning.
     """

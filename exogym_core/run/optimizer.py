@@ -64,8 +64,8 @@ class DiLoCoOptimizer(Configured, Optimizer):
     `param_groups` and `state` are the inner optimizer's.
 
     With `ranks_per_worker=k` every k consecutive ranks are a site, such as GPUs of one machine: gradients are
-    averaged among them at each step, and only rounds go to other sites. Whoever unscales or clips gradients
-    calls `average_gradients()` before. With `sharding` each of them updates a part of the parameters, as with
+    averaged among them at each step, and only rounds go to other sites. Code that unscales or clips
+    gradients calls `average_gradients()` before. With `sharding` each of them updates a part of the parameters, as with
     FSDP, and has that part's optimizer states; gradients are clipped with `clip_grad_norm_` here. The second
     gather of "FULL_SHARD" is done when gradients are averaged, once a step.
 

@@ -64,7 +64,7 @@ Result = TypeVar("Result")
 
 
 class _SharedWork(Generic[Item, Result]):
-    """Work that ranks bring together, done for all who have come by the one that goes on first.
+    """Work of several ranks, computed for all that have arrived by the rank that continues first.
 
     Args:
         turns: of the ranks.

@@ -35,9 +35,9 @@ class AsyncDiLoCoOptions(ServedOptions):
 class AsyncDiLoCoStrategy(ServedStrategy, name="AsyncDiLoCo"):
     """`H` local steps, then the displacement goes to a server, which answers with its parameters.
 
-    The server takes in each displacement `phi - theta_i` as it arrives by `DelayedNesterov`, and the worker goes on
-    from the answer; it waits for its own answer alone. Displacements are stale by what others have sent meanwhile.
-    With one worker it is DiLoCo. `servers` ranks besides the workers keep the parameters; one does here.
+    The server takes in each displacement `phi - theta_i` as it arrives by `DelayedNesterov`, and the worker
+    continues from the answer; it waits for its own answer alone. Displacements are stale by what others have
+    sent meanwhile. With one worker it is DiLoCo. `servers` further ranks keep the parameters: one here.
 
     Bytes: `4 P + 8` up and `4 P + 4` down a worker round, for P parameters.
 

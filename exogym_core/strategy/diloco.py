@@ -45,7 +45,7 @@ class DiLoCoStrategy(Composition, name="DiLoCo"):
 
     Bytes: a ring sends `2 (n - 1) / n` times the parameters' encoded bytes per worker every `H` steps.
 
-    With `ranks_per_worker=k` it is `Chain([Sites(k), DiLoCoCommunicator(H)])`. With a time-out a round goes on
+    With `ranks_per_worker=k` it is `Chain([Sites(k), DiLoCoCommunicator(H)])`. With a time-out a round continues
     without ranks that are late or cut off, see `exogym_core.strategy.participation.absence:Absence`.
 
     Args:

@@ -78,7 +78,7 @@ class OutsideMeetings(ProcessRunner):
         return bool(self.away) and self._let_run(min(self.away))
 
     def _ready(self, rank: int | None) -> list[int]:
-        """The processes that have sent something, waiting for the first; none where the clock goes on without ranks."""
+        """The processes that have sent something, waiting for one; none where the clock advances without ranks."""
         away, running = self.away, self.exchange.running
         if rank is None and running <= away:
             return self.children.ready(self._live, self._seconds_before_alarm())
@@ -137,7 +137,7 @@ class OutsideMeetings(ProcessRunner):
         return min(alarm, _MOST_SECONDS_IDLE) if is_next else 0.0
 
     def _patience_seconds(self) -> float:
-        """Seconds of host time that ranks may stand idle before the clock goes on.
+        """Seconds of host time that ranks may stand idle before the clock advances.
 
         As long as it takes, unless ranks wait for the clock that give calls a time; up to that time where its end
         would be next.

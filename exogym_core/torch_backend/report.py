@@ -62,8 +62,8 @@ class RankTimes(_Part):
     startup_seconds: float = Field(description="computing before init_process_group, which is not charged")
     virtual_seconds: float = Field(description="when it ended, from init_process_group on")
     computing_seconds: float
-    waiting_seconds: float = Field(description="for other ranks, which had not come to the call yet")
-    network_seconds: float = Field(description="waited while the network was at work")
+    waiting_seconds: float = Field(description="waiting for ranks that had not posted the call yet")
+    network_seconds: float = Field(description="waiting for the network")
     down_seconds: float = Field(description="its host was down, or its computing was lost by that")
     bytes_sent: int = Field(description="payload that left it")
     steps: int = Field(description="calls of step() by the first optimizer that stepped")
@@ -94,7 +94,7 @@ class CallTimes(_Part):
 class SteadyState(_Part):
     """Mean step, over ranks and the steps from the end of the first to the end of the last."""
 
-    steps: int = Field(description="that the means are over, on the rank with the fewest")
+    steps: int = Field(description="number of steps in the means, of the rank with the fewest")
     told_by: str = Field(description="call that ends a step")
     seconds: float
     computing_seconds: float
@@ -103,7 +103,7 @@ class SteadyState(_Part):
 
 
 class HostDecision(_Part):
-    """Host time decided: the clock went on without ranks that slept, as calls of others had time-outs."""
+    """Host time decided: the clock advanced without ranks that slept, as calls of others had time-outs."""
 
     virtual_seconds: float = Field(description="the first time")
     times: int

@@ -128,7 +128,7 @@ class Stoppable:
             line: says how far it came; printed after "interrupted: ".
 
         Raises:
-            KeyboardInterrupt: with `line`; not raised where the block came to its end.
+            KeyboardInterrupt: with `line`; not raised if the block ended.
         """
         if self.is_stopped:
             raise KeyboardInterrupt(line)

@@ -86,8 +86,8 @@ class Network:
         protocol: how transfers use links.
         downtime: the hosts that have crashed.
         engine: connections, transfers and time.
-        on_give_up: called with a transfer whose connection is given up (`Protocol.give_up_seconds`); it goes on
-            waiting if that returns. By default raises DeadlockError.
+        on_give_up: called with a transfer whose connection is given up (`Protocol.give_up_seconds`); it continues to
+            wait if that returns. By default raises DeadlockError.
 
     Raises InputError where `env` is not a `netsim.Clock`.
     """

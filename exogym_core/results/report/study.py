@@ -361,7 +361,7 @@ _MOST_LISTED = 20
 _NOTE = (
     "A row is a group of runs that agree in the first column. Figures are means over its runs, in brackets the 95 % "
     "bootstrap interval; with few seeds it is too narrow. 'held': runs that reached the target loss and stayed there; "
-    "a time stands only where all of a group did. Bytes are payload. Virtual time is the simulated clock's."
+    "a time is given only if all of a group did. Bytes are payload. Virtual time is the simulated clock's."
 )
 _CAPTIONS = {
     "loss_against_time": "Loss of the judged model against virtual time; bands go from the lowest to the highest run.",

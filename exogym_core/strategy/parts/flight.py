@@ -21,8 +21,8 @@ class Flight(Generic[T]):
 
     Args:
         steps: the exchange.
-        comm: a communicator of this rank, where the flight may be in a checkpoint; whoever keeps what was sent
-            begins it again.
+        comm: a communicator of this rank, where the flight may be in a checkpoint; the owner of what was
+            sent begins it again.
         calls: of a flight before a restart, how far it had come: its calls are made again, to the same end.
 
     Attributes:

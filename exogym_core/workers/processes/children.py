@@ -298,7 +298,6 @@ class Children:
         self._statuses: dict[int, int | None] = {}
 
     def __enter__(self) -> Self:
-        flush_output()  # or forked children would write the same text again
         try:
             payload = dumps_for_child(self._target) if self.method == "spawn" else b""
             for index in range(self._num):
@@ -464,7 +463,7 @@ class Children:
 
 
 def flush_output() -> None:
-    """Write out what has been printed, where somebody still reads it."""
+    """Write out what has been printed, if a reader is left."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
@@ -482,6 +481,7 @@ def fork() -> int:
     Garbage may own native threads, as stores and process groups of torch.distributed do. Their destructors join
     those threads, which a fork has not copied, and would never return.
     """
+    flush_output()  # or the child would write the same text again
     collects = gc.isenabled()
     gc.disable()
     try:
