@@ -68,6 +68,16 @@ def test_a_folder_tells_how_far_its_run_is_while_it_goes_on_and_afterwards(tmp_p
     ]
 
 
+def test_a_run_in_the_folder_of_another_hides_nothing_of_it(tmp_path: Path) -> None:
+    """A stopped run was said to be finished, since the one in its folder was."""
+    for path, steps in ((tmp_path / "outer", "[]"), (tmp_path / "outer/metrics/inner", '[{"name": "A"}]')):
+        folder = RunFolder.create(path, "run")
+        folder.write_text("experiment.yaml", "name: run\n")
+        folder.write_text("summary.json", steps)
+        folder.release()
+    assert status(tmp_path / "outer").splitlines()[0] == f"{tmp_path / 'outer'}: stopped"
+
+
 def test_a_rendezvous_reports_sites_present_and_waits() -> None:
     with RendezvousService(2, ("127.0.0.1", 0), SECRET.encode()) as at:
         place = f"{at.address[0]}:{at.address[1]}"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from experiments import experiment
 from forks import Fork
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -404,6 +405,21 @@ def test_the_page_of_several_runs_may_lie_in_a_new_folder(tmp_path: Path) -> Non
     page = tmp_path / "new/folder/page.html"
     assert main(["report", str(tmp_path / "a"), "--out", str(page)]) == 0
     assert page.is_file()
+
+
+def test_a_run_in_the_folder_of_another_is_no_part_of_its_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page was one of both runs, in the working directory."""
+    (tmp_path / "e.yaml").write_text(experiment(strategies="[AllReduce]", steps=1))
+    outer = tmp_path / "outer"
+    assert main(["run", str(tmp_path / "e.yaml"), "--out", str(outer)]) == 0
+    write_run(outer / "inner", {"B": [2.0]}, seed=0)
+    capsys.readouterr()
+    assert main(["report", str(outer), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["run_folder"] == str(outer)
+    assert [entry["name"] for entry in document["summary"]] == ["AllReduce"]
 
 
 def test_a_page_replaces_no_file_of_another_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

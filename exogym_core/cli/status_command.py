@@ -60,10 +60,11 @@ def _of_folder(path: Path) -> dict[str, Any]:
     Raises:
         InputError: nothing of netgym is there.
     """
+    points = []
     if (comparison := comparison_of(path)) is not None:
         points = sorted({each.parent for each in path.glob("search/*/points/*/experiment.yaml")})
         points += [comparison] if (comparison / "experiment.yaml").is_file() else []
-    else:
+    elif is_study(path) or not (path / "experiment.yaml").is_file():  # what lies in a run's folder is another
         points = sorted({each.parent for each in path.glob("*/*/experiment.yaml")})
     if points:
         return {"kind": "runs", "folder": str(path), "runs": [folder_status(point) for point in points]}

@@ -124,7 +124,23 @@ class CommandGroup(click.Group):
         """
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             raise unknown_name("command", args[0], self.list_commands(ctx))
-        return super().resolve_command(ctx, args)
+        name, command, others = super().resolve_command(ctx, args)
+        if command is not None:
+            _refuse_repeated(click.Context(command, ctx, name, **command.context_settings), others)
+        return name, command, others
+
+
+def _refuse_repeated(ctx: click.Context, args: list[str]) -> None:
+    """Refuse an option that a command takes once and was given several values, of which click would take the last."""
+    try:
+        given = ctx.command.make_parser(ctx).parse_args(args[:])[2]
+    except click.UsageError:
+        return  # to be raised when the command reads them
+    options = [option for option in given if isinstance(option, click.Option)]
+    for option in options:
+        is_one = not (option.multiple or option.is_flag or option.count)
+        if is_one and options.count(option) > 1:
+            raise click.UsageError(f"{option.opts[0]} is given {options.count(option)} times: keep one", ctx)
 
 
 protocol_option = click.option(
