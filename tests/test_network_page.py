@@ -35,9 +35,9 @@ def test_the_transfers_reckoned_by_hand() -> None:
     assert f"B = {rate / 1e6:.3f} MB/s. 1 MB by hand: r = 6 rounds of {rounds} bytes" in PAGE
     assert f"P = {rate * rtt:,.0f};" in PAGE
     assert f"6 RTT - {sum(windows):,} / B = {seconds(path, 1_000_000, 'linux-tcp') * 1e3:.1f} ms" in PAGE
-    assert f"`ideal` says {seconds(path, 1_000_000, 'ideal') * 1e3:.0f} ms" in PAGE
+    assert f"Under `ideal` it is {seconds(path, 1_000_000, 'ideal') * 1e3:.0f} ms" in PAGE
     large = [seconds(path, 100_000_000, name) for name in ("linux-tcp", "ideal")]
-    assert f"100 MB take {large[0]:.3f} s and {large[1]:.3f} s" in PAGE
+    assert f"100 MB take {large[0]:.3f} s, under `ideal` {large[1]:.3f} s" in PAGE
 
 
 def test_the_limit_of_the_window() -> None:

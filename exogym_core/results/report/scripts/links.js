@@ -32,7 +32,7 @@ function showLinks(parent) {
     select.addEventListener("change", () => { run = use[select.value]; draw(); });
     parent.append(select);
   }
-  parent.append(element("label", { for: "instant" }, "What links carried, at: "), slider, line,
+  parent.append(element("label", { for: "instant" }, "Load of links at: "), slider, line,
     element("p", { class: "note" }, "Grey: 0.1 % of what a link can carry, or less; amber: 3 %; red: all of it."));
   parent.hidden = false;
   draw();
