@@ -228,7 +228,7 @@ class RowRecorder:
     Args:
         result: to fill.
         timed: whether rows have virtual seconds.
-        listeners: called with every finished row and its `kind`: step, validation or correlation. The step at the end
+        listeners: called with every finished row and its `kind`: step, validation or correlation. The first step
             of a round in which other ranks took part than before also has `dropped_peers`, all absences so far.
         clock: "virtual_seconds", or "wall_seconds" of a real transport, which stand in the same place.
     """
@@ -248,6 +248,7 @@ class RowRecorder:
         # Step of the rank that gives an evaluation's time, and that time, by evaluation until it is judged.
         self._own_times: dict[int, tuple[int, float]] = {}
         self._present: list[int] = []  # at the end of the last round
+        self._here: set[int] = set()  # in the last step
         self._newest: dict[int, Mapping[str, Any]] = {}  # each rank's newest row with its counters
         self._served: dict[int, int] = {}  # bytes that each server has sent to other regions
         self.rounds = Rounds(result.num_nodes)
@@ -304,11 +305,12 @@ class RowRecorder:
         if "round" in rows[0]:
             merged["num_peers"] = len(ranks)
         absences: Row = {}
+        if "round" in rows[0] and here != self._here:
+            self._here, absences["dropped_peers"] = here, self.rounds.dropped_peers(self._clock)
         if "averaged_ranks" in rows[0]:
             present = list(rows[0]["averaged_ranks"])
             if present != self._present:  # else one list for all rounds
                 self._present = present
-                absences["dropped_peers"] = self.rounds.dropped_peers(self._clock)
             result.averaged_ranks[step] = self._present
         result.history.append(merged)
         result.virtual_seconds = merged.get("virtual_seconds")

@@ -315,8 +315,9 @@ class Schedule:
             time.sleep(0.05)
 
     def who_met(self) -> str:
-        """The rendezvous' last line on the members of a round."""
-        lines = re.findall(r" s  ((?:the run begins|round \d+): (?!.* waited ).*)", self.log.read_text())
+        """The rendezvous' last line on the members of a round; one that begins again with all keeps them."""
+        others = ".* waited |begins again as a connection broke"
+        lines = re.findall(rf" s  ((?:the run begins|round \d+): (?!{others}).*)", self.log.read_text())
         return str(lines[-1])
 
     def end(self) -> None:
