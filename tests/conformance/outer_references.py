@@ -186,7 +186,7 @@ def delayed(
             fresh = [outer.phi - reference.vector(r) for outer, r in zip(outers, replicas, strict=True)]
             end_round(fresh, replicas)
             late[:] = fresh
-        if number == last and late:
+        if number == last and late and (n > 1 or not eager):  # alone, a rank has nothing of others to apply
             end_round([], replicas)
 
     return after_step
