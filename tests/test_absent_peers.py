@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from worlds import star_form
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.results.fit_result import FitResult
 from exogym_core.run.optimizer import DiLoCoOptimizer
+from exogym_core.run.snapshots import EvaluationTimes, Snapshots
 from exogym_core.strategy import DiLoCoStrategy
+from exogym_core.strategy.participation.absence import Participation
 
 H, ROUNDS, VALUES = 5, 8, 50_000  # 200 kB: 0.2 s at home's 1 MB/s
 
@@ -275,3 +278,27 @@ def test_a_lone_rank_waits_for_no_other() -> None:
 
 
 # --- rows ---------------------------------------------------------------------------------------------------
+
+
+def test_a_site_that_knows_of_nobody_present_leaves_evaluations_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has come back while the rendezvous was started again; it ended as it looked for the lowest of them."""
+    deposits: list[Any] = []
+    comm: Any = SimpleNamespace(
+        rank=1, world_size=2, members_change=True, inside=None, deposit=lambda *given: deposits.append(given)
+    )
+    strategy: Any = SimpleNamespace(
+        judged="replica",
+        judged_state=lambda: None,
+        local_step=1,
+        judged_version=0,
+        num_nodes=2,
+        num_servers=0,
+        is_synchronous=True,
+    )
+    snapshots = Snapshots(comm, nn.Linear(1, 1), strategy, EvaluationTimes(evaluate_every=1))
+    for present, number in (([], 0), ([0, 1], 0), ([1], 1)):
+        monkeypatch.setattr(Participation, "present", present)
+        snapshots.evaluate(1)
+        assert len(deposits) == number

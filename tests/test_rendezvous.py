@@ -309,22 +309,6 @@ def test_a_rendezvous_that_is_started_again_finds_its_sites_again() -> None:
     assert found[0] == found[1]
 
 
-def test_a_site_that_comes_back_to_a_new_rendezvous_hears_who_goes_on() -> None:
-    """It heard of nobody, and ended as it was to find the lowest of those present, who evaluates the model."""
-
-    def begin(comm: SiteCommunicator, *awaited: int) -> list[int]:
-        return comm.among_present(lambda peers, weights: None, 0.2, 20.0, number=START, awaited=awaited)[0]
-
-    with ExitStack() as stack:
-        with meeting(2, wait_seconds=0.2) as first:
-            here = site(first, 0)
-            assert begin(here, 0) == [0]
-            here.publish(0, [torch.zeros(2)])
-        second = stack.enter_context(RendezvousService(2, first.address, SECRET))
-        stack.enter_context(here)
-        assert begin(stack.enter_context(site(second, 1)), 0, 1) == [0]
-
-
 # --- who is refused -----------------------------------------------------------------------------------------
 
 

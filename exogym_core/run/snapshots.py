@@ -291,7 +291,9 @@ class Snapshots(Stateful):
             present = self._served(what)
         if self._comm.members_change:  # models are not gathered: the lowest site has the one that counts
             here = self._site()
-            what = what if min(present) in here else [each for each in what if each == "final"]
+            # A site that has come back between two rounds may know of no other; those do the evaluation.
+            is_lowest = min(present, default=-1) in here
+            what = what if is_lowest else [each for each in what if each == "final"]
             present = here if what else []
         if self._comm.rank not in present:
             return

@@ -182,13 +182,9 @@ class PendingRounds:
         )
 
     def _answer_late(self, site: int, question: int, members: Sequence[int]) -> None:
-        """Answer that a round goes on without a site, which evaluates nothing while lower ones are members."""
-        others = [member for member in members if member != site]  # an earlier process of it may be a member
-        if not others:  # members have met before this rendezvous was started again
-            others = sorted(
-                info.site for info in self._sites.values() if info.has_begun and info.site != site
-            )
-        present = [[member, 1.0] for member in others]
+        present = [
+            [member, 1.0] for member in members if member != site
+        ]  # an earlier process of it may be a member
         self._send(site, {"id": question, "present": present, "group": ""})
 
     def _update_round(self, meeting: RoundMeeting, now: float) -> None:

@@ -239,10 +239,8 @@ class Absence(Stateful):
         return sorted({*self._sites(), *(site for site in all_sites if site not in self.patience.join_at)})
 
     def _are_present(self, sites: Sequence[int]) -> None:
-        """Keep the ranks of these sites; if there are none (nobody completed the round), the former ones stay."""
         size = self._site_size
-        if sites:
-            self.present = [site * size + place for site in sites for place in range(size)]
+        self.present = [site * size + place for site in sites for place in range(size)]
 
     def is_ahead(self, step: int) -> bool:
         """True if the others have done the step after `step` steps while this rank was away."""
