@@ -89,9 +89,8 @@ class CoCoDCCommunicator(Fragments, name="CoCoDC"):
             self.rates[p] = float(length) / (self.intervals[p] * num_values)
         sent = [phi - moved for phi, moved in zip(outer.flats, outer_round.sent, strict=True)]
         outer.apply(means)
-        if (
-            not self.options.tau
-        ):  # no steps since, though `sent`, which is rounded, may differ from the parameters
+        if not self.options.tau:
+            # No steps since, though `sent`, which is rounded, may differ from the parameters.
             outer.reset_parameters()
             return
         for phi, then, bucket in zip(outer.flats, sent, outer.buckets, strict=True):

@@ -128,16 +128,7 @@ def collective(
         topology=net,
         protocol=parsed,
     )
-    estimate = None
-    is_long = made.num_messages > _MOST_SIMULATED and not parsed.is_plain
-    if (is_long or is_crowd(made, _MOST_SIMULATED_OF_CROWDS)) and not net.weather and recorder is None:
-        timing, estimate = Estimator(net, parsed).timing(
-            made, hosts, repeat=repeat, pause_seconds=pause_seconds
-        )
-    else:
-        timing = time_collective(
-            net, parsed, made, hosts, repeat=repeat, pause_seconds=pause_seconds, recorder=recorder
-        )
+    timing, estimate = _timed(net, parsed, made, hosts, repeat, pause_seconds, recorder)
     return CollectiveTimes(
         seconds=timing.seconds[-1],
         rank_seconds=timing.rank_seconds,
@@ -154,6 +145,25 @@ def collective(
         schedule=made,
         timing=timing,
     )
+
+
+def _timed(
+    net: Topology,
+    protocol: Protocol,
+    made: Schedule,
+    hosts: Sequence[int],
+    repeat: int,
+    pause_seconds: float,
+    recorder: Recorder | None,
+) -> tuple[Timing, str | None]:
+    """Times of a schedule, and how they were estimated where it has more messages than are simulated."""
+    is_long = made.num_messages > _MOST_SIMULATED and not protocol.is_plain
+    if (is_long or is_crowd(made, _MOST_SIMULATED_OF_CROWDS)) and not net.weather and recorder is None:
+        return Estimator(net, protocol).timing(made, hosts, repeat=repeat, pause_seconds=pause_seconds)
+    timing = time_collective(
+        net, protocol, made, hosts, repeat=repeat, pause_seconds=pause_seconds, recorder=recorder
+    )
+    return timing, None
 
 
 def _hosts(topology: Topology, ranks: Sequence[str | int] | None, op: str) -> tuple[int, ...]:
