@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hmac
 import json
+import time
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -41,6 +42,9 @@ def test_a_folder_tells_how_far_its_run_is_while_it_goes_on_and_afterwards(tmp_p
         run.event(row)  # of the same round
         other.event(row | {"step": 5, "train_loss": 2.0})
         text, document = status(folder.path), json.loads(status(folder.path, 0, "--json"))
+        run.event(row | {"step": 703, "train_loss": 0.125})  # shown a second after the last write
+        while "DiLoCo (2 of 3): step 703 of 900, loss 0.1250" not in status(folder.path):
+            time.sleep(0.05)
         folder.release()
         for name in ("step-00000600", ".step-00000650"):  # the second was not finished
             (folder.path / "checkpoints/DiLoCo" / name).mkdir(parents=True)

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, contextmanager
@@ -168,8 +169,12 @@ class AnyProgress(AbstractContextManager["AnyProgress"], ABC):
         self._status_path = None if folder is None else folder / _STATUS_FILE
         self._runs: list[RunProgress] = []
         self._written = 0.0
+        self._next_write: threading.Timer | None = None
 
     def __exit__(self, *exception: object) -> None:
+        if self._next_write is not None:
+            self._next_write.cancel()
+            self._next_write.join()
         if self._status_path is not None:
             with contextlib.suppress(OSError):
                 self._status_path.unlink()
@@ -197,13 +202,23 @@ class AnyProgress(AbstractContextManager["AnyProgress"], ABC):
             self.write_status(at_once=True)
 
     def write_status(self, *, at_once: bool) -> None:
-        """Write the status file, `at_once` or where it was not written for a second."""
-        now = time.time()
-        if self._status_path is not None and (at_once or now >= self._written + _SECONDS_BETWEEN):
-            self._written = now
-            first, *others = (run.status for run in self._runs)
-            with contextlib.suppress(OSError, ValueError):  # a full disk is reported by the results
-                write_whole(self._status_path, json.dumps(first | ({"others": others} if others else {})))
+        """Write the status file, `at_once` or a second after its last write at the earliest."""
+        wait = self._written + _SECONDS_BETWEEN - time.time()
+        if self._status_path is None:
+            return
+        if at_once or wait <= 0:
+            self._write_status(self._status_path)
+        elif self._next_write is None or not self._next_write.is_alive():
+            # Steps of a whole round come at once where ranks are apart: the last of them is to be seen until the next.
+            self._next_write = threading.Timer(wait, self._write_status, [self._status_path])
+            self._next_write.daemon = True
+            self._next_write.start()
+
+    def _write_status(self, path: Path) -> None:
+        self._written = time.time()
+        with contextlib.suppress(OSError, ValueError):  # a full disk is reported by the results; no run is under way
+            first, *others = [dict(run.status) for run in list(self._runs)]
+            write_whole(path, json.dumps(first | ({"others": others} if others else {})))
 
     @abstractmethod
     def _show(self, run: RunProgress, line: str) -> None:
