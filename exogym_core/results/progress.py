@@ -216,7 +216,9 @@ class AnyProgress(AbstractContextManager["AnyProgress"], ABC):
 
     def _write_status(self, path: Path) -> None:
         self._written = time.time()
-        with contextlib.suppress(OSError, ValueError):  # a full disk is reported by the results; no run is under way
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # a full disk is reported by the results; no run is under way
             first, *others = [dict(run.status) for run in list(self._runs)]
             write_whole(path, json.dumps(first | ({"others": others} if others else {})))
 
