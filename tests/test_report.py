@@ -265,7 +265,7 @@ class TestPage:
         page = write_report(folder).read_text(encoding="utf-8")
         text = re.findall(r"<script type=\"application/json\" id=\"data\">(.*?)</script>", page, re.S)[0]
         assert not set(text) & set("<>&\u2028\u2029")
-        assert json.loads(text)["curves"]["curves"][0]["name"] == visible(payload, 60)
+        assert json.loads(text)["curves"]["curves"][0]["name"] == visible(payload)
 
     def test_figures_for_papers_hold_whole_names_and_every_share(self, tmp_path: Path) -> None:
         """Shares were cut at the right edge, names after 27 characters: two names that began alike shared a bar."""
