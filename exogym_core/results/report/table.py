@@ -14,6 +14,7 @@ from exogym_core.names import visible
 from exogym_core.results.progress import format_loss
 from exogym_core.results.schema import SUMMARY
 from exogym_core.results.seeds import mean_and_deviation
+from exogym_core.results.templates import rendered
 from netsim.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from exogym_core.results.reading import Results, StrategyResult
 
-__all__ = ["ResultTable", "comparison_table", "count_text", "latex_text", "ratio", "short_count"]
+__all__ = ["ResultTable", "comparison_table", "count_text", "ratio", "short_count"]
 
 _UNKNOWN = "-"
 _PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
@@ -90,33 +91,8 @@ class ResultTable(NamedTuple):
 
     def latex(self, caption: str) -> str:
         """The table for LaTeX with `booktabs`; columns without a value are left out, names of winners are bold."""
-        headings, rows, num_names = self.filled()
-        lines = [" & ".join(map(latex_text, headings)) + r" \\", r"\midrule"]
-        for is_winner, cells in rows:
-            # Bold names: a winner's figures need not be the best of their columns.
-            bold = num_names if is_winner else 0
-            texts = list(map(latex_text, cells))
-            lines.append(" & ".join([rf"\textbf{{{name}}}" for name in texts[:bold]] + texts[bold:]) + r" \\")
-        body = "\n".join(f"    {line}" for line in lines)
-        align = "l" * num_names + "r" * (len(headings) - num_names)
-        return (
-            "% \\usepackage{booktabs}\n\\begin{table}\n  \\centering\n"
-            f"  \\caption{{{latex_text(caption)}}}\n"
-            f"  \\begin{{tabular}}{{{align}}}\n    \\toprule\n{body}\n    \\bottomrule\n"
-            "  \\end{tabular}\n\\end{table}\n"
-        )
-
-
-_LATEX = str.maketrans(
-    {each: f"\\{each}" for each in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {_PLUS_MINUS: r"$\pm$", "<": r"$<$", ">": r"$>$"}
-)
-
-
-def latex_text(text: str) -> str:
-    """The text with LaTeX's special characters escaped."""
-    return text.translate(_LATEX)
+        table = self.filled()
+        return rendered("results/report/table.tex", caption=caption, **table._asdict()) + "\n"
 
 
 def comparison_table(results: Results, winner: str | None = None) -> ResultTable:
