@@ -98,7 +98,7 @@ def test_a_rendezvous_reports_sites_present_and_waits() -> None:
         link.close()
     assert "  site 1: present, " in text
     assert ": step 700 of 900, loss 0.2500" in text
-    assert re.search(r"\n  round 8: sites 1 have waited \d s for a round's end; missing: 0\n", text)
+    assert re.search(r"  round 8: sites 1 have waited \d s for a round's end; missing: 0", text)
     assert document["runs"][0]["waits"][0]["for"] == [0]
 
 

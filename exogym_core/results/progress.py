@@ -143,9 +143,10 @@ class RunProgress:
         """Show and log how the run ended; empty `words` show and log nothing."""
         self._display.end(self, words)
 
-    def line(self, row: Mapping[str, Any]) -> str:
-        """Label, step, loss and virtual time on one line."""
-        return f"{self.label}: step {row['step']} of {self.status['steps']}, {_loss_and_time(row)}"
+    def line(self, row: Mapping[str, Any], left: float | None) -> str:
+        """Label, step, loss, virtual time and time left on one line."""
+        ending = "" if left is None else f", ETA {format_seconds(round(left))}"
+        return f"{self.label}: step {row['step']} of {self.status['steps']}, {_loss_and_time(row)}{ending}"
 
 
 _STATUS_FILE = ".status.json"
@@ -216,7 +217,8 @@ class AnyProgress(AbstractContextManager["AnyProgress"], ABC):
 
     def _write_status(self, path: Path) -> None:
         self._written = time.time()
-        with contextlib.suppress(OSError, ValueError):  # a full disk is reported by the results; no run is under way
+        # A full disk is reported by the results; no run is under way.
+        with contextlib.suppress(OSError, ValueError):
             first, *others = [dict(run.status) for run in list(self._runs)]
             write_whole(path, json.dumps(first | ({"others": others} if others else {})))
 
@@ -253,7 +255,7 @@ class PlainProgress(AnyProgress):
 
     def _step(self, run: RunProgress, row: Mapping[str, Any], left: float | None) -> None:
         if run.is_due(_SECONDS_BETWEEN_LINES):
-            self._write(run.line(row) + ("" if left is None else f", ETA {format_seconds(round(left))}"))
+            self._write(run.line(row, left))
 
     def _finish(self, run: RunProgress, words: str) -> None:
         if words:
@@ -309,7 +311,7 @@ class NotebookProgress(AnyProgress):
 
     def _step(self, run: RunProgress, row: Mapping[str, Any], left: float | None) -> None:
         if run.is_due(_SECONDS_BETWEEN_BARS):
-            run.view.update(_cell(run, row["step"], run.line(row)))
+            run.view.update(_cell(run, row["step"], run.line(row, left)))
 
     def _finish(self, run: RunProgress, words: str) -> None:
         if words:

@@ -40,6 +40,7 @@ def rendered(template: str, **values: Any) -> str:
         "loss": format_loss,
         "seconds": format_seconds,
         "visible": visible,
+        "whole_seconds": lambda seconds: format_seconds(round(seconds)),
     }
     return environment.from_string(asset(template)).render(values)
 
