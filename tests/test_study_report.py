@@ -134,7 +134,7 @@ def test_networks_are_no_replicates(tmp_path: Path) -> None:
         "--group-by topology, or --where topology=x"
     )
     report = StudyReport([tmp_path], by=["strategy"], where=["topology=y"])
-    assert [group.cells()[0] for group in report.groups] == ["1.5 s [1 s, 2 s]", "3.5 s [3 s, 4 s]"]
+    assert [group.cells()[0] for group in report.groups] == ["1.500 s [1.000, 2.000]", "3.500 s [3.000, 4.000]"]
     write_run(tmp_path / "x-again", {"A": [1.0, 2.0]}, topology=NETWORK | {"name": "x"})
     with pytest.raises(
         InputError, match=r"A holds seed 0 more than once \(in x, x-again\), which adds no evidence"
@@ -181,11 +181,11 @@ def test_a_group_with_a_diverged_seed_does_not_compete(tmp_path: Path) -> None:
     report = StudyReport([path])
     assert report.winners == []
     assert report.verdict == (
-        "B: 0.5 final loss; nothing to compare it with. Not every run of A ended with a finite loss, so it does not "
+        "B: 0.5000 final loss; nothing to compare it with. Not every run of A ended with a finite loss, so it does not "
         "compete."
     )
     assert [group.values for group in report.groups] == [("B",), ("A",)]
-    assert report.groups[1].cells()[2] == "0.15 [0.1, 0.2] (1 of 3 not finite)"
+    assert report.groups[1].cells()[2] == "0.1500 [0.1000, 0.2000] (1 of 3 not finite)"
 
 
 def test_each_network_has_its_own_winner_and_missed_targets_are_named(tmp_path: Path) -> None:
@@ -231,9 +231,9 @@ def test_runs_are_grouped_and_filtered_by_any_key(tmp_path: Path) -> None:
     assert report.table.rows[0][1] == [
         "a",
         "A",
-        "1.5 s [1 s, 2 s]",
+        "1.500 s [1.000, 2.000]",
         "2 of 2",
-        "0.15 [0.1, 0.2]",
+        "0.1500 [0.1000, 0.2000]",
         "2",
         "8 B",
         "4 B",
