@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -99,7 +100,7 @@ class ResultTable(NamedTuple):
         return table, [heading for column, heading in enumerate(headings) if column not in shown]
 
     def latex(self, caption: str) -> str:
-        """The table for LaTeX with `booktabs`; columns without a value are left out, names of winners are bold."""
+        """The table for LaTeX, as wide as the text at most; columns without a value are left out, winners are bold."""
         headings, rows, num_names = self.filled()
         lines = [" & ".join(map(latex_text, headings)) + r" \\", r"\midrule"]
         for is_winner, cells in rows:
@@ -110,23 +111,26 @@ class ResultTable(NamedTuple):
         body = "\n".join(f"    {line}" for line in lines)
         align = "l" * num_names + "r" * (len(headings) - num_names)
         return (
-            "% \\usepackage{booktabs}\n\\begin{table}\n  \\centering\n"
+            "% \\usepackage{booktabs,graphicx}\n\\begin{table}\n  \\centering\n"
             f"  \\caption{{{latex_text(caption)}}}\n"
+            "  \\resizebox{\\ifdim\\width>\\textwidth\\textwidth\\else\\width\\fi}{!}{%\n"
             f"  \\begin{{tabular}}{{{align}}}\n    \\toprule\n{body}\n    \\bottomrule\n"
-            "  \\end{tabular}\n\\end{table}\n"
+            "  \\end{tabular}}\n\\end{table}\n"
         )
 
 
 _LATEX = str.maketrans(
     {each: f"\\{each}" for each in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {_PLUS_MINUS: r"$\pm$", "<": r"$<$", ">": r"$>$"}
+    # Brackets and stars at the beginning of a row would be taken for arguments of the row before.
+    | {each: f"{{{each}}}" for each in "[]*`"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
+    | {_PLUS_MINUS: r"$\pm$", "<": r"$<$", ">": r"$>$", '"': r"\char34{}"}
 )
 
 
 def latex_text(text: str) -> str:
     """The text with LaTeX's special characters escaped."""
-    return text.translate(_LATEX)
+    return re.sub("-(?=-)", "-{}", text.translate(_LATEX))
 
 
 def comparison_table(results: Results, winner: str | None = None) -> ResultTable:
