@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from importlib import resources
 from typing import Any
 
@@ -52,11 +53,13 @@ def base64_text(data: bytes) -> str:
 
 _LATEX = str.maketrans(
     {each: f"\\{each}" for each in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"\N{PLUS-MINUS SIGN}": r"$\pm$", "<": r"$<$", ">": r"$>$"}
+    # Brackets and stars at the beginning of a row would be taken for arguments of the row before.
+    | {each: f"{{{each}}}" for each in "[]*`"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
+    | {"\N{PLUS-MINUS SIGN}": r"$\pm$", "<": r"$<$", ">": r"$>$", '"': r"\char34{}"}
 )
 
 
 def latex_text(text: str) -> str:
     """The text with LaTeX's special characters escaped."""
-    return text.translate(_LATEX)
+    return re.sub("-(?=-)", "-{}", text.translate(_LATEX))

@@ -270,7 +270,7 @@ def _result_line(entries: Sequence[Mapping[str, Any]]) -> str:
         loss, seconds = entry.get("final_loss"), entry.get("virtual_seconds_to_target")
         text = str(visible(entry["name"]))
         if loss is not None:
-            text += f" {loss:.4g}"
+            text += f" {format_loss(loss)}"
         if seconds is not None and entry.get("target") == "held":
             text += f" (target at {format_seconds(seconds)})"
         words.append(text)
