@@ -137,7 +137,7 @@ def collective(
         bound_seconds=lower_bound_seconds(made, hosts, net),
         repeat_seconds=timing.seconds,
         window_limit=window_limit(
-            net, parsed, [(hosts[src], hosts[dst], sent) for src, dst, sent in made.pair_bytes]
+            net, parsed, ((hosts[src], hosts[dst], sent) for src, dst, sent in made.pair_bytes)
         ),
         later_weather=net.weather_after(sum(timing.seconds) + pause_seconds * (repeat - 1)),
         dollars=net.egress_dollars(timing.link_bytes),
@@ -207,8 +207,13 @@ def lower_bound_seconds(schedule: Schedule, hosts: Sequence[int], topology: Topo
     bounds = [_latency_bound(schedule, latency)]
     if schedule.op != "barrier":
         for sides in _partitions(hosts, topology):
-            bounds += [_cut_bound(schedule, side, latency) for side in sides]
-            bounds.append(_partition_bound(schedule, sides, latency))
+            crossing = _crossing_bytes(schedule, sides)
+            bounds += [
+                _cut_bound(schedule, side, *across, latency)
+                for side, across in zip(sides, crossing, strict=True)
+            ]
+            leaving = sum(leaving for leaving, _ in crossing)
+            bounds.append(_partition_bound(schedule, sides, leaving, latency))
     return max(bounds)
 
 
@@ -295,9 +300,8 @@ def _sides(groups: dict[str, set[int]], party: dict[str, str], topology: Topolog
     return [_Side(frozenset(groups[name]), leaving[name], entering[name]) for name in groups]
 
 
-def _cut_bound(schedule: Schedule, side: _Side, latency: _Latencies) -> float:
+def _cut_bound(schedule: Schedule, side: _Side, leaving: int, entering: int, latency: _Latencies) -> float:
     """The last byte to cross still has the route to its destination ahead; to the farthest one, if all need it."""
-    leaving, entering = _crossing_bytes(schedule, side.members)
     out = into = 0.0
     if leaving:
         seconds = latency.across(side.members, is_out=True)
@@ -308,8 +312,15 @@ def _cut_bound(schedule: Schedule, side: _Side, latency: _Latencies) -> float:
     return max(out, into)
 
 
-def _partition_bound(schedule: Schedule, sides: Sequence[_Side], latency: _Latencies) -> float:
-    num_bytes = _bytes_between(schedule, sides)
+def _partition_bound(schedule: Schedule, sides: Sequence[_Side], leaving: int, latency: _Latencies) -> float:
+    """Least seconds for the bytes that pass from one party to another; `leaving` is what must leave all of them."""
+    num, total = len(sides), schedule.num_bytes
+    if schedule.op == "all_reduce":
+        num_bytes = 2 * (num - 1) * total
+    elif schedule.op in ("broadcast", "reduce", "all_gather", "reduce_scatter"):
+        num_bytes = (num - 1) * total
+    else:
+        num_bytes = leaving
     if not num_bytes:
         return 0.0
     out = sum(side.out_bytes_per_second for side in sides)
@@ -318,35 +329,35 @@ def _partition_bound(schedule: Schedule, sides: Sequence[_Side], latency: _Laten
     return apart + num_bytes / min(out, into)
 
 
-def _bytes_between(schedule: Schedule, sides: Sequence[_Side]) -> int:
-    """Least bytes that pass from one party to another, all together."""
-    num, total = len(sides), schedule.num_bytes
-    if schedule.op == "all_reduce":
-        return 2 * (num - 1) * total
-    if schedule.op in ("broadcast", "reduce", "all_gather", "reduce_scatter"):
-        return (num - 1) * total
-    return sum(_crossing_bytes(schedule, side.members)[0] for side in sides)
-
-
-def _crossing_bytes(schedule: Schedule, inside: frozenset[int]) -> tuple[int, int]:
-    """Bytes that must leave the members `inside`, and bytes that must enter, by the operation's definition."""
+def _crossing_bytes(schedule: Schedule, sides: Sequence[_Side]) -> list[tuple[int, int]]:
+    """Bytes that must leave each side, and bytes that must enter it, by the operation's definition."""
     op, total, num = schedule.op, schedule.num_bytes, schedule.num_ranks
-    has_root = schedule.root in inside
     if op == "all_reduce":
-        return total, total
-    if op in ("broadcast", "reduce"):
-        return (total, 0) if has_root == (op == "broadcast") else (0, total)
+        return [(total, total)] * len(sides)
     if op == "sendrecv":
-        return (total if 0 in inside else 0), (total if 1 in inside else 0)
+        return [(total if 0 in side.members else 0, total if 1 in side.members else 0) for side in sides]
+    roots = [schedule.root in side.members for side in sides]
+    if op in ("broadcast", "reduce"):
+        return [(total, 0) if has_root == (op == "broadcast") else (0, total) for has_root in roots]
     parts = np.diff(schedule.layout)
-    is_inside = np.isin(np.arange(num), list(inside))
+    party = np.zeros(num, np.int64)
+    for number, side in enumerate(sides):
+        party[list(side.members)] = number
     if op == "all_to_all":
-        table = parts.reshape(num, num)
-        return int(table[is_inside][:, ~is_inside].sum()), int(table[~is_inside][:, is_inside].sum())
-    own, others = int(parts[is_inside].sum()), int(parts[~is_inside].sum())
+        rows = np.zeros((len(sides), num), np.int64)
+        np.add.at(rows, party, parts.reshape(num, num))
+        table = np.zeros((len(sides), len(sides)), np.int64)
+        np.add.at(table, party, rows.T)
+        others = table - np.diag(table.diagonal())
+        return list(zip(others.sum(axis=0).tolist(), others.sum(axis=1).tolist(), strict=True))
+    owned = np.zeros(len(sides), np.int64)
+    np.add.at(owned, party, parts)
+    pairs = [(own, int(parts.sum()) - own) for own in owned.tolist()]
     if op == "all_gather":
-        return own, others
+        return pairs
     if op == "reduce_scatter":
-        return others, own
-    out_of_root = (others, 0) if has_root else (0, own)  # scatter; gather is the reverse
-    return out_of_root if op == "scatter" else (out_of_root[1], out_of_root[0])
+        return [(others, own) for own, others in pairs]
+    into_root = [
+        (0, others) if has_root else (own, 0) for (own, others), has_root in zip(pairs, roots, strict=True)
+    ]
+    return into_root if op == "gather" else [(leaving, entering) for entering, leaving in into_root]
