@@ -23,7 +23,7 @@ from exogym_core.cli.main import main
 from exogym_core.results.disk import FolderLock
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.progress import PlainProgress
-from exogym_core.results.report import Results, verdict, write_report
+from exogym_core.results.report import Results, RunReport, verdict, write_report
 from exogym_core.results.report.curves import curve
 from exogym_core.results.report.study import StudyReport
 from exogym_core.results.run_folder import RunFolder
@@ -134,7 +134,10 @@ def test_networks_are_no_replicates(tmp_path: Path) -> None:
         "--group-by topology, or --where topology=x"
     )
     report = StudyReport([tmp_path], by=["strategy"], where=["topology=y"])
-    assert [group.cells()[0] for group in report.groups] == ["1.5 s [1 s, 2 s]", "3.5 s [3 s, 4 s]"]
+    assert [group.cells()[0] for group in report.groups] == [
+        "1.500 s [1.000, 2.000]",
+        "3.500 s [3.000, 4.000]",
+    ]
     write_run(tmp_path / "x-again", {"A": [1.0, 2.0]}, topology=NETWORK | {"name": "x"})
     with pytest.raises(
         InputError, match=r"A holds seed 0 more than once \(in x, x-again\), which adds no evidence"
@@ -181,11 +184,11 @@ def test_a_group_with_a_diverged_seed_does_not_compete(tmp_path: Path) -> None:
     report = StudyReport([path])
     assert report.winners == []
     assert report.verdict == (
-        "B: 0.5 final loss; nothing to compare it with. Not every run of A ended with a finite loss, so it does not "
+        "B: 0.5000 final loss; nothing to compare it with. Not every run of A ended with a finite loss, so it does not "
         "compete."
     )
     assert [group.values for group in report.groups] == [("B",), ("A",)]
-    assert report.groups[1].cells()[2] == "0.15 [0.1, 0.2] (1 of 3 not finite)"
+    assert report.groups[1].cells()[2] == "0.1500 [0.1000, 0.2000] (1 of 3 not finite)"
 
 
 def test_each_network_has_its_own_winner_and_missed_targets_are_named(tmp_path: Path) -> None:
@@ -216,6 +219,51 @@ def test_each_network_has_its_own_winner_and_missed_targets_are_named(tmp_path: 
     assert [group.name for group in report.winners] == ["A"]
 
 
+_LATEX = re.compile(
+    r"\\(?P<command>[a-z]+[0-9]*)\{\}|\\(?P<escaped>[&%$#_{}])|\{(?P<braced>[\[\]*`]?)\}|\$(?P<maths>\\pm|[<>])\$"
+    r"|(?P<plain>[^\\&%$#_{}~^<>|\"\[\]*`\x00-\x1f])"
+)
+_COMMANDS = {
+    **{"textbackslash": "\\", "textasciitilde": "~", "textasciicircum": "^", "textbar": "|"},
+    **{"char34": '"', "\\pm": "\N{PLUS-MINUS SIGN}"},
+}
+
+
+def read_latex(text: str) -> str:
+    """The text that LaTeX would print; whatever it would take for more than text is an error here."""
+    assert "--" not in text, "printed as one dash"
+    parts, place = [], 0
+    while place < len(text):
+        part = _LATEX.match(text, place)
+        assert part is not None, text[place:]
+        found = next(each for each in part.groups() if each is not None)
+        parts.append(_COMMANDS.get(found, found))
+        place = part.end()
+    return "".join(parts)
+
+
+def test_every_table_for_latex_prints_its_cells(tmp_path: Path) -> None:
+    """pdflatex stopped at names that begin with a bracket: `\\\\` takes it for a length."""
+    hostile = yaml.safe_load(Path(__file__).with_name("hostile.yaml").read_text(encoding="utf-8"))
+    names = ["[bold]", "*", "a -- b --- c", "``q''", *hostile["markup"]]
+    settings = {"task": {"name": "text", "block_size": 8}, "workers": {"count": 4}}
+    times = {name: [1.0 + place, 2.5 + place] for place, name in enumerate(names)}
+    one = write_run(tmp_path / "o_n&e", times, target_loss=0.3, **settings)
+    others = [write_run(tmp_path / name, times, topology={"name": name}, **settings) for name in "xy"]
+    for report in (RunReport(RunFolder(one)), StudyReport([one]), StudyReport(others)):
+        table, text = report.table.filled(), report.table.latex(report.caption)
+        (caption,) = re.findall(r"^  \\caption\{(.*)\}$", text, re.M)
+        assert read_latex(caption) == report.caption
+        (align,) = re.findall(r"begin\{tabular\}\{([lr]+)\}", text)
+        lines = [line.removesuffix(r" \\").strip() for line in text.splitlines() if line.endswith(r" \\")]
+        rows = [re.split(r"(?<!\\)&", re.sub(r"\\textbf\{(.*?)\}(?= &|$)", r"\1", line)) for line in lines]
+        assert {len(row) for row in rows} == {len(align)}
+        cells = [[read_latex(cell.strip()) for cell in row] for row in rows]
+        assert cells == [list(table.headings), *([each.strip() for each in cells] for _, cells in table.rows)]
+        bare = re.sub(r"\\.", "", text)
+        assert bare.count("{") == bare.count("}")
+
+
 def test_runs_are_grouped_and_filtered_by_any_key(tmp_path: Path) -> None:
     folders = [
         write_run(
@@ -231,9 +279,9 @@ def test_runs_are_grouped_and_filtered_by_any_key(tmp_path: Path) -> None:
     assert report.table.rows[0][1] == [
         "a",
         "A",
-        "1.5 s [1 s, 2 s]",
+        "1.500 s [1.000, 2.000]",
         "2 of 2",
-        "0.15 [0.1, 0.2]",
+        "0.1500 [0.1000, 0.2000]",
         "2",
         "8 B",
         "4 B",
@@ -270,8 +318,22 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path, capsys: pytest.
     assert text.count('<figure class="static">') == 3, "against time, steps and bytes"
     assert not re.search(r"(?:src|href|srcset)=\"(?!data:image/png;base64,)", text)
     assert len(text) < 6e6
+
+
+def test_the_page_is_the_same_every_time_and_its_groups_are_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [
+        write_run(tmp_path / name, {"A": [1.0, 2.0]}, topology=NETWORK | {"name": name})
+        for name in ("a", "b")
+    ]
+    page = tmp_path / "page.html"
+    arguments = ["report", *map(str, folders), "--out", str(page)]
+    assert main(arguments) == 0
+    text = page.read_text()
+    capsys.readouterr()
     assert main([*arguments, "--json"]) == 0
-    assert page.read_text() == text, "the same every time"
+    assert page.read_text() == text
     document = json.loads(capsys.readouterr().out)
     assert {group["run"] for group in document["groups"]} == {"a", "b"}
     assert main(["report", str(folders[0]), "--group-by", "topology", "--out", str(page)]) == 0

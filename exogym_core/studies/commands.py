@@ -16,6 +16,7 @@ from rich.text import Text
 from exogym_core.cli.common_options import confirm_seeds, given, not_empty, takes, topology_here
 from exogym_core.cli.run_commands import reported, show_report, stdout
 from exogym_core.names import visible
+from exogym_core.results.progress import format_loss
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
 
@@ -224,7 +225,7 @@ def _show_sweep(study: Study, *, as_json: bool) -> None:
         return
     rows: list[Sequence[str]] = []
     for entry in study.entries[:_ROWS]:
-        rows += _cells(entry, visible(point_text(entry["point"]), 60))
+        rows += _cells(entry, visible(point_text(entry["point"])))
     _print_table(("point", "strategy", "final loss", "to target", "wan"), rows)
     console = stdout()
     if len(study.entries) > _ROWS:
@@ -245,7 +246,7 @@ def _cells(entry: Mapping[str, Any], point: str) -> Iterator[tuple[str, ...]]:
         to_target = _time(strategy.get("virtual_seconds_to_target"))
         yield (
             "" if position else point,
-            visible(strategy["name"], 40),
+            visible(strategy["name"]),
             _loss(strategy.get("final_loss")),
             "not held" if strategy.get("target") == "touched" else to_target,
             format_bytes(strategy.get("wan_bytes") or 0) if has_time else "",
@@ -253,7 +254,7 @@ def _cells(entry: Mapping[str, Any], point: str) -> Iterator[tuple[str, ...]]:
 
 
 def _loss(loss: float | None) -> str:
-    return "" if loss is None else f"{loss:.4g}"
+    return "" if loss is None else format_loss(loss)
 
 
 def _time(seconds: float | None) -> str:
@@ -335,7 +336,7 @@ def _show_tuning(tuning: Tuning, *, as_json: bool) -> None:
     click.echo(f"Best of each strategy{so_far} on tuning seeds {', '.join(map(str, tuning.tuning_seeds))}:")
     rows = [
         (
-            visible(each.strategy, 40),
+            visible(each.strategy),
             _point_cell(each),
             _time(each.virtual_seconds_to_target),
             _loss(each.final_loss),

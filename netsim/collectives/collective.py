@@ -13,6 +13,7 @@ from netsim.collectives.estimate import Estimator, is_crowd
 from netsim.collectives.schedules.algorithms import algorithm_names, default_algorithm
 from netsim.collectives.start import time_collective
 from netsim.errors import InputError
+from netsim.network.clock import rare_collections
 from netsim.topology.protocol import WindowLimit, window_limit
 from netsim.transfers import host_index, network_and_protocol
 from netsim.units import parse_bytes
@@ -68,6 +69,7 @@ class CollectiveTimes:
     timing: Timing = field(repr=False, default=None)  # type: ignore[assignment]
 
 
+@rare_collections()
 def collective(
     topology: Topology | str | Path | Mapping[str, Any],
     op: str,
@@ -207,13 +209,8 @@ def lower_bound_seconds(schedule: Schedule, hosts: Sequence[int], topology: Topo
     bounds = [_latency_bound(schedule, latency)]
     if schedule.op != "barrier":
         for sides in _partitions(hosts, topology):
-            crossing = _crossing_bytes(schedule, sides)
-            bounds += [
-                _cut_bound(schedule, side, *across, latency)
-                for side, across in zip(sides, crossing, strict=True)
-            ]
-            leaving = sum(leaving for leaving, _ in crossing)
-            bounds.append(_partition_bound(schedule, sides, leaving, latency))
+            bounds += [_cut_bound(schedule, side, latency) for side in sides]
+            bounds.append(_partition_bound(schedule, sides, latency))
     return max(bounds)
 
 
@@ -300,8 +297,9 @@ def _sides(groups: dict[str, set[int]], party: dict[str, str], topology: Topolog
     return [_Side(frozenset(groups[name]), leaving[name], entering[name]) for name in groups]
 
 
-def _cut_bound(schedule: Schedule, side: _Side, leaving: int, entering: int, latency: _Latencies) -> float:
+def _cut_bound(schedule: Schedule, side: _Side, latency: _Latencies) -> float:
     """The last byte to cross still has the route to its destination ahead; to the farthest one, if all need it."""
+    leaving, entering = _crossing_bytes(schedule, side.members)
     out = into = 0.0
     if leaving:
         seconds = latency.across(side.members, is_out=True)
@@ -312,15 +310,8 @@ def _cut_bound(schedule: Schedule, side: _Side, leaving: int, entering: int, lat
     return max(out, into)
 
 
-def _partition_bound(schedule: Schedule, sides: Sequence[_Side], leaving: int, latency: _Latencies) -> float:
-    """Least seconds for the bytes that pass from one party to another; `leaving` is what must leave all of them."""
-    num, total = len(sides), schedule.num_bytes
-    if schedule.op == "all_reduce":
-        num_bytes = 2 * (num - 1) * total
-    elif schedule.op in ("broadcast", "reduce", "all_gather", "reduce_scatter"):
-        num_bytes = (num - 1) * total
-    else:
-        num_bytes = leaving
+def _partition_bound(schedule: Schedule, sides: Sequence[_Side], latency: _Latencies) -> float:
+    num_bytes = _bytes_between(schedule, sides)
     if not num_bytes:
         return 0.0
     out = sum(side.out_bytes_per_second for side in sides)
@@ -329,35 +320,36 @@ def _partition_bound(schedule: Schedule, sides: Sequence[_Side], leaving: int, l
     return apart + num_bytes / min(out, into)
 
 
-def _crossing_bytes(schedule: Schedule, sides: Sequence[_Side]) -> list[tuple[int, int]]:
-    """Bytes that must leave each side, and bytes that must enter it, by the operation's definition."""
+def _bytes_between(schedule: Schedule, sides: Sequence[_Side]) -> int:
+    """Least bytes that pass from one party to another, all together."""
+    num, total = len(sides), schedule.num_bytes
+    if schedule.op == "all_reduce":
+        return 2 * (num - 1) * total
+    if schedule.op in ("broadcast", "reduce", "all_gather", "reduce_scatter"):
+        return (num - 1) * total
+    return sum(_crossing_bytes(schedule, side.members)[0] for side in sides)
+
+
+def _crossing_bytes(schedule: Schedule, inside: frozenset[int]) -> tuple[int, int]:
+    """Bytes that must leave the members `inside`, and bytes that must enter, by the operation's definition."""
     op, total, num = schedule.op, schedule.num_bytes, schedule.num_ranks
+    has_root = schedule.root in inside
     if op == "all_reduce":
-        return [(total, total)] * len(sides)
-    if op == "sendrecv":
-        return [(total if 0 in side.members else 0, total if 1 in side.members else 0) for side in sides]
-    roots = [schedule.root in side.members for side in sides]
+        return total, total
     if op in ("broadcast", "reduce"):
-        return [(total, 0) if has_root == (op == "broadcast") else (0, total) for has_root in roots]
-    parts = np.diff(schedule.layout)
-    party = np.zeros(num, np.int64)
-    for number, side in enumerate(sides):
-        party[list(side.members)] = number
+        return (total, 0) if has_root == (op == "broadcast") else (0, total)
+    if op == "sendrecv":
+        return (total if 0 in inside else 0), (total if 1 in inside else 0)
+    members = list(inside)
     if op == "all_to_all":
-        rows = np.zeros((len(sides), num), np.int64)
-        np.add.at(rows, party, parts.reshape(num, num))
-        table = np.zeros((len(sides), len(sides)), np.int64)
-        np.add.at(table, party, rows.T)
-        others = table - np.diag(table.diagonal())
-        return list(zip(others.sum(axis=0).tolist(), others.sum(axis=1).tolist(), strict=True))
-    owned = np.zeros(len(sides), np.int64)
-    np.add.at(owned, party, parts)
-    pairs = [(own, int(parts.sum()) - own) for own in owned.tolist()]
+        table = schedule.parts.reshape(num, num)
+        within = table[np.ix_(members, members)].sum()
+        return int(table[members].sum() - within), int(table[:, members].sum() - within)
+    own = int(schedule.parts[members].sum())
+    others = int(schedule.layout[-1]) - own
     if op == "all_gather":
-        return pairs
+        return own, others
     if op == "reduce_scatter":
-        return [(others, own) for own, others in pairs]
-    into_root = [
-        (0, others) if has_root else (own, 0) for (own, others), has_root in zip(pairs, roots, strict=True)
-    ]
-    return into_root if op == "gather" else [(leaving, entering) for entering, leaving in into_root]
+        return others, own
+    out_of_root = (others, 0) if has_root else (0, own)  # scatter; gather is the reverse
+    return out_of_root if op == "scatter" else (out_of_root[1], out_of_root[0])

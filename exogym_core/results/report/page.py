@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
@@ -17,8 +15,9 @@ from exogym_core.results.reading import WALL_CLOCK, Results, value_text
 from exogym_core.results.report.curves import interactive_curves
 from exogym_core.results.report.figures import FORMATS, OF_ONE_RUN, Shown, draw_figures, draw_pictures
 from exogym_core.results.report.network import draw_network, link_use, network_matrix, weather_of
-from exogym_core.results.report.table import ResultTable, comparison_table, count_text, latex_text
+from exogym_core.results.report.table import ResultTable, comparison_table, count_text
 from exogym_core.results.report.verdict import verdict
+from exogym_core.results.templates import asset, base64_text, latex_text, rendered
 from netsim import Topology, read_bytes
 from netsim.errors import InputError
 from netsim.units import format_count, format_seconds, parse_seconds
@@ -50,7 +49,7 @@ __all__ = [
     "write_report",
 ]
 
-_ASSETS = "exogym_core.results.report"
+_FOLDER = "results/report"
 _SCRIPTS = (
     "data",
     "elements",
@@ -141,18 +140,12 @@ class Page:
 
 def render_page(page: Page) -> str:
     """The page's HTML: one file that loads nothing, and in which only its own two scripts may run, by their hash."""
-    import jinja2
-
     is_interactive = page.curves is not None
     style = _asset("page.css") + (_asset("uplot/uPlot.min.css") if is_interactive else "")
     scripts = [_library(), _own_script()] if is_interactive else []
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["base64"] = _base64
-    template = environment.from_string(_asset("page.html"))
     data = {"curves": page.curves, "use": page.use, "trace": page.trace and page.trace[0]}
-    return template.render(
+    return rendered(
+        f"{_FOLDER}/page.html",
         page=page,
         style=style,
         style_hash=_hash(style),
@@ -175,11 +168,11 @@ def _library() -> str:
 
 
 def _asset(name: str) -> str:
-    return resources.files(_ASSETS).joinpath(name).read_text(encoding="utf-8")
+    return asset(f"{_FOLDER}/{name}")
 
 
 def _hash(text: str) -> str:
-    return _base64(hashlib.sha256(text.encode()).digest())
+    return base64_text(hashlib.sha256(text.encode()).digest())
 
 
 def _json(data: Any) -> str:
@@ -188,10 +181,6 @@ def _json(data: Any) -> str:
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
 
 
 _JUDGED = {
@@ -249,35 +238,22 @@ def methods(results: Results) -> str:
     Raises:
         InputError: the experiment is not a resolved one.
     """
-    settings, facts = results.settings, dict(head_facts(results))
-    model, task = settings.get("model"), settings["task"]
-    named = f" the model {visible(_setting_text(model), 300)}" if isinstance(model, dict) else ""
-    seeds = facts.get("seeds")
-    samples = count_text(settings.get("batch_size"), "sample")
-    text = (
-        f"{count_text(settings['workers'].get('count'), 'worker')} trained{named} "
-        f"on the task {visible(_setting_text(task), 300)} for "
-        f"{count_text(settings.get('steps'), 'step')} with {samples} per worker and step"
+    settings, model = results.settings, results.settings.get("model")
+    sentences = rendered(
+        f"{_FOLDER}/methods.txt",
+        facts=dict(head_facts(results)),
+        workers=count_text(settings["workers"].get("count"), "worker"),
+        model=_setting_text(model) if isinstance(model, dict) else None,
+        task=_setting_text(settings["task"]),
+        steps=count_text(settings.get("steps"), "step"),
+        samples=count_text(settings.get("batch_size"), "sample"),
+        strategies=[
+            _setting_text(each) for each in settings.get("strategies") or () if isinstance(each, dict)
+        ],
+        target_loss=results.target_loss,
+        is_real=results.clock == WALL_CLOCK,
     )
-    text += f", with the seeds {seeds}." if seeds else f", with seed {facts['seed']}."
-    strategies = [_setting_text(each) for each in settings.get("strategies") or () if isinstance(each, dict)]
-    text += f" Strategies and their settings: {visible('; '.join(strategies), 2000)}; other options at their defaults."
-    if "protocol" in facts:
-        text += (
-            f" Communication was timed on a simulation of the network {facts['network']} under the protocol "
-            f"{facts['protocol']}, with collective algorithms: {facts['collectives']}. Compute time: "
-            f"{facts['compute']}. Workers by place: {facts['placement']}."
-        )
-    elif facts["network"] == _REAL_NETWORK:
-        text += " Communication went over a real network, and all times are by the clock."
-    if "evaluated every" in facts:
-        text += f" Every {facts['evaluated every']}, the model that could be shipped at that instant was evaluated."
-    if results.target_loss is not None:
-        text += (
-            f" The target loss of {results.target_loss:g} counts from the first evaluation at or below it, if the "
-            "median of the later ones is at or below it too."
-        )
-    return text
+    return " ".join(sentences.splitlines())
 
 
 def _setting_text(setting: Mapping[str, Any]) -> str:
@@ -573,7 +549,7 @@ def trace_of(folder: Path) -> tuple[str, str | None] | None:
     path = folder / _TRACE
     if not path.is_file():
         return None
-    return _TRACE, _base64(path.read_bytes()) if path.stat().st_size <= _MOST_EMBEDDED_BYTES else None
+    return _TRACE, base64_text(path.read_bytes()) if path.stat().st_size <= _MOST_EMBEDDED_BYTES else None
 
 
 def _caption(name: str, results: Results) -> str:

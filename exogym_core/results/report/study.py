@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
+from exogym_core.results.progress import format_loss
 from exogym_core.results.reading import POINTS, Results, StrategyResult, find_runs, setting, value_text
 from exogym_core.results.report.curves import interactive_curves
 from exogym_core.results.report.figures import OF_SEVERAL, Shown, draw_pictures
@@ -147,7 +148,7 @@ class Group:
         return [
             _interval_text(times.values(), format_seconds) if len(times) == count else _MISSING,
             f"{len(times)} of {count}" if has_target else _MISSING,
-            _interval_text(self.losses().values(), "{:.4g}".format) + diverged,
+            _interval_text(self.losses().values(), format_loss) + diverged,
             f"{count}" + (f" ({self.failed} failed)" if self.failed else ""),
             *(self._mean_bytes(name) for name in ("bytes_sent_per_worker", "wan_bytes")),
         ]
@@ -166,8 +167,14 @@ def _interval_text(values: Collection[float], write: Callable[[float], str]) -> 
     """Mean and bootstrap interval."""
     if not values:
         return _MISSING
-    interval, mean = bootstrap_interval(values), write(_mean(values))
-    return mean if interval is None else f"{mean} [{write(interval[0])}, {write(interval[1])}]"
+    interval, mean = bootstrap_interval(values), _mean(values)
+    if interval is None:
+        return write(mean)
+    if write is format_seconds and 0 < mean < 120:  # with the mean's decimals
+        decimals = max(0, 3 - math.floor(math.log10(mean)))
+        low, high = (f"{each:.{decimals}f}" for each in interval)
+        return f"{mean:.{decimals}f} s [{low}, {high}]"
+    return f"{write(mean)} [{write(interval[0])}, {write(interval[1])}]"
 
 
 def members_of(runs: Iterable[FoundRun]) -> list[Member]:
@@ -311,7 +318,7 @@ def _decided(groups: Sequence[Group]) -> tuple[str, Group | None]:
     if not ordered:
         return "No group has finished.", None
     first, missed = ordered[0], _missed(ended, holders)
-    write = format_seconds if holders else "{:.4g}".format
+    write = format_seconds if holders else format_loss
     shown = write(means[first.values])
     if len(ordered) == 1:
         if missed:
