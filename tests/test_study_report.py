@@ -315,7 +315,7 @@ def test_several_runs_have_tokens_to_target_and_one_paragraph_on_methods(tmp_pat
     assert [cells[-1] for _, cells in report.table.rows] == ["8k [8k, 8k]"] * 2
     assert report.methods.startswith(
         "1 worker trained on the task text (block_size 1000) for 2 steps with 8 samples per worker and step, with the "
-        "seeds 0, 1. Strategies and their settings: A (H 4); other options at their defaults. Communication was timed"
+        "seeds 0, 1. Strategies and their settings: A (H 4); other options at their defaults. "
     )
     assert report.methods.count("simulation of the network far") == 1
     assert report.methods.count("The target loss of 0.5 counts") == 1

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from exogym_core.names import file_name, visible
 from exogym_core.results.reading import COMPARISON, SEARCH, WALL_CLOCK, value_text
 from exogym_core.results.report.table import count_text
+from exogym_core.results.templates import rendered
 from netsim import Topology, load_document
 from netsim.errors import InputError
 from netsim.units import format_count, format_seconds, parse_seconds
@@ -152,78 +153,53 @@ def _algorithms(used: Any) -> str:
 
 # --- methods --------------------------------------------------------------------------------------------------
 
+_TRAINING = ("task", "model", "workers", "steps", "batch_size")
 _MOST_NAMED = 40  # strategies
 
 
 def methods(runs: Sequence[Results]) -> str:
-    """The paragraph, from the resolved experiments of runs; a sentence that is true of several is there once.
+    """A paper's paragraph on how runs were made; a sentence that is true of several is there once.
 
     Raises:
         InputError: an experiment is not a resolved one.
     """
-    trained: dict[str, list[Results]] = {}
+    alike: dict[str, list[Results]] = {}
     for results in runs:
-        trained.setdefault(_training(results), []).append(results)
-    sentences = []
-    for text, same in trained.items():
-        seeds = _seeds(same)
-        many = len({seed for results in same for seed in results.seeds}) > 1
-        sentences.append(f"{text}, with {'the seeds' if many else 'seed'} {seeds}.")
+        alike.setdefault(str([results.settings.get(key) for key in _TRAINING]), []).append(results)
     named = dict.fromkeys(
-        _setting_text(each)
+        visible(_setting_text(each), 300)
         for results in runs
         for each in results.settings.get("strategies") or ()
         if isinstance(each, dict)
     )
-    more = f"; and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-    strategies = "; ".join(visible(each, 300) for each in list(named)[:_MOST_NAMED]) + more
-    sentences.append(f"Strategies and their settings: {strategies}; other options at their defaults.")
-    for write in (_network, _evaluation, _target):
-        sentences += dict.fromkeys(filter(None, map(write, runs)))
-    return " ".join(sentences)
+    strategies = [
+        *list(named)[:_MOST_NAMED],
+        *[f"{len(named) - _MOST_NAMED} more"][: len(named) > _MOST_NAMED],
+    ]
+    sentences = [
+        sentence
+        for same in alike.values()
+        for results in same
+        for sentence in _sentences(results, _seeds(same), strategies)
+    ]
+    return " ".join(dict.fromkeys(sentences))
 
 
-def _training(results: Results) -> str:
-    settings = results.settings
-    head_facts(results)  # refuses an experiment that is not resolved
-    model, task = settings.get("model"), settings["task"]
-    named = f" the model {visible(_setting_text(model), 300)}" if isinstance(model, dict) else ""
-    return (
-        f"{count_text(settings['workers'].get('count'), 'worker')} trained{named} "
-        f"on the task {visible(_setting_text(task), 300)} for {count_text(settings.get('steps'), 'step')} "
-        f"with {count_text(settings.get('batch_size'), 'sample')} per worker and step"
-    )
-
-
-def _network(results: Results) -> str:
-    facts = dict(head_facts(results))
-    if "protocol" in facts:
-        return (
-            f"Communication was timed on a simulation of the network {facts['network']} under the protocol "
-            f"{facts['protocol']}, with collective algorithms: {facts['collectives']}. Compute time: "
-            f"{facts['compute']}. Workers by place: {facts['placement']}."
-        )
-    if facts["network"] == _REAL_NETWORK:
-        return "Communication went over a real network, and all times are by the clock."
-    return ""
-
-
-def _evaluation(results: Results) -> str:
-    every = results.setting("evaluate.every")
-    if every is None:
-        return ""
-    return (
-        f"Every {count_text(every, 'step')}, the model that could be shipped at that instant was evaluated."
-    )
-
-
-def _target(results: Results) -> str:
-    if results.target_loss is None:
-        return ""
-    return (
-        f"The target loss of {results.target_loss:g} counts from the first evaluation at or below it, if the "
-        "median of the later ones is at or below it too."
-    )
+def _sentences(results: Results, seeds: str, strategies: Sequence[str]) -> list[str]:
+    settings, model = results.settings, results.settings.get("model")
+    return rendered(
+        "results/report/methods.txt",
+        facts=dict(head_facts(results)),
+        workers=count_text(settings["workers"].get("count"), "worker"),
+        model=_setting_text(model) if isinstance(model, dict) else None,
+        task=_setting_text(settings["task"]),
+        steps=count_text(settings.get("steps"), "step"),
+        samples=count_text(settings.get("batch_size"), "sample"),
+        seeds=seeds,
+        strategies=strategies,
+        target_loss=results.target_loss,
+        is_real=results.clock == WALL_CLOCK,
+    ).splitlines()
 
 
 def _setting_text(setting: Mapping[str, Any]) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
@@ -16,8 +14,9 @@ from exogym_core.results.report.curves import interactive_curves
 from exogym_core.results.report.facts import head_facts, methods, run_facts, search_methods
 from exogym_core.results.report.figures import FORMATS, OF_ONE_RUN, Shown, draw_figures, draw_pictures
 from exogym_core.results.report.network import draw_network, link_use, network_matrix, weather_of
-from exogym_core.results.report.table import ResultTable, comparison_table, latex_text
+from exogym_core.results.report.table import ResultTable, comparison_table
 from exogym_core.results.report.verdict import verdict
+from exogym_core.results.templates import asset, base64_text, latex_text, rendered
 from netsim import read_bytes
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ __all__ = [
     "write_report",
 ]
 
-_ASSETS = "exogym_core.results.report"
+_FOLDER = "results/report"
 _SCRIPTS = (
     "data",
     "elements",
@@ -133,18 +132,12 @@ class Page:
 
 def render_page(page: Page) -> str:
     """The page's HTML: one file that loads nothing, and in which only its own two scripts may run, by their hash."""
-    import jinja2
-
     is_interactive = page.curves is not None
     style = _asset("page.css") + (_asset("uplot/uPlot.min.css") if is_interactive else "")
     scripts = [_library(), _own_script()] if is_interactive else []
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["base64"] = _base64
-    template = environment.from_string(_asset("page.html"))
     data = {"curves": page.curves, "use": page.use, "trace": page.trace and page.trace[0]}
-    return template.render(
+    return rendered(
+        f"{_FOLDER}/page.html",
         page=page,
         style=style,
         style_hash=_hash(style),
@@ -167,11 +160,11 @@ def _library() -> str:
 
 
 def _asset(name: str) -> str:
-    return resources.files(_ASSETS).joinpath(name).read_text(encoding="utf-8")
+    return asset(f"{_FOLDER}/{name}")
 
 
 def _hash(text: str) -> str:
-    return _base64(hashlib.sha256(text.encode()).digest())
+    return base64_text(hashlib.sha256(text.encode()).digest())
 
 
 def _json(data: Any) -> str:
@@ -180,10 +173,6 @@ def _json(data: Any) -> str:
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
 
 
 _CAPTIONS = {
@@ -392,7 +381,7 @@ def trace_of(folder: Path) -> tuple[str, str | None] | None:
     path = folder / _TRACE
     if not path.is_file():
         return None
-    return _TRACE, _base64(path.read_bytes()) if path.stat().st_size <= _MOST_EMBEDDED_BYTES else None
+    return _TRACE, base64_text(path.read_bytes()) if path.stat().st_size <= _MOST_EMBEDDED_BYTES else None
 
 
 def _caption(name: str, results: Results) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +15,7 @@ from exogym_core.names import visible
 from exogym_core.results.progress import format_loss
 from exogym_core.results.schema import SUMMARY
 from exogym_core.results.seeds import mean_and_deviation
+from exogym_core.results.templates import rendered
 from netsim.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ __all__ = [
     "ResultTable",
     "comparison_table",
     "count_text",
-    "latex_text",
     "plus_minus",
     "ratio",
     "short_count",
@@ -101,36 +100,8 @@ class ResultTable(NamedTuple):
 
     def latex(self, caption: str) -> str:
         """The table for LaTeX, as wide as the text at most; columns without a value are left out, winners are bold."""
-        headings, rows, num_names = self.filled()
-        lines = [" & ".join(map(latex_text, headings)) + r" \\", r"\midrule"]
-        for is_winner, cells in rows:
-            # Bold names: a winner's figures need not be the best of their columns.
-            bold = num_names if is_winner else 0
-            texts = list(map(latex_text, cells))
-            lines.append(" & ".join([rf"\textbf{{{name}}}" for name in texts[:bold]] + texts[bold:]) + r" \\")
-        body = "\n".join(f"    {line}" for line in lines)
-        align = "l" * num_names + "r" * (len(headings) - num_names)
-        return (
-            "% \\usepackage{booktabs,graphicx}\n\\begin{table}\n  \\centering\n"
-            f"  \\caption{{{latex_text(caption)}}}\n"
-            "  \\resizebox{\\ifdim\\width>\\textwidth\\textwidth\\else\\width\\fi}{!}{%\n"
-            f"  \\begin{{tabular}}{{{align}}}\n    \\toprule\n{body}\n    \\bottomrule\n"
-            "  \\end{tabular}}\n\\end{table}\n"
-        )
-
-
-_LATEX = str.maketrans(
-    {each: f"\\{each}" for each in "&%$#_{}"}
-    # Brackets and stars at the beginning of a row would be taken for arguments of the row before.
-    | {each: f"{{{each}}}" for each in "[]*`"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
-    | {_PLUS_MINUS: r"$\pm$", "<": r"$<$", ">": r"$>$", '"': r"\char34{}"}
-)
-
-
-def latex_text(text: str) -> str:
-    """The text with LaTeX's special characters escaped."""
-    return re.sub("-(?=-)", "-{}", text.translate(_LATEX))
+        table = self.filled()
+        return rendered("results/report/table.tex", caption=caption, **table._asdict()) + "\n"
 
 
 def comparison_table(results: Results, winner: str | None = None) -> ResultTable:
