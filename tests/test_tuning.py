@@ -13,6 +13,7 @@ from experiments import experiment
 import exogym_core
 import netgym
 from exogym_core.cli.main import main
+from exogym_core.results.report import RunReport
 from exogym_core.studies import sweep
 from netsim.errors import InputError
 
@@ -61,6 +62,10 @@ def test_a_planted_optimum_is_found_and_the_comparison_has_other_seeds(
     assert netgym.load(result.folder).summary == result.summary, (
         "a tune's folder was opened as a run without rows"
     )
+    methods = RunReport(result.comparison).methods
+    assert "the tuning seeds 7 alone: AllReduce by a grid of 3 points (lr of 1e-07, 0.03, 10000)" in methods
+    assert methods.endswith(", best: lr 0.03. The best point was that with the lowest mean final loss.")
+    assert f"<p>{methods}</p>" in (result.comparison.path / "report.html").read_text()
     html = result._repr_html_()
     assert html.count("<p>") == 3
     assert "DiLoCo: best is lr=0.03" in html
