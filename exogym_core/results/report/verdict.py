@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from operator import attrgetter
@@ -44,9 +45,8 @@ def verdict(results: Results) -> Verdict:
     """
     contest = _Contest.of(results)
     decision = _decided(contest)
-    text = decision.text + contest.unfinished() + _silent(contest) + _absent(results) + _failed(results)
-    text += _diverged(results)
-    text += _uncharged(results) + _after_end(results) + _unused(results)
+    remarks = (_silent, _absent, _failed, _diverged, _uncharged, _after_end, _unused)
+    text = decision.text + contest.unfinished() + "".join(remark(results) for remark in remarks)
     if results.running is None:
         return Verdict(text, decision.winner)
     so_far = f" So far: {text}" if contest.rivals else ""
@@ -80,21 +80,17 @@ class _Contest:
     def first(self, value: Callable[[SeedResult], float | None]) -> Counter[str | None]:
         """Number of seeds that each rival wins alone, by the least value; under None those without a winner."""
         wins: Counter[str | None] = Counter()
-        for seed in self.seeds:
-            known = [
-                (number, each.name)
-                for each in self.rivals
-                if (run := _run(each, seed)) is not None and (number := value(run)) is not None
-            ]
-            least = min((number for number, _ in known), default=None)
-            names = [name for number, name in known if number == least]
-            wins[names[0] if len(names) == 1 else None] += 1
+        for runs in zip(*map(self.runs, self.rivals), strict=True):
+            values = [math.inf if (known := value(run)) is None else known for run in runs]
+            least = min(values)
+            is_alone = values.count(least) == 1 and least < math.inf
+            wins[self.rivals[values.index(least)].name if is_alone else None] += 1
         return wins
 
     def mean(self, strategy: StrategyResult, value: Callable[[SeedResult], float | None]) -> float:
         """Mean of a value over the seeds; infinite where one lacks it."""
         mean, _ = mean_and_deviation([value(run) for run in self.runs(strategy)])
-        return float("inf") if mean is None else float(mean)
+        return math.inf if mean is None else float(mean)
 
     @property
     def with_every_seed(self) -> str:
@@ -139,7 +135,7 @@ def _decided(contest: _Contest) -> Verdict:
 
 
 def _by_time(contest: _Contest) -> Verdict:
-    holders = [each for each in contest.rivals if contest.mean(each, _held_at) < float("inf")]
+    holders = [each for each in contest.rivals if contest.mean(each, _held_at) < math.inf]
     holders.sort(key=lambda each: contest.mean(each, _held_at))
     wins = contest.first(_held_at)
     target = f"loss {contest.results.target_loss:g}"
@@ -238,8 +234,7 @@ def _others(contest: _Contest) -> str:
             near.append(each)
         else:
             missed.append(_name(each))
-    never = f" {_listed(missed)} did not reach it in {_span(contest.results)}." if missed else ""
-    return _together(contest, near) + never
+    return _together(contest, near) + _sentence(missed, f"did not reach it in {_span(contest.results)}.")
 
 
 def _together(contest: _Contest, strategies: Iterable[StrategyResult]) -> str:
@@ -368,15 +363,18 @@ def _why(winner: StrategyResult, baseline: StrategyResult | None) -> str:
     return f"{text}."
 
 
-def _silent(contest: _Contest) -> str:
+def _sentence(names: Iterable[str], words: str) -> str:
+    """The names and what is said of them; empty without names."""
+    listed = _listed(names)
+    return f" {listed} {words}" if listed else ""
+
+
+def _silent(results: Results) -> str:
     """Sentence on strategies whose workers sent nothing, so that each trained on its own."""
-    results = contest.results
     if results.setting("workers.count") in (None, 1):
         return ""
-    silent = [_name(one) for one in results.strategies if one.ended and one.bytes_sent_per_worker == 0]
-    if not silent:
-        return ""
-    return f" {_listed(silent)} sent nothing in {_span(results)}: the workers trained each on their own."
+    silent = (_name(one) for one in results.strategies if one.ended and one.bytes_sent_per_worker == 0)
+    return _sentence(silent, f"sent nothing in {_span(results)}: the workers trained each on their own.")
 
 
 def _failed(results: Results) -> str:
@@ -401,8 +399,9 @@ def _diverged(results: Results) -> str:
 
 def _uncharged(results: Results) -> str:
     """Strategies whose times lack the work of encoding, which the others pay for."""
-    named = [_name(each) for each in results.strategies if each.coding is not None]
-    return f" Coding is not charged to {_listed(named)}: the times lack what encoding takes." if named else ""
+    named = (_name(each) for each in results.strategies if each.coding is not None)
+    uncharged = _listed(named)
+    return f" Coding is not charged to {uncharged}: the times lack what encoding takes." if uncharged else ""
 
 
 def _after_end(results: Results) -> str:
@@ -416,16 +415,12 @@ def _after_end(results: Results) -> str:
 
 def _unused(results: Results) -> str:
     """Sentence on operations whose algorithm was chosen, and which no strategy used."""
-    chosen, runs = (
-        results.settings.get("collectives"),
-        [run for each in results.strategies for run in each.runs],
-    )
+    chosen = results.settings.get("collectives")
+    runs = [run for each in results.strategies for run in each.runs]
     if not isinstance(chosen, dict) or not all(run.complete for run in runs):
         return ""
-    unused = [visible(op, 40) for op in chosen if not any(op in run.collectives for run in runs)]
-    return (
-        f" No strategy used {_listed(unused)}, of which `collectives` names the algorithm." if unused else ""
-    )
+    unused = _listed(visible(op, 40) for op in chosen if not any(op in run.collectives for run in runs))
+    return f" No strategy used {unused}, of which `collectives` names the algorithm." if unused else ""
 
 
 def _absent(results: Results) -> str:
