@@ -147,10 +147,10 @@ class _Contest:
         """Number of seeds that held and that touched the target; with one seed the time of the first touch as well."""
         runs, target = self.runs(strategy), self.results.target_loss
         counts = [[run.target for run in runs].count(state) for state in ("held", "touched")]
-        for run in runs if len(runs) == 1 and target is not None else ():
+        for run in runs if len(runs) == 1 else ():
             places = run.at_steps("virtual_seconds")
             for step, loss in run.losses:
-                if loss <= target and step in places:
+                if target is not None and loss <= target and step in places:
                     return counts[0], counts[1], f" after {format_seconds(places[step])}"
         return counts[0], counts[1], ""
 
@@ -183,12 +183,9 @@ class _Contest:
         """Operations whose algorithm was chosen, and which no strategy used."""
         chosen = self.results.settings.get("collectives")
         runs = [run for each in self.results.strategies for run in each.runs]
-        is_whole = isinstance(chosen, dict) and all(run.complete for run in runs)
-        return (
-            [visible(op, 40) for op in chosen if not any(op in run.collectives for run in runs)]
-            if is_whole
-            else []
-        )
+        if not isinstance(chosen, dict) or not all(run.complete for run in runs):
+            return []
+        return [visible(op, 40) for op in chosen if not any(op in run.collectives for run in runs)]
 
 
 def _is_judged(run: SeedResult) -> bool:
