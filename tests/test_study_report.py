@@ -76,6 +76,9 @@ def write_run(folder: Path, times: dict[str, list[float]], **settings: Any) -> P
     seeds = list(range(len(next(iter(times.values())))))
     run = RunFolder.create(folder, "run")
     strategies = [{"name": name, "H": 4} for name in times]
+    settings = {"task": {"name": "digits"}, "workers": {"count": 1}, "steps": 2, "batch_size": 8} | settings
+    if "topology" in settings:
+        settings["topology"] = NETWORK | settings["topology"]
     run.write_text("experiment.yaml", yaml.safe_dump({"strategies": strategies, "seeds": seeds, **settings}))
     entries = []
     for name, values in times.items():
@@ -92,7 +95,10 @@ def write_run(folder: Path, times: dict[str, list[float]], **settings: Any) -> P
         ]
         entries.append({"name": name, "seeds": seeds, "by_seed": by_seed})
         for seed, value in zip(seeds, values, strict=True):
-            rows = [{"step": s, "virtual_seconds": s * value, "bytes_sent": 8 * s} for s in (1, 2)]
+            rows = [
+                {"step": s, "virtual_seconds": s * value, "bytes_sent": 8 * s, "examples_trained": 8 * s}
+                for s in (1, 2)
+            ]
             looks = [{"step": s, "judged_loss": 1 / (1 + s), "judged_step": s} for s in (0, 1, 2)]
             run.write_result(name, FitResult(history=rows, validation=looks), None, seed=seed)
     run.write_summary(entries)
@@ -285,6 +291,7 @@ def test_runs_are_grouped_and_filtered_by_any_key(tmp_path: Path) -> None:
         "2",
         "8 B",
         "4 B",
+        "-",
     ]
     report = StudyReport([tmp_path], by=["workers.count"], where=["strategy=B", "topology=y"])
     assert [group.values for group in report.groups] == [("8", "B")]
@@ -294,6 +301,25 @@ def test_runs_are_grouped_and_filtered_by_any_key(tmp_path: Path) -> None:
         StudyReport(folders, by=["nothing"])
     with pytest.raises(InputError, match="--where strategy=C: no run has it: strategy is A, B"):
         StudyReport(folders, where=["strategy=C"])
+
+
+def test_several_runs_have_tokens_to_target_and_one_paragraph_on_methods(tmp_path: Path) -> None:
+    """Both were of single runs alone."""
+    task = {"name": "text", "block_size": 1000}
+    folders = [
+        write_run(tmp_path / name, {"A": [1.0, 2.0], "B": [3.0, 4.0]}, task=task, target_loss=0.5, **given)
+        for name, given in (("one", {}), ("two", {"topology": {"name": "far"}}))
+    ]
+    report = StudyReport(folders, by=["run"], where=["strategy=A"])
+    assert report.table.headings[-1] == "tokens to target"
+    assert [cells[-1] for _, cells in report.table.rows] == ["8k [8k, 8k]"] * 2
+    assert report.methods.startswith(
+        "1 worker trained on the task text (block_size 1000) for 2 steps with 8 samples per worker and step, with the "
+        "seeds 0, 1. Strategies and their settings: A (H 4); other options at their defaults. "
+    )
+    assert report.methods.count("simulation of the network far") == 1
+    assert report.methods.count("The target loss of 0.5 counts") == 1
+    assert f"<h2>Methods</h2>\n<p>{report.methods}</p>" in report.html()
 
 
 @pytest.mark.pictures

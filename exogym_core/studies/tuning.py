@@ -37,7 +37,7 @@ from exogym_core.results.report import Results, verdict, write_report
 from exogym_core.results.run_folder import RunFolder, code_folder_of, require_own
 from exogym_core.studies.points import Range, TuneSettings, point_text
 from exogym_core.studies.runners import runner_at
-from exogym_core.studies.study import Study, line_writer, read_experiment
+from exogym_core.studies.study import LineWriter, Study, read_experiment
 from exogym_core.studies.sweep import SweepProgress, run_sweep, train_in
 from netsim import Document, load_document, validate_document
 from netsim.errors import InputError, unknown_name
@@ -346,8 +346,8 @@ class Tuning:
         plan = _Plan.of(load_document(path / "experiment.yaml"), code_folder_of(path) or path, path.stem)
         return cls(plan, RunFolder.open(path).owned())
 
-    def run(self, write: Callable[[str], None], on: str | None = None, jobs: int | None = None) -> TuneResult:
-        """Search, compare, and write `tune.json`; `write` takes a line of progress."""
+    def run(self, write: Callable[..., None], on: str | None = None, jobs: int | None = None) -> TuneResult:
+        """Search, compare, and write `tune.json`; `write` is a `LineWriter`."""
         with runner_at(on, None, jobs) as runner:
             for number, label in enumerate(self._plan.spaces):
                 study = self._plan.study(number, self.folder.make_folder(SEARCH) / file_name(label))
@@ -362,9 +362,8 @@ class Tuning:
                     self.chosen.append(_choose(label, study))
         for each in self.chosen:
             write(_line(each))
-        self.result = result = self._compare(jobs)
-        self.folder.write_text("tune.json", json.dumps(result.to_mapping(), indent=2, allow_nan=False) + "\n")
-        return result
+        self.result = self._compare(jobs)
+        return self.result
 
     def discard_if_empty(self) -> bool:
         """Remove the folder if no point was begun; returns whether that was so."""
@@ -375,7 +374,7 @@ class Tuning:
         return is_empty
 
     def _compare(self, jobs: int | None) -> TuneResult:
-        """Train all strategies at their chosen points, on the experiment's own seeds."""
+        """Train all strategies at their chosen points, on its own seeds; write `tune.json` and the page."""
         path = comparison_of(self.folder.path)
         assert path is not None
         experiment = self._plan.tuned(self.chosen)
@@ -388,24 +387,19 @@ class Tuning:
                 run.write_environment(experiment.code_folder)
             with progress_for(Console(stderr=True), run.log) as progress:
                 train_in(run, experiment, progress, jobs)
-            write_report(run)
-            decision = verdict(Results.load(run))
+            decision, summary = verdict(Results.load(run)), run.read_summary()
+            tuned = (self._plan.seeds, experiment.seeds, self.chosen, summary, decision.winner, decision.text)
+            result = TuneResult(self.folder.path, *tuned)
+            text = json.dumps(result.to_mapping(), indent=2, allow_nan=False)
+            self.folder.write_text("tune.json", f"{text}\n")
+            write_report(run)  # whose methods are read from there
         finally:
             run.release()
-        plan, summary = self._plan, run.read_summary()
-        return TuneResult(
-            self.folder.path,
-            plan.seeds,
-            experiment.seeds,
-            self.chosen,
-            summary,
-            decision.winner,
-            decision.text,
-        )
+        return result
 
 
-def _prefixed(write: Callable[[str], None], name: str) -> Callable[[str], None]:
-    return lambda line: write(f"{name}: {line}")
+def _prefixed(write: Callable[..., None], name: str) -> Callable[..., None]:
+    return lambda line, *progress: write(f"{name}: {line}", *progress)
 
 
 def tune(
@@ -445,7 +439,7 @@ def tune(
     else:
         tuning = Tuning.open(Path(resume), trust=True)
     try:
-        return tuning.run(line_writer(tuning.folder), on, jobs)
+        return tuning.run(LineWriter(tuning.folder), on, jobs)
     finally:
         tuning.folder.release()
 

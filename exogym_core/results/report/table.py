@@ -21,7 +21,7 @@ from netsim.units import format_bytes, format_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from exogym_core.results.reading import Results, StrategyResult
+    from exogym_core.results.reading import Results, SeedResult, StrategyResult
 
 __all__ = [
     "ResultTable",
@@ -121,7 +121,7 @@ def comparison_table(results: Results, winner: str | None = None) -> ResultTable
 
 def _columns(results: Results) -> dict[str, Callable[[StrategyResult], str]]:
     """Functions that write a strategy's cell, by heading."""
-    target, block_size = results.target_loss, _block_size(results)
+    target, size = results.target_loss, block_size(results)
     values = {
         results.clock if column.unit == "s" else column.heading: partial(_text, results, column.name)
         for column in SUMMARY
@@ -133,7 +133,7 @@ def _columns(results: Results) -> dict[str, Callable[[StrategyResult], str]]:
         **values,
         "bytes saved": partial(_saving, results, "bytes_sent_per_worker"),
         "time per step saved": partial(_saving, results, "virtual_seconds"),
-        **({"tokens to target": partial(_tokens_text, results, block_size)} if block_size else {}),
+        **({"tokens to target": partial(_tokens_text, results, size)} if size else {}),
     }
 
 
@@ -226,20 +226,25 @@ def ratio(baseline: float | None, value: float | None) -> str:
     return f"{quotient:,.0f}x" if quotient >= 100 else f"{quotient:.3g}x"
 
 
-def _block_size(results: Results) -> int | None:
+def block_size(results: Results) -> int | None:
     """Tokens a sample of a task that has tokens and a target; else None."""
     size = None if results.target_loss is None else results.setting("task.block_size")
     return size if isinstance(size, int) and size > 0 else None
 
 
-def _tokens_text(results: Results, block_size: int, result: StrategyResult) -> str:
-    """Tokens of all workers until the first evaluation at the target, of a strategy that held it with every seed."""
-    tokens: list[float | None] = []
-    for run in result.runs:
-        reached = next((step for step, loss in run.losses if loss <= (results.target_loss or 0.0)), None)
-        found = run.at_steps("examples_trained").get(-1 if reached is None else reached)
-        tokens.append(None if found is None or run.target != "held" else found * block_size)
+def _tokens_text(results: Results, size: int, result: StrategyResult) -> str:
+    tokens = tokens_to_target(result.runs, results.target_loss, size)
     return _with_spread(*mean_and_deviation(tokens), short_count)
+
+
+def tokens_to_target(runs: Sequence[SeedResult], target_loss: float | None, size: int) -> list[float | None]:
+    """Tokens of all workers until each run's first evaluation at the target, `size` a sample; None: not held."""
+    tokens: list[float | None] = []
+    for run in runs:
+        reached = next((step for step, loss in run.losses if loss <= (target_loss or 0.0)), None)
+        found = run.at_steps("examples_trained").get(-1 if reached is None else reached)
+        tokens.append(None if found is None or run.target != "held" else found * size)
+    return tokens
 
 
 def short_count(count: float) -> str:
