@@ -15,7 +15,7 @@ from exogym_core.cli.experiment import program_remedy
 from exogym_core.meeting_place import SERVICE, parse_address
 from exogym_core.names import visible
 from exogym_core.results.progress import eta_seconds, folder_status
-from exogym_core.results.reading import comparison_of, is_study
+from exogym_core.results.reading import comparison_of, is_study, runs_in
 from netsim import PeerError, connect_peer, load_document, shared_secret
 from netsim.errors import InputError
 
@@ -35,9 +35,9 @@ _GREETING_SECONDS = 2.0  # a rendezvous greets within a round trip; torchrun's s
 def status(place: str, as_json: bool) -> None:
     """Show the progress of a run: step, loss, time left; at a rendezvous also members, absences and waits.
 
-    FOLDER is a run's, a sweep's, a launch's or a plan's; it knows the absences of rounds that have ended.
-    HOST:PORT is a rendezvous, or where the ranks of torchrun meet (MASTER_ADDR:MASTER_PORT); both want the run's
-    secret. It changes nothing, and no rank waits for it.
+    FOLDER is that of a run, sweep, launch or plan, and has the absences of finished rounds. HOST:PORT is a
+    rendezvous, or the meeting point of torchrun's ranks (MASTER_ADDR:MASTER_PORT); both need the run's secret.
+    The command changes nothing, and no rank waits for it.
     """
     path = Path(place)
     found = _of_folder(path) if os.path.exists(path) else _of_address(place)
@@ -59,14 +59,8 @@ def _of_folder(path: Path) -> dict[str, Any]:
     Raises:
         InputError: nothing of netgym is there.
     """
-    points = []
-    if (comparison := comparison_of(path)) is not None:
-        points = sorted({each.parent for each in path.glob("search/*/points/*/experiment.yaml")})
-        points += [comparison] if (comparison / "experiment.yaml").is_file() else []
-    elif is_study(path) or not (path / "experiment.yaml").is_file():  # what lies in a run's folder is another
-        points = sorted({each.parent for each in path.glob("*/*/experiment.yaml")})
-    if points:
-        return {"kind": "runs", "folder": str(path), "runs": [folder_status(point) for point in points]}
+    if runs := runs_in(path):
+        return {"kind": "runs", "folder": str(path), "runs": [folder_status(run) for run in runs]}
     if (path / "experiment.yaml").is_file():
         return folder_status(path)
     marks = sorted(["experiment.yaml", *declared("run_folders")])

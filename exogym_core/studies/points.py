@@ -325,7 +325,7 @@ def _point_of(sweep: Sweep, drawn: Mapping[str, Any]) -> Point:
         key: drawn[key] if isinstance(values, Range) else values[drawn[key]]
         for key, values in sweep.axes.items()
     }
-    return point | sweep.listed[drawn.get("points", 0)]
+    return {**point, **sweep.listed[drawn.get("points", 0)]}
 
 
 def _drawn(sweep: Sweep) -> Iterator[Point]:
