@@ -297,3 +297,14 @@ def test_failures_cost_synchronous_strategies_more() -> None:
         result = fit(strategy, **churn)
         done[name] = sum(result.compute_seconds)
     assert done["async"] > 1.2 * done["sync"]
+
+
+def test_servers_that_wait_for_nobody_end_under_background_traffic() -> None:
+    """The traffic went on for ever, and the run with it: 1e11 virtual seconds after a minute."""
+    weather = {"background": [{"from": "us.0", "to": "us.1", "rate": "5 Mbit/s"}]}
+    quiet, busy = (
+        fit(HALoSStrategy(H=2, lr=0.02, dylu=True), topology=TOPOLOGY | more, max_steps=13)
+        for more in ({}, weather)
+    )
+    assert len(busy.history) == len(quiet.history)
+    assert busy.virtual_seconds < 10
