@@ -246,3 +246,29 @@ def test_an_interrupted_plan_keeps_what_it_has(
     assert [row["name"] for row in json.loads(printed.out)["plans"]] == ["DiLoCo", "AllReduce", "DiLoCo"]
     assert json.loads(printed.out)["break_even"] == []
     assert "3 of 6 plans" in printed.err
+
+
+_FAILING = """
+from exogym_core.strategy.base import Strategy
+
+class Failing(Strategy):
+    def step(self):
+        raise ZeroDivisionError("division by zero")
+"""
+
+
+def test_a_strategy_that_fails_is_a_row_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others are planned, and exit code 0; where none is, the failure ends the command."""
+    (tmp_path / "of_mine.py").write_text(_FAILING)
+    path = tmp_path / "own.yaml"
+    strategies = SITES.replace("[AllReduce,", '["of_mine:Failing",')
+    path.write_text("task: digits\nmodel: {name: mlp, hidden: [32]}\ncompute: 50 ms" + strategies)
+    failed, planned = printed_rows(f"plan {path}", capsys)
+    assert failed["refused"] == "plan: of_mine:Failing: it fails: ZeroDivisionError: division by zero"
+    assert planned["steps"] == 4
+    assert main(["plan", str(path)]) == 0
+    assert f"not {failed['refused'].replace('plan', 'planned', 1)}" in capsys.readouterr().out
+    assert main(["plan", str(path), "--strategy", "of_mine:Failing"]) != 0
+    assert "ZeroDivisionError: division by zero" in capsys.readouterr().err

@@ -130,6 +130,7 @@ _COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "sent a worker and round": lambda row: (
         format_bytes(round(row["bytes_per_worker"])) + (" expected" if row["expected_bytes"] else "")
     ),
+    "coding": lambda row: "not charged" if row["coding"] == "not charged" else "-",
     "memory": lambda row: (
         format_bytes(row["memory_per_worker"]) + (" (too much)" if row["fits"] is False else "")
     ),

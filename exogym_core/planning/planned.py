@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
     from exogym_core.config import Settings
-    from exogym_core.strategy.base import Strategy
 
 __all__ = ["WAN_BANDWIDTH", "Request", "parse_dollars", "parse_tokens", "request_of", "trained_model"]
 
@@ -286,11 +285,6 @@ class Request:
             shares = ", ".join(f"{site} {share:.0%}" for site, share in utilisation.items())
             return f"flops at {shares} of {compute.device or 'each host'}'s peak"
         return compute.describe()
-
-    def strategies(self) -> list[tuple[str, Strategy]]:
-        """Strategies by label, newly built."""
-        experiment = self.experiment
-        return [(str(entry.label), experiment.build_strategy(entry)) for entry in experiment.strategies]
 
 
 def _model(
