@@ -78,15 +78,18 @@ def unique_labels(names: Sequence[tuple[str, str | None]]) -> list[str]:
 
 
 def visible(text: object, max_length: int = 200) -> str:
-    """`text` on one line without control characters or marks that turn the reading direction.
+    """`text` on one line, shortened in the middle, without control characters or marks that turn the reading direction.
 
-    >>> visible("a\\x1b[31mb\\u202ec")
-    'a\\\\x1b[31mb\\\\u202ec'
+    >>> visible("a\\x1b[31mb\\u202ec"), visible("DiLoCo with momentum 0.9", 15)
+    ('a\\\\x1b[31mb\\\\u202ec', 'DiLoCo...um 0.9')
     """
     plain = "".join(
         part if part.isprintable() else part.encode("unicode_escape").decode() for part in str(text)
     )
-    return plain if len(plain) <= max_length else f"{plain[: max_length - 3]}..."
+    if len(plain) <= max_length:
+        return plain
+    kept = (max_length - 3) // 2
+    return f"{plain[: max_length - 3 - kept]}...{plain[-kept:]}"
 
 
 def visible_text(text: str) -> str:

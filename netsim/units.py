@@ -168,17 +168,21 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A time in the unit that suits it, with four significant digits.
+    """A time in the unit that suits it, with four significant digits; from two minutes on in whole ones of two units.
 
     >>> format_seconds(0.03), format_seconds(5e-05), format_seconds(0), format_seconds(12.5)
     ('30 ms', '50 us', '0 s', '12.5 s')
-    >>> format_seconds(150), format_seconds(5400)
-    ('2.5 min', '1.5 h')
+    >>> format_seconds(154), format_seconds(120), format_seconds(5400), format_seconds(-200_000)
+    ('2 min 34 s', '2 min', '1 h 30 min', '-55 h 33 min')
     """
     if not math.isfinite(seconds) or seconds == 0:
         return f"{seconds:g} s"
     magnitude = abs(seconds)
-    scales = ((3600, "h"), (120, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "us"), (0.0, "ns"))
+    for least, unit, part, part_seconds in ((3600, "h", "min", 60), (120, "min", "s", 1)):
+        if magnitude >= least:
+            whole, rest = divmod(round(magnitude / part_seconds), 60)
+            return f"{'-' if seconds < 0 else ''}{whole} {unit}" + (f" {rest} {part}" if rest else "")
+    scales = ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (0.0, "ns"))
     unit = next(unit for least, unit in scales if magnitude >= least)
     return f"{_digits(seconds / float(_TIME.units[unit]))} {unit}"
 

@@ -185,7 +185,8 @@ def ranks(
 
 
 def torchrun(num_ranks: int, *arguments: str, max_restarts: int = 0) -> None:
-    """Become torchrun, whose ranks are executed: forks of its agent, which has threads, may hang."""
+    """Become torchrun's agent, whose ranks are executed: forks of it, which has threads, may hang."""
     options = ["--standalone", "--nproc-per-node", str(num_ranks), "--max-restarts", str(max_restarts)]
     os.environ["OMP_NUM_THREADS"] = "1"
-    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *options, *arguments])
+    agent = importlib.import_module("torch.distributed.run")
+    agent.main([*options, *arguments])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -12,6 +12,9 @@ from exogym_core.communicator import run_ranks
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from netsim import Topology
 from netsim.errors import BrokenCallError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CARRIERS: list[Any] = ["threads", {"kind": "processes", "processes": 2}]
 TOLD = tuple[str, float]
@@ -142,3 +145,68 @@ def test_an_ended_rank_is_a_closed_connection_for_calls_with_a_time_out() -> Non
     results = run_ranks(body, 3, star()).results  # type: ignore[arg-type]
     assert [text.rpartition(": ")[2] for text, _ in results[1:]] == ["Connection closed by peer"] * 2
     assert [at for _, at in results[1:]] == [0.0, 0.0]
+
+
+def told(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except BrokenCallError as error:
+        return str(error).rpartition(": ")[2]
+    return "done"
+
+
+def rank_2_gives_and_goes(comm: SimulatedCommunicator) -> dict[str, str]:
+    """Rank 2 gives what others need of it, and ends; these come later, and then need what it never gives."""
+    comm.call_seconds, ones = 50.0, torch.ones(1)
+    rank, given = comm.rank, torch.full((1,), float(comm.rank))
+    if rank == 2:
+        comm.broadcast(given, src=2)
+        comm.gather(given, dst=0)
+        return {}
+    comm.advance(5.0 + rank)
+    ends = {
+        "broadcast": told(lambda: comm.broadcast(given, src=2)),
+        "gather": told(lambda: comm.gather(given, dst=0)),
+    }
+    assert given == 2.0
+    to_other = (lambda: comm.send(ones, 1)) if rank == 0 else (lambda: comm.recv(ones, 0))
+    ends["message"] = told(to_other)
+    ends["all_reduce"] = told(lambda: comm.all_reduce(ones))
+    if rank == 0:
+        ends["message from 2"] = told(lambda: comm.recv(ones, 2))
+    ends["message after"] = told(to_other)
+    ends["again"] = told(lambda: comm.all_reduce(ones))
+    return ends
+
+
+@pytest.mark.parametrize("workers", CARRIERS)
+def test_an_ended_rank_breaks_only_calls_that_need_more_of_it(workers: Any) -> None:
+    """As gloo does: its connections to others are closed, and those between others are not."""
+    results = run_ranks(rank_2_gives_and_goes, 3, star(), workers=workers).results  # type: ignore[arg-type]
+    closed = "Connection closed by peer"
+    expected = {
+        "broadcast": "done",
+        "gather": "done",
+        "message": "done",
+        "all_reduce": closed,
+        "message after": "done",
+        "again": closed,
+    }
+    assert results[1] == expected
+    assert results[0] == expected | {"message from 2": closed}
+
+
+def ahead_of_the_ended(comm: SimulatedCommunicator, waits: bool) -> list[str]:
+    """Rank 0 posts a second call while the first one of rank 1 is on its way; rank 2 gives the first and ends."""
+    comm.call_seconds = 50.0
+    first = comm.broadcast(torch.ones(300_000), 2, async_op=True)
+    if comm.rank == 2:
+        return [told(first.wait)] if waits else []
+    calls = [first, comm.all_reduce(torch.ones(1), async_op=True)]
+    return [told(call.wait) for call in calls]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_ended_rank_leaves_calls_to_which_it_gave_its_part_in_order(waits: bool) -> None:
+    results = run_ranks(lambda comm: ahead_of_the_ended(comm, waits), 3, star()).results  # type: ignore[arg-type]
+    assert results == [["done", "Connection closed by peer"]] * 2 + [["done"] if waits else []]

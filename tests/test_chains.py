@@ -116,7 +116,7 @@ def test_error_feedback_helps_any_of_them(make: Any) -> None:
     class Coarse(Int8Codec):
         largest = 7
 
-        def _codes(self, levels: Tensor) -> Tensor:
+        def nearest(self, levels: Tensor) -> Tensor:
             return levels.round().clamp(-7, 7).to(torch.int8)
 
     exact = sum_of_displacements(make())

@@ -62,6 +62,13 @@ def test_messages_have_the_size_that_is_charged(name: str, num: int) -> None:
     assert len(got) == num
 
 
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_travels_in_either_half(name: str, dtype: torch.dtype) -> None:
+    values = torch.tensor([-1.5, 0.0, 96.0, math.inf], dtype=dtype)
+    assert torch.equal(through(named(name), values), values.float())
+
+
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=15)
 @given(num=st.integers(1, 2000), scale=st.sampled_from([1e-4, 1.0, 1e4]), offset=st.sampled_from([0.0, 3.0]))

@@ -38,7 +38,7 @@ def compiled() -> None:
 
 
 @pytest.mark.usefixtures("compiled")
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data(), protocol=st.sampled_from(PROTOCOLS))
 def test_compiled_and_interpreted_engines_agree_bit_by_bit(data: st.DataObject, protocol: Any) -> None:
     """Collectives, other transfers, and links that change or die for a while, on random networks."""

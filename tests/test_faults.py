@@ -81,11 +81,11 @@ def test_weather_after_the_end_is_named() -> None:
     background = [{"from": "a", "to": "b", "rate": "1 Mbit/s", "start": "0.9 h"}]
     traces = [{"link": ["b", "switch"], "bandwidth": [["1.5 h", "1 Mbit/s"]]}]
     world = star(events=events, background=background, traces=traces)
-    late = "traffic from a to b at 54 min, event of link a-switch at 1 h, trace of link b-switch at 1.5 h, 1 more"
+    late = "traffic from a to b at 54 min, event of link a-switch at 1 h, trace of link b-switch at 1 h 30 min, 1 more"
     assert netsim.flows(world, [ONE]).later_weather == late
     assert netsim.collective(world, "barrier").later_weather == late
     assert netsim.flows(world, [ONE, (3599.0, "a", "b", 1)]).later_weather == (
-        "event of link a-switch at 1 h, trace of link b-switch at 1.5 h, crash of host c at 2 h"
+        "event of link a-switch at 1 h, trace of link b-switch at 1 h 30 min, crash of host c at 2 h"
     )
     assert netsim.flows(world, [(3600.0 * 2, "a", "b", 0)]).later_weather is None
 

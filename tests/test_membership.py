@@ -150,6 +150,21 @@ def test_a_site_waiting_for_a_round_completed_before_a_restart_of_the_rendezvous
     assert (2, {"id": 3, "present": [[0, 1.0], [1, 1.0]], "group": ""}) in sent
 
 
+def test_a_site_that_comes_to_a_restarted_rendezvous_before_those_that_train_is_late() -> None:
+    """It waited for a begin of the run that nobody else took part in, for 600 s."""
+    sent: list[tuple[int, dict[str, Any]]] = []
+    members = Membership(2, "r", lambda site, message: sent.append((site, dict(message))))
+    members.arrive(0, "session 0", {"where": "host 0"}, 0.0)
+    join(members, 0, START, 1.0)
+    members.update(2.0)
+    assert sent == []
+    members.arrive(1, "session 1", {"where": "host 1", "has_begun": True, "newest": 12}, 2.5)
+    members.update(2.5)
+    assert sent == [(0, {"id": 1, "present": [], "group": ""})]
+    members.fetch(0, 5, {"at_least": 0, "without": []}, 2.6)
+    assert [message.get("number") for _, message in sent[1:]] == [12, 12], "one serves, the other downloads"
+
+
 def test_a_pending_round_outlives_the_begin_of_a_later_one() -> None:
     members, sent = members_of(2, has_begun=True, newest=12)
     join(members, 1, 13, 1.0)

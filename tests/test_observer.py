@@ -13,7 +13,7 @@ from worlds import chain_form
 
 from exogym_core.run.observer import Observer
 from exogym_core.run.snapshots import final_state
-from exogym_core.strategy import DiLoCoStrategy, SPARTAStrategy, Strategy
+from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy, SPARTAStrategy, Strategy
 from exogym_core.workers.journal import SpillBuffer
 from netsim.errors import InputError
 
@@ -25,6 +25,50 @@ def fit(strategy, model=None, **options):
     given = {"strategy": strategy, "num_nodes": 4, "max_steps": 8, "val_interval": 2}
     given |= {"topology": TOPOLOGY, "compute": {"fixed": "1 s", "jitter": 0.5}}
     return experiments.fit(model, samples(64), samples(64), **{**given, **options})
+
+
+class Restless(nn.Module):
+    """A model whose own code does something with its parameters at one of its forward passes in training."""
+
+    def __init__(self, does, at):
+        super().__init__()
+        self.part, self.late = nn.Linear(6, 1), nn.Parameter(torch.zeros(1), requires_grad=False)
+        self.does, self.at, self.num_passes = does, at, 0
+
+    def forward(self, batch):
+        self.num_passes += self.training
+        if self.training and self.num_passes == self.at:
+            self.does(self)
+        return (self.part(batch[0]) + self.late).square().mean()
+
+
+def replaces(model):
+    model.part.weight = nn.Parameter(model.part.weight.detach().clone())
+
+
+@pytest.mark.parametrize("at", [1, 4])
+@pytest.mark.parametrize(
+    ("does", "message"),
+    [
+        (replaces, r"replaces its parameter 'part\.weight' after"),
+        (
+            lambda model: model.register_parameter("more", nn.Parameter(torch.zeros(1))),
+            r"adds .*'more' after",
+        ),
+        (
+            lambda model: model.part.register_parameter("bias", None),
+            r"removes its parameter 'part\.bias' after",
+        ),
+        (lambda model: model.late.requires_grad_(True), r"sets requires_grad of its parameter 'late' after"),
+    ],
+    ids=["replaces", "adds", "removes", "unfreezes"],
+)
+def test_a_model_with_other_parameters_than_those_that_train_is_refused(does, message, at):
+    """The optimizer had the first ones, so that the model trained otherwise than in plain torch, or not at all."""
+    with pytest.raises(InputError, match=message):
+        experiments.fit(
+            Restless(does, at), samples(64), samples(64), strategy=FedAvgStrategy(H=8), max_steps=8
+        )
 
 
 class AsksForTheTime(Strategy):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from experiments import fitted, samples
@@ -11,6 +13,7 @@ from rich.console import Console
 from exogym_core import FitResult
 from exogym_core.results.progress import AnyProgress, PlainProgress, RunProgress, ending, progress_for
 from exogym_core.strategy import DiLoCoStrategy
+from exogym_core.studies.sweep import SweepProgress
 
 
 def fit(**options):
@@ -57,6 +60,20 @@ def test_runs_side_by_side_have_a_timer_each(monkeypatch: pytest.MonkeyPatch) ->
             for run in reversed(runs):
                 run.event({"kind": "step", "step": step, "train_loss": 1.0})
     assert [sum(line.startswith(f"{run.label}: step") for line in lines) for run in runs] == [18, 18]
+
+
+def test_names_that_begin_alike_stay_apart_however_long() -> None:
+    """Labels were cut at 40, 60 and 80 characters."""
+    names = [f"Streaming DiLoCo {'with an overlap of two steps ' * 4}and H={number}" for number in (10, 20)]
+    lines: list[str] = []
+    with PlainProgress(lines.append, lines.append) as progress:
+        assert len({progress.begin(name, 1, 1, 9).label for name in names}) == 2
+    lines.clear()
+    for name in names:
+        point = SweepProgress(lines.append, 2).point(0, {})
+        with patch("time.monotonic", return_value=time.monotonic() + 60):
+            point.begin(name, 1, 1, 9).event({"kind": "step", "step": 1, "train_loss": 1.0})
+    assert len(set(lines)) == 1 + 2  # the point's begin, and a step of each name
 
 
 def test_silence_can_be_had(capsys):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import hmac
 import json
+import re
+import time
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -41,6 +43,9 @@ def test_a_folder_tells_how_far_its_run_is_while_it_goes_on_and_afterwards(tmp_p
         run.event(row)  # of the same round
         other.event(row | {"step": 5, "train_loss": 2.0})
         text, document = status(folder.path), json.loads(status(folder.path, 0, "--json"))
+        run.event(row | {"step": 703, "train_loss": 0.125})  # shown a second after the last write
+        while "DiLoCo (2 of 3): step 703 of 900, loss 0.1250" not in status(folder.path):
+            time.sleep(0.05)
         folder.release()
         for name in ("step-00000600", ".step-00000650"):  # the second was not finished
             (folder.path / "checkpoints/DiLoCo" / name).mkdir(parents=True)
@@ -93,7 +98,7 @@ def test_a_rendezvous_reports_sites_present_and_waits() -> None:
         link.close()
     assert "  site 1: present, " in text
     assert ": step 700 of 900, loss 0.2500" in text
-    assert "  round 8: sites 1 have waited 0 s for a round's end; missing: 0" in text
+    assert re.search(r"  round 8: sites 1 have waited \d s for a round's end; missing: 0", text)
     assert document["runs"][0]["waits"][0]["for"] == [0]
 
 

@@ -270,8 +270,22 @@ def test_the_page_is_one_file_that_loads_nothing(tmp_path: Path, capsys: pytest.
     assert text.count('<figure class="static">') == 3, "against time, steps and bytes"
     assert not re.search(r"(?:src|href|srcset)=\"(?!data:image/png;base64,)", text)
     assert len(text) < 6e6
+
+
+def test_the_page_is_the_same_every_time_and_its_groups_are_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [
+        write_run(tmp_path / name, {"A": [1.0, 2.0]}, topology=NETWORK | {"name": name})
+        for name in ("a", "b")
+    ]
+    page = tmp_path / "page.html"
+    arguments = ["report", *map(str, folders), "--out", str(page)]
+    assert main(arguments) == 0
+    text = page.read_text()
+    capsys.readouterr()
     assert main([*arguments, "--json"]) == 0
-    assert page.read_text() == text, "the same every time"
+    assert page.read_text() == text
     document = json.loads(capsys.readouterr().out)
     assert {group["run"] for group in document["groups"]} == {"a", "b"}
     assert main(["report", str(folders[0]), "--group-by", "topology", "--out", str(page)]) == 0

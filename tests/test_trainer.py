@@ -472,7 +472,7 @@ def test_forked_ranks_inherit_what_optimizers_import() -> None:
     """Importing torch's compiler takes a second and more, so no child may do it by itself."""
     script = """
 import sys, torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 from exogym_core import Trainer
 from exogym_core.strategy import AllReduceStrategy
 

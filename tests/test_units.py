@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,9 @@ def test_the_same_time_in_any_unit_is_the_same_number(milliseconds: int) -> None
 @given(st.floats(1e-3, 1e15))
 def test_printed_quantities_read_back(value: float) -> None:
     assert parse_bits_per_second(format_bits_per_second(value)) == pytest.approx(value, rel=1e-3, abs=1e-3)
-    assert parse_seconds(format_seconds(value)) == pytest.approx(value, rel=1e-3)
+    # Long times are in whole units: `2 min 34 s`.
+    parts = re.findall(r"\d\S* \w+", format_seconds(value))
+    assert sum(map(parse_seconds, parts)) == pytest.approx(value, rel=1e-3 if value < 120 else 1e-2)
     assert parse_bytes(format_bytes(round(value))) == pytest.approx(round(value), rel=1e-3)
 
 

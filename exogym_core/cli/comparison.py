@@ -217,7 +217,7 @@ class _Comparison:
             if run.is_dropped:
                 continue
             run.progress = self.listener.begin(run.title, run.number, num_runs, settings.steps)
-            run.job = Job(visible(run.title, 40), run.train, run)
+            run.job = Job(visible(run.title), run.train, run)
             self._started.append(run)
             yield run.job
 
@@ -248,7 +248,7 @@ class _Comparison:
             if other.label == run.label:
                 other.drop()
         run.fail(error)  # writes the summary, without those
-        line = f"{visible(run.label, 40)} failed: {first_line(error)}; the others continue"
+        line = f"{visible(run.label)} failed: {first_line(error)}; the others continue"
         warnings.warn(line, UserWarning, stacklevel=2)
         if len(self._failures) == len(strategies):
             raise self._failures[0]
@@ -433,7 +433,7 @@ def report_finished_runs(experiment: Experiment, folder: RunFolder) -> list[str]
         mark = mark_of_folder(folder.path / "checkpoints" / file_name(name))
         reason = "it keeps no checkpoints" if mark is None else report_finished(mark)
         if reason:
-            lines.append(f"could not report to other sites that {visible(label, 40)} is finished: {reason}")
+            lines.append(f"could not report to other sites that {visible(label)} is finished: {reason}")
     return lines
 
 

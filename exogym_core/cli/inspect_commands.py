@@ -24,7 +24,7 @@ from exogym_core.cli.common_options import debug_flag, given, plain_json, takes
 from exogym_core.names import visible
 from netsim import Stoppable
 from netsim.errors import InputError, unknown_name
-from netsim.units import format_count
+from netsim.units import format_count, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -377,7 +377,7 @@ class _Progress:
         seconds = time.monotonic() - self._start
         if not self._is_live and seconds < _SECONDS_TO_FIRST_LINE:
             return
-        line = f"check: {law} ({position} of {count}), {seconds:.0f} s"
+        line = f"check: {law} ({position} of {count}), {format_seconds(round(seconds))}"
         click.echo(f"\r{line:<40}" if self._is_live else line, nl=not self._is_live, err=True)
         self._shown = True
 

@@ -205,7 +205,7 @@ def validate(file: Path, as_json: bool) -> None:
         ):
             each.check_runs()
         unseen = _build_shipped(experiment)
-        names = ", ".join(visible(entry.label, 40) for entry in experiment.strategies)
+        names = ", ".join(visible(entry.label) for entry in experiment.strategies)
         line = (
             f"experiment of {format_count(experiment.settings.workers.count, 'worker')} with {names}{unseen}"
         )

@@ -198,7 +198,7 @@ def _shown(experiment: Experiment, folder: RunFolder, *, progress: bool = True) 
 
 
 def _exit_if_failed(entries: Sequence[Mapping[str, Any]]) -> None:
-    failed = [visible(entry["name"], 40) for entry in entries if entry.get("failed")]
+    failed = [visible(entry["name"]) for entry in entries if entry.get("failed")]
     if failed:
         count = f"{len(failed)} of {format_count(len(entries), 'strategy')}"
         click.echo(f"error: {count} failed: {', '.join(failed)} (see above)", err=True)
@@ -442,7 +442,7 @@ def run(asked: RunArguments, strategy: str | None, trace: bool) -> None:
     if strategy is not None:
         loaded = loaded.only(strategy)
     elif len(loaded.strategies) > 1:
-        names = ", ".join(visible(entry.label, 40) for entry in loaded.strategies)
+        names = ", ".join(visible(entry.label) for entry in loaded.strategies)
         raise InputError(
             f"{visible(asked.experiment)}: has several strategies: add --strategy with one of {names}, "
             "or use: netgym compare"

@@ -118,7 +118,7 @@ def _progress(
     if eta is not None:
         words.append(f"ETA {format_seconds(round(eta))}")
     if silent > _SILENT_SECONDS:
-        words.append(f"no step for {silent:.0f} s")
+        words.append(f"no step for {format_seconds(round(silent))}")
     return ", ".join(words)
 
 
@@ -129,9 +129,7 @@ def _run_lines(found: Mapping[str, Any]) -> list[str]:
         loss = "" if each["final_loss"] is None else f", final loss {format_loss(each['final_loss'])}"
         absent = len(each["dropped_peers"])
         absences = f", {format_count(absent, 'absence')} (dropped_peers)" if absent else ""
-        lines.append(
-            f"  {visible(each['name'], 40)}: {each['state']} after step {each['steps']}{loss}{absences}"
-        )
+        lines.append(f"  {visible(each['name'])}: {each['state']} after step {each['steps']}{loss}{absences}")
     first = found["now"]
     for now in () if first is None else (first, *first.get("others", ())):
         is_running = found["state"] == "running"
@@ -142,7 +140,7 @@ def _run_lines(found: Mapping[str, Any]) -> list[str]:
             f", virtual time {format_seconds(now['virtual_seconds'])}" if now.get("virtual_seconds") else ""
         )
         peers = f", {format_count(now['num_peers'], 'worker')} in this round" if "num_peers" in now else ""
-        lines.append(f"  {visible(now['strategy'], 40)}{which}: {progress}{clock}{peers}")
+        lines.append(f"  {visible(now['strategy'])}{which}: {progress}{clock}{peers}")
         lines += _absence_lines(now.get("dropped_peers", ()))
     if found["state"] == "stopped":
         kept = found.get("checkpoint")
@@ -191,7 +189,7 @@ def _rendezvous_lines(found: Mapping[str, Any]) -> list[str]:
         for wait in run["waits"]:
             whom = ", ".join(map(str, wait["for"])) or "none"
             names = ", ".join(map(str, wait["sites"])) or "none yet"
-            waited = f"{wait['seconds']:.0f} s {wait['where']}"
+            waited = f"{format_seconds(round(wait['seconds']))} {wait['where']}"
             lines.append(f"  round {wait['round']}: sites {names} have waited {waited}; missing: {whom}")
         lines += [f"  sites {one} and {other} do not reach each other" for one, other in run["broken"]]
     return lines
@@ -203,7 +201,9 @@ def _site(pulse: Mapping[str, Any], steps: int | None) -> str:
     if pulse.get("step"):
         eta = None if pulse["has_ended"] else _eta(pulse, steps)
         line += f": {_progress(pulse['step'], steps, pulse.get('loss'), eta)}"
-    return line if pulse["has_ended"] else f"{line}, last message {pulse['silent']:.0f} s ago"
+    return (
+        line if pulse["has_ended"] else f"{line}, last message {format_seconds(round(pulse['silent']))} ago"
+    )
 
 
 def _eta(pulse: Mapping[str, Any], steps: int | None) -> float | None:
@@ -213,7 +213,7 @@ def _eta(pulse: Mapping[str, Any], steps: int | None) -> float | None:
 
 
 def _group_lines(found: Mapping[str, Any]) -> list[str]:
-    strategy = f", {visible(found['strategy'], 40)}" if found.get("strategy") else ""
+    strategy = f", {visible(found['strategy'])}" if found.get("strategy") else ""
     lines = [f"torchrun {found['address']}: {format_count(found['num_ranks'], 'rank')}{strategy}"]
     for each in found["ranks"]:
         progress = _progress(each["step"], found.get("steps"), each["loss"], _eta(each, found.get("steps")))

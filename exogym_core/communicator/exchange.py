@@ -359,6 +359,7 @@ class Exchange:
         self._exited: set[int] = set()
         self.stored: dict[tuple[Hashable, Hashable], tuple[Tensor, ...]] = {}
         self._broken: set[Hashable] = set()
+        self._undone: set[Key] = set()
 
     def put(self, part: Part) -> Slot:
         """Post one member's part; members whose dependencies are met have their values, all with the last part."""
@@ -370,7 +371,7 @@ class Exchange:
         slot.signatures[member] = signature
         slot.inputs[member] = tensors
         slot.missing.discard(ranks[member])
-        if self._broken and group_of(key.group) in self._broken:
+        if key in self._undone or (self._broken and group_of(key.group) in self._broken):
             self._fail(slot)
             return slot
         # A message to oneself has two members and one rank.
@@ -426,6 +427,12 @@ class Exchange:
         self._broken.add(group)
         for slot in [slot for slot in self._slots.values() if group_of(slot.key.group) == group]:
             self._fail(slot)
+
+    def break_call(self, key: Key) -> None:
+        """End one call without values, for those that wait for members and those that post it from now on."""
+        self._undone.add(key)
+        if key in self._slots:
+            self._fail(self._slots[key])
 
     def _fail(self, slot: Slot) -> None:
         del self._slots[slot.key]

@@ -65,7 +65,7 @@ def placement_text(workers: Mapping[str, int]) -> str:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    return visible(row["name"], 40)
+    return visible(row["name"])
 
 
 def _round(row: Mapping[str, Any]) -> str:

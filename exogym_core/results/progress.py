@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, contextmanager
@@ -142,9 +143,10 @@ class RunProgress:
         """Show and log how the run ended; empty `words` show and log nothing."""
         self._display.end(self, words)
 
-    def line(self, row: Mapping[str, Any]) -> str:
-        """Label, step, loss and virtual time on one line."""
-        return f"{self.label}: step {row['step']} of {self.status['steps']}, {_loss_and_time(row)}"
+    def line(self, row: Mapping[str, Any], left: float | None) -> str:
+        """Label, step, loss, virtual time and time left on one line."""
+        ending = "" if left is None else f", ETA {format_seconds(round(left))}"
+        return f"{self.label}: step {row['step']} of {self.status['steps']}, {_loss_and_time(row)}{ending}"
 
 
 _STATUS_FILE = ".status.json"
@@ -168,8 +170,12 @@ class AnyProgress(AbstractContextManager["AnyProgress"], ABC):
         self._status_path = None if folder is None else folder / _STATUS_FILE
         self._runs: list[RunProgress] = []
         self._written = 0.0
+        self._next_write: threading.Timer | None = None
 
     def __exit__(self, *exception: object) -> None:
+        if self._next_write is not None:
+            self._next_write.cancel()
+            self._next_write.join()
         if self._status_path is not None:
             with contextlib.suppress(OSError):
                 self._status_path.unlink()
@@ -197,13 +203,24 @@ class AnyProgress(AbstractContextManager["AnyProgress"], ABC):
             self.write_status(at_once=True)
 
     def write_status(self, *, at_once: bool) -> None:
-        """Write the status file, `at_once` or where it was not written for a second."""
-        now = time.time()
-        if self._status_path is not None and (at_once or now >= self._written + _SECONDS_BETWEEN):
-            self._written = now
-            first, *others = (run.status for run in self._runs)
-            with contextlib.suppress(OSError, ValueError):  # a full disk is reported by the results
-                write_whole(self._status_path, json.dumps(first | ({"others": others} if others else {})))
+        """Write the status file, `at_once` or a second after its last write at the earliest."""
+        wait = self._written + _SECONDS_BETWEEN - time.time()
+        if self._status_path is None:
+            return
+        if at_once or wait <= 0:
+            self._write_status(self._status_path)
+        elif self._next_write is None or not self._next_write.is_alive():
+            # Steps of a whole round come at once where ranks are apart: the last of them is to be seen until the next.
+            self._next_write = threading.Timer(wait, self._write_status, [self._status_path])
+            self._next_write.daemon = True
+            self._next_write.start()
+
+    def _write_status(self, path: Path) -> None:
+        self._written = time.time()
+        # A full disk is reported by the results; no run is under way.
+        with contextlib.suppress(OSError, ValueError):
+            first, *others = [dict(run.status) for run in list(self._runs)]
+            write_whole(path, json.dumps(first | ({"others": others} if others else {})))
 
     @abstractmethod
     def _show(self, run: RunProgress, line: str) -> None:
@@ -238,7 +255,7 @@ class PlainProgress(AnyProgress):
 
     def _step(self, run: RunProgress, row: Mapping[str, Any], left: float | None) -> None:
         if run.is_due(_SECONDS_BETWEEN_LINES):
-            self._write(run.line(row) + ("" if left is None else f", ETA {format_seconds(round(left))}"))
+            self._write(run.line(row, left))
 
     def _finish(self, run: RunProgress, words: str) -> None:
         if words:
@@ -294,7 +311,7 @@ class NotebookProgress(AnyProgress):
 
     def _step(self, run: RunProgress, row: Mapping[str, Any], left: float | None) -> None:
         if run.is_due(_SECONDS_BETWEEN_BARS):
-            run.view.update(_cell(run, row["step"], run.line(row)))
+            run.view.update(_cell(run, row["step"], run.line(row, left)))
 
     def _finish(self, run: RunProgress, words: str) -> None:
         if words:

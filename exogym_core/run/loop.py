@@ -206,6 +206,7 @@ class Loop(Role):
     _payload_then: int = field(default=-1, init=False)  # payload bytes sent when ranks were last together
     _trial: StateTrial | None = field(default=None, init=False)
     _is_tried: bool = field(default=False, init=False)
+    _is_forwarded: bool = field(default=False, init=False)  # the model, for the first time
 
     def __post_init__(self) -> None:
         if self.checkpoints.every is not None:
@@ -312,6 +313,8 @@ class Loop(Role):
         context = self._context(step)
 
         def announce(loss: float) -> None:
+            if not self._is_forwarded:
+                self._is_forwarded = bool(self.snapshots.parameters())
             place = self.participation.announced(self.local_step)
             if place is not None:
                 self.comm.mark({"announced": {**self._row(loss, step.samples, learning_rate), **place}})

@@ -212,6 +212,8 @@ class Snapshots(Stateful):
         _check_judged(strategy)
         self._comm, self._model, self._strategy, self._evaluations = comm, model, strategy, evaluations
         self._participation = Participation(strategy, comm)
+        self._trained = {name: value.requires_grad for name, value in model.named_parameters()}
+        self._objects = {name: id(value) for name, value in model.named_parameters()}
         self._version = 0
         self._born: int | None = 0  # the step that brought that version about; None: the end
         self._given = -1  # the newest version that has been deposited
@@ -297,7 +299,7 @@ class Snapshots(Stateful):
             present = here if what else []
         if self._comm.rank not in present:
             return
-        parameters = dict(self._model.named_parameters())
+        parameters = self.parameters()
         buffers = {
             name: value for name, value in named_tensors(self._model).items() if name not in parameters
         }
@@ -325,6 +327,28 @@ class Snapshots(Stateful):
             "extra": self._extra() if is_first and "final" in what else {},
         }
         self._comm.deposit(note, tensors)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The model's parameters.
+
+        Raises:
+            InputError: they are not those with which the strategy was set up, which it still updates.
+        """
+        found = dict(self._model.named_parameters())
+        objects, name = self._objects, type(self._model).__name__
+        if {each: id(value) for each, value in found.items()} != objects:
+            odd = next(each for each in [*objects, *found] if id(found.get(each)) != objects.get(each))
+            what = "adds" if odd not in objects else "replaces" if odd in found else "removes"
+            raise InputError(
+                f"{name}: the model {what} its parameter {odd!r} after training has begun, which no optimizer would "
+                "notice: create parameters in __init__ and change their values in place"
+            )
+        if late := [each for each, value in found.items() if value.requires_grad > self._trained[each]]:
+            raise InputError(
+                f"{name}: the model sets requires_grad of its parameter {late[0]!r} after training has begun, which no "
+                "optimizer would notice: set it before"
+            )
+        return found
 
     def _site(self) -> list[int]:
         """The ranks of this rank's site, where members change."""

@@ -188,6 +188,10 @@ class PendingRounds:
         self._send(site, {"id": question, "present": present, "group": ""})
 
     def _update_round(self, meeting: RoundMeeting, now: float) -> None:
+        if meeting.number == START and not meeting.is_settled:
+            # A site came before those that train had reconnected to a restarted rendezvous: it is late.
+            for site in [site for site in meeting.questions if self._somebody_has_state(site, now)]:
+                self._answer_late(site, meeting.questions.pop(site), self.present)
         if not meeting.is_settled and START < meeting.number < self._members.newest:
             # Completed by members that met before this rendezvous was restarted.
             meeting.is_settled, meeting.members = True, self.present

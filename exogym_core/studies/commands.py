@@ -224,7 +224,7 @@ def _show_sweep(study: Study, *, as_json: bool) -> None:
         return
     rows: list[Sequence[str]] = []
     for entry in study.entries[:_ROWS]:
-        rows += _cells(entry, visible(point_text(entry["point"]), 60))
+        rows += _cells(entry, visible(point_text(entry["point"])))
     _print_table(("point", "strategy", "final loss", "to target", "wan"), rows)
     console = stdout()
     if len(study.entries) > _ROWS:
@@ -245,7 +245,7 @@ def _cells(entry: Mapping[str, Any], point: str) -> Iterator[tuple[str, ...]]:
         to_target = _time(strategy.get("virtual_seconds_to_target"))
         yield (
             "" if position else point,
-            visible(strategy["name"], 40),
+            visible(strategy["name"]),
             _loss(strategy.get("final_loss")),
             "not held" if strategy.get("target") == "touched" else to_target,
             format_bytes(strategy.get("wan_bytes") or 0) if has_time else "",
@@ -335,7 +335,7 @@ def _show_tuning(tuning: Tuning, *, as_json: bool) -> None:
     click.echo(f"Best of each strategy{so_far} on tuning seeds {', '.join(map(str, tuning.tuning_seeds))}:")
     rows = [
         (
-            visible(each.strategy, 40),
+            visible(each.strategy),
             _point_cell(each),
             _time(each.virtual_seconds_to_target),
             _loss(each.final_loss),

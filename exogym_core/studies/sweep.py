@@ -270,7 +270,7 @@ def _result_line(entries: Sequence[Mapping[str, Any]]) -> str:
     words = []
     for entry in entries:
         loss, seconds = entry.get("final_loss"), entry.get("virtual_seconds_to_target")
-        text = str(visible(entry["name"], 40))
+        text = str(visible(entry["name"]))
         if loss is not None:
             text += f" {loss:.4g}"
         if seconds is not None and entry.get("target") == "held":
@@ -343,7 +343,7 @@ class PointProgress:
     def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> PointProgress:
         """Note the run of the point that begins."""
         self._run, self._runs, self._steps = position, num_strategies, num_steps
-        self._label = visible(label, 40)
+        self._label = visible(label)
         return self
 
     def event(self, row: Mapping[str, Any]) -> None:

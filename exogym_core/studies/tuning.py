@@ -351,7 +351,7 @@ class Tuning:
         with runner_at(on, None, jobs) as runner:
             for number, label in enumerate(self._plan.spaces):
                 study = self._plan.study(number, self.folder.make_folder(SEARCH) / file_name(label))
-                name = visible(label, 40)
+                name = visible(label)
                 if not study.entries:
                     write(f"{name}: {self._plan.describe(label, study)}")
                 try:
@@ -487,7 +487,7 @@ def _values(values: Any) -> str:
 
 
 def _line(chosen: Chosen) -> str:
-    label = visible(chosen.strategy, 40)
+    label = visible(chosen.strategy)
     if not chosen.point:
         return f"{label}: every point failed ({chosen.num_failed} of {chosen.num_points}): left out of the comparison"
     edges = "".join(f"; {line}" for line in chosen.edges)

@@ -14,6 +14,7 @@ from netsim.annexes import annex_entries, load_reference
 from netsim.cli.signals import NOTHING_FINISHED, Interruption
 from netsim.errors import InputError, NetsimError, unknown_name
 from netsim.files.plain_files import is_written_in_place, output_file
+from netsim.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -281,7 +282,7 @@ class DelayedProgress:
             done = "" if task.total is None else f", {task.completed:.0f} of {task.total:.0f} done"
             line, elapsed = f"{task.description}{done}", task.elapsed or 0.0
             if line != printed or elapsed >= due:  # an unchanged line comes at twice the time of the last one
-                text = f"{line}, {elapsed:.0f} s"
+                text = f"{line}, {format_seconds(round(elapsed))}"
                 self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
                 printed, due = line, 2 * elapsed
             self._is_over.wait(every)

@@ -54,6 +54,17 @@ class _InFlight:
     alarms: dict[int, tuple[float, simpy.Event]] = field(default_factory=dict)  # rank -> when its time is up
     late: set[int] = field(default_factory=set)  # ranks whose time was up
 
+    def is_given(self, rank: int) -> bool:
+        """True if the others need no more of this rank: it is over for it, or only its sending is under way."""
+        call, member = self.call, self.call.ranks.index(rank)
+        if call.op == "sendrecv":
+            sends_on = len(self.members) == len(call.ranks)
+        else:
+            sends_on = member in self.members and needs_nobody(
+                call.op, member == call.root, not call.num_bytes
+            )
+        return sends_on or rank in self.done_at
+
     def description(self) -> str:
         """Describe the call; after a colon its ranks, and those that have not come."""
         ranks, op = self.call.ranks, self.call.op
@@ -182,7 +193,8 @@ class Calls:
         if post.key.group in self._dissolved:
             return
         if self._broken and group_of(post.key.group) in self._broken:
-            self._undone[post.key] = None
+            self._undone.setdefault(post.key)
+        if post.key in self._undone:
             return
         flight = self._in_flight.get(post.key)
         if flight is None:
@@ -199,8 +211,8 @@ class Calls:
             flight.posted_at[rank] = self._clock.now
         if post.seconds < math.inf:
             self._give(post.seconds, post.key, flight, rank)
-            if not self._gone.isdisjoint(flight.call.ranks):
-                self._break(group_of(post.key.group))
+            if self._needs_ended(flight):
+                self._break_call(post.key, flight)
                 return
         if flight.call.op == "sendrecv":  # messages do not queue behind collectives
             self._post_message(flight, post)
@@ -312,17 +324,30 @@ class Calls:
         self._broken.add(group)
         flights = self._take_off(lambda key: group_of(key.group) == group)
         for key, flight in flights:
-            self._undone[key] = flight
-            if isinstance(key.group, Lane):
-                self._is_received(key)
-            for rank, (instant, alarm) in flight.alarms.items():
-                self._clock.cancel(alarm)
-                if instant <= self._clock.now:  # report all whose time-out is at this instant
-                    flight.late.add(rank)
-            flight.alarms.clear()
+            self._set_undone(key, flight)
         self._sink.broken(group)
         for key, flight in flights:
             self._end(key, flight)
+
+    def _break_call(self, key: Key, flight: _InFlight) -> None:
+        """End one call undone, at this instant: an ended rank does not give its part. Bytes under way are delivered."""
+        del self._in_flight[key]
+        flight.is_off = True
+        for rank in dict.fromkeys(flight.call.ranks):
+            self._leave_lane(key, flight, rank)
+        self._set_undone(key, flight)
+        self._sink.undone(key)
+        self._end(key, flight)
+
+    def _set_undone(self, key: Key, flight: _InFlight) -> None:
+        self._undone[key] = flight
+        if isinstance(key.group, Lane):
+            self._is_received(key)
+        for rank, (instant, alarm) in flight.alarms.items():
+            self._clock.cancel(alarm)
+            if instant <= self._clock.now:  # report all whose time-out is at this instant
+                flight.late.add(rank)
+        flight.alarms.clear()
 
     def lose(self, group: Hashable) -> bool:
         """Break a group whose connection is given up, if a member has given its calls a time-out."""
@@ -333,15 +358,16 @@ class Calls:
         return True
 
     def gone(self, rank: int) -> None:
-        """Break groups whose calls have a time-out and wait for a rank that has ended."""
+        """End undone the calls with a time-out to which a rank that has ended has not given its part."""
         self._gone.add(rank)
-        left = [
-            group_of(key.group)
-            for key, flight in self._in_flight.items()
-            if flight.alarms and rank in flight.call.ranks and rank not in flight.done_at
-        ]
-        for group in dict.fromkeys(left):
-            self._break(group)
+        for key, flight in list(self._in_flight.items()):
+            if self._needs_ended(flight):
+                self._break_call(key, flight)
+
+    def _needs_ended(self, flight: _InFlight) -> bool:
+        """True if a call with a time-out needs more of a rank that has ended than its post."""
+        ended = self._gone.intersection(flight.call.ranks) if flight.alarms else ()
+        return not all(flight.is_given(rank) for rank in ended)
 
     def ending(self, rank: int, key: Key) -> CallEnding:
         """End of a call that the rank has waited for."""
@@ -372,16 +398,19 @@ class Calls:
             self._in_flight.pop(key, None)
             # These refer to the flight, too: a cycle that would be left to the garbage collector.
             flight.enter, flight.cancel = _ignore, _nothing
-        if flight.call.op == "sendrecv":
+        if flight.call.op != "sendrecv":
+            self._leave_lane(key, flight, rank)
+
+    def _leave_lane(self, key: Key, flight: _InFlight, rank: int) -> None:
+        """Take a collective that is over for the rank out of its queue, and enter the next that is due."""
+        lane = self._lanes.get((key.group, rank), deque())
+        place = next((place for place, (each, _) in enumerate(lane) if each is flight), len(lane))
+        if place == len(lane):
             return
-        lane = self._lanes[key.group, rank]
-        if lane[0][0] is flight:
-            lane.popleft()
-        else:
-            lane.remove(next(entry for entry in lane if entry[0] is flight))
+        del lane[place]
         if not lane:
             del self._lanes[key.group, rank]
-        elif len(lane) >= self._width:
+        elif place < self._width <= len(lane):
             following, post = lane[self._width - 1]
             following.enter(post.member, post.call)
 

@@ -215,7 +215,10 @@ class RankSink:
         """Note that a message is taken back, before its sender is answered."""
 
     def broken(self, group: Hashable) -> None:
-        """Note that a group's calls have ended undone, after a member's time-out or end."""
+        """Note that a group's calls have ended undone, after a member's time-out."""
+
+    def undone(self, key: Key) -> None:
+        """Note that a call has ended undone, after a member's end."""
 
     def outdated(self, group: Hashable, numbers: Collection[int]) -> None:
         """Keep only these numbers of a group's published state: the newest, and older ones in flight."""

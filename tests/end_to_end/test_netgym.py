@@ -112,6 +112,7 @@ class TestCompare:
         self.check_metrics(folder)
 
         page, before = (folder / "report.html").read_text(), results_of(folder)
+        assert "outages, crashes, traces" not in page
         (folder / "report.html").unlink()
         (folder / "plots" / "loss_against_time.png").unlink()
         assert netgym.run("report", folder) == folder

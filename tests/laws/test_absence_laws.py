@@ -162,7 +162,7 @@ def test_if_all_are_away_they_continue_when_the_first_is_back() -> None:
     ),
     st.sampled_from(["ideal", "linux-tcp", "gloo"]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12)
 def test_every_run_ends_and_reports_the_sites_present(events: list[dict[str, Any]], protocol: str) -> None:
     result = end_of(events, protocol)
     if isinstance(result, DeadlockError):

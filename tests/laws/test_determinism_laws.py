@@ -94,7 +94,7 @@ def test_names_of_hosts_do_not_matter_where_ranks_are_placed(
 
 
 @given(programs, protocols, st.integers(0, 1000))
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_real_speed_does_not_matter(ops: list[str], protocol: str, seed: int) -> None:
     def run(workers: Any, dawdle: bool) -> list[float]:
         def body(comm: Communicator) -> Any:

@@ -98,7 +98,7 @@ def plain(value: Any) -> Any:
 
 
 @given(programs, st.sampled_from((1, 2, 3)))
-@settings(max_examples=12)
+@settings(max_examples=6)
 def test_threads_and_processes_give_the_same_bits(program: list[Step], processes: int) -> None:
     assert digest(run(program, {"kind": "processes", "processes": processes})) == digest(run(program))
 

@@ -311,6 +311,10 @@ class Simulation(RankSource, RankSink):
         """End the group's calls in the exchange."""
         self.exchange.break_group(group)
 
+    def undone(self, key: Key) -> None:
+        """End the call in the exchange."""
+        self.exchange.break_call(key)
+
     def outdated(self, group: Hashable, numbers: Collection[int]) -> None:
         """Forget published state that no rank can fetch."""
         self.exchange.forget(group, numbers)

@@ -158,7 +158,7 @@ def _of(result: StrategyResult, position: int, most: int) -> dict[str, Any]:
     }
     first = result.runs[0] if result.runs else None
     return {
-        "name": visible(result.name, 60) + result.state,
+        "name": visible(result.name) + result.state,
         "colour": COLOURS[position % len(COLOURS)],
         "dash": [[], [8, 4], [2, 3]][position // len(COLOURS) % 3],
         "shown": position < _SHOWN_FIRST,

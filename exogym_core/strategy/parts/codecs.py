@@ -12,19 +12,23 @@ from torch import Tensor
 from netsim.errors import unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from exogym_core.communicator.base import Communicator, Traffic
     from exogym_core.cost.compute import Coding
 
 __all__ = [
     "CODECS",
+    "AveragersPieces",
+    "BlockCodec",
     "Blockwise8BitCodec",
     "CastCodec",
     "ChargedCodec",
     "Codec",
     "E3M0Codec",
+    "HeadedCodec",
     "Int8Codec",
+    "PiecewiseCodec",
     "Quantile8BitCodec",
     "ScaledFloat16Codec",
     "Uniform8BitCodec",
@@ -33,7 +37,11 @@ __all__ = [
     "codec_name",
     "codec_named",
     "coding_report",
+    "in_rows",
+    "pack",
+    "packed_bytes",
     "read_as",
+    "unpack",
 ]
 
 
@@ -61,7 +69,7 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, message: Tensor, num_values: int) -> Tensor:
-        """The `num_values` values that `message` stands for, in fp32."""
+        """The `num_values` values that `message` stands for, in fp32 (or wider, where they travel so)."""
 
     @abstractmethod
     def encoded_bytes(self, num_values: int) -> int:
@@ -72,23 +80,24 @@ class Codec(ABC):
         return _SizesAlone(self) if device.type == "meta" else self
 
 
-class _SizesAlone(Codec):
-    """Sizes of a codec's messages, without values to encode."""
+class _WrappedCodec(Codec):
+    """Codec whose messages are another's."""
 
     def __init__(self, codec: Codec) -> None:
-        self.codec, self.name, self.limit = codec, codec.name, codec.limit
+        self.codec, self.name, self.limit = codec, codec_name(codec), codec.limit
+
+    def encoded_bytes(self, num_values: int) -> int:
+        return self.codec.encoded_bytes(num_values)
+
+
+class _SizesAlone(_WrappedCodec):
+    """Sizes of a codec's messages, without values to encode."""
 
     def encode(self, values: Tensor) -> Tensor:
-        """Empty message of the codec's size."""
         return values.new_empty(self.encoded_bytes(len(values)), dtype=torch.uint8)
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
-        """Empty values in fp32."""
         return message.new_empty(num_values, dtype=torch.float32)
-
-    def encoded_bytes(self, num_values: int) -> int:
-        """Size of the codec's message."""
-        return self.codec.encoded_bytes(num_values)
 
 
 class CastCodec(Codec):
@@ -99,60 +108,139 @@ class CastCodec(Codec):
 
     def encode(self, values: Tensor) -> Tensor:
         """Clamp finite values to the dtype's range, and cast."""
-        held = values.clamp(-self.limit, self.limit)
+        limit = min(self.limit, torch.finfo(values.dtype).max)
+        held = values.clamp(-limit, limit)
         return values.where(values.isinf(), held).to(self.dtype).view(torch.uint8)
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
-        """Cast back to fp32."""
-        return read_as(message, self.dtype).float()
+        """Cast back, to fp32 at least."""
+        return read_as(message, self.dtype).to(torch.promote_types(self.dtype, torch.float32))
 
     def encoded_bytes(self, num_values: int) -> int:
         """Two bytes a value for fp16 and bf16."""
         return num_values * self.dtype.itemsize
 
 
-class _BlockCodec(Codec):
-    """Codec of a byte per value, and an fp32 scale per block: its largest absolute value over `largest`."""
+# --- a head, and a code for each value -----------------------------------------------------------------------
 
-    largest: float
+_WHOLE_BYTES = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32}
+
+
+def in_rows(values: Tensor, width: int) -> Tensor:
+    """Flat `values` in rows of `width`, the last one filled with zeros."""
+    return torch.nn.functional.pad(values, (0, -len(values) % width)).view(-1, width)
+
+
+def packed_bytes(num_codes: int, bits: int) -> int:
+    """Size of so many codes of `bits` bits each: the last byte is filled up."""
+    return -(-num_codes * bits // 8)
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """`codes` (1-D, integers from 0 to below `2 ** bits`) as flat uint8, the lowest bit of the first code first.
+
+    >>> pack(torch.tensor([1, 2, 3]), 12).tolist()
+    [1, 32, 0, 3, 0]
+    """
+    if bits in _WHOLE_BYTES:
+        return codes.to(_WHOLE_BYTES[bits]).view(torch.uint8)
+    of_code, of_byte = _places(bits, codes.device)
+    words = (in_rows(codes.to(of_code.dtype), len(of_code)) << of_code).sum(1, dtype=of_code.dtype)
+    return (words[:, None] >> of_byte & 255).to(torch.uint8).view(-1)[: packed_bytes(len(codes), bits)]
+
+
+def unpack(message: Tensor, bits: int, num_codes: int) -> Tensor:
+    """The `num_codes` codes that were packed into `message`, as integers of some width.
+
+    >>> unpack(pack(torch.tensor([1, 2, 3]), 12), 12, 3).tolist()
+    [1, 2, 3]
+    """
+    if bits in _WHOLE_BYTES:
+        return read_as(message, _WHOLE_BYTES[bits])
+    of_code, of_byte = _places(bits, message.device)
+    words = (in_rows(message, len(of_byte)).to(of_byte.dtype) << of_byte).sum(1, dtype=of_byte.dtype)
+    codes: Tensor = words[:, None] >> of_code & 2**bits - 1
+    return codes.view(-1)[:num_codes]
+
+
+def _places(bits: int, device: torch.device) -> list[Tensor]:
+    """Places of codes, and of bytes, in the smallest word that whole numbers of both fill."""
+    word = math.lcm(bits, 8)
+    dtype = torch.uint8 if word == 8 else torch.int64
+    return [torch.arange(0, word, step, dtype=dtype, device=device) for step in (bits, 8)]
+
+
+class HeadedCodec(Codec):
+    """Codec of a head of fp32 numbers, and a code of `bits` bits for each value."""
+
+    bits: int
+
+    @abstractmethod
+    def num_head(self, num_values: int) -> int:
+        """Count of numbers in the head."""
+
+    @abstractmethod
+    def coded(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Head, and code of each of the flat `values`."""
+
+    @abstractmethod
+    def restored(self, head: Tensor, codes: Tensor) -> Tensor:
+        """The values in fp32 that the codes stand for under this head."""
+
+    def encode(self, values: Tensor) -> Tensor:
+        """Head first, then the codes."""
+        head, codes = self.coded(values)
+        return torch.cat([head.view(torch.uint8), pack(codes, self.bits)])
+
+    def decode(self, message: Tensor, num_values: int) -> Tensor:
+        """Read the codes under the head."""
+        start = 4 * self.num_head(num_values)
+        codes = unpack(message[start:], self.bits, num_values)
+        return self.restored(read_as(message[:start], torch.float32), codes)
+
+    def encoded_bytes(self, num_values: int) -> int:
+        """Four bytes a number of the head, and the codes, filled up to a byte."""
+        return 4 * self.num_head(num_values) + packed_bytes(num_values, self.bits)
+
+
+class BlockCodec(HeadedCodec):
+    """Codec with a scale for each block of `chunk` values: its largest absolute value over `largest`.
+
+    A block that holds NaN or infinity decodes to NaN.
+    """
+
+    bits = 8
+    largest: float = 1
 
     def __init__(self, chunk: int) -> None:
         self.chunk = chunk
 
-    def encode(self, values: Tensor) -> Tensor:
-        """Scales first, then the bytes. A block that holds NaN or infinity decodes to NaN."""
-        padding = -len(values) % self.chunk
-        chunks = torch.nn.functional.pad(values.float(), (0, padding)).view(-1, self.chunk)
-        scales = chunks.abs().amax(dim=1) / self.largest if len(values) else chunks.new_zeros(0)
-        levels = chunks / scales.where(scales > 0, 1.0)[:, None]
-        codes = self._codes(levels.nan_to_num(0.0)).view(torch.uint8).view(-1)
-        scales = scales.where(scales.isfinite(), torch.nan)
-        return torch.cat([scales.view(torch.uint8), codes[: len(values)]])
+    @abstractmethod
+    def nearest(self, levels: Tensor) -> Tensor:
+        """Code of each of `levels`, which lie between `-largest` and `largest`."""
 
-    def decode(self, message: Tensor, num_values: int) -> Tensor:
-        """Multiply each level by its block's scale."""
-        num_scale_bytes = 4 * self._num_chunks(num_values)
-        scales = read_as(message[:num_scale_bytes], torch.float32)
-        levels = self._levels(message[num_scale_bytes:])
-        return levels * scales.repeat_interleave(self.chunk)[:num_values]
+    @abstractmethod
+    def levels(self, codes: Tensor) -> Tensor:
+        """The levels that these codes stand for, in fp32."""
 
-    def encoded_bytes(self, num_values: int) -> int:
-        """Count a byte per value and four per block."""
-        return num_values + 4 * self._num_chunks(num_values)
-
-    def _num_chunks(self, num_values: int) -> int:
+    def num_head(self, num_values: int) -> int:
+        """A scale a block."""
         return -(-num_values // self.chunk)
 
-    @abstractmethod
-    def _codes(self, levels: Tensor) -> Tensor:
-        """A byte for each of `levels`, which lie between `-largest` and `largest`."""
+    def coded(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Scales, and codes of the nearest levels."""
+        blocks = in_rows(values.float(), self.chunk)
+        scales = blocks.abs().amax(dim=1) / self.largest if len(values) else blocks.new_zeros(0)
+        levels = blocks / scales.where(scales > 0, 1.0)[:, None]
+        codes = self.nearest(levels.nan_to_num(0.0)).view(-1)[: len(values)]
+        return scales.where(scales.isfinite(), torch.nan), codes
 
-    @abstractmethod
-    def _levels(self, codes: Tensor) -> Tensor:
-        """The levels that these bytes stand for, in fp32."""
+    def restored(self, head: Tensor, codes: Tensor) -> Tensor:
+        """Multiply each level by its block's scale."""
+        return self.levels(codes) * head.repeat_interleave(self.chunk)[: len(codes)]
 
 
-class Int8Codec(_BlockCodec):
+class Int8Codec(BlockCodec):
     """Codec of a signed byte per value, and an fp32 scale per chunk: `round(127 x / max |x|)` within each chunk."""
 
     largest = 127
@@ -160,10 +248,12 @@ class Int8Codec(_BlockCodec):
     def __init__(self, chunk: int = 1024) -> None:
         super().__init__(chunk)
 
-    def _codes(self, levels: Tensor) -> Tensor:
-        return levels.round().clamp(-127, 127).to(torch.int8)
+    def nearest(self, levels: Tensor) -> Tensor:
+        """Round."""
+        return levels.round().clamp(-127, 127).to(torch.int8).view(torch.uint8)
 
-    def _levels(self, codes: Tensor) -> Tensor:
+    def levels(self, codes: Tensor) -> Tensor:
+        """Signed bytes."""
         return codes.view(torch.int8).float()
 
 
@@ -181,7 +271,7 @@ def _dynamic_levels() -> Tensor:
     return torch.cat([-positive, positive, torch.tensor([0.0, 1.0])]).sort().values.float()
 
 
-class Blockwise8BitCodec(_BlockCodec):
+class Blockwise8BitCodec(BlockCodec):
     """Codec of a byte per value, the nearest level of a dynamic 8-bit number; scaled by `max |x|` of 4096 values.
 
     The levels are fixed, and so do not travel (OpenDiLoCo sends them too, 1 KiB a message).
@@ -190,21 +280,21 @@ class Blockwise8BitCodec(_BlockCodec):
         Dettmers et al., 8-bit Optimizers via Block-wise Quantization, arXiv 2110.02861, section 2.
     """
 
-    largest = 1
-
     def __init__(self, chunk: int = 4096) -> None:
         super().__init__(chunk)
         self._table = _dynamic_levels()
         self._borders = (self._table[:-1] + self._table[1:]) / 2
 
-    def _codes(self, levels: Tensor) -> Tensor:
-        return torch.bucketize(levels, self._borders.to(levels.device), out_int32=True).to(torch.uint8)
+    def nearest(self, levels: Tensor) -> Tensor:
+        """Number of the nearest level."""
+        return torch.bucketize(levels, self._borders.to(levels.device), out_int32=True)
 
-    def _levels(self, codes: Tensor) -> Tensor:
+    def levels(self, codes: Tensor) -> Tensor:
+        """Levels of these numbers."""
         return self._table.to(codes.device)[codes.int()]
 
 
-class E3M0Codec(_BlockCodec):
+class E3M0Codec(BlockCodec):
     """Half a byte a value: a sign and three bits of exponent, and one fp32 scale s, `max |x|`, of 256 values.
 
     Level 0 is 0, level L from 1 to 7 is `2 ** (L - 7) s`; the nearest in logarithm is taken.
@@ -214,118 +304,126 @@ class E3M0Codec(_BlockCodec):
         scaled is not said there: blocks of 256 follow others' code.
     """
 
-    largest = 1
+    bits = 4
 
     def __init__(self, chunk: int = 256) -> None:
         super().__init__(chunk)
 
-    def encode(self, values: Tensor) -> Tensor:
-        """Scales first, then two values a byte, the first in the lower half."""
-        message = super().encode(values)
-        start = 4 * self._num_chunks(len(values))
-        codes = torch.nn.functional.pad(message[start:], (0, len(values) % 2))
-        return torch.cat([message[:start], codes[::2] | codes[1::2] << 4])
-
-    def decode(self, message: Tensor, num_values: int) -> Tensor:
-        """Multiply each level by its block's scale."""
-        start = 4 * self._num_chunks(num_values)
-        pairs = message[start:]
-        codes = torch.stack([pairs & 15, pairs >> 4], dim=1).view(-1)[:num_values]
-        return super().decode(torch.cat([message[:start], codes]), num_values)
-
-    def encoded_bytes(self, num_values: int) -> int:
-        """Half a byte a value, rounded up, and four a block."""
-        return -(-num_values // 2) + 4 * self._num_chunks(num_values)
-
-    def _codes(self, levels: Tensor) -> Tensor:
+    def nearest(self, levels: Tensor) -> Tensor:
+        """Sign and exponent."""
         exponents = (levels.abs().log2().nan_to_num(neginf=-99.0).round() + 7).clamp(0, 7).to(torch.uint8)
         return exponents | (levels < 0).to(torch.uint8) << 3
 
-    def _levels(self, codes: Tensor) -> Tensor:
+    def levels(self, codes: Tensor) -> Tensor:
+        """Powers of two."""
         exponents = (codes & 7).float()
         magnitudes = torch.where(exponents > 0, (exponents - 7).exp2(), 0.0)
         return torch.where(codes & 8 > 0, -magnitudes, magnitudes)
 
 
-class _HeadedCodec(Codec):
-    """Values in pieces, each with a head of its own of `num_head` fp32 numbers before its codes."""
+# --- pieces, each with a message of its own ------------------------------------------------------------------
 
-    #: Values in the 512 KiB of fp32 that OpenDiLoCo's averager compresses at a time.
-    chunk = 2**17
-    num_head: int
-    code_dtype: torch.dtype
+
+class PiecewiseCodec(Codec):
+    """Codec of a flat tensor in pieces, whose messages lie one behind the other."""
+
+    @abstractmethod
+    def pieces(self, num_values: int) -> Sequence[tuple[int, Codec]]:
+        """Size and codec of each piece."""
 
     def encode(self, values: Tensor) -> Tensor:
-        """Head and codes of each piece in turn. A piece that holds NaN or infinity decodes to NaN."""
-        parts = [torch.empty(0, dtype=torch.uint8, device=values.device)]
-        for piece in torch.split(values.float(), self.chunk) if len(values) else ():
-            head, codes = self._encode_piece(piece.nan_to_num(0.0, 0.0, 0.0))
-            head = head.where(piece.isfinite().all(), torch.nan)
-            parts += [head.view(torch.uint8), codes.view(torch.uint8)]
-        return torch.cat(parts)
+        """The pieces' messages, one behind the other."""
+        pieces = self.pieces(len(values))
+        parts = torch.split(values, [size for size, _ in pieces])
+        messages = [codec.encode(part) for (_, codec), part in zip(pieces, parts, strict=True)]
+        return torch.cat([values.new_empty(0, dtype=torch.uint8), *messages])
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
-        """The pieces, one after the other."""
-        pieces = [torch.empty(0, device=message.device)]
-        for start in range(0, num_values, self.chunk):
-            code_bytes = min(self.chunk, num_values - start) * self.code_dtype.itemsize
-            head, codes, message = message.tensor_split([4 * self.num_head, 4 * self.num_head + code_bytes])
-            pieces.append(self._decode_piece(read_as(head, torch.float32), read_as(codes, self.code_dtype)))
-        return torch.cat(pieces)
+        """The pieces, one behind the other."""
+        pieces = self.pieces(num_values)
+        messages = torch.split(message, [codec.encoded_bytes(size) for size, codec in pieces])
+        parts = [codec.decode(each, size) for (size, codec), each in zip(pieces, messages, strict=True)]
+        return torch.cat([message.new_empty(0, dtype=torch.float32), *parts])
 
     def encoded_bytes(self, num_values: int) -> int:
-        """The codes, and a head for each piece."""
-        num_pieces = -(-num_values // self.chunk)
-        return num_values * self.code_dtype.itemsize + 4 * self.num_head * num_pieces
+        """Encoded bytes of all pieces together."""
+        return sum(codec.encoded_bytes(size) for size, codec in self.pieces(num_values))
+
+
+class AveragersPieces(PiecewiseCodec):
+    """Pieces of 512 KiB of fp32, which OpenDiLoCo's averager compresses at a time."""
+
+    chunk = 2**17
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+
+    def pieces(self, num_values: int) -> list[tuple[int, Codec]]:
+        """Pieces of so many values, the last one of what is left."""
+        return [(min(self.chunk, num_values - at), self.codec) for at in range(0, num_values, self.chunk)]
+
+
+class _FiniteCodec(HeadedCodec):
+    """Codec of finite values; if there is NaN or infinity among them, all decode to NaN."""
 
     @abstractmethod
-    def _encode_piece(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Head and codes of finite `values`."""
+    def coded_finite(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Head and codes of finite `values` in fp32."""
 
-    @abstractmethod
-    def _decode_piece(self, head: Tensor, codes: Tensor) -> Tensor:
-        """The values in fp32."""
+    def coded(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        wide = values.float()
+        head, codes = self.coded_finite(wide.nan_to_num(0.0, 0.0, 0.0))
+        return head.where(wide.isfinite().all(), torch.nan), codes
 
 
-class ScaledFloat16Codec(_HeadedCodec):
+class ScaledFloat16Codec(_FiniteCodec):
     """fp16 after the mean is taken off and the rest divided by its root mean square; both travel in fp32."""
 
-    num_head = 2
-    code_dtype = torch.float16
+    bits = 16
 
-    def _encode_piece(self, values: Tensor) -> tuple[Tensor, Tensor]:
+    def num_head(self, num_values: int) -> int:
+        """Mean and deviation."""
+        return 2
+
+    def coded_finite(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and deviation, and the rest in units of it."""
         mean, deviation = _moments(values)
         unit = deviation.where(deviation > 0, 1.0)
-        return torch.stack([mean, deviation]), ((values - mean) / unit).to(torch.float16)
+        codes = ((values - mean) / unit).to(torch.float16).view(torch.uint16)
+        return torch.stack([mean, deviation]), codes
 
-    def _decode_piece(self, head: Tensor, codes: Tensor) -> Tensor:
-        return codes.float() * head[1] + head[0]
+    def restored(self, head: Tensor, codes: Tensor) -> Tensor:
+        """Multiply by the deviation, and add the mean."""
+        return codes.view(torch.float16).float() * head[1] + head[0]
 
 
-class _CodebookCodec(_HeadedCodec):
-    """Codec of a byte per value, the number of its bin, and 256 fp32 numbers per piece: the means of the bins."""
+class _CodebookCodec(_FiniteCodec):
+    """Codec of a byte per value, the number of its bin, and 256 fp32 numbers: the means of the bins."""
 
-    num_head = 256
-    code_dtype = torch.uint8
-
-    def _encode_piece(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        bins = self._bins(values)
-        counts = torch.bincount(bins, minlength=256)
-        sums = torch.zeros(256, device=values.device).scatter_add_(0, bins, values)
-        return sums / counts.clamp(min=1), bins.to(torch.uint8)
-
-    def _decode_piece(self, head: Tensor, codes: Tensor) -> Tensor:
-        return head[codes.int()]
+    bits = 8
 
     @abstractmethod
-    def _bins(self, values: Tensor) -> Tensor:
+    def bins(self, values: Tensor) -> Tensor:
         """The bin of each value, from 0 to 255, in int64."""
+
+    def num_head(self, num_values: int) -> int:
+        return 256
+
+    def coded_finite(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        bins = self.bins(values)
+        counts = torch.bincount(bins, minlength=256)
+        sums = torch.zeros(256, device=values.device).scatter_add_(0, bins, values)
+        return sums / counts.clamp(min=1), bins
+
+    def restored(self, head: Tensor, codes: Tensor) -> Tensor:
+        return head[codes.int()]
 
 
 class Uniform8BitCodec(_CodebookCodec):
     """256 bins of `6/256` standard deviations each around the mean; the outermost two take all beyond."""
 
-    def _bins(self, values: Tensor) -> Tensor:
+    def bins(self, values: Tensor) -> Tensor:
+        """Bins of equal width."""
         mean, deviation = _moments(values)
         width = deviation * 6 / 256
         places = (values - mean) / width.where(width > 0, 1.0)
@@ -335,7 +433,8 @@ class Uniform8BitCodec(_CodebookCodec):
 class Quantile8BitCodec(_CodebookCodec):
     """256 bins with equally many values each: the smallest 256th, the next, and so on."""
 
-    def _bins(self, values: Tensor) -> Tensor:
+    def bins(self, values: Tensor) -> Tensor:
+        """Bins of equal count."""
         order = values.argsort(stable=True)
         ranks = torch.arange(len(values), device=values.device)
         return torch.empty_like(order).scatter_(0, order, ranks * 256 // len(values))
@@ -356,9 +455,9 @@ CODECS: dict[str, Codec | None] = {
     "fp32": None,
     "int8": Int8Codec(),
     "none": None,
-    "quantile8bit": Quantile8BitCodec(),
-    "scaled-fp16": ScaledFloat16Codec(),
-    "uniform8bit": Uniform8BitCodec(),
+    "quantile8bit": AveragersPieces(Quantile8BitCodec()),
+    "scaled-fp16": AveragersPieces(ScaledFloat16Codec()),
+    "uniform8bit": AveragersPieces(Uniform8BitCodec()),
 }
 for _name, _codec in CODECS.items():
     if _codec is not None:
@@ -426,7 +525,7 @@ def coding_report(traffic: Traffic, parameters: Iterable[Tensor]) -> str | None:
     return "not charged" if coded > _LEAST_SHARE * sum(traffic.bytes_by_dtype.values()) else None
 
 
-class ChargedCodec(Codec):
+class ChargedCodec(_WrappedCodec):
     """Codec whose encoding and decoding take virtual time.
 
     Args:
@@ -436,7 +535,7 @@ class ChargedCodec(Codec):
     """
 
     def __init__(self, codec: Codec, coding: Coding, comm: Communicator) -> None:
-        self.codec, self.name, self.limit = codec, codec_name(codec), codec.limit
+        super().__init__(codec)
         self._coding, self._comm = coding, comm
 
     def encode(self, values: Tensor) -> Tensor:
@@ -448,10 +547,6 @@ class ChargedCodec(Codec):
         """Decode, on the clock."""
         charge(self._comm, self._coding, self.name, "decode", num_values)
         return self.codec.decode(message, num_values)
-
-    def encoded_bytes(self, num_values: int) -> int:
-        """Size of the codec's message."""
-        return self.codec.encoded_bytes(num_values)
 
     def on(self, device: torch.device) -> Codec:
         """Charge for the codec on that device."""

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from exogym_core.strategy.parts.codecs import Codec, read_as
-from exogym_core.strategy.parts.few_bits import pack, packed_bytes, unpack
+from exogym_core.strategy.parts.codecs import CastCodec, Codec, PiecewiseCodec, pack, packed_bytes, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +54,7 @@ def joined(blocks: Tensor, shape: torch.Size, block: tuple[int, int]) -> Tensor:
     return blocks.reshape(rows // height, -1, height, width).transpose(1, 2).reshape(shape)
 
 
-class EachTensorCodec(Codec):
+class EachTensorCodec(PiecewiseCodec):
     """Codec that encodes tensor by tensor.
 
     Args:
@@ -66,22 +65,12 @@ class EachTensorCodec(Codec):
     def __init__(self, sizes: Sequence[int], codec: Codec) -> None:
         self.sizes, self.codec, self.name = list(sizes), codec, codec.name
 
-    def encode(self, values: Tensor) -> Tensor:
-        """The tensors' messages, one behind the other."""
-        return torch.cat([self.codec.encode(piece) for piece in torch.split(values, self.sizes)])
-
-    def decode(self, message: Tensor, num_values: int) -> Tensor:
-        """The tensors, one behind the other."""
-        messages = torch.split(message, [self.codec.encoded_bytes(size) for size in self.sizes])
-        parts = zip(messages, self.sizes, strict=True)
-        return torch.cat([self.codec.decode(part, size) for part, size in parts])
-
-    def encoded_bytes(self, num_values: int) -> int:
-        """Encoded bytes of all tensors together."""
-        return sum(self.codec.encoded_bytes(size) for size in self.sizes)
+    def pieces(self, num_values: int) -> list[tuple[int, Codec]]:
+        """The tensors."""
+        return [(size, self.codec) for size in self.sizes]
 
 
-class LargestCodec(Codec):
+class LargestCodec(PiecewiseCodec):
     """The values of largest magnitude of each block of each tensor, with their places; the rest comes back as zero.
 
     Args:
@@ -96,6 +85,8 @@ class LargestCodec(Codec):
         Lin et al., Deep Gradient Compression, arXiv 1712.01887. Sarfi et al., SparseLoCo, arXiv 2508.15706.
     """
 
+    name = "largest"
+
     def __init__(
         self,
         shapes: Sequence[torch.Size],
@@ -105,45 +96,45 @@ class LargestCodec(Codec):
         values: Codec | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.index_bits, self.values, self.dtype, self.name = index_bits, values, dtype, "largest"
-        self._plan = [
-            (shape, block, shape.numel() // (block[0] * block[1]), min(count, block[0] * block[1]))
+        kept = CastCodec(dtype) if values is None else values
+        self._pieces = [
+            (shape.numel(), _LargestOfTensor(shape, block, count, index_bits, kept))
             for shape, block, count in zip(shapes, blocks, counts, strict=True)
             if shape.numel()
         ]
-        self._sizes = [shape.numel() for shape, *_ in self._plan]
+
+    def pieces(self, num_values: int) -> Sequence[tuple[int, Codec]]:
+        """The tensors."""
+        return self._pieces
+
+
+class _LargestOfTensor(Codec):
+    """The `count` largest values of each block of one tensor: places of all blocks, then the values."""
+
+    def __init__(
+        self, shape: torch.Size, block: tuple[int, int], count: int, index_bits: int, values: Codec
+    ) -> None:
+        self.shape, self.block, self.index_bits, self.values = shape, block, index_bits, values
+        size = block[0] * block[1]
+        self.count = min(count, size)
+        self.num_blocks = shape.numel() // size
+        self.num_kept = self.num_blocks * self.count
 
     def encode(self, values: Tensor) -> Tensor:
-        """Places, then values, of each tensor, block by block."""
-        parts = [torch.empty(0, dtype=torch.uint8, device=values.device)]
-        pieces = torch.split(values, self._sizes) if self._plan else ()
-        for piece, (shape, block, _, count) in zip(pieces, self._plan, strict=True):
-            blocks = cut(piece.view(shape), block)
-            places = blocks.abs().topk(count, dim=1).indices
-            kept = blocks.gather(1, places).view(-1)
-            coded = kept.to(self.dtype).view(torch.uint8) if self.values is None else self.values.encode(kept)
-            parts += [pack(places.view(-1), self.index_bits), coded]
-        return torch.cat(parts)
+        """Places, then values."""
+        blocks = cut(values.view(self.shape), self.block)
+        places = blocks.abs().topk(self.count, dim=1).indices
+        kept = blocks.gather(1, places).view(-1)
+        return torch.cat([pack(places.view(-1), self.index_bits), self.values.encode(kept)])
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
-        """The tensors, zero where nothing was sent."""
-        pieces = [torch.empty(0, device=message.device)]
-        for shape, block, num_blocks, count in self._plan:
-            num_kept = num_blocks * count
-            ends = [packed_bytes(num_kept, self.index_bits), self._bytes(num_kept)]
-            coded_places, coded, message = message.tensor_split([ends[0], sum(ends)])
-            places = unpack(coded_places, self.index_bits, num_kept).view(num_blocks, count)
-            kept = read_as(coded, self.dtype) if self.values is None else self.values.decode(coded, num_kept)
-            blocks = kept.new_zeros(num_blocks, block[0] * block[1])
-            pieces.append(
-                joined(blocks.scatter_(1, places, kept.view(num_blocks, count)), shape, block).reshape(-1)
-            )
-        return torch.cat(pieces)
+        """The tensor, zero where nothing was sent."""
+        coded, rest = message.tensor_split([packed_bytes(self.num_kept, self.index_bits)])
+        places = unpack(coded, self.index_bits, self.num_kept).long().view(self.num_blocks, self.count)
+        kept = self.values.decode(rest, self.num_kept).view(self.num_blocks, self.count)
+        blocks = kept.new_zeros(self.num_blocks, self.block[0] * self.block[1])
+        return joined(blocks.scatter_(1, places, kept), self.shape, self.block).reshape(-1)
 
     def encoded_bytes(self, num_values: int) -> int:
-        """Size: of each tensor `index_bits` a place, filled up to a byte, and its values' message."""
-        kept = [num_blocks * count for _, _, num_blocks, count in self._plan]
-        return sum(packed_bytes(num, self.index_bits) + self._bytes(num) for num in kept)
-
-    def _bytes(self, num_kept: int) -> int:
-        return num_kept * self.dtype.itemsize if self.values is None else self.values.encoded_bytes(num_kept)
+        """Size: `index_bits` a place, filled up to a byte, and the values' message."""
+        return packed_bytes(self.num_kept, self.index_bits) + self.values.encoded_bytes(self.num_kept)

@@ -29,8 +29,15 @@ const scaled = (value, units, digits) => {
   const [least, unit, size = least] = units.find(([least]) => Math.abs(value) >= least) || units[units.length - 1];
   return `${number(value / size, digits)} ${unit}`;
 };
-const TIMES = [[172800, "d", 86400], [7200, "h", 3600], [300, "min", 60], [1, "s"], [1e-3, "ms"], [1e-6, "us"]];
-const seconds = (value, digits = 4) => (value === 0 ? "0 s" : scaled(value, TIMES, digits));
+/** A time, as `netsim.units.format_seconds` writes it. */
+const seconds = (value, digits = 4) => {
+  for (const [least, unit, part, size] of [[3600, "h", "min", 60], [120, "min", "s", 1]]) {
+    if (value < least) continue;
+    const whole = Math.round(value / size);
+    return `${Math.floor(whole / 60)} ${unit}` + (whole % 60 ? ` ${whole % 60} ${part}` : "");
+  }
+  return value === 0 ? "0 s" : scaled(value, [[1, "s"], [1e-3, "ms"], [1e-6, "us"]], digits);
+};
 const bytes = (value, digits = 4) =>
   value === 0 ? "0 B" : scaled(value, [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]], digits);
 const rate = (value, digits = 4) =>
