@@ -461,8 +461,8 @@ def _experiment_of(
         topology = str(Path(topology).resolve())
     remarks: tuple[str, ...] = ()
     if path is None:
-        named = model or point.get("model.name")
-        document, folder, name = _of_words(named, strategies, topology, workers), Path(), "plan"
+        model = model or point.get("model.name")
+        document, folder, name = _of_words(model, strategies, topology, workers), Path(), "plan"
         batch_size = batch_size or _BATCH_SIZE
     else:
         is_folder = path.is_dir()
