@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.planning.groups import group_seconds, groupings, ring_orders
+from exogym_core.planning.groups import first_hosts, group_seconds, groupings, ring_orders
 from exogym_core.planning.measure import (
     CODING_SPEED,
     NETWORK_ERROR,
@@ -534,11 +534,11 @@ class Advice:
             inside, between = group_seconds(topology, hosts, grouping, payload)
             if inside < soonest:
                 found.append((_GROUP_STEPS * inside + between, grouping))
-        for _, (size, order) in sorted(found)[:_MOST_GROUPINGS]:
-            names = [topology.hosts[hosts[place]].name for place in order]
-            options = {"H": _GROUP_STEPS, "codec": "int8", "ranks_per_worker": size}
-            groups = [names[at : at + size] for at in range(0, len(names), size)]
-            self._plan("DiLoCo", options, replace(setting, placement=names), groups=groups)
+        for _, grouping in sorted(found)[:_MOST_GROUPINGS]:
+            groups = grouping.names(topology, hosts)
+            options = {"H": _GROUP_STEPS, "codec": "int8", "ranks_per_worker": grouping.size}
+            there = _placed(setting, {"groups": groups})
+            self._plan("DiLoCo", options, there, groups=groups)
 
     def _widen(self) -> None:
         """The best of each strategy with more streams, where streams have windows and it could be sooner."""
@@ -725,9 +725,7 @@ def _placed(setting: Setting, row: Mapping[str, Any]) -> Setting:
 def _narrowest_first(setting: Setting, hosts: Sequence[int]) -> list[str]:
     """Sites in the order of the widest of their routes to others, the narrowest first."""
     topology = setting.topology
-    first: dict[str, int] = {}
-    for host in hosts:
-        first.setdefault(topology.region_of(host), host)
+    first = first_hosts(topology, hosts)
     widest = dict.fromkeys(first, 0.0)
     names = list(first)
     for place, site in enumerate(names):
@@ -742,11 +740,10 @@ def _narrowest_first(setting: Setting, hosts: Sequence[int]) -> list[str]:
 
 def _is_part_of_a_group(site: str, row: Mapping[str, Any], topology: Topology) -> bool:
     """True if a group has hosts of this site and of others."""
-    for group in row["groups"] or ():
-        regions = {topology.region_of(topology.host_index(host)) for host in group}
-        if site in regions and len(regions) > 1:
-            return True
-    return False
+    regions = (
+        {topology.region_of(topology.host_index(host)) for host in group} for group in row["groups"] or ()
+    )
+    return any(site in each and len(each) > 1 for each in regions)
 
 
 def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | None) -> list[str]:

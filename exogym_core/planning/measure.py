@@ -424,9 +424,7 @@ def _rhythm(strategy: Strategy, setting: Setting) -> Rhythm:
 def memory_states(strategy: Strategy, setting: Setting) -> dict[str, int]:
     """Bytes of a worker's states by purpose, without simulating; none where they are known in a simulation alone."""
     found = _rhythm(strategy, setting)
-    if found.period is None:
-        return {}
-    return SimulatedRounds(strategy, setting, found, _rounds_at_first(strategy, setting, found)).memory()
+    return {} if found.period is None else _first_rounds(strategy, setting, found).memory()
 
 
 def takes_long(strategy: Strategy, setting: Setting) -> bool:
@@ -527,7 +525,7 @@ def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
     found = _rhythm(strategy, setting)
     if found.period is None or found.are_peers_new or found.begins_longer:
         return 0.0, 0.0
-    rounds = SimulatedRounds(strategy, setting, found, _rounds_at_first(strategy, setting, found))
+    rounds = _first_rounds(strategy, setting, found)
     seconds = max(each.mean_seconds for each in setting.durations()) * found.period
     try:
         on_lines = max(
@@ -599,6 +597,10 @@ def _rounds_at_first(strategy: Strategy, setting: Setting, found: Rhythm) -> int
     return _ROUNDS
 
 
+def _first_rounds(strategy: Strategy, setting: Setting, found: Rhythm) -> SimulatedRounds:
+    return SimulatedRounds(strategy, setting, found, _rounds_at_first(strategy, setting, found))
+
+
 def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pace: Pace) -> Plan:
     num_rounds = len(figures.round_seconds)
     tokens_a_round = setting.tokens_a_round(period)
@@ -631,8 +633,9 @@ def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pa
         remarks += (f"the memory of {', '.join(unlisted)} is not listed: whether it fits there is not known",)
     from_servers = figures.server_wan_bytes / num_rounds
     coding_bytes = VALUE_BYTES * max(_a_round(figures.coded_values, pace.span))
-    coding = _coding_of(setting, figures, coding_bytes)
-    if coding == "not charged":
+    coding = "charged" if coding_bytes else None
+    if "not charged" in figures.coding or (coding_bytes and not setting.compute.coding.speeds):
+        coding = "not charged"
         remarks += (_coding_remark(coding_bytes),)
     return Plan(
         strategy=name,
@@ -668,13 +671,6 @@ def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pa
         collectives=figures.collectives,
         remarks=remarks,
     )
-
-
-def _coding_of(setting: Setting, figures: RoundFigures, coding_bytes: float) -> str | None:
-    """`coding` of a plan."""
-    if "not charged" in figures.coding or (coding_bytes and not setting.compute.coding.speeds):
-        return "not charged"
-    return "charged" if coding_bytes else None
 
 
 def _coding_remark(coding_bytes: float) -> str:

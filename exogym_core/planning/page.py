@@ -277,7 +277,11 @@ def _notes_of(row: Mapping[str, Any]) -> list[str]:
             f"{crashes['crashes_per_day']:.3g} crashes a day, each of which takes "
             + format_seconds(crashes["seconds_lost_per_crash"])
             + (f" and {lost:,.0f} tokens" if lost else "")
-            + (f" ({number:,.0f} restarts in all)" if number is not None else "")
+            + (
+                f" ({number:,.{0 if number >= _FEW_DAYS else 2}f} restarts in all)"
+                if number is not None
+                else ""
+            )
             + f": {crashes['times_as_long']:.3g} times as long as without, which tokens/s and days contain"
         )
     return [f"{_name_at(row)}: {note}" for note in notes]
