@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from exogym_core.cli.common_options import first_line
 from exogym_core.planning.model_sizes import MEMORY_CHOICES
 from netsim import DelayedProgress, Stoppable, rare_collections
 from netsim.errors import DeadlockError, InputError, unknown_name
@@ -126,7 +127,7 @@ _WHERE = (
     _option(
         "--memory",
         "bf16|8bit|offload|checkpointing,...",
-        "Ways in which workers save memory.",
+        "How workers save memory.",
         default="",
         callback=_memory,
     ),
@@ -319,6 +320,13 @@ def plan_rows(
                 made = planned(strategy, setting.without(sites) if sites else setting, name).to_mapping()
             except (RefusedPlanError, DeadlockError) as error:
                 yield {"name": name, "refused": str(error).partition("\n")[0]}
+            except Exception as error:
+                if len(request.experiment.strategies) == 1:
+                    raise
+                yield {
+                    "name": name,
+                    "refused": f"{name}: failed: {first_line(error)}; plan it alone, with --debug",
+                }
             else:
                 yield {"name": name, **made, "strategy": label, "without": missing}
 
@@ -406,7 +414,7 @@ def _cell_line(cell: dict[str, Any]) -> str:
 )
 @rare_collections()
 def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None:
-    """Search strategies, rounds, codecs, streams, sites and the ring's order for the soonest way to a budget."""
+    """Search strategies, rounds, codecs, streams, sites and the ring's order for the fastest training of a budget."""
     from exogym_core.planning.advice_text import advice_lines, best_so_far
     from exogym_core.planning.advise import Advice
     from exogym_core.planning.planned import request_of
