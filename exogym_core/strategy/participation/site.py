@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from exogym_core.strategy.parts.flat import flatten, plan_buckets, unflatten, write_back
+from exogym_core.strategy.parts.flat import flatten, in_buckets, unflatten
 from exogym_core.strategy.parts.flight import run
 from exogym_core.strategy.parts.gradients import DEFAULT_BUCKET_BYTES, GradientAverager, received_gradient
 from netsim.errors import InputError, unknown_name
@@ -146,14 +146,13 @@ class Site:
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite `tensors` with the first rank's: to each site's first rank, then inside the site."""
-        for bucket in plan_buckets(tensors):
-            members = [tensors[index] for index in bucket]
-            flat = flatten(members)
-            if self.inside is None or self.inside.rank == 0:
+
+        def spread(flat: Tensor) -> Tensor:
+            if self.is_first:
                 self.between.broadcast(flat)
-            if self.inside is not None:
-                self.inside.broadcast(flat)
-            write_back(flat, members)
+            return flat if self.inside is None else self.inside.broadcast(flat)
+
+        in_buckets(tensors, spread)
 
 
 #: PyTorch's names of sharding strategies, which OpenDiLoCo's `--sharding-strategy` takes.
