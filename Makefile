@@ -73,18 +73,20 @@ setup: $(VENV)/.ready
 
 # What is never imported need not be compiled: of most packages that is most.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
-EDITABLE := $(INSTALL) --config-settings editable_mode=compat --editable
+EDITABLE := $(INSTALL) --no-build-isolation --config-settings editable_mode=compat --editable
 
-$(VENV)/.torch: constraints.txt
+# The engine is compiled while torch, most of what is downloaded, is installed: pip finds it compiled afterwards.
+$(VENV)/.engine: constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) torch
+	$(INSTALL) 'mypy>=1.15' 'setuptools>=77'
+	$(BIN)/python setup.py --quiet build_ext --inplace >/dev/null 2>&1 & $(INSTALL) torch && wait
 	touch $@
 
-$(VENV)/.demo: pyproject.toml $(VENV)/.torch
+$(VENV)/.demo: pyproject.toml $(VENV)/.engine
 	$(EDITABLE) '.[demo]'
 	touch $@
 
-$(VENV)/.ready: pyproject.toml $(VENV)/.torch
+$(VENV)/.ready: pyproject.toml $(VENV)/.engine
 	$(EDITABLE) '.[demo,dev,docs]'
 	touch $(VENV)/.demo $@
 
@@ -97,7 +99,7 @@ $(VENV)/.soak: $(VENV)/.ready
 	$(EDITABLE) '.[soak]'
 	touch $@
 
-$(VENV)/.browser: pyproject.toml $(VENV)/.torch
+$(VENV)/.browser: pyproject.toml $(VENV)/.engine
 	$(EDITABLE) '.[demo,dev,docs,browser]'
 	touch $(VENV)/.demo $(VENV)/.ready $@
 

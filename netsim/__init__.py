@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from netsim.files.signed import user_secret as user_secret
     from netsim.network.build import engine_state as engine_state
     from netsim.network.clock import Clock as Clock
+    from netsim.network.clock import rare_collections as rare_collections
     from netsim.network.network import Network as Network
     from netsim.network.network import Waiting as Waiting
     from netsim.network.trace import Recorder as Recorder
@@ -120,7 +121,7 @@ _NAMES = {  # by module
         "PeerAddress PeerError SignedChannel StrangerError answer_peer connect_peer shared_secret user_secret"
     ),
     "network.build": "engine_state",
-    "network.clock": "Clock",
+    "network.clock": "Clock rare_collections",
     "network.network": "Network Waiting",
     "network.trace": "Recorder Span tracing write_trace",
     "topology": "shipped_topologies",

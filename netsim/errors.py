@@ -92,7 +92,7 @@ def unknown_names(what: str, given: Iterable[str], known: Iterable[str]) -> Unkn
     """Error for several names that do not exist, as one line; the first word of `what` is in the singular.
 
     >>> str(unknown_names("option of adam", ["lrr", "x"], ["lr", "betas"]))
-    "unknown options of adam 'lrr' (did you mean 'lr'?), 'x': Accepted: lr, betas"
+    "unknown options of adam 'lrr' (did you mean 'lr'?), 'x'; accepted: lr, betas"
     """
     wanted, names = list(given), sorted(set(known), key=lambda name: (name.casefold(), name))
     likeness = {name: [_likeness(each, name) for each in wanted] for name in names}
@@ -102,14 +102,14 @@ def unknown_names(what: str, given: Iterable[str], known: Iterable[str]) -> Unkn
     meant = [max(likely, key=lambda name: likeness[name][at], default="") for at in range(len(wanted))]
     meant = [name if name and likeness[name][at] >= _LIKELY else "" for at, name in enumerate(meant)]
     if len(wanted) == 1:
-        hint = f"did you mean '{meant[0]}'? " if meant[0] else ""
-        text = f"unknown {what} '{visible(wanted[0])}': "
+        hint = f": did you mean '{meant[0]}'? Accepted" if meant[0] else "; accepted"
+        text = f"unknown {what} '{visible(wanted[0])}'"
     else:
         first, *rest = what.split(" ", 1)
         hints = [f" (did you mean '{name}'?)" if name else "" for name in meant]
         listed = ", ".join(f"'{visible(each)}'{hint}" for each, hint in zip(wanted, hints, strict=True))
-        hint, text = "", f"unknown {' '.join([f'{first}s', *rest])} {listed}: "
-    return UnknownNameError(text + (f"{hint}Accepted: {accepted}" if names else "none is accepted here"))
+        hint, text = "; accepted", f"unknown {' '.join([f'{first}s', *rest])} {listed}"
+    return UnknownNameError(text + (f"{hint}: {accepted}" if names else ": none is accepted here"))
 
 
 def visible(name: str) -> str:

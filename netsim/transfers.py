@@ -20,6 +20,7 @@ import numpy as np
 
 from netsim.errors import DeadlockError, InputError, unknown_name
 from netsim.files.plain_files import read_text
+from netsim.network.clock import rare_collections
 from netsim.topology.protocol import Protocol, WindowLimit, window_limit
 from netsim.topology.topology import Topology
 from netsim.units import format_list, parse_bytes, parse_seconds
@@ -162,6 +163,7 @@ class FlowTimes:
     later_weather: str | None = None
 
 
+@rare_collections()
 def flows(
     topology: Topology | str | Path | Mapping[str, Any],
     rows: str | Path | Sequence[Mapping[str, Any] | Sequence[Any]],

@@ -278,8 +278,8 @@ def _unknown_unit(unit: str, value: str, kind: _Kind) -> str:
     known = sorted(kind.units)
     folded = {name.lower(): name for name in known}
     near = folded.get(unit.lower()) or next(iter(difflib.get_close_matches(unit, known, n=1)), None)
-    hint = f"did you mean '{near}'? " if near else ""
-    return f"unknown unit '{unit}' in {shown(value)}: {hint}Accepted: {', '.join(known)}"
+    accepted = f": did you mean '{near}'? Accepted" if near else "; accepted"
+    return f"unknown unit '{unit}' in {shown(value)}{accepted}: {', '.join(known)}"
 
 
 def _digits(number: float) -> str:

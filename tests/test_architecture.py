@@ -246,9 +246,9 @@ FRONTS = {
         "algorithm_names annex_entries answer_peer check_output collective connect_peer default_algorithm device_name "
         "device_problems device_table engine_state flows input_file interrupt is_crowd is_written_in_place "
         "load_document load_reference most_at_once output_file parse_collectives parse_document raise_lost_interrupt "
-        "random_crashes read_bytes read_flows schedule shared_secret shipped_topologies simulate_weather "
-        "start_all_to_all start_collective time_collective time_flows tracing unknown_name usage_message "
-        "user_secret validate_document window_limit write_trace "
+        "random_crashes rare_collections read_bytes read_flows schedule shared_secret shipped_topologies "
+        "simulate_weather start_all_to_all start_collective time_collective time_flows tracing unknown_name "
+        "usage_message user_secret validate_document window_limit write_trace "
     ),
     "netsim.ranks": (
         "Advance Answer Arrival Ask Await Call CallEnding Cancel Confirm Enter Exit FROM_ROOT Fetch "

@@ -679,19 +679,36 @@ import {helper}
 FACTOR = 0.5
 
 
-def mixed(strategy):
-    return FACTOR * {helper}.part(strategy)
+TABLE = {{"scale": 1.0}}
+SHIFT = 0.0
+SHIFT += {helper}.SHIFT
+
+
+def count():
+    return 1
+
+
+def doubled(function):
+    return lambda *arguments: 2 * function(*arguments)
+
+
+@doubled
+def mixed(strategy, by=TABLE["scale"]):
+    from {helper} import local
+
+    return local(by) * FACTOR * {helper}.part(strategy)
 
 
 class Own(Strategy):
     judged = "own"
+    start = SHIFT
 
     def __init__(self, **options):
         super().__init__(**options)
 
     def _init_node(self, model, rank, num_nodes):
         super()._init_node(model, rank, num_nodes)
-        self.kept, self.count = torch.zeros(2), 0
+        self.kept, self.count = torch.full((2,), self.start), 0
 
     def step(self):
         self.kept += mixed(self)
@@ -706,7 +723,21 @@ class Own(Strategy):
         super().load_state_dict(state)
         self.kept, self.count = state["kept"], state["count"]
 """
-HELPER = "def part(strategy):\n    return strategy.rank + 1\n\n\ndef unused():\n    return 1\n"
+HELPER = """\
+SHIFT = 0.0
+
+
+def part(strategy):
+    return strategy.rank + 1
+
+
+def local(value):
+    return value
+
+
+def unused():
+    return 1
+"""
 
 
 def own_strategy(folder: Path, name: str, source: str = OWN, helper: str = HELPER) -> Strategy:
@@ -727,8 +758,13 @@ def own_strategy(folder: Path, name: str, source: str = OWN, helper: str = HELPE
 EDITS: dict[str, tuple[str, str, str]] = {
     "a method": ("source", "self.count += 1", "self.count += 2"),
     "a constant": ("source", "FACTOR = 0.5", "FACTOR = 0.25"),
-    "a function it calls": ("source", "return FACTOR *", "return 1 + FACTOR *"),
+    "a function it calls": ("source", "* FACTOR *", "* 2 * FACTOR *"),
     "a function of another module": ("helper", "strategy.rank + 1", "strategy.rank + 2"),
+    "a function imported in another": ("helper", "return value", "return value + 1"),
+    "a decorator": ("source", "2 * function", "3 * function"),
+    "a dictionary, for a default": ("source", '"scale": 1.0', '"scale": 2.0'),
+    "the first of two assignments": ("source", "SHIFT = 0.0", "SHIFT = 1.0"),
+    "a constant of another module": ("helper", "SHIFT = 0.0", "SHIFT = 1.0"),
 }
 
 
@@ -750,7 +786,7 @@ def test_edited_code_of_ones_own_is_refused_on_the_way_on(what: str, tmp_path: P
         "with the current code"
     ) in str(caught.value)
     harmless = {
-        "source": OWN.replace("FACTOR = 0.5", "FACTOR = 0.5  # half"),
+        "source": OWN.replace("FACTOR = 0.5", "FACTOR = 0.5  # half").replace("return 1\n", "return 2\n"),
         "helper": HELPER + "\nunused()\n",
     }
     assert fit(strategy=own_strategy(tmp_path, name, **harmless), **again).resumed_step == 2

@@ -123,7 +123,7 @@ def test_another_kind_of_file_is_not_quoted() -> None:
     document = parse_document("root: secret\nfoo: hidden\n", "shadow")
     with pytest.raises(UnknownNameError) as caught:
         validate_document(_Outer, document)
-    assert str(caught.value) == "shadow:1: none of its keys belongs here: Accepted: inner, name"
+    assert str(caught.value) == "shadow:1: none of its keys belongs here; accepted: inner, name"
 
 
 def test_an_unknown_name_first_makes_the_error_one() -> None:

@@ -322,12 +322,12 @@ def test_errors_are_reported_in_one_line(mistake: dict[str, Any], tmp_path: Path
 
 def test_some_places_of_a_large_table(tmp_path: Path) -> None:
     """Public tables have hundreds of places: all of them are too large for a topology file, and a few are wanted."""
-    names = [f"city{number}" for number in range(170)]
-    rows = [
-        "from,to,rtt,throughput",
-        *(f"{a},{b},90 ms,1 Gbit/s" for a, b in itertools.combinations(names, 2)),
-    ]
-    (path,) = write(tmp_path, {"world.csv": "\n".join(rows)})
+
+    def table(num_cities: int) -> str:
+        pairs = itertools.combinations([f"city{number}" for number in range(num_cities)], 2)
+        return "\n".join(["from,to,rtt,throughput", *(f"{a},{b},90 ms,1 Gbit/s" for a, b in pairs)])
+
+    path, world = write(tmp_path, {"land.csv": table(100), "world.csv": table(170)})
     few = CliRunner().invoke(cli, ["import", str(path), "--only", "city7, city21,city99"])
     assert few.exit_code == 0, few.output
     net = Topology.from_mapping(parse_document(few.stdout).data)  # type: ignore[arg-type]
@@ -335,7 +335,7 @@ def test_some_places_of_a_large_table(tmp_path: Path) -> None:
     unknown = CliRunner().invoke(cli, ["import", str(path), "--only", "city7,cityy21"])
     assert unknown.exit_code == 1
     assert "unknown place in the measurements 'cityy21': did you mean" in unknown.output
-    whole = CliRunner().invoke(cli, ["import", str(path)])
+    whole = CliRunner().invoke(cli, ["import", str(world)])
     assert whole.exit_code == 1
     assert (
         "14,365 links make a topology file of more than 1 MB, which is not read: take some of the"

@@ -179,7 +179,7 @@ def test_an_interrupted_resumption_keeps_a_search(
     with monkeypatch.context() as patch:
         signal_at(patch, sweep, "compare", 2)
         assert main(words.split()) == 130
-    signal_at(monkeypatch, sweep, "source_of", 1)
+    signal_at(monkeypatch, sweep, "batches_of", 1)
     assert main(["tune", "--resume", "out"]) == 130
     assert (Path("out") / "search" / "AllReduce" / "summary.json").is_file()
     assert "netgym tune --resume out" in capsys.readouterr().err

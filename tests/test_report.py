@@ -30,6 +30,7 @@ from exogym_core.results.report import (
     write_report,
 )
 from exogym_core.results.report import page as page_module
+from exogym_core.results.report.facts import methods
 from exogym_core.results.report.figures import (
     FORMATS,
     OF_ONE_RUN,
@@ -40,7 +41,6 @@ from exogym_core.results.report.figures import (
     log_ticks,
 )
 from exogym_core.results.report.network import draw_network, link_use, strip_columns
-from exogym_core.results.report.page import methods
 from exogym_core.results.report.table import comparison_table, ratio
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.strategy import STRATEGIES
@@ -477,8 +477,8 @@ def test_a_real_run_names_no_simulated_network(tmp_path: Path) -> None:
     facts = dict(head_facts(results))
     assert facts["network"] == "the real one; seconds are by the clock"
     assert not {"protocol", "collectives", "compute", "placement"} & set(facts)
-    assert "Communication went over a real network, and all times are by the clock." in methods(results)
-    assert "simulation" not in methods(results)
+    assert "Communication went over a real network, and all times are by the clock." in methods([results])
+    assert "simulation" not in methods([results])
 
 
 def test_the_paragraph_on_methods_has_the_options_of_model_and_task(tmp_path: Path) -> None:
@@ -493,7 +493,7 @@ def test_the_paragraph_on_methods_has_the_options_of_model_and_task(tmp_path: Pa
             {"name": "AllReduce", "label": "AllReduce"},
         ],
     )
-    paragraph = methods(Results.load(folder))
+    paragraph = methods([Results.load(folder)])
     assert "the model gpt (preset byte, width 32) on the task text (block_size 16)" in paragraph
     assert (
         "Strategies and their settings: often (DiLoCo, H 5); AllReduce; other options at their defaults."

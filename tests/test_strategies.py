@@ -237,7 +237,7 @@ def test_a_strategy_in_exo_gyms_manner_works() -> None:
     assert sorted(seen) == [((rank, 3), 4, torch.optim.SGD, num_bytes) for rank in range(3)]
     assert all(torch.equal(results[0], result) for result in results)
     assert torch.allclose((results[0] - reference.vector(model)).abs().max(), torch.tensor(0.04).double())
-    with pytest.raises(UnknownNameError, match=r"unknown argument of SignSGD 'H': Accepted: "):
+    with pytest.raises(UnknownNameError, match=r"unknown argument of SignSGD 'H'; accepted: "):
         SignSGD(H=3)
 
 

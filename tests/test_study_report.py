@@ -23,7 +23,7 @@ from exogym_core.cli.main import main
 from exogym_core.results.disk import FolderLock
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.progress import PlainProgress
-from exogym_core.results.report import Results, verdict, write_report
+from exogym_core.results.report import Results, RunReport, verdict, write_report
 from exogym_core.results.report.curves import curve
 from exogym_core.results.report.study import StudyReport
 from exogym_core.results.run_folder import RunFolder
@@ -76,6 +76,9 @@ def write_run(folder: Path, times: dict[str, list[float]], **settings: Any) -> P
     seeds = list(range(len(next(iter(times.values())))))
     run = RunFolder.create(folder, "run")
     strategies = [{"name": name, "H": 4} for name in times]
+    settings = {"task": {"name": "digits"}, "workers": {"count": 1}, "steps": 2, "batch_size": 8} | settings
+    if "topology" in settings:
+        settings["topology"] = NETWORK | settings["topology"]
     run.write_text("experiment.yaml", yaml.safe_dump({"strategies": strategies, "seeds": seeds, **settings}))
     entries = []
     for name, values in times.items():
@@ -92,7 +95,10 @@ def write_run(folder: Path, times: dict[str, list[float]], **settings: Any) -> P
         ]
         entries.append({"name": name, "seeds": seeds, "by_seed": by_seed})
         for seed, value in zip(seeds, values, strict=True):
-            rows = [{"step": s, "virtual_seconds": s * value, "bytes_sent": 8 * s} for s in (1, 2)]
+            rows = [
+                {"step": s, "virtual_seconds": s * value, "bytes_sent": 8 * s, "examples_trained": 8 * s}
+                for s in (1, 2)
+            ]
             looks = [{"step": s, "judged_loss": 1 / (1 + s), "judged_step": s} for s in (0, 1, 2)]
             run.write_result(name, FitResult(history=rows, validation=looks), None, seed=seed)
     run.write_summary(entries)
@@ -134,7 +140,10 @@ def test_networks_are_no_replicates(tmp_path: Path) -> None:
         "--group-by topology, or --where topology=x"
     )
     report = StudyReport([tmp_path], by=["strategy"], where=["topology=y"])
-    assert [group.cells()[0] for group in report.groups] == ["1.5 s [1 s, 2 s]", "3.5 s [3 s, 4 s]"]
+    assert [group.cells()[0] for group in report.groups] == [
+        "1.500 s [1.000, 2.000]",
+        "3.500 s [3.000, 4.000]",
+    ]
     write_run(tmp_path / "x-again", {"A": [1.0, 2.0]}, topology=NETWORK | {"name": "x"})
     with pytest.raises(
         InputError, match=r"A holds seed 0 more than once \(in x, x-again\), which adds no evidence"
@@ -181,11 +190,11 @@ def test_a_group_with_a_diverged_seed_does_not_compete(tmp_path: Path) -> None:
     report = StudyReport([path])
     assert report.winners == []
     assert report.verdict == (
-        "B: 0.5 final loss; nothing to compare it with. Not every run of A ended with a finite loss, so it does not "
+        "B: 0.5000 final loss; nothing to compare it with. Not every run of A ended with a finite loss, so it does not "
         "compete."
     )
     assert [group.values for group in report.groups] == [("B",), ("A",)]
-    assert report.groups[1].cells()[2] == "0.15 [0.1, 0.2] (1 of 3 not finite)"
+    assert report.groups[1].cells()[2] == "0.1500 [0.1000, 0.2000] (1 of 3 not finite)"
 
 
 def test_each_network_has_its_own_winner_and_missed_targets_are_named(tmp_path: Path) -> None:
@@ -216,6 +225,51 @@ def test_each_network_has_its_own_winner_and_missed_targets_are_named(tmp_path: 
     assert [group.name for group in report.winners] == ["A"]
 
 
+_LATEX = re.compile(
+    r"\\(?P<command>[a-z]+[0-9]*)\{\}|\\(?P<escaped>[&%$#_{}])|\{(?P<braced>[\[\]*`]?)\}|\$(?P<maths>\\pm|[<>])\$"
+    r"|(?P<plain>[^\\&%$#_{}~^<>|\"\[\]*`\x00-\x1f])"
+)
+_COMMANDS = {
+    **{"textbackslash": "\\", "textasciitilde": "~", "textasciicircum": "^", "textbar": "|"},
+    **{"char34": '"', "\\pm": "\N{PLUS-MINUS SIGN}"},
+}
+
+
+def read_latex(text: str) -> str:
+    """The text that LaTeX would print; whatever it would take for more than text is an error here."""
+    assert "--" not in text, "printed as one dash"
+    parts, place = [], 0
+    while place < len(text):
+        part = _LATEX.match(text, place)
+        assert part is not None, text[place:]
+        found = next(each for each in part.groups() if each is not None)
+        parts.append(_COMMANDS.get(found, found))
+        place = part.end()
+    return "".join(parts)
+
+
+def test_every_table_for_latex_prints_its_cells(tmp_path: Path) -> None:
+    """pdflatex stopped at names that begin with a bracket: `\\\\` takes it for a length."""
+    hostile = yaml.safe_load(Path(__file__).with_name("hostile.yaml").read_text(encoding="utf-8"))
+    names = ["[bold]", "*", "a -- b --- c", "``q''", *hostile["markup"]]
+    settings = {"task": {"name": "text", "block_size": 8}, "workers": {"count": 4}}
+    times = {name: [1.0 + place, 2.5 + place] for place, name in enumerate(names)}
+    one = write_run(tmp_path / "o_n&e", times, target_loss=0.3, **settings)
+    others = [write_run(tmp_path / name, times, topology={"name": name}, **settings) for name in "xy"]
+    for report in (RunReport(RunFolder(one)), StudyReport([one]), StudyReport(others)):
+        table, text = report.table.filled(), report.table.latex(report.caption)
+        (caption,) = re.findall(r"^  \\caption\{(.*)\}$", text, re.M)
+        assert read_latex(caption) == report.caption
+        (align,) = re.findall(r"begin\{tabular\}\{([lr]+)\}", text)
+        lines = [line.removesuffix(r" \\").strip() for line in text.splitlines() if line.endswith(r" \\")]
+        rows = [re.split(r"(?<!\\)&", re.sub(r"\\textbf\{(.*?)\}(?= &|$)", r"\1", line)) for line in lines]
+        assert {len(row) for row in rows} == {len(align)}
+        cells = [[read_latex(cell.strip()) for cell in row] for row in rows]
+        assert cells == [list(table.headings), *([each.strip() for each in cells] for _, cells in table.rows)]
+        bare = re.sub(r"\\.", "", text)
+        assert bare.count("{") == bare.count("}")
+
+
 def test_runs_are_grouped_and_filtered_by_any_key(tmp_path: Path) -> None:
     folders = [
         write_run(
@@ -231,12 +285,13 @@ def test_runs_are_grouped_and_filtered_by_any_key(tmp_path: Path) -> None:
     assert report.table.rows[0][1] == [
         "a",
         "A",
-        "1.5 s [1 s, 2 s]",
+        "1.500 s [1.000, 2.000]",
         "2 of 2",
-        "0.15 [0.1, 0.2]",
+        "0.1500 [0.1000, 0.2000]",
         "2",
         "8 B",
         "4 B",
+        "-",
     ]
     report = StudyReport([tmp_path], by=["workers.count"], where=["strategy=B", "topology=y"])
     assert [group.values for group in report.groups] == [("8", "B")]
@@ -246,6 +301,25 @@ def test_runs_are_grouped_and_filtered_by_any_key(tmp_path: Path) -> None:
         StudyReport(folders, by=["nothing"])
     with pytest.raises(InputError, match="--where strategy=C: no run has it: strategy is A, B"):
         StudyReport(folders, where=["strategy=C"])
+
+
+def test_several_runs_have_tokens_to_target_and_one_paragraph_on_methods(tmp_path: Path) -> None:
+    """Both were of single runs alone."""
+    task = {"name": "text", "block_size": 1000}
+    folders = [
+        write_run(tmp_path / name, {"A": [1.0, 2.0], "B": [3.0, 4.0]}, task=task, target_loss=0.5, **given)
+        for name, given in (("one", {}), ("two", {"topology": {"name": "far"}}))
+    ]
+    report = StudyReport(folders, by=["run"], where=["strategy=A"])
+    assert report.table.headings[-1] == "tokens to target"
+    assert [cells[-1] for _, cells in report.table.rows] == ["8k [8k, 8k]"] * 2
+    assert report.methods.startswith(
+        "1 worker trained on the task text (block_size 1000) for 2 steps with 8 samples per worker and step, with the "
+        "seeds 0, 1. Strategies and their settings: A (H 4); other options at their defaults. "
+    )
+    assert report.methods.count("simulation of the network far") == 1
+    assert report.methods.count("The target loss of 0.5 counts") == 1
+    assert f"<h2>Methods</h2>\n<p>{report.methods}</p>" in report.html()
 
 
 @pytest.mark.pictures

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from exogym_core.cli.experiment import Experiment
 from exogym_core.cli.main import main
-from exogym_core.studies.points import Range, Sweep, source_of
+from exogym_core.studies.points import Range, Sweep, batches_of
 from exogym_core.studies.sweep import objective, probe
 from netsim import parse_document
 from netsim.errors import InputError
@@ -78,10 +78,11 @@ def test_a_search_with_the_same_results_proposes_the_same(search: str) -> None:
     sweep = parsed(f"sweep: {text}, search: {search}, trials: 15, minimise: final_loss}}")
 
     def asked() -> list[dict[str, Any]]:
-        source, points = source_of(sweep), []
-        while (point := source.ask()) is not None:
-            points.append(point)
-            source.report(None if len(points) == 3 else math.inf if len(points) == 4 else point["lr"])
+        points = []
+        for batch, report in batches_of(sweep):
+            points += batch
+            results = {3: None, 4: math.inf}
+            report([results.get(len(points), point["lr"]) for point in batch])
         return points
 
     first = asked()
@@ -93,11 +94,8 @@ def test_a_search_with_the_same_results_proposes_the_same(search: str) -> None:
 
 
 def test_a_random_search_ends_when_its_space_is_used_up() -> None:
-    source = source_of(parsed("sweep: {a: [1, 2, 3], search: random, trials: 50}"))
-    points = []
-    while (point := source.ask()) is not None:
-        points.append(point["a"])
-    assert sorted(points) == [1, 2, 3]
+    ((points, _),) = batches_of(parsed("sweep: {a: [1, 2, 3], search: random, trials: 50}"))
+    assert sorted(point["a"] for point in points) == [1, 2, 3]
 
 
 def test_an_objective_counts_targets_that_were_held() -> None:

@@ -13,6 +13,7 @@ from experiments import experiment
 import exogym_core
 import netgym
 from exogym_core.cli.main import main
+from exogym_core.results.report import RunReport
 from exogym_core.studies import sweep
 from netsim.errors import InputError
 
@@ -29,14 +30,23 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The result of tuning over rates of which one is the best."""
+    folder = tmp_path_factory.mktemp("planted")
+    (folder / "small.yaml").write_text(EXPERIMENT)
+    return tuned(folder / "small.yaml", out=folder / "out")
+
+
 def tuned(path: Path, **given: Any) -> exogym_core.studies.tuning.TuneResult:  # type: ignore[name-defined]
     return exogym_core.tune(path, **{"over": PLANTED, "seeds": [7], "out": "out"} | given)
 
 
 def test_a_planted_optimum_is_found_and_the_comparison_has_other_seeds(
-    experiment: Path, capsys: pytest.CaptureFixture[str]
+    planted: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = tuned(experiment)
+    result = planted
+    monkeypatch.chdir(result.folder.parent)
     assert [each.strategy for each in result.chosen] == ["AllReduce", "DiLoCo"]
     for each in result.chosen:
         assert (each.point, each.edges, each.num_points, each.num_failed) == ({"lr": 0.03}, [], 3, 0)
@@ -52,6 +62,10 @@ def test_a_planted_optimum_is_found_and_the_comparison_has_other_seeds(
     assert netgym.load(result.folder).summary == result.summary, (
         "a tune's folder was opened as a run without rows"
     )
+    methods = RunReport(result.comparison).methods
+    assert "the tuning seeds 7 alone: AllReduce by a grid of 3 points (lr of 1e-07, 0.03, 10000)" in methods
+    assert methods.endswith(", best: lr 0.03. The best point was that with the lowest mean final loss.")
+    assert f"<p>{methods}</p>" in (result.comparison.path / "report.html").read_text()
     html = result._repr_html_()
     assert html.count("<p>") == 3
     assert "DiLoCo: best is lr=0.03" in html
@@ -117,9 +131,8 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
 
 
 def test_an_interrupted_search_resumes_to_the_same_result(
-    experiment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    experiment: Path, planted: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = tuned(experiment)
     calls = interrupt_at(monkeypatch, 5)
     over = ["--over", "lr=1e-7,0.03,1e4"]
     assert main(["tune", "small.yaml", *over, "--seeds", "7,", "--out", "again", "--jobs", "1"]) == 130
@@ -127,7 +140,7 @@ def test_an_interrupted_search_resumes_to_the_same_result(
     assert main(["report", "again"]) == 2
     assert "again: the comparison has not begun" in capsys.readouterr().err
     assert main(["tune", "--resume", "again", "--json", "--jobs", "1"]) == 0
-    assert json.loads(capsys.readouterr().out)["digest"] == whole.comparison.digest()
+    assert json.loads(capsys.readouterr().out)["digest"] == planted.comparison.digest()
     assert len(calls) == 5 + 3  # the interrupted point, the one after it, and the comparison
 
 

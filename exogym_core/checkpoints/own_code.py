@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import ast
 import copy
+import dis
 import functools
 import hashlib
 import inspect
 import json
-import re
 import sys
 import sysconfig
 import textwrap
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["StateTrial", "code_digests", "is_own_module"]
 
 _OURS = ("exogym_core", "netgym", "netsim")
-_CONSTANTS = (int, float, complex, str, bytes, bool, type(None), tuple, frozenset)
+_CONSTANTS = (int, float, complex, str, bytes, bool, type(None))
 _DEPTH = 5  # of options within options
 
 
@@ -66,11 +66,19 @@ def code_digests(roots: Iterable[object]) -> dict[str, str]:
         if not is_own_module(found.__module__):
             continue
         digests[f"{found.__module__}.{found.__qualname__}"] = _digest(_source(found))
-        for name, value in _named_by(found):
-            if isinstance(value, _CONSTANTS):
-                digests[f"{found.__module__}.{name}"] = _digest(_constant(found.__module__, name, value))
-            else:
+        loaded = list(_loads(found))
+        while loaded:
+            module, name, value = loaded.pop()
+            if isinstance(value, type | FunctionType):
                 waiting.append(value)
+            elif f"{module}.{name}" not in digests:
+                waiting += _parts(value, _DEPTH)
+                given = _assignments(module, name)
+                if given or _is_plain(value):
+                    digests[f"{module}.{name}"] = _digest(given or repr(value))
+                loaded += (
+                    _loaded(compile(given, "", "exec"), module, vars(sys.modules[module])) if given else ()
+                )
     return dict(sorted(digests.items()))
 
 
@@ -130,15 +138,22 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _constant(module: str, name: str, value: object) -> str:
-    """The expression that a module gives to a name: its value may come from the environment; else the value."""
-    for statement in reversed(_statements(module)):
+def _assignments(module: str, name: str) -> str:
+    """The statements by which a module gives a name its value, which may come from the environment; "" without any."""
+    given = []
+    for statement in _statements(module):
         targets = (
             statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
         )
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            return ast.unparse(statement)
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+            given.append(ast.unparse(statement))
+    return "\n".join(given)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(_is_plain(each) for pair in value.items() for each in pair)
+    return isinstance(value, _CONSTANTS) or (isinstance(value, tuple | list) and all(map(_is_plain, value)))
 
 
 def _statements(module: str) -> list[ast.stmt]:
@@ -151,9 +166,8 @@ def _statements(module: str) -> list[ast.stmt]:
 
 def _source(found: Any) -> str:
     """Its source without comments; of what has none, such as code typed into a console, its compiled form."""
-    try:
-        text = textwrap.dedent(inspect.getsource(found))
-    except (OSError, TypeError):
+    text = _text(found)
+    if not text:
         return repr([(code.co_code, code.co_names, _plain(code)) for code in _codes(found)])
     try:
         return ast.unparse(ast.parse(text))
@@ -161,31 +175,62 @@ def _source(found: Any) -> str:
         return text
 
 
+def _text(found: Any) -> str:
+    """Its source; "" where it has none."""
+    try:
+        return textwrap.dedent(inspect.getsource(found))
+    except (OSError, TypeError):
+        return ""
+
+
 def _plain(code: CodeType) -> list[object]:
     return [each for each in code.co_consts if not isinstance(each, CodeType)]
 
 
-def _named_by(found: Any) -> Iterator[tuple[str, Any]]:
-    """Objects that the functions of a class, or a function, name: globals, attributes of modules, enclosed values."""
-    for function in _functions(found):
-        names = {name for code in _nested(function.__code__) for name in code.co_names}
-        for name in sorted(names):
-            value = function.__globals__.get(name)
-            if isinstance(value, ModuleType):
-                if is_own_module(value.__name__):
-                    yield from ((each, vars(value)[each]) for each in sorted(names) if each in vars(value))
-            elif name in function.__globals__:
-                yield name, value
+def _loads(found: Any) -> Iterator[tuple[str, str, Any]]:
+    """What a class or a function loads: globals, attributes of one's own modules, enclosed values; and where."""
+    functions, home = list(_functions(found)), sys.modules.get(found.__module__)
+    names = dict(vars(home) if home is not None else functions[0].__globals__ if functions else {})
+    for function in functions:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            names.pop(name, None)
             try:
-                yield f"{function.__qualname__}.{name}", cell.cell_contents
+                yield found.__module__, f"{function.__qualname__}.{name}", cell.cell_contents
             except ValueError:  # not yet bound
                 continue
+    for code in _codes(found):
+        yield from _loaded(code, found.__module__, names)
+
+
+def _loaded(code: CodeType, home: str, names: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """What code of the module `home`, whose globals are `names`, loads by name."""
+    held: object = None  # what the instruction before has loaded
+    for each in dis.get_instructions(code):
+        module, space, wanted = home, names, [each.argval]
+        if each.opname == "IMPORT_NAME":  # into a local variable: whatever the code names of the module
+            module, space, wanted = each.argval, _own_names(sys.modules.get(each.argval)), list(code.co_names)
+        elif each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            module, space = getattr(held, "__name__", ""), _own_names(held)
+        elif each.opname not in ("LOAD_GLOBAL", "LOAD_NAME"):
+            space = {}
+        held = space.get(each.argval)
+        for name in wanted:
+            if name in space and not isinstance(space[name], ModuleType):
+                yield module, name, space[name]
+
+
+def _own_names(module: object) -> Mapping[str, Any]:
+    return vars(module) if isinstance(module, ModuleType) and is_own_module(module.__name__) else {}
 
 
 def _codes(found: Any) -> Iterator[CodeType]:
-    for function in _functions(found):
-        yield from _nested(function.__code__)
+    """Compiled forms of a class with its decorators and defaults, or a function; without a source, of its functions."""
+    try:
+        source = _text(found) or "("
+        yield from _nested(compile(source, "", "exec", annotations.compiler_flag, dont_inherit=True))
+    except SyntaxError:
+        for function in _functions(found):
+            yield from _nested(function.__code__)
 
 
 def _functions(found: Any) -> Iterator[FunctionType]:

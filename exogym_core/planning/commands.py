@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import errno
-import gc
 import json
 import math
 import os
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from exogym_core.planning.model_sizes import MEMORY_CHOICES
-from netsim import DelayedProgress, Stoppable
+from netsim import DelayedProgress, Stoppable, rare_collections
 from netsim.errors import DeadlockError, InputError, unknown_name
 from netsim.units import format_count, parse_seconds
 
@@ -77,17 +76,6 @@ _SHARE = _BySite(
 
 
 _SECONDS_A_LINE = 8.0  # of progress, where standard error is no terminal
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Collect garbage a hundred times less often: torch's modules alone are a million objects to search."""
-    before = gc.get_threshold()
-    gc.set_threshold(100 * before[0], *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def _options(*options: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -198,7 +186,7 @@ _WHERE = (
     _option("--out", "DIR", "Write a page with plots.", type=click.Path(path_type=Path)),
     *_WHERE,
 )
-@_rare_collections()
+@rare_collections()
 def plan(
     experiment: Path | None,
     sweeps: tuple[str, ...],
@@ -361,7 +349,7 @@ def _check_folder(out: Path) -> None:
 @_option("--layers", None, "Layers in streaming-diloco's table [24].", type=int)
 @_option("--step", "DURATION", "Computing time of a step in streaming-diloco's table [0.1s].")
 @_option("--json as_json", None, "Print JSON.", is_flag=True)
-@_rare_collections()
+@rare_collections()
 def reproduce(
     name: str | None, params: float | None, layers: int | None, step: str | None, as_json: bool
 ) -> None:
@@ -416,7 +404,7 @@ def _cell_line(cell: dict[str, Any]) -> str:
     _option("--runs", "DIR", "Folder of a run of yours, whose steps to a loss are applied."),
     *_WHERE,
 )
-@_rare_collections()
+@rare_collections()
 def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None:
     """Search strategies, rounds, codecs, streams, sites and the ring's order for the soonest way to a budget."""
     from exogym_core.planning.advice_text import advice_lines, best_so_far

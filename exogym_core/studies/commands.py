@@ -16,6 +16,7 @@ from rich.text import Text
 from exogym_core.cli.common_options import confirm_seeds, given, not_empty, takes, topology_here
 from exogym_core.cli.run_commands import reported, show_report, stdout
 from exogym_core.names import visible
+from exogym_core.results.progress import format_loss
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
 
@@ -253,7 +254,7 @@ def _cells(entry: Mapping[str, Any], point: str) -> Iterator[tuple[str, ...]]:
 
 
 def _loss(loss: float | None) -> str:
-    return "" if loss is None else f"{loss:.4g}"
+    return "" if loss is None else format_loss(loss)
 
 
 def _time(seconds: float | None) -> str:

@@ -25,9 +25,8 @@ import json
 import math
 import random
 import warnings
-from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -36,16 +35,15 @@ from netsim import Document, Schema, validate_document
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = [
     "Point",
     "Range",
     "Sweep",
-    "TrialSource",
     "TuneSettings",
+    "batches_of",
     "point_text",
-    "source_of",
     "sweep_schema",
     "tune_schema",
     "values_schema",
@@ -148,41 +146,35 @@ class Sweep(Schema):
         settings = validate_document(cls, replace(part, data=own))
         axes = {key: _axis(part, key, value) for key, value in data.items() if key not in _OWN_KEYS}
         sweep = settings.model_copy(update={"axes": axes})
-        if sweep.at_once is not None and sweep.search != "optuna":
-            raise part.error(
-                ("at_once",), "is for search: optuna, whose points depend on earlier results; leave it out"
-            )
-        sweep._check(part)
+        for is_wrong, key, problem in sweep._rules():
+            if is_wrong:
+                raise part.error((key,) if key else (), problem)
         return sweep
 
-    def _check(self, part: Document) -> None:
+    def _rules(self) -> list[tuple[object, str, str]]:
+        """Mistakes of a sweep whose keys are right one by one: whether it has each, the key, and the words."""
         varied = {key for point in [self.axes, *self.listed] for key in point} & {"seed", "seeds"}
-        if self.seeds is not None and varied:
-            problem = f"the points' {min(varied)} would go unused: leave one of them out"
-            raise part.error(("seeds",), problem)
         ranges = [key for key, values in self.axes.items() if isinstance(values, Range)]
-        if self.search == "grid":
-            if ranges:
-                raise part.error((ranges[0],), "a range is for a search: give a list, or add search: random")
-            if self.trials:
-                raise part.error(
-                    ("trials",), "a grid tries all points: leave trials out, or add search: random"
-                )
-            if self.minimise is not None:
-                raise part.error(
-                    ("minimise",), "a grid tries all points: leave it out, or add search: optuna"
-                )
-        elif not self.trials:
-            raise part.error(("search",), "the number of points is missing: add trials, such as trials: 50")
-        if self.search == "optuna" and self.minimise is None:
-            problem = "nothing to minimise: add minimise, such as minimise: virtual_seconds_to_target"
-            raise part.error(("search",), problem)
-        if self.search != "grid" and not self.axes and self.listed == [{}]:
-            raise part.error(
-                (), "there is nothing to search: add a key, such as strategies.*.lr: [0.01, 0.03]"
-            )
-        if self.search == "grid" and self.num_points > MOST_POINTS:
-            raise part.error((), f"{self.num_points} points are too many: {MOST_POINTS} at most")
+        of_range = ranges[0] if ranges else ""
+        grid, optuna = self.search == "grid", self.search == "optuna"
+        for_all = "a grid tries all points: leave"
+        missing = "the number of points is missing: add trials, such as trials: 50"
+        unused = f"the points' {min(varied, default='')} would go unused: leave one of them out"
+        foreign = "is for search: optuna, whose points depend on earlier results; leave it out"
+        aimless = "nothing to minimise: add minimise, such as minimise: virtual_seconds_to_target"
+        nothing = "there is nothing to search: add a key, such as strategies.*.lr: [0.01, 0.03]"
+        many = f"{self.num_points} points are too many: {MOST_POINTS} at most"
+        return [
+            (self.at_once is not None and not optuna, "at_once", foreign),
+            (self.seeds is not None and varied, "seeds", unused),
+            (grid and ranges, of_range, "a range is for a search: give a list, or add search: random"),
+            (grid and self.trials, "trials", f"{for_all} trials out, or add search: random"),
+            (grid and self.minimise is not None, "minimise", f"{for_all} it out, or add search: optuna"),
+            (not grid and not self.trials, "search", missing),
+            (optuna and self.minimise is None, "search", aimless),
+            (not grid and not self.axes and self.listed == [{}], "", nothing),
+            (grid and self.num_points > MOST_POINTS, "", many),
+        ]
 
     @property
     def listed(self) -> list[Point]:
@@ -280,38 +272,60 @@ def point_text(point: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value_text(value)}" for key, value in point.items()) or "as it is"
 
 
-class TrialSource(Protocol):
-    """Proposes points one after the other, several before the first result if asked."""
+def batches_of(sweep: Sweep) -> Iterator[tuple[list[Point], Callable[[Sequence[float | None]], None]]]:
+    """Points of a sweep in batches, each with a function that takes its results before the next batch.
 
-    def ask(self) -> Point | None:
-        """Propose the next point; None: there are no more."""
-
-    def report(self, value: float | None) -> None:
-        """Take the result of the first point without one: the number to minimise; None: it failed."""
-
-
-def source_of(sweep: Sweep) -> TrialSource:
-    """The source that the sweep names.
+    A result is the number to minimise; None: the point failed. Points of a grid or of a random search depend on none,
+    and are one batch.
 
     Raises:
-        InputError: it is Optuna, which is not installed.
+        InputError: the search is Optuna's, which is not installed.
     """
-    if sweep.search == "optuna":
-        return _Optuna(sweep)
-    return _Listed(sweep.grid() if sweep.search == "grid" else _drawn(sweep))
+    if sweep.search != "optuna":
+        yield sweep.grid() if sweep.search == "grid" else list(_drawn(sweep)), lambda results: None
+        return
+    try:
+        import optuna
+    except ImportError:
+        raise InputError("search optuna: Optuna is not installed: pip install 'netgym[ray]'") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=sweep.search_seed))
+    space = {key: _distribution(optuna, values) for key, values in sweep.axes.items()}
+    if len(sweep.listed) > 1:
+        space["points"] = _distribution(optuna, sweep.listed)
+    at_once = sweep.at_once or 1
+    for first in range(0, sweep.num_points, at_once):
+        trials = [study.ask(space) for _ in range(min(at_once, sweep.num_points - first))]
+
+        def report(results: Sequence[float | None], trials: Sequence[Any] = trials) -> None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                for trial, result in zip(trials, results, strict=True):
+                    if result is None:
+                        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+                    else:
+                        study.tell(trial, result if math.isfinite(result) else math.inf)
+
+        yield [_point_of(sweep, trial.params) for trial in trials], report
 
 
-class _Listed:
-    """Points that depend on no result."""
+def _distribution(optuna: Any, values: Any) -> Any:
+    """Values of a key for Optuna: lists by position, since they may hold mappings."""
+    if not isinstance(values, Range):
+        return optuna.distributions.CategoricalDistribution(range(len(values)))
+    if values.is_whole:
+        return optuna.distributions.IntDistribution(
+            values.low, values.high, log=values.log, step=values.step or 1
+        )
+    return optuna.distributions.FloatDistribution(values.low, values.high, log=values.log, step=values.step)
 
-    def __init__(self, points: Iterable[Point]) -> None:
-        self._points = iter(points)
 
-    def ask(self) -> Point | None:
-        return next(self._points, None)
-
-    def report(self, value: float | None) -> None:
-        """Ignore a point's result: the points are fixed."""
+def _point_of(sweep: Sweep, drawn: Mapping[str, Any]) -> Point:
+    point: Point = {
+        key: drawn[key] if isinstance(values, Range) else values[drawn[key]]
+        for key, values in sweep.axes.items()
+    }
+    return point | sweep.listed[drawn.get("points", 0)]
 
 
 def _drawn(sweep: Sweep) -> Iterator[Point]:
@@ -331,52 +345,3 @@ def _drawn(sweep: Sweep) -> Iterator[Point]:
                 break
         else:
             return
-
-
-class _Optuna:
-    """Optuna's tree-structured Parzen estimator, in memory."""
-
-    def __init__(self, sweep: Sweep) -> None:
-        try:
-            import optuna
-        except ImportError:
-            raise InputError("search optuna: Optuna is not installed: pip install 'netgym[ray]'") from None
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._optuna, self._sweep, self._left = optuna, sweep, sweep.num_points
-        self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=sweep.search_seed))
-        self._space = {key: self._distribution(values) for key, values in sweep.axes.items()}
-        if len(sweep.listed) > 1:
-            self._space["points"] = self._distribution(sweep.listed)
-        self._asked: deque[Any] = deque()
-
-    def _distribution(self, values: Any) -> Any:
-        distributions = self._optuna.distributions
-        if not isinstance(values, Range):  # by position, since values may be mappings
-            return distributions.CategoricalDistribution(range(len(values)))
-        low, high = values.low, values.high
-        if values.is_whole:
-            return distributions.IntDistribution(low, high, log=values.log, step=values.step or 1)
-        return distributions.FloatDistribution(low, high, log=values.log, step=values.step)
-
-    def ask(self) -> Point | None:
-        if not self._left:
-            return None
-        self._left -= 1
-        self._asked.append(self._study.ask(self._space))
-        drawn = self._asked[-1].params
-        axes = self._sweep.axes
-        point: Point = {
-            key: drawn[key] if isinstance(values, Range) else values[drawn[key]]
-            for key, values in axes.items()
-        }
-        point |= self._sweep.listed[drawn.get("points", 0)]
-        return point
-
-    def report(self, value: float | None) -> None:
-        state, trial = self._optuna.trial.TrialState, self._asked.popleft()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if value is None:
-                self._study.tell(trial, state=state.FAIL)
-            else:
-                self._study.tell(trial, value if math.isfinite(value) else math.inf)

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Sized
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from exogym_core.cli.common_options import first_line
@@ -24,7 +23,7 @@ from exogym_core.names import visible
 from exogym_core.results.disk import RecordError
 from exogym_core.results.progress import format_loss
 from exogym_core.run.trainer import Trainer
-from exogym_core.studies.points import point_text, source_of
+from exogym_core.studies.points import batches_of, point_text
 from exogym_core.workers.processes.jobs import Job, run_jobs
 from exogym_core.workers.spec import IN_ONE_PROCESS
 from netsim import raise_lost_interrupt
@@ -127,23 +126,22 @@ def run_sweep(study: Study, progress: SweepProgress, runner: PointRunner) -> int
     A point that was interrupted resumes, one that failed is tried again. A full disk and Ctrl-C end the sweep; points
     that finished are kept.
     """
-    source = source_of(study.sweep)
-    at_once = (study.sweep.at_once or 1) if study.sweep.search == "optuna" else None
-    numbered = enumerate(iter(source.ask, None))
-    while batch := list(islice(numbered, at_once)):
+    begun = 0
+    for points, report in batches_of(study.sweep):
         values: dict[int, float | None] = {}
         left = []
-        for number, point in batch:
+        for number, point in enumerate(points, start=begun):
             known = study.entry(number)
             if known is None or known.get("failed") or known.get("incomplete"):
                 left.append(PointRun(study, number, point, progress))
             else:
                 progress.skip()
                 values[number] = _value(study, known)
-        for number, found in runner.run(left):
-            values[number] = _value(study, found)
-        for number, _ in batch:  # in order of proposal, so that a resumed search proposes the same points
-            source.report(values[number])
+        values |= {number: _value(study, found) for number, found in runner.run(left)}
+        report(
+            [values[number] for number in sorted(values)]
+        )  # so that a resumed search proposes the same points
+        begun += len(points)
     return sum(bool(entry.get("failed")) for entry in study.entries)
 
 
@@ -272,7 +270,7 @@ def _result_line(entries: Sequence[Mapping[str, Any]]) -> str:
         loss, seconds = entry.get("final_loss"), entry.get("virtual_seconds_to_target")
         text = str(visible(entry["name"]))
         if loss is not None:
-            text += f" {loss:.4g}"
+            text += f" {format_loss(loss)}"
         if seconds is not None and entry.get("target") == "held":
             text += f" (target at {format_seconds(seconds)})"
         words.append(text)
@@ -461,7 +459,7 @@ def estimated(study: Study) -> tuple[str, Probe | None, Estimate | None]:
         InputError: every point is refused.
     """
     is_grid = study.sweep.search == "grid"
-    points = study.sweep.grid() if is_grid else [source_of(study.sweep).ask() or {}]
+    points = study.sweep.grid() if is_grid else next(batches_of(study.sweep))[0][:1]
     experiments, refused = [], []
     for point in points:
         try:

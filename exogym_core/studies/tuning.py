@@ -362,9 +362,8 @@ class Tuning:
                     self.chosen.append(_choose(label, study))
         for each in self.chosen:
             write(_line(each))
-        self.result = result = self._compare(jobs)
-        self.folder.write_text("tune.json", json.dumps(result.to_mapping(), indent=2, allow_nan=False) + "\n")
-        return result
+        self.result = self._compare(jobs)
+        return self.result
 
     def discard_if_empty(self) -> bool:
         """Remove the folder if no point was begun; returns whether that was so."""
@@ -375,7 +374,7 @@ class Tuning:
         return is_empty
 
     def _compare(self, jobs: int | None) -> TuneResult:
-        """Train all strategies at their chosen points, on the experiment's own seeds."""
+        """Train all strategies at their chosen points, on its own seeds; write `tune.json` and the page."""
         path = comparison_of(self.folder.path)
         assert path is not None
         experiment = self._plan.tuned(self.chosen)
@@ -388,20 +387,15 @@ class Tuning:
                 run.write_environment(experiment.code_folder)
             with progress_for(Console(stderr=True), run.log) as progress:
                 train_in(run, experiment, progress, jobs)
-            write_report(run)
-            decision = verdict(Results.load(run))
+            decision, summary = verdict(Results.load(run)), run.read_summary()
+            tuned = (self._plan.seeds, experiment.seeds, self.chosen, summary, decision.winner, decision.text)
+            result = TuneResult(self.folder.path, *tuned)
+            text = json.dumps(result.to_mapping(), indent=2, allow_nan=False)
+            self.folder.write_text("tune.json", f"{text}\n")
+            write_report(run)  # whose methods are read from there
         finally:
             run.release()
-        plan, summary = self._plan, run.read_summary()
-        return TuneResult(
-            self.folder.path,
-            plan.seeds,
-            experiment.seeds,
-            self.chosen,
-            summary,
-            decision.winner,
-            decision.text,
-        )
+        return result
 
 
 def _prefixed(write: Callable[[str], None], name: str) -> Callable[[str], None]:

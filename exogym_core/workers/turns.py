@@ -17,6 +17,7 @@ import threading
 import time
 import warnings
 from collections import deque
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -143,13 +144,16 @@ def place_of_rank() -> str:
 
 def place_in(frame: FrameType) -> tuple[str, int, str]:
     """File, line and function of the innermost call in a user's code, or of the innermost where there is none."""
-    found: FrameType | None = frame
-    while found is not None and not is_own(found.f_code.co_filename):
-        found = found.f_back
-    chosen = found if found is not None else frame
-    return chosen.f_code.co_filename, chosen.f_lineno, chosen.f_code.co_name
+    # All at once, before anything lets the frames' thread go on: CPython 3.11 crashed at one that had ended meanwhile.
+    calls = []
+    outer: FrameType | None = frame
+    while outer is not None:
+        calls.append((outer.f_code.co_filename, outer.f_lineno, outer.f_code.co_name))
+        outer = outer.f_back
+    return next((call for call in calls if is_own(call[0])), calls[0])
 
 
+@lru_cache(1000)
 def is_own(path: str) -> bool:
     """True if a file of code is a user's: neither ours nor installed nor Python's."""
     return not path.startswith((*_LIBRARIES, "<frozen ")) and not os.path.realpath(path).startswith(

@@ -13,6 +13,7 @@ from netsim.collectives.estimate import Estimator, is_crowd
 from netsim.collectives.schedules.algorithms import algorithm_names, default_algorithm
 from netsim.collectives.start import time_collective
 from netsim.errors import InputError
+from netsim.network.clock import rare_collections
 from netsim.topology.protocol import WindowLimit, window_limit
 from netsim.transfers import host_index, network_and_protocol
 from netsim.units import parse_bytes
@@ -68,6 +69,7 @@ class CollectiveTimes:
     timing: Timing = field(repr=False, default=None)  # type: ignore[assignment]
 
 
+@rare_collections()
 def collective(
     topology: Topology | str | Path | Mapping[str, Any],
     op: str,
@@ -338,12 +340,13 @@ def _crossing_bytes(schedule: Schedule, inside: frozenset[int]) -> tuple[int, in
         return (total, 0) if has_root == (op == "broadcast") else (0, total)
     if op == "sendrecv":
         return (total if 0 in inside else 0), (total if 1 in inside else 0)
-    parts = np.diff(schedule.layout)
-    is_inside = np.isin(np.arange(num), list(inside))
+    members = list(inside)
     if op == "all_to_all":
-        table = parts.reshape(num, num)
-        return int(table[is_inside][:, ~is_inside].sum()), int(table[~is_inside][:, is_inside].sum())
-    own, others = int(parts[is_inside].sum()), int(parts[~is_inside].sum())
+        table = schedule.parts.reshape(num, num)
+        within = table[np.ix_(members, members)].sum()
+        return int(table[members].sum() - within), int(table[:, members].sum() - within)
+    own = int(schedule.parts[members].sum())
+    others = int(schedule.layout[-1]) - own
     if op == "all_gather":
         return own, others
     if op == "reduce_scatter":

@@ -30,7 +30,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 # Names of a union's types in the path of a pydantic error; an empty key stands for all.
 _TYPE_TAG = re.compile(r"|bool|int|float|str|constrained-\w+|(list|dict|literal|function-\w+)\[.*\]")
-_ACCEPTED = re.compile(r"^unknown choice .*Accepted: (.*)$")
+_ACCEPTED = re.compile(r"^unknown choice .*[Aa]ccepted: (.*)$")
 
 
 class Schema(BaseModel):
@@ -82,7 +82,7 @@ def _problems(details: ErrorDetails) -> Iterator[ConfigError]:
         texts = [str(unknown_name("key", name, known)) for name in names[:MAX_PROBLEMS]]
         if not path and len(unknown) == len(given) and not any("did you mean" in text for text in texts):
             # Not the content of a file that is something else altogether.
-            text = f"none of its keys belongs here: Accepted: {', '.join(sorted(known))}"
+            text = f"none of its keys belongs here; accepted: {', '.join(sorted(known))}"
             yield ConfigError(path, text, True)
             return
         texts += [f"unknown key '{name}'" for name in names[MAX_PROBLEMS:]]

@@ -86,7 +86,7 @@ def test_the_number_of_ranks_is_checked(num_ranks: Any) -> None:
 
 
 def test_unknown_backends_are_refused() -> None:
-    with pytest.raises(InputError, match=r"'mpi'.*Accepted: .*gloo"):
+    with pytest.raises(InputError, match=r"'mpi'.*ccepted: .*gloo"):
         choose_backend("mpi", 2)
 
 

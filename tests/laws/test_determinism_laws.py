@@ -1,10 +1,8 @@
-"""Law 9 on whole runs, and what must not matter to them: names, host time, hash seeds, the network, neighbours."""
+"""Law 9 on whole runs, and what must not matter to them: names, hash seeds, the network, neighbours."""
 
 from __future__ import annotations
 
-import copy
 import os
-import random
 import subprocess
 import sys
 from typing import Any
@@ -31,15 +29,11 @@ def topology(rate: float = 100.0, names: tuple[str, ...] = ("h0", "h1", "h2", "h
     return form | {"hosts": {name: {} for name in hosts}}
 
 
-def exchange(
-    comm: Communicator, num_elements: int, ops: list[str], dawdle: random.Random | None = None
-) -> Any:
-    """A few collectives after unequal computing; `dawdle` spends host time, which must not matter."""
+def exchange(comm: Communicator, num_elements: int, ops: list[str]) -> Any:
+    """A few collectives after unequal computing."""
     tensor = torch.ones(num_elements)
     for op in ops:
         comm.advance(0.001 * (comm.rank + 1))
-        if dawdle is not None:
-            sum(range(dawdle.randrange(20_000)))
         if op == "barrier":
             comm.barrier()
         elif op == "messages":
@@ -64,14 +58,6 @@ def times(result: RunResult[Any]) -> list[float]:
     return [*result.rank_virtual_seconds, *result.exposed_seconds]
 
 
-@given(programs, st.sampled_from([2, 4, 8]))
-@settings(max_examples=15)
-def test_twice_the_bytes_at_twice_the_rate_take_the_same_time(ops: list[str], factor: int) -> None:
-    once = run_ranks(lambda comm: exchange(comm, 1024, ops), 4, topology())
-    more = run_ranks(lambda comm: exchange(comm, 1024 * factor, ops), 4, topology(100.0 * factor))
-    assert times(once) == times(more)
-
-
 @given(programs, protocols, st.permutations(["z", "a10", "a9", "m"]))
 @settings(max_examples=15)
 def test_names_of_hosts_do_not_matter_where_ranks_are_placed(
@@ -91,20 +77,6 @@ def test_names_of_hosts_do_not_matter_where_ranks_are_placed(
         )
 
     assert run(plain) == run(tuple(names))
-
-
-@given(programs, protocols, st.integers(0, 1000))
-@settings(max_examples=6)
-def test_real_speed_does_not_matter(ops: list[str], protocol: str, seed: int) -> None:
-    def run(workers: Any, dawdle: bool) -> list[float]:
-        def body(comm: Communicator) -> Any:
-            return exchange(comm, 2000, ops, random.Random(seed * 10 + comm.rank) if dawdle else None)
-
-        return times(run_ranks(body, 4, topology(), workers=workers, protocol=protocol))
-
-    expected = run("threads", False)
-    assert run("threads", True) == expected
-    assert run({"kind": "processes", "processes": 2}, True) == expected
 
 
 @pytest.mark.parametrize("name", ["AllReduce", "DiLoCo", "SPARTA", "DeMo"])
@@ -170,15 +142,3 @@ def test_two_simulations_in_one_process_do_not_see_each_other() -> None:
                 clock.step()
     assert together == alone
     assert all(len(ends) == 4 for ends in alone)
-
-
-def test_a_different_order_of_keys_is_the_same_topology() -> None:
-    plain = topology()
-    turned = {key: copy.deepcopy(plain[key]) for key in reversed(plain)}
-    turned["links"].reverse()
-    turned["hosts"] = dict(reversed(turned["hosts"].items()))
-
-    def body(comm: Communicator) -> Any:
-        return exchange(comm, 3000, ["all_reduce", "all_to_all"])
-
-    assert times(run_ranks(body, 4, plain)) == times(run_ranks(body, 4, turned))

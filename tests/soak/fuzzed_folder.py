@@ -46,8 +46,8 @@ def accepted(path: Path | None, read: Callable[[], Any]) -> Any:
     try:
         return read()
     except (InputError, RecordError) as error:
-        line = str(error).splitlines()[0]
-        assert line.isprintable(), f"a first line that is not printable: {line!r}"
+        line, *more = str(error).splitlines()
+        assert all(map(str.isprintable, (line, *more))), f"a line that is not printable: {(line, *more)!r}"
         assert len(line) <= _LONGEST_LINE, f"a first line of {len(line)} characters"
         assert path is None or path.name in line, f"the file is not named: {line!r}"
         return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from exogym_core.results.reading import Results, StrategyResult
-from exogym_core.results.report.page import RunReport, head_facts, write_report
+from exogym_core.results.report.facts import head_facts
+from exogym_core.results.report.page import RunReport, write_report
 from exogym_core.results.report.table import comparison_table
 from exogym_core.results.report.verdict import verdict
 

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
-from exogym_core.results.reading import WALL_CLOCK, Results, value_text
+from exogym_core.results.reading import WALL_CLOCK, Results
 from exogym_core.results.report.curves import interactive_curves
+from exogym_core.results.report.facts import head_facts, methods, run_facts, search_methods
 from exogym_core.results.report.figures import FORMATS, OF_ONE_RUN, Shown, draw_figures, draw_pictures
 from exogym_core.results.report.network import draw_network, link_use, network_matrix, weather_of
-from exogym_core.results.report.table import ResultTable, comparison_table, count_text, latex_text
+from exogym_core.results.report.table import ResultTable, comparison_table
 from exogym_core.results.report.verdict import verdict
-from netsim import Topology, read_bytes
-from netsim.errors import InputError
-from netsim.units import format_count, format_seconds, parse_seconds
+from exogym_core.results.templates import asset, base64_text, latex_text, rendered
+from netsim import read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from exogym_core.results.reading import StrategyResult
     from exogym_core.results.report.figures import Picture
     from exogym_core.results.report.network import Drawing
     from exogym_core.results.run_folder import RunFolder
@@ -41,16 +36,12 @@ __all__ = [
     "RunReport",
     "TextTable",
     "environment_of",
-    "head_facts",
-    "methods",
     "render_page",
-    "run_facts",
-    "shared_hosts",
     "trace_of",
     "write_report",
 ]
 
-_ASSETS = "exogym_core.results.report"
+_FOLDER = "results/report"
 _SCRIPTS = (
     "data",
     "elements",
@@ -141,18 +132,12 @@ class Page:
 
 def render_page(page: Page) -> str:
     """The page's HTML: one file that loads nothing, and in which only its own two scripts may run, by their hash."""
-    import jinja2
-
     is_interactive = page.curves is not None
     style = _asset("page.css") + (_asset("uplot/uPlot.min.css") if is_interactive else "")
     scripts = [_library(), _own_script()] if is_interactive else []
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["base64"] = _base64
-    template = environment.from_string(_asset("page.html"))
     data = {"curves": page.curves, "use": page.use, "trace": page.trace and page.trace[0]}
-    return template.render(
+    return rendered(
+        f"{_FOLDER}/page.html",
         page=page,
         style=style,
         style_hash=_hash(style),
@@ -175,11 +160,11 @@ def _library() -> str:
 
 
 def _asset(name: str) -> str:
-    return resources.files(_ASSETS).joinpath(name).read_text(encoding="utf-8")
+    return asset(f"{_FOLDER}/{name}")
 
 
 def _hash(text: str) -> str:
-    return _base64(hashlib.sha256(text.encode()).digest())
+    return base64_text(hashlib.sha256(text.encode()).digest())
 
 
 def _json(data: Any) -> str:
@@ -188,184 +173,6 @@ def _json(data: Any) -> str:
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-_JUDGED = {
-    "replica": "the replica, the same on all workers",
-    "outer": "the outer parameters of the last round that ended",
-    "server": "the server's",
-    "own": "each worker's own model: the mean of their losses",
-}
-
-
-_REAL_NETWORK = "the real one; seconds are by the clock"
-
-
-def head_facts(results: Results) -> list[tuple[str, str]]:
-    """Names and values of the settings that all strategies share.
-
-    Raises:
-        InputError: the experiment is not a resolved one.
-    """
-    settings = results.settings
-    task, workers = results.setting("task.name"), results.setting("workers.count")
-    if task is None or workers is None:
-        raise InputError("experiment.yaml: is no resolved experiment: task and workers are missing")
-    every, topology = results.setting("evaluate.every"), settings.get("topology")
-    facts = [
-        ("task", visible(task)),
-        ("workers", visible(workers)),
-        ("steps", visible(settings.get("steps"))),
-        ("batch size per worker", visible(settings.get("batch_size"))),
-        ("seed" if len(results.seeds) == 1 else "seeds", _seeds(results)),
-    ]
-    if every is not None:
-        facts.append(("evaluated every", count_text(every, "step")))
-    if results.clock == WALL_CLOCK:  # whatever topology the file names
-        return [*facts, ("network", _REAL_NETWORK)]
-    if not isinstance(topology, dict):
-        return [*facts, ("network", "none: no virtual time")]
-    protocol = settings.get("protocol") or topology.get("protocol") or "ideal"  # as earlier versions took it
-    if isinstance(protocol, str) and protocol != "ideal":
-        protocol = {"preset": protocol, "streams": 1}
-    collectives = settings.get("collectives") or "auto"
-    return [
-        *facts,
-        ("network", visible(topology.get("name", ""))),
-        ("protocol", visible(_plain(protocol), 120)),
-        ("collectives", visible(_plain(collectives), 120)),
-        ("compute", visible(_compute(settings.get("compute")), 200)),
-        ("placement", _placement(results, topology)),
-    ]
-
-
-def methods(results: Results) -> str:
-    """A paper's paragraph on how the run was made, from its resolved experiment.
-
-    Raises:
-        InputError: the experiment is not a resolved one.
-    """
-    settings, facts = results.settings, dict(head_facts(results))
-    model, task = settings.get("model"), settings["task"]
-    named = f" the model {visible(_setting_text(model), 300)}" if isinstance(model, dict) else ""
-    seeds = facts.get("seeds")
-    samples = count_text(settings.get("batch_size"), "sample")
-    text = (
-        f"{count_text(settings['workers'].get('count'), 'worker')} trained{named} "
-        f"on the task {visible(_setting_text(task), 300)} for "
-        f"{count_text(settings.get('steps'), 'step')} with {samples} per worker and step"
-    )
-    text += f", with the seeds {seeds}." if seeds else f", with seed {facts['seed']}."
-    strategies = [_setting_text(each) for each in settings.get("strategies") or () if isinstance(each, dict)]
-    text += f" Strategies and their settings: {visible('; '.join(strategies), 2000)}; other options at their defaults."
-    if "protocol" in facts:
-        text += (
-            f" Communication was timed on a simulation of the network {facts['network']} under the protocol "
-            f"{facts['protocol']}, with collective algorithms: {facts['collectives']}. Compute time: "
-            f"{facts['compute']}. Workers by place: {facts['placement']}."
-        )
-    elif facts["network"] == _REAL_NETWORK:
-        text += " Communication went over a real network, and all times are by the clock."
-    if "evaluated every" in facts:
-        text += f" Every {facts['evaluated every']}, the model that could be shipped at that instant was evaluated."
-    if results.target_loss is not None:
-        text += (
-            f" The target loss of {results.target_loss:g} counts from the first evaluation at or below it, if the "
-            "median of the later ones is at or below it too."
-        )
-    return text
-
-
-def _setting_text(setting: Mapping[str, Any]) -> str:
-    """Label or name of a strategy, model or task, in brackets the name behind a label and the options."""
-    name = str(setting.get("name"))
-    label = str(setting.get("label") or name)
-    options = [f"{key} {value_text(value)}" for key, value in setting.items() if key not in ("name", "label")]
-    inside = ", ".join(options if label == name else [name, *options])
-    return f"{label} ({inside})" if inside else label
-
-
-def _seeds(results: Results) -> str:
-    fixed = results.settings.get("network_seed")
-    network = f" (of the network: {fixed})" if fixed is not None else ""
-    return visible(", ".join(map(str, results.seeds)) + network, 80)
-
-
-def _plain(value: Any) -> str:
-    """A mapping or a name on one line."""
-    if not isinstance(value, Mapping):
-        return str(value)
-    name = value.get("preset", "")
-    rest = ", ".join(f"{key} {_plain(each)}" for key, each in value.items() if key != "preset")
-    return f"{name}, {rest}" if name and rest else str(name) or rest
-
-
-def _compute(compute: Any) -> str:
-    """Settings of compute, such as `50 ms a step, jitter 0.1`."""
-    if not isinstance(compute, Mapping):
-        return str(compute)
-    words = []
-    for key, value in compute.items():
-        if key == "fixed" and isinstance(value, str):
-            words.append(f"{format_seconds(parse_seconds(value))} a step")
-        else:
-            words.append(f"{key} {_plain(value)}" if value not in ({}, None) else str(key))
-    return ", ".join(words if "jitter" in compute else [*words, "no jitter"])
-
-
-def _placement(results: Results, topology: Mapping[str, Any]) -> str:
-    network = Topology.from_mapping(topology, "experiment.yaml: topology")
-    count = results.setting("workers.count")
-    if not isinstance(count, int):
-        raise InputError("experiment.yaml: workers.count: expected a whole number")
-    hosts = network.place(count, results.settings.get("placement"))
-    places = Counter(network.region_of(host) for host in hosts)
-    counts = ", ".join(f"{visible(place, 30)}: {count}" for place, count in list(places.items())[:12])
-    more = f" and {len(places) - 12} more" if len(places) > 12 else ""
-    shared = shared_hosts(hosts)
-    return f"{counts}{more}" + (f" ({shared})" if shared else "")
-
-
-def shared_hosts(hosts: Sequence[int]) -> str:
-    """A few words where hosts carry several workers each; empty where none does."""
-    most = max(Counter(hosts).values(), default=0)
-    if most < 2:
-        return ""
-    return f"{len(hosts)} workers on {format_count(len(set(hosts)), 'host')}, up to {most} on one"
-
-
-def run_facts(results: Results) -> list[tuple[str, list[str]]]:
-    """Judged model, collectives, and seconds of computing, network and waiting of each strategy that has any."""
-    rows = []
-    for result in results.strategies:
-        cells = [_JUDGED.get(result.judged or "", "-"), _collectives(result), *_times(result)]
-        if any(cell != "-" for cell in cells):
-            rows.append((visible(result.name), cells))
-    return rows
-
-
-def _times(result: StrategyResult) -> list[str]:
-    seconds = (result.computing_seconds, result.network_seconds, result.waiting_seconds)
-    return ["-" if each is None else format_seconds(each) for each in seconds]
-
-
-def _collectives(result: StrategyResult) -> str:
-    return (
-        visible("; ".join(f"{op}: {_algorithms(used)}" for op, used in result.collectives.items()), 300)
-        or "-"
-    )
-
-
-def _algorithms(used: Any) -> str:
-    if isinstance(used, Mapping):
-        return ", ".join(f"{key} {_algorithms(each)}" for key, each in used.items())
-    if isinstance(used, list | tuple):
-        return ", ".join(map(str, used))
-    return str(used)
 
 
 _CAPTIONS = {
@@ -408,6 +215,7 @@ class Report(ABC):
         verdict, winner: the sentences, and the name of what wins, if anything does.
         table: of the results.
         caption: of the table in a paper.
+        methods: a paper's paragraph on how the runs were made.
         pictures: names of the figures.
     """
 
@@ -415,6 +223,7 @@ class Report(ABC):
     winner: str | None
     table: ResultTable
     caption: str
+    methods: str
     pictures: Sequence[str]
     _png = "png"
 
@@ -424,7 +233,7 @@ class Report(ABC):
 
     def _texts(self) -> dict[str, str]:
         """LaTeX files by name."""
-        return {"table.tex": self.table.latex(self.caption)}
+        return {"table.tex": self.table.latex(self.caption), "methods.tex": latex_text(self.methods) + "\n"}
 
     def write_figures(self, folder: RunFolder, formats: Sequence[str]) -> list[Path]:
         """Write figures for papers (`pdf`, `svg`, `png`) and tables (`latex`) into `plots/` of a folder."""
@@ -459,6 +268,8 @@ class RunReport(Report):
         self._folder, self.results = folder, Results.load(folder)
         self.verdict, self.winner = verdict(self.results)
         self.table = comparison_table(self.results, self.winner)
+        search = search_methods(folder.path, has_target=self.results.target_loss is not None)
+        self.methods = " ".join(filter(None, [methods([self.results]), search]))
         seeds = f": mean \N{PLUS-MINUS SIGN} standard deviation over {len(self.results.seeds)} seeds"
         self.title = visible(self.results.settings.get("name", "run"), 80)
         self.caption = self.title + (seeds if len(self.results.seeds) > 1 else "")
@@ -474,9 +285,6 @@ class RunReport(Report):
     def few(self) -> Shown:
         """Input with all strategies, and the weather of their network."""
         return Shown(self.results, weather_of(self.results))
-
-    def _texts(self) -> dict[str, str]:
-        return super()._texts() | {"methods.tex": latex_text(methods(self.results)) + "\n"}
 
     def write(self, align: str = "time", each: Callable[..., Any] = map) -> Path:
         """Write the plots and the page.
@@ -502,7 +310,7 @@ class RunReport(Report):
         table = self.table.filled()
         return Page(
             title=self.title,
-            methods=methods(results),
+            methods=self.methods,
             facts=head_facts(results),
             verdict=self.verdict,
             headings=table.headings,
@@ -573,7 +381,7 @@ def trace_of(folder: Path) -> tuple[str, str | None] | None:
     path = folder / _TRACE
     if not path.is_file():
         return None
-    return _TRACE, _base64(path.read_bytes()) if path.stat().st_size <= _MOST_EMBEDDED_BYTES else None
+    return _TRACE, base64_text(path.read_bytes()) if path.stat().st_size <= _MOST_EMBEDDED_BYTES else None
 
 
 def _caption(name: str, results: Results) -> str:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
+from exogym_core.results.progress import format_loss
 from exogym_core.results.reading import POINTS, Results, StrategyResult, find_runs, setting, value_text
 from exogym_core.results.report.curves import interactive_curves
+from exogym_core.results.report.facts import methods
 from exogym_core.results.report.figures import OF_SEVERAL, Shown, draw_pictures
 from exogym_core.results.report.network import draw_network, network_matrix, weather_of
 from exogym_core.results.report.page import (
@@ -22,7 +24,7 @@ from exogym_core.results.report.page import (
     environment_of,
     render_page,
 )
-from exogym_core.results.report.table import ResultTable
+from exogym_core.results.report.table import ResultTable, block_size, short_count, tokens_to_target
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import bootstrap_interval, paired_interval
 from netsim import read_bytes
@@ -62,13 +64,18 @@ class Member:
 
     Attributes:
         run: of the strategy.
-        settings: the run's resolved experiment.
+        results: of the run.
         result: of the strategy.
     """
 
     run: FoundRun
-    settings: Mapping[str, Any]
+    results: Results
     result: StrategyResult
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The run's resolved experiment."""
+        return self.results.settings
 
     def value(self, key: str) -> str:
         """Value of `key`: `run`, `point`, `strategy`, a key of the sweep, or a path into the experiment."""
@@ -147,10 +154,18 @@ class Group:
         return [
             _interval_text(times.values(), format_seconds) if len(times) == count else _MISSING,
             f"{len(times)} of {count}" if has_target else _MISSING,
-            _interval_text(self.losses().values(), "{:.4g}".format) + diverged,
+            _interval_text(self.losses().values(), format_loss) + diverged,
             f"{count}" + (f" ({self.failed} failed)" if self.failed else ""),
             *(self._mean_bytes(name) for name in ("bytes_sent_per_worker", "wan_bytes")),
+            self._tokens(),
         ]
+
+    def _tokens(self) -> str:
+        results, runs = self.members[0].results, self.runs
+        size = block_size(results)
+        tokens = tokens_to_target(runs, results.target_loss, size) if size else []
+        known = [each for each in tokens if each is not None]
+        return _interval_text(known, short_count) if len(known) == len(runs) else _MISSING
 
     def _mean_bytes(self, name: str) -> str:
         counts = [count for run in self.runs if (count := getattr(run, name)) is not None]
@@ -158,7 +173,15 @@ class Group:
         return format_bytes(sum(counts) / len(counts)) if is_known else _MISSING
 
 
-HEADINGS = ("to target", "held", "final loss", "runs", "sent by a worker", "between regions")
+HEADINGS = (
+    "to target",
+    "held",
+    "final loss",
+    "runs",
+    "sent by a worker",
+    "between regions",
+    "tokens to target",
+)
 """Headings of `Group.cells`."""
 
 
@@ -166,8 +189,14 @@ def _interval_text(values: Collection[float], write: Callable[[float], str]) -> 
     """Mean and bootstrap interval."""
     if not values:
         return _MISSING
-    interval, mean = bootstrap_interval(values), write(_mean(values))
-    return mean if interval is None else f"{mean} [{write(interval[0])}, {write(interval[1])}]"
+    interval, mean = bootstrap_interval(values), _mean(values)
+    if interval is None:
+        return write(mean)
+    if write is format_seconds and 0 < mean < 120:  # with the mean's decimals
+        decimals = max(0, 3 - math.floor(math.log10(mean)))
+        low, high = (f"{each:.{decimals}f}" for each in interval)
+        return f"{mean:.{decimals}f} s [{low}, {high}]"
+    return f"{write(mean)} [{write(interval[0])}, {write(interval[1])}]"
 
 
 def members_of(runs: Iterable[FoundRun]) -> list[Member]:
@@ -179,8 +208,24 @@ def members_of(runs: Iterable[FoundRun]) -> list[Member]:
     members = []
     for run in runs:
         results = Results.load(run.folder)
-        members += [Member(run, results.settings, result) for result in results.strategies]
+        members += [Member(run, results, result) for result in results.strategies]
     return members
+
+
+def _experiments(members: Iterable[Member]) -> list[Results]:
+    """The members' runs; their settings name the members' strategies alone."""
+    of_run: dict[int, list[Member]] = {}
+    for member in members:
+        of_run.setdefault(id(member.results), []).append(member)
+    found = []
+    for same in of_run.values():
+        results = same[0].results
+        names = [member.result.name for member in same]
+        kept = [
+            each for each in results.settings["strategies"] if (each.get("label") or each["name"]) in names
+        ]
+        found.append(replace(results, settings={**results.settings, "strategies": kept}))
+    return found
 
 
 def default_keys(members: Sequence[Member]) -> list[str]:
@@ -311,7 +356,7 @@ def _decided(groups: Sequence[Group]) -> tuple[str, Group | None]:
     if not ordered:
         return "No group has finished.", None
     first, missed = ordered[0], _missed(ended, holders)
-    write = format_seconds if holders else "{:.4g}".format
+    write = format_seconds if holders else format_loss
     shown = write(means[first.values])
     if len(ordered) == 1:
         if missed:
@@ -412,6 +457,7 @@ class StudyReport(Report):
             for group in self.groups
         ]
         self.table = ResultTable([*self.keys, *HEADINGS], rows, len(self.keys))
+        self.methods = methods(_experiments(self.members))
         self.failures = [
             (f"{member.run.run} {member.run.point} {member.result.name}", member.result.error or "incomplete")
             for member in self.members
@@ -440,6 +486,12 @@ class StudyReport(Report):
         more = "" if len(self.groups) <= MOST_CURVES else f" Shown are the first {MOST_CURVES} groups."
         topology = shown.results.settings.get("topology") if self._is_shared("topology") else None
         keys = visible(", ".join(self.keys), 200)
+        # One cell names a group: its figures are next to it, on a telephone too.
+        rows = [
+            (group in self.winners, [visible(cell, 120) for cell in [group.name, *group.cells()]])
+            for group in self.groups
+        ]
+        table = ResultTable([keys, *HEADINGS], rows).filled()
         failures = [(visible(which, 80), [visible(why, 500)]) for which, why in self.failures]
         return render_page(
             Page(
@@ -450,13 +502,10 @@ class StudyReport(Report):
                     ("grouped by", keys),
                 ],
                 verdict=self.verdict,
-                # One cell names a group: its figures are next to it, on a telephone too.
-                headings=[keys, *HEADINGS],
-                rows=[
-                    (group in self.winners, [visible(cell, 120) for cell in [group.name, *group.cells()]])
-                    for group in self.groups
-                ],
+                headings=table.headings,
+                rows=table.rows,
                 note=_NOTE,
+                methods=self.methods,
                 figures=[
                     Figure(_CAPTIONS[name] + more, picture, is_curve=True)
                     for name, picture in draw_pictures(self.few(), self.pictures).items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,14 +15,23 @@ from exogym_core.names import visible
 from exogym_core.results.progress import format_loss
 from exogym_core.results.schema import SUMMARY
 from exogym_core.results.seeds import mean_and_deviation
+from exogym_core.results.templates import rendered
 from netsim.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from exogym_core.results.reading import Results, StrategyResult
+    from exogym_core.results.reading import Results, SeedResult, StrategyResult
 
-__all__ = ["ResultTable", "comparison_table", "count_text", "latex_text", "ratio", "short_count"]
+__all__ = [
+    "ResultTable",
+    "comparison_table",
+    "count_text",
+    "plus_minus",
+    "ratio",
+    "short_count",
+    "time_text",
+]
 
 _UNKNOWN = "-"
 _PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
@@ -89,34 +99,9 @@ class ResultTable(NamedTuple):
         return table, [heading for column, heading in enumerate(headings) if column not in shown]
 
     def latex(self, caption: str) -> str:
-        """The table for LaTeX with `booktabs`; columns without a value are left out, names of winners are bold."""
-        headings, rows, num_names = self.filled()
-        lines = [" & ".join(map(latex_text, headings)) + r" \\", r"\midrule"]
-        for is_winner, cells in rows:
-            # Bold names: a winner's figures need not be the best of their columns.
-            bold = num_names if is_winner else 0
-            texts = list(map(latex_text, cells))
-            lines.append(" & ".join([rf"\textbf{{{name}}}" for name in texts[:bold]] + texts[bold:]) + r" \\")
-        body = "\n".join(f"    {line}" for line in lines)
-        align = "l" * num_names + "r" * (len(headings) - num_names)
-        return (
-            "% \\usepackage{booktabs}\n\\begin{table}\n  \\centering\n"
-            f"  \\caption{{{latex_text(caption)}}}\n"
-            f"  \\begin{{tabular}}{{{align}}}\n    \\toprule\n{body}\n    \\bottomrule\n"
-            "  \\end{tabular}\n\\end{table}\n"
-        )
-
-
-_LATEX = str.maketrans(
-    {each: f"\\{each}" for each in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {_PLUS_MINUS: r"$\pm$", "<": r"$<$", ">": r"$>$"}
-)
-
-
-def latex_text(text: str) -> str:
-    """The text with LaTeX's special characters escaped."""
-    return text.translate(_LATEX)
+        """The table for LaTeX, as wide as the text at most; columns without a value are left out, winners are bold."""
+        table = self.filled()
+        return rendered("results/report/table.tex", caption=caption, **table._asdict()) + "\n"
 
 
 def comparison_table(results: Results, winner: str | None = None) -> ResultTable:
@@ -136,7 +121,7 @@ def comparison_table(results: Results, winner: str | None = None) -> ResultTable
 
 def _columns(results: Results) -> dict[str, Callable[[StrategyResult], str]]:
     """Functions that write a strategy's cell, by heading."""
-    target, block_size = results.target_loss, _block_size(results)
+    target, size = results.target_loss, block_size(results)
     values = {
         results.clock if column.unit == "s" else column.heading: partial(_text, results, column.name)
         for column in SUMMARY
@@ -148,7 +133,7 @@ def _columns(results: Results) -> dict[str, Callable[[StrategyResult], str]]:
         **values,
         "bytes saved": partial(_saving, results, "bytes_sent_per_worker"),
         "time per step saved": partial(_saving, results, "virtual_seconds"),
-        **({"tokens to target": partial(_tokens_text, results, block_size)} if block_size else {}),
+        **({"tokens to target": partial(_tokens_text, results, size)} if size else {}),
     }
 
 
@@ -176,26 +161,42 @@ def _text(results: Results, column: str, result: StrategyResult) -> str:
         return _with_spread(value, deviation, write)
     # One unit for the whole table, so that rows compare at a glance.
     longest = max(each.virtual_seconds or 0.0 for each in results.strategies)
-    size, unit = (3600.0, "h") if longest >= 20_000 else (1.0, "s")
-    text = _with_spread(
-        value, deviation, lambda each: f"{each / size:.2g}", lambda each: _seconds(each / size)
+    return _UNKNOWN if value is None else time_text(value, deviation, longest)
+
+
+def time_text(seconds: float, deviation: float | None, longest: float) -> str:
+    """Seconds, or hours where the `longest` time is of several, and their deviation."""
+    size, unit = (3600.0, " h") if longest >= 20_000 else (1.0, " s")
+    value = seconds / size
+    return plus_minus(value, (deviation or 0.0) / size, unit) or (
+        f"{value:,.0f}{unit}" if value >= 1000 else f"{value:.4g}{unit}"
     )
-    return text if value is None else f"{text} {unit}"
 
 
-def _seconds(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def _with_spread(
-    value: float | None,
-    deviation: float | None,
-    write: Callable[[float], str],
-    write_value: Callable[[float], str] | None = None,
-) -> str:
+def _with_spread(value: float | None, deviation: float | None, write: Callable[[float], str]) -> str:
     if value is None:
         return _UNKNOWN
-    return (write_value or write)(value) + (f" {_PLUS_MINUS} {write(deviation)}" if deviation else "")
+    text = write(value)
+    if not deviation or write not in (format_bytes, short_count):  # others have fixed decimals
+        return f"{text} {_PLUS_MINUS} {write(deviation)}" if deviation else text
+    size, _ = _scale(value)
+    return plus_minus(value / size, deviation / size, text.lstrip("0123456789.")) or text
+
+
+def plus_minus(value: float, deviation: float, unit: str = "") -> str:
+    """A mean and its deviation with the same decimals, which are those of two digits of the deviation.
+
+    Empty where six digits of the mean do not show the deviation.
+
+    >>> plus_minus(0.2, 0.01, " s"), plus_minus(11, 1.414), plus_minus(3400, 230), plus_minus(5, 1e-9)
+    ('0.200 \xb1 0.010 s', '11.0 \xb1 1.4', '3,400 \xb1 230', '')
+    """
+    if not deviation:
+        return ""
+    digits, most = (math.floor(math.log10(abs(each) or 1.0)) for each in (deviation, value))
+    decimals = max(0, min(1 - digits, 5 - most))
+    error = f"{deviation:,.{decimals}f}"
+    return f"{value:,.{decimals}f} {_PLUS_MINUS} {error}{unit}" if float(error.replace(",", "")) else ""
 
 
 def _saving(results: Results, column: str, result: StrategyResult) -> str:
@@ -225,20 +226,25 @@ def ratio(baseline: float | None, value: float | None) -> str:
     return f"{quotient:,.0f}x" if quotient >= 100 else f"{quotient:.3g}x"
 
 
-def _block_size(results: Results) -> int | None:
+def block_size(results: Results) -> int | None:
     """Tokens a sample of a task that has tokens and a target; else None."""
     size = None if results.target_loss is None else results.setting("task.block_size")
     return size if isinstance(size, int) and size > 0 else None
 
 
-def _tokens_text(results: Results, block_size: int, result: StrategyResult) -> str:
-    """Tokens of all workers until the first evaluation at the target, of a strategy that held it with every seed."""
-    tokens: list[float | None] = []
-    for run in result.runs:
-        reached = next((step for step, loss in run.losses if loss <= (results.target_loss or 0.0)), None)
-        found = run.at_steps("examples_trained").get(-1 if reached is None else reached)
-        tokens.append(None if found is None or run.target != "held" else found * block_size)
+def _tokens_text(results: Results, size: int, result: StrategyResult) -> str:
+    tokens = tokens_to_target(result.runs, results.target_loss, size)
     return _with_spread(*mean_and_deviation(tokens), short_count)
+
+
+def tokens_to_target(runs: Sequence[SeedResult], target_loss: float | None, size: int) -> list[float | None]:
+    """Tokens of all workers until each run's first evaluation at the target, `size` a sample; None: not held."""
+    tokens: list[float | None] = []
+    for run in runs:
+        reached = next((step for step, loss in run.losses if loss <= (target_loss or 0.0)), None)
+        found = run.at_steps("examples_trained").get(-1 if reached is None else reached)
+        tokens.append(None if found is None or run.target != "held" else found * size)
+    return tokens
 
 
 def short_count(count: float) -> str:
@@ -247,10 +253,15 @@ def short_count(count: float) -> str:
     >>> short_count(201.4e9), short_count(3.2e12), short_count(5e5)
     ('201B', '3.2T', '500k')
     """
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.3g}{letter}"
-    return f"{count:.3g}"
+    size, letter = _scale(count)
+    return f"{count / size:.3g}{letter}"
+
+
+def _scale(count: float) -> tuple[float, str]:
+    """Size and letter of the largest thousands in a number."""
+    return next(
+        (each for each in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")) if count >= each[0]), (1.0, "")
+    )
 
 
 def count_text(count: object, noun: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.names import visible
 from exogym_core.results.progress import format_loss
-from exogym_core.results.report.table import count_text, ratio
+from exogym_core.results.report.table import count_text, ratio, time_text
 from exogym_core.results.seeds import mean_and_deviation
 from netsim.units import format_bytes, format_seconds
 
@@ -189,8 +189,8 @@ def _time(contest: _Contest, strategy: StrategyResult) -> str:
     assert seconds is not None
     if seconds == 0:
         return "0 s: the initial model has it before any training, so choose a lower target"
-    spread = f" \N{PLUS-MINUS SIGN} {format_seconds(deviation)}" if deviation else ""
-    return f"{format_seconds(seconds)}{spread} of {contest.results.clock}{_interval(contest.results)}"
+    shown = time_text(seconds, deviation, seconds) if deviation else format_seconds(seconds)
+    return f"{shown} of {contest.results.clock}{_interval(contest.results)}"
 
 
 def _interval(results: Results) -> str:

@@ -166,6 +166,11 @@ class Schedule:
     element_bytes: int = 1
 
     @cached_property
+    def parts(self) -> Bytes:
+        """Bytes of each part of the layout."""
+        return np.diff(self.layout)
+
+    @cached_property
     def num_steps(self) -> int:
         """Steps over all phases."""
         return sum(phase.num_steps for phase in self.phases)

@@ -1,0 +1,273 @@
+"""How runs were made: settings, collectives and times, and a paper's paragraph on methods."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.names import file_name, visible
+from exogym_core.results.reading import COMPARISON, SEARCH, WALL_CLOCK, value_text
+from exogym_core.results.report.table import count_text
+from exogym_core.results.templates import rendered
+from netsim import Topology, load_document
+from netsim.errors import InputError
+from netsim.units import format_count, format_seconds, parse_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from exogym_core.results.reading import Results, StrategyResult
+
+__all__ = ["head_facts", "methods", "run_facts", "search_methods", "shared_hosts"]
+
+_JUDGED = {
+    "replica": "the replica, the same on all workers",
+    "outer": "the outer parameters of the last round that ended",
+    "server": "the server's",
+    "own": "each worker's own model: the mean of their losses",
+}
+
+
+_REAL_NETWORK = "the real one; seconds are by the clock"
+
+
+def head_facts(results: Results) -> list[tuple[str, str]]:
+    """Names and values of the settings that all strategies share.
+
+    Raises:
+        InputError: the experiment is not a resolved one.
+    """
+    settings = results.settings
+    task, workers = results.setting("task.name"), results.setting("workers.count")
+    if task is None or workers is None:
+        raise InputError("experiment.yaml: is no resolved experiment: task and workers are missing")
+    every, topology = results.setting("evaluate.every"), settings.get("topology")
+    facts = [
+        ("task", visible(task)),
+        ("workers", visible(workers)),
+        ("steps", visible(settings.get("steps"))),
+        ("batch size per worker", visible(settings.get("batch_size"))),
+        ("seed" if len(results.seeds) == 1 else "seeds", _seeds([results])),
+    ]
+    if every is not None:
+        facts.append(("evaluated every", count_text(every, "step")))
+    if results.clock == WALL_CLOCK:  # whatever topology the file names
+        return [*facts, ("network", _REAL_NETWORK)]
+    if not isinstance(topology, dict):
+        return [*facts, ("network", "none: no virtual time")]
+    protocol = settings.get("protocol") or topology.get("protocol") or "ideal"  # as earlier versions took it
+    if isinstance(protocol, str) and protocol != "ideal":
+        protocol = {"preset": protocol, "streams": 1}
+    collectives = settings.get("collectives") or "auto"
+    return [
+        *facts,
+        ("network", visible(topology.get("name", ""))),
+        ("protocol", visible(_plain(protocol), 120)),
+        ("collectives", visible(_plain(collectives), 120)),
+        ("compute", visible(_compute(settings.get("compute")), 200)),
+        ("placement", _placement(results, topology)),
+    ]
+
+
+def _seeds(runs: Sequence[Results]) -> str:
+    seeds = dict.fromkeys(seed for results in runs for seed in results.seeds)
+    fixed = dict.fromkeys(results.settings.get("network_seed") for results in runs)
+    networks = ", ".join(str(each) for each in fixed if each is not None)
+    return visible(", ".join(map(str, seeds)) + (f" (of the network: {networks})" if networks else ""), 200)
+
+
+def _plain(value: Any) -> str:
+    """A mapping or a name on one line."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    name = value.get("preset", "")
+    rest = ", ".join(f"{key} {_plain(each)}" for key, each in value.items() if key != "preset")
+    return f"{name}, {rest}" if name and rest else str(name) or rest
+
+
+def _compute(compute: Any) -> str:
+    """Settings of compute, such as `50 ms a step, jitter 0.1`."""
+    if not isinstance(compute, Mapping):
+        return str(compute)
+    words = []
+    for key, value in compute.items():
+        if key == "fixed" and isinstance(value, str):
+            words.append(f"{format_seconds(parse_seconds(value))} a step")
+        else:
+            words.append(f"{key} {_plain(value)}" if value not in ({}, None) else str(key))
+    return ", ".join(words if "jitter" in compute else [*words, "no jitter"])
+
+
+def _placement(results: Results, topology: Mapping[str, Any]) -> str:
+    network = Topology.from_mapping(topology, "experiment.yaml: topology")
+    count = results.setting("workers.count")
+    if not isinstance(count, int):
+        raise InputError("experiment.yaml: workers.count: expected a whole number")
+    hosts = network.place(count, results.settings.get("placement"))
+    places = Counter(network.region_of(host) for host in hosts)
+    counts = ", ".join(f"{visible(place, 30)}: {count}" for place, count in list(places.items())[:12])
+    more = f" and {len(places) - 12} more" if len(places) > 12 else ""
+    shared = shared_hosts(hosts)
+    return f"{counts}{more}" + (f" ({shared})" if shared else "")
+
+
+def shared_hosts(hosts: Sequence[int]) -> str:
+    """A few words where hosts carry several workers each; empty where none does."""
+    most = max(Counter(hosts).values(), default=0)
+    if most < 2:
+        return ""
+    return f"{len(hosts)} workers on {format_count(len(set(hosts)), 'host')}, up to {most} on one"
+
+
+def run_facts(results: Results) -> list[tuple[str, list[str]]]:
+    """Judged model, collectives, and seconds of computing, network and waiting of each strategy that has any."""
+    rows = []
+    for result in results.strategies:
+        cells = [_JUDGED.get(result.judged or "", "-"), _collectives(result), *_times(result)]
+        if any(cell != "-" for cell in cells):
+            rows.append((visible(result.name), cells))
+    return rows
+
+
+def _times(result: StrategyResult) -> list[str]:
+    seconds = (result.computing_seconds, result.network_seconds, result.waiting_seconds)
+    return ["-" if each is None else format_seconds(each) for each in seconds]
+
+
+def _collectives(result: StrategyResult) -> str:
+    return (
+        visible("; ".join(f"{op}: {_algorithms(used)}" for op, used in result.collectives.items()), 300)
+        or "-"
+    )
+
+
+def _algorithms(used: Any) -> str:
+    if isinstance(used, Mapping):
+        return ", ".join(f"{key} {_algorithms(each)}" for key, each in used.items())
+    if isinstance(used, list | tuple):
+        return ", ".join(map(str, used))
+    return str(used)
+
+
+# --- methods --------------------------------------------------------------------------------------------------
+
+_TRAINING = ("task", "model", "workers", "steps", "batch_size")
+_MOST_NAMED = 40  # strategies
+
+
+def methods(runs: Sequence[Results]) -> str:
+    """A paper's paragraph on how runs were made; a sentence that is true of several is there once.
+
+    Raises:
+        InputError: an experiment is not a resolved one.
+    """
+    alike: dict[str, list[Results]] = {}
+    for results in runs:
+        alike.setdefault(str([results.settings.get(key) for key in _TRAINING]), []).append(results)
+    named = dict.fromkeys(
+        visible(_setting_text(each), 300)
+        for results in runs
+        for each in results.settings.get("strategies") or ()
+        if isinstance(each, dict)
+    )
+    strategies = [
+        *list(named)[:_MOST_NAMED],
+        *[f"{len(named) - _MOST_NAMED} more"][: len(named) > _MOST_NAMED],
+    ]
+    sentences = [
+        sentence
+        for same in alike.values()
+        for results in same
+        for sentence in _sentences(results, _seeds(same), strategies)
+    ]
+    return " ".join(dict.fromkeys(sentences))
+
+
+def _sentences(results: Results, seeds: str, strategies: Sequence[str]) -> list[str]:
+    settings, model = results.settings, results.settings.get("model")
+    return rendered(
+        "results/report/methods.txt",
+        facts=dict(head_facts(results)),
+        workers=count_text(settings["workers"].get("count"), "worker"),
+        model=_setting_text(model) if isinstance(model, dict) else None,
+        task=_setting_text(settings["task"]),
+        steps=count_text(settings.get("steps"), "step"),
+        samples=count_text(settings.get("batch_size"), "sample"),
+        seeds=seeds,
+        strategies=strategies,
+        target_loss=results.target_loss,
+        is_real=results.clock == WALL_CLOCK,
+    ).splitlines()
+
+
+def _setting_text(setting: Mapping[str, Any]) -> str:
+    """Label or name of a strategy, model or task, in brackets the name behind a label and the options."""
+    name = str(setting.get("name"))
+    label = str(setting.get("label") or name)
+    options = [f"{key} {value_text(value)}" for key, value in setting.items() if key not in ("name", "label")]
+    inside = ", ".join(options if label == name else [name, *options])
+    return f"{label} ({inside})" if inside else label
+
+
+# --- the search -----------------------------------------------------------------------------------------------
+
+_SEARCHES = {"grid": "a grid", "random": "a random search", "optuna": "Optuna"}
+
+
+def search_methods(folder: Path, *, has_target: bool) -> str:
+    """Sentences on the search whose best points the run of a folder compares; empty where there was none.
+
+    Args:
+        folder: of the run.
+        has_target: whether the search was for a target loss.
+
+    Raises:
+        InputError: a file of the search is damaged.
+    """
+    whole, outcome = folder.parent, folder.parent / "tune.json"
+    if folder.name != COMPARISON or not (whole / SEARCH).is_dir() or not outcome.is_file():
+        return ""
+    document = load_document(outcome)
+    found = document.data
+    if not isinstance(found, dict) or not isinstance(found.get("chosen"), list):
+        raise document.error((), "is no result of netgym tune: it has no list `chosen`")
+    tried = "; ".join(visible(_tried(each, whole / SEARCH), 600) for each in found["chosen"])
+    decisive = "the lowest mean final loss"
+    if has_target:
+        decisive = f"the target held with every tuning seed, soonest in the mean, and where no point held it {decisive}"
+    seeds = ", ".join(map(str, found.get("tuning_seeds") or ()))
+    return (
+        f"Before the comparison, settings of each strategy were searched on the tuning seeds {seeds} alone: {tried}. "
+        f"The best point was that with {decisive}."
+    )
+
+
+def _tried(chosen: Mapping[str, Any], searches: Path) -> str:
+    """Method, space and best point of a strategy's search."""
+    strategy = str(chosen["strategy"])
+    experiment = load_document(searches / file_name(strategy) / "experiment.yaml").data
+    sweep = dict(experiment.get("sweep") or {}) if isinstance(experiment, dict) else {}
+    method = _SEARCHES.get(str(sweep.pop("search", "grid")), "a search")
+    space = "; ".join(_axis(key, values) for key, values in sweep.items() if key.startswith("strategies."))
+    best = ", ".join(f"{key} {value_text(value)}" for key, value in chosen["point"].items())
+    edges = ", ".join(line.partition(":")[0] for line in chosen["edges"])
+    points = format_count(chosen["num_points"], "point")
+    failed = f", of which {chosen['num_failed']} failed" if chosen["num_failed"] else ""
+    return (
+        f"{strategy} by {method} of {points}{failed} ({space}), best: {best or 'none'}"
+        f"{f', at an edge: {edges}' if edges else ''}"
+    )
+
+
+def _axis(key: str, values: Any) -> str:
+    name = key.rpartition("*.")[2]
+    if isinstance(values, Mapping):
+        scale = " on a logarithmic scale" if values.get("log") else ""
+        return f"{name} from {value_text(values.get('low'))} to {value_text(values.get('high'))}{scale}"
+    return f"{name} of {', '.join(map(value_text, _listed(values)))}"
+
+
+def _listed(values: Any) -> Iterable[Any]:
+    return values if isinstance(values, list) else [values]

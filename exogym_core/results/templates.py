@@ -1,0 +1,65 @@
+"""Texts made from templates, which are files of this package: pages, LaTeX, and what commands print."""
+
+from __future__ import annotations
+
+import base64
+import re
+from importlib import resources
+from typing import Any
+
+from exogym_core.names import visible
+from exogym_core.results.progress import format_loss
+from netsim.units import format_count, format_seconds
+
+__all__ = ["asset", "base64_text", "latex_text", "rendered"]
+
+
+def asset(name: str) -> str:
+    """Text of a file of this package, such as `cli/status.txt`."""
+    return resources.files("exogym_core").joinpath(name).read_text(encoding="utf-8")
+
+
+def rendered(template: str, **values: Any) -> str:
+    """The text of a template with these values; in HTML they are escaped.
+
+    Args:
+        template: a file of this package, such as `cli/status.txt`.
+        values: by name.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=template.endswith(".html"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "base64": base64_text,
+        "count": format_count,
+        "latex": latex_text,
+        "loss": format_loss,
+        "seconds": format_seconds,
+        "visible": visible,
+        "whole_seconds": lambda seconds: format_seconds(round(seconds)),
+    }
+    return environment.from_string(asset(template)).render(values)
+
+
+def base64_text(data: bytes) -> str:
+    """The bytes in base64."""
+    return base64.b64encode(data).decode()
+
+
+_LATEX = str.maketrans(
+    {each: f"\\{each}" for each in "&%$#_{}"}
+    # Brackets and stars at the beginning of a row would be taken for arguments of the row before.
+    | {each: f"{{{each}}}" for each in "[]*`"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
+    | {"\N{PLUS-MINUS SIGN}": r"$\pm$", "<": r"$<$", ">": r"$>$", '"': r"\char34{}"}
+)
+
+
+def latex_text(text: str) -> str:
+    """The text with LaTeX's special characters escaped."""
+    return re.sub("-(?=-)", "-{}", text.translate(_LATEX))
