@@ -347,10 +347,6 @@ class Absence(Stateful):
         """The round in which a step is."""
         return {"round": -(-step // self.steps_a_round)}
 
-    def ends_round(self, step: int) -> bool:
-        """True if the step after `step` steps is the last one of a round."""
-        return (step + 1) % self.steps_a_round == 0
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`."""
         super().load_state_dict(state)
@@ -496,9 +492,10 @@ class Participation:
 
         Others may finish a round in which this rank dies before it has marked the step.
         """
-        if self.absence is None or not self._comm.members_change or not self.absence.ends_round(step):
+        absence = self.absence
+        if absence is None or not self._comm.members_change or (step + 1) % absence.steps_a_round:
             return None
-        return self.absence.place(step + 1)
+        return absence.place(step + 1)
 
 
 def _packed(outer: OuterStep) -> list[Tensor]:

@@ -199,11 +199,6 @@ class Sharding:
         """True if machines have copies of each other's shards."""
         return "HYBRID" in self.name
 
-    @property
-    def gathers_for_backward(self) -> bool:
-        """True if parameters are given up after the forward pass."""
-        return self.name in ("FULL_SHARD", "HYBRID_SHARD")
-
     def averager(
         self,
         parameters: Sequence[Tensor],
@@ -280,7 +275,7 @@ class ShardedReplica(GradientAverager):
     def listen(self, on: bool, weight: float = 1.0) -> None:
         """A backward pass comes: gather for it, where parameters were given up after the forward pass."""
         super().listen(on, weight)
-        if self.sharding.gathers_for_backward:
+        if self.sharding.name in ("FULL_SHARD", "HYBRID_SHARD"):
             if not self._is_gathered:  # for the forward pass of this micro-batch
                 self.gather()
             self.gather()

@@ -210,10 +210,11 @@ class BlockCodec(HeadedCodec):
     """
 
     bits = 8
+    chunk: int
     largest: float = 1
 
-    def __init__(self, chunk: int) -> None:
-        self.chunk = chunk
+    def __init__(self, chunk: int | None = None) -> None:
+        self.chunk = self.chunk if chunk is None else chunk
 
     @abstractmethod
     def nearest(self, levels: Tensor) -> Tensor:
@@ -243,10 +244,7 @@ class BlockCodec(HeadedCodec):
 class Int8Codec(BlockCodec):
     """Codec of a signed byte per value, and an fp32 scale per chunk: `round(127 x / max |x|)` within each chunk."""
 
-    largest = 127
-
-    def __init__(self, chunk: int = 1024) -> None:
-        super().__init__(chunk)
+    chunk, largest = 1024, 127
 
     def nearest(self, levels: Tensor) -> Tensor:
         """Round."""
@@ -280,7 +278,9 @@ class Blockwise8BitCodec(BlockCodec):
         Dettmers et al., 8-bit Optimizers via Block-wise Quantization, arXiv 2110.02861, section 2.
     """
 
-    def __init__(self, chunk: int = 4096) -> None:
+    chunk = 4096
+
+    def __init__(self, chunk: int | None = None) -> None:
         super().__init__(chunk)
         self._table = _dynamic_levels()
         self._borders = (self._table[:-1] + self._table[1:]) / 2
@@ -304,10 +304,7 @@ class E3M0Codec(BlockCodec):
         scaled is not said there: blocks of 256 follow others' code.
     """
 
-    bits = 4
-
-    def __init__(self, chunk: int = 256) -> None:
-        super().__init__(chunk)
+    bits, chunk = 4, 256
 
     def nearest(self, levels: Tensor) -> Tensor:
         """Sign and exponent."""
