@@ -159,11 +159,6 @@ class EvaluationTimes:
     correlate_every: int | None = None
     evaluate_seconds: float | None = None
 
-    @property
-    def evaluates(self) -> bool:
-        """True if there are evaluations."""
-        return self.evaluate_every is not None
-
     def due(self, step: int) -> list[str]:
         """Kinds of evaluation due after so many steps: `evaluate`, `correlate`."""
         by_steps = self.evaluate_every if self.evaluate_seconds is None else None
@@ -236,7 +231,7 @@ class Snapshots(Stateful):
         every = self._evaluations.evaluate_seconds
         if (
             every is None
-            or not self._evaluations.evaluates
+            or self._evaluations.evaluate_every is None
             or (self._strategy.num_servers and self._is_worker)
         ):
             return
