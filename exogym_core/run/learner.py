@@ -12,6 +12,7 @@ import copy
 import os
 import warnings
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -158,18 +159,15 @@ class _BackwardClock:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         total = sum(parameter.numel() for parameter in parameters) or 1
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._hook(parameter.numel() / total))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(partial(self._advance, parameter.numel() / total))  # type: ignore[no-untyped-call]
             for parameter in parameters
         ]
 
-    def _hook(self, share: float) -> Any:
-        def advance(_: Tensor) -> None:
-            if self._seconds:
-                seconds = min(self._seconds * share, self._left)
-                self._left -= seconds
-                self._comm.advance(seconds)
-
-        return advance
+    def _advance(self, share: float, _: Tensor) -> None:
+        if self._seconds:
+            seconds = min(self._seconds * share, self._left)
+            self._left -= seconds
+            self._comm.advance(seconds)
 
     def begin(self, seconds: float) -> None:
         """The backward pass that starts now takes so long."""

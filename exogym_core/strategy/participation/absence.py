@@ -129,11 +129,7 @@ class PatienceOptions(Options):
             UnknownNameError: no such `all_reduce_strategy`.
             InputError: a time without meaning, or one that goes with the other strategy.
         """
-        given, timeout, extra = (
-            self.all_reduce_strategy,
-            self.timeout_waiting_for_peers,
-            self.matchmaking_time,
-        )
+        given, timeout = self.all_reduce_strategy, self.timeout_waiting_for_peers
         name = str(given or "wait_for_all").rsplit(".", maxsplit=1)[-1].lower()
         if name not in _STRATEGIES:
             raise unknown_name("all_reduce_strategy", str(given), _STRATEGIES)
@@ -146,7 +142,7 @@ class PatienceOptions(Options):
         if waits and self.averaging_timeout is None and timeout is None and not self.join_at:
             return None
         averaging = _seconds(where, "averaging_timeout", self.averaging_timeout, _AVERAGING)
-        waiting = _seconds(where, "matchmaking_time", extra, 0.0 if waits else _MATCHMAKING)
+        waiting = _seconds(where, "matchmaking_time", self.matchmaking_time, 0.0 if waits else _MATCHMAKING)
         if not averaging:
             raise InputError(f"{where}: averaging_timeout={self.averaging_timeout!r} must be above 0")
         if waits:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -263,11 +264,8 @@ class ShardedReplica(GradientAverager):
         self.sharding = sharding
         self._shards, self._replicas = sharding.groups(comm)
         self._pieces = [self._own_pieces(bucket) for bucket in self._buckets]
-        self._piece_of = {
-            parameter: piece
-            for bucket, pieces in zip(self._buckets, self._pieces, strict=True)
-            for parameter, piece in zip(bucket, pieces, strict=True)
-        }
+        pieces = chain.from_iterable(self._pieces)
+        self._piece_of = dict(zip(chain.from_iterable(self._buckets), pieces, strict=True))
         self.held = [self._piece_of[parameter] for parameter in parameters]
         self._is_gathered = True
         self._check_size()
