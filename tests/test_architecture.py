@@ -165,6 +165,12 @@ def test_the_picture_of_the_rooms_is_drawn_from_the_code() -> None:
     assert (ROOT / "docs" / "rooms.svg").read_text(encoding="utf-8") == DRAWING["draw"]()
 
 
+def test_saved_pages_are_as_the_code_writes_them() -> None:
+    """After a change of pages' texts, style or scripts: python docs/saved_pages.py."""
+    for path, text in runpy.run_path(str(ROOT / "docs" / "saved_pages.py"))["made"]().items():
+        assert path.read_text(encoding="utf-8") == text, path.name
+
+
 def test_the_architecture_page_names_files_that_are_there() -> None:
     """Files in backticks, by their path from the repository or from a package; and each room has a row."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")

@@ -70,7 +70,7 @@ def test_names_that_begin_alike_stay_apart_however_long() -> None:
         assert len({progress.begin(name, 1, 1, 9).label for name in names}) == 2
     lines.clear()
     for name in names:
-        point = SweepProgress(lines.append, 2).point(0, {})
+        point = SweepProgress(lambda line, *_: lines.append(line), 2).point(0, {})
         with patch("time.monotonic", return_value=time.monotonic() + 60):
             point.begin(name, 1, 1, 9).event({"kind": "step", "step": 1, "train_loss": 1.0})
     assert len(set(lines)) == 1 + 2  # the point's begin, and a step of each name

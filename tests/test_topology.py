@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import netsim
 from netsim import Drift, HostEvent, Topology, Weather, shipped_topologies
 from netsim.cli.main import cli
-from netsim.topology.graph import Host
+from netsim.topology.graph import Host, Link
 from netsim.topology.weather import Background, LinkEvent, Trace
 
 EXAMPLE = """\
@@ -247,6 +247,24 @@ def test_routes_of_ten_thousand_hosts_need_no_search_among_them(monkeypatch: pyt
     for host in range(10_000):
         assert len(topology.route(host, 9_999 - host)) == 3
     assert len(searches) == 2
+
+
+@pytest.mark.parametrize("name", ["cluster", "home-tiers", "wan-4-regions"])
+def test_hosts_of_a_kind_have_equal_routes(name: str) -> None:
+    topology = Topology.load(name)
+    kinds = topology.host_kinds
+    assert len(set(kinds)) < len(kinds)
+    figures: dict[tuple[int, int], list[Link]] = {}
+    for src, dst in itertools.permutations(range(len(kinds)), 2):
+        own = [
+            dataclasses.replace(topology.links[link], index=0, source="", target="")
+            for link in topology.route(src, dst)
+        ]
+        assert figures.setdefault((kinds[src], kinds[dst]), own) == own
+
+
+def test_hosts_with_routes_of_their_own_are_of_different_kinds(example: Topology) -> None:
+    assert len(set(example.host_kinds)) == len(example.hosts)
 
 
 def pair(egress: str) -> dict[str, object]:

@@ -76,6 +76,30 @@ def test_a_planted_optimum_is_found_and_the_comparison_has_other_seeds(
     assert capsys.readouterr().out == "out: 7 runs: 7 finished\n"
 
 
+def test_a_notebook_gets_a_bar_a_search(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line of a search was an output of its own."""
+    from IPython import display
+
+    opened, updates, handle = [], [], display.DisplayHandle()
+
+    def show(html: Any, display_id: bool = False) -> Any:
+        if display_id:  # others are lines
+            opened.append(html.data)
+        return handle
+
+    monkeypatch.setattr(display, "display", show)
+    monkeypatch.setattr(handle, "update", lambda html: updates.append(html.data))
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    tuned(experiment, over={"lr": [0.01, 0.02]})
+    searches = [each for each in opened if 'max="2"' in each]
+    assert [each.partition("</progress> ")[2] for each in searches] == [
+        f"{name}: point 1 of 2: strategies.*.lr=0.01" for name in ("AllReduce", "DiLoCo")
+    ]
+    assert len(opened) == 4, "a bar for each run of the comparison, too"
+    ended = [each for each in updates if each.startswith('<progress value="2" max="2">')]
+    assert len(ended) == 2
+
+
 def test_a_best_point_at_an_end_of_its_values_is_reported(experiment: Path) -> None:
     result = tuned(
         experiment,

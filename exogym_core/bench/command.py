@@ -102,7 +102,9 @@ def _bench(study: Study, file: Path | None, place: str | None, jobs: int | None,
         facts["source"] = file.read_text(encoding="utf-8")
     console = Console(stderr=True)
     path = visible(study.folder.path)
-    progress = SweepProgress(lambda line: console.print(Text(line), soft_wrap=True), study.sweep.num_points)
+    progress = SweepProgress(
+        lambda line, *_: console.print(Text(line), soft_wrap=True), study.sweep.num_points
+    )
     again = f"netgym bench {visible(file) + ' ' if file else ''}--resume {path}"
     entries: list[Entry] = []
 

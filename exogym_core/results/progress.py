@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AnyProgress",
     "LiveProgress",
+    "NotebookBar",
     "NotebookProgress",
     "PlainProgress",
     "RunProgress",
@@ -307,20 +308,31 @@ class NotebookProgress(AnyProgress):
     """A bar a run in the output of a notebook's cell, which steps update."""
 
     def _show(self, run: RunProgress, line: str) -> None:
-        run.view = importlib.import_module("IPython.display").display(_cell(run, 0, line), display_id=True)
+        run.view = NotebookBar(run.status["steps"], line)
 
     def _step(self, run: RunProgress, row: Mapping[str, Any], left: float | None) -> None:
         if run.is_due(_SECONDS_BETWEEN_BARS):
-            run.view.update(_cell(run, row["step"], run.line(row, left)))
+            run.view.update(row["step"], run.line(row, left))
 
     def _finish(self, run: RunProgress, words: str) -> None:
         if words:
-            run.view.update(_cell(run, run.status["steps"], f"{run.label} {words}"))
+            run.view.update(run.status["steps"], f"{run.label} {words}")
 
 
-def _cell(run: RunProgress, step: int, line: str) -> Any:
-    html = f'<progress value="{step}" max="{run.status["steps"]}"></progress> {escape(line)}'
-    return importlib.import_module("IPython.display").HTML(html)
+class NotebookBar:
+    """A bar of `most` parts and a line, in the output of a notebook's cell."""
+
+    def __init__(self, most: int, line: str) -> None:
+        self._most, self._ipython = most, importlib.import_module("IPython.display")
+        self._view = self._ipython.display(self._html(0, line), display_id=True)
+
+    def update(self, done: float, line: str) -> None:
+        """Show that so many parts are done."""
+        self._view.update(self._html(done, line))
+
+    def _html(self, done: float, line: str) -> Any:
+        bar = f'<progress value="{done:g}" max="{self._most}"></progress>'
+        return self._ipython.HTML(f"{bar} {escape(line)}")
 
 
 def progress_for(console: Console, log: Callable[[str], None], folder: Path | None = None) -> AnyProgress:

@@ -147,7 +147,7 @@ def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None
 def sweep(asked: _Asked, vary: tuple[str, ...], minimise: str | None, only_estimate: bool) -> None:
     """Train EXPERIMENT at every point of its `sweep:`, or resume a sweep."""
     from exogym_core.studies.runners import run_points
-    from exogym_core.studies.study import Study, line_writer
+    from exogym_core.studies.study import LineWriter, Study
 
     resumed = asked.resumed("sweep", "a sweep's folder", vary, minimise, only_estimate)
     if resumed is not None:
@@ -170,7 +170,7 @@ def sweep(asked: _Asked, vary: tuple[str, ...], minimise: str | None, only_estim
         if resumed is None:
             for code in study.base().own_code:
                 click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
-        run_points(study, line_writer(study.folder), asked.place, asked.jobs, is_new=resumed is None)
+        run_points(study, LineWriter(study.folder), asked.place, asked.jobs, is_new=resumed is None)
     if failed := _num_failed(study):
         total = format_count(len(study.entries), "point")
         click.echo(f"error: {failed} of {total} failed (see above)", err=True)
@@ -275,7 +275,7 @@ def _time(seconds: float | None) -> str:
 )
 def tune(asked: _Asked, over: tuple[str, ...]) -> None:
     """Search each strategy's best settings on tuning seeds, then compare all at their best on other seeds."""
-    from exogym_core.studies.study import line_writer
+    from exogym_core.studies.study import LineWriter
     from exogym_core.studies.tuning import Tuning, with_tune
 
     resumed = asked.resumed("tune", "a folder of netgym tune", over)
@@ -289,7 +289,7 @@ def tune(asked: _Asked, over: tuple[str, ...]) -> None:
     show = partial(_show_tuning, tuning, as_json=asked.as_json)
     again = f"netgym tune --resume {visible(tuning.folder.path)}"
     with in_order(tuning.folder, show, again, tuning.discard_if_empty):
-        tuning.run(line_writer(tuning.folder), asked.place, asked.jobs)
+        tuning.run(LineWriter(tuning.folder), asked.place, asked.jobs)
     if any(not each.point for each in tuning.chosen):
         raise click.exceptions.Exit(1)
 

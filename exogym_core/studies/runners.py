@@ -75,7 +75,7 @@ def runner_at(where: str | None, measured: Probe | None, jobs: int | None = None
 
 def run_points(
     study: Study,
-    write: Callable[[str], None],
+    write: Callable[..., None],
     place: str | None = None,
     jobs: int | None = None,
     *,
@@ -85,7 +85,7 @@ def run_points(
 
     Args:
         study: in its folder.
-        write: takes a line of progress.
+        write: a `LineWriter`.
         place, jobs: see `runner_at`.
         is_new: estimate time and memory first.
     """
@@ -256,7 +256,7 @@ def _train(job: _Job) -> _Parcel:
             experiment = Experiment.from_document(document, source, "experiment", source)
             asked.update(experiment.to_mapping())
             folder.write_text("experiment.yaml", experiment.to_yaml())
-            unheard = SweepProgress(lambda line: None, 1).point(0, {})  # rows are in the folder
+            unheard = SweepProgress(lambda *line: None, 1).point(0, {})  # rows are in the folder
             return train_in(folder, experiment, unheard)
 
         found = found_by(run, folder)

@@ -22,6 +22,7 @@ from rich.text import Text
 from exogym_core.cli.experiment import Experiment, apply_values
 from exogym_core.config import yaml_text
 from exogym_core.names import visible
+from exogym_core.results.progress import NotebookBar
 from exogym_core.results.reading import POINTS, is_study
 from exogym_core.results.run_folder import RunFolder, code_folder_of, require_own
 from exogym_core.studies.points import Sweep, point_text
@@ -30,11 +31,9 @@ from netsim.errors import InputError
 from netsim.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from exogym_core.studies.points import Point
 
-__all__ = ["Study", "check_sweep", "line_writer", "read_experiment"]
+__all__ = ["LineWriter", "Study", "check_sweep", "read_experiment"]
 
 
 def read_experiment(experiment: str | Path | Mapping[str, Any]) -> tuple[Document, Path, str]:
@@ -45,15 +44,23 @@ def read_experiment(experiment: str | Path | Mapping[str, Any]) -> tuple[Documen
     return load_document(path), path.parent, path.stem
 
 
-def line_writer(folder: RunFolder) -> Callable[[str], None]:
-    """Function that writes a line to stderr and to the folder's log."""
-    console = Console(stderr=True)
+class LineWriter:
+    """Writes lines to stderr and to the folder's log; in a notebook those of a sweep's points share a bar."""
 
-    def write(line: str) -> None:
-        console.print(Text(line), soft_wrap=True)
-        folder.log(line)
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder, self._console = folder, Console(stderr=True)
+        self._bar: NotebookBar | None = None
 
-    return write
+    def __call__(self, line: str, done: float | None = None, num_points: int = 1) -> None:
+        """Write a line, of a sweep of which so many points are done."""
+        self._folder.log(line)
+        if done is None or not self._console.is_jupyter:
+            self._console.print(Text(line), soft_wrap=True)
+            return
+        self._bar = self._bar or NotebookBar(num_points, line)
+        self._bar.update(done, line)
+        if done >= num_points:  # the next one is of another sweep
+            self._bar = None
 
 
 def check_sweep(file: Path) -> str:

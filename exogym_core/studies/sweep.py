@@ -281,11 +281,11 @@ class SweepProgress:
     """Progress of a sweep, a line every few seconds.
 
     Args:
-        write: takes a line.
+        write: takes a line, the number of finished points and that of all.
         num_points: of the sweep.
     """
 
-    def __init__(self, write: Callable[[str], None], num_points: int) -> None:
+    def __init__(self, write: Callable[[str, float, int], None], num_points: int) -> None:
         self._write, self._num_points = write, num_points
         self._begun = self._last = time.monotonic()
         self._old = self._over = 0  # points finished by earlier processes, and by this one
@@ -300,7 +300,7 @@ class SweepProgress:
         """Report the start of a point; numbers count from 0."""
         self._shares[number] = 0.0
         name = f"point {number + 1} of {self._num_points}"
-        self._write(f"{name}: {visible(point_text(point), 200)}")
+        self._write(f"{name}: {visible(point_text(point), 200)}", self._done(), self._num_points)
         return PointProgress(self, number, name)
 
     def finish(self, number: int, result: str) -> None:
@@ -324,11 +324,14 @@ class SweepProgress:
 
     def _report(self, line: str) -> None:
         self._last = time.monotonic()
-        done = self._over + sum(self._shares.values())
+        done = self._done() - self._old
         left = self._num_points - self._old - done
         if done and left > 0:
             line += f", ETA {format_seconds(round((self._last - self._begun) / done * left))}"
-        self._write(line)
+        self._write(line, self._done(), self._num_points)
+
+    def _done(self) -> float:
+        return self._old + self._over + sum(self._shares.values())
 
 
 class PointProgress:

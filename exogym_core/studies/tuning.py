@@ -37,7 +37,7 @@ from exogym_core.results.report import Results, verdict, write_report
 from exogym_core.results.run_folder import RunFolder, code_folder_of, require_own
 from exogym_core.studies.points import Range, TuneSettings, point_text
 from exogym_core.studies.runners import runner_at
-from exogym_core.studies.study import Study, line_writer, read_experiment
+from exogym_core.studies.study import LineWriter, Study, read_experiment
 from exogym_core.studies.sweep import SweepProgress, run_sweep, train_in
 from netsim import Document, load_document, validate_document
 from netsim.errors import InputError, unknown_name
@@ -346,8 +346,8 @@ class Tuning:
         plan = _Plan.of(load_document(path / "experiment.yaml"), code_folder_of(path) or path, path.stem)
         return cls(plan, RunFolder.open(path).owned())
 
-    def run(self, write: Callable[[str], None], on: str | None = None, jobs: int | None = None) -> TuneResult:
-        """Search, compare, and write `tune.json`; `write` takes a line of progress."""
+    def run(self, write: Callable[..., None], on: str | None = None, jobs: int | None = None) -> TuneResult:
+        """Search, compare, and write `tune.json`; `write` is a `LineWriter`."""
         with runner_at(on, None, jobs) as runner:
             for number, label in enumerate(self._plan.spaces):
                 study = self._plan.study(number, self.folder.make_folder(SEARCH) / file_name(label))
@@ -398,8 +398,8 @@ class Tuning:
         return result
 
 
-def _prefixed(write: Callable[[str], None], name: str) -> Callable[[str], None]:
-    return lambda line: write(f"{name}: {line}")
+def _prefixed(write: Callable[..., None], name: str) -> Callable[..., None]:
+    return lambda line, *progress: write(f"{name}: {line}", *progress)
 
 
 def tune(
@@ -439,7 +439,7 @@ def tune(
     else:
         tuning = Tuning.open(Path(resume), trust=True)
     try:
-        return tuning.run(line_writer(tuning.folder), on, jobs)
+        return tuning.run(LineWriter(tuning.folder), on, jobs)
     finally:
         tuning.folder.release()
 

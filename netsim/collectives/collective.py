@@ -139,7 +139,7 @@ def collective(
         bound_seconds=lower_bound_seconds(made, hosts, net),
         repeat_seconds=timing.seconds,
         window_limit=window_limit(
-            net, parsed, [(hosts[src], hosts[dst], sent) for src, dst, sent in made.pair_bytes]
+            net, parsed, ((hosts[src], hosts[dst], sent) for src, dst, sent in made.pair_bytes)
         ),
         later_weather=net.weather_after(sum(timing.seconds) + pause_seconds * (repeat - 1)),
         dollars=net.egress_dollars(timing.link_bytes),

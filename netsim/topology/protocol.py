@@ -338,35 +338,41 @@ def window_limit(
     if not protocol.has_windows:
         return None
     payload = protocol.payload_bytes_per_second(topology)
-    is_alike = not topology.measured_streams.any() and not topology.loss.any()
-    least = protocol.transfer_window((), 0.0) if is_alike else 0.0  # shorter messages meet no window
-    limits = []
+    kinds, limits = topology.host_kinds, []
+    untouched: dict[tuple[int, int], float] = {}  # bytes that no window limits, by kinds of the two hosts
     for src, dst, num_bytes in messages:
-        if num_bytes <= least:
-            continue
-        route = topology.route(src, dst)
-        if not route:
-            continue
-        round_trip = topology.route_latency_seconds(src, dst) + topology.route_latency_seconds(dst, src)
-        window, loss = _mean_window(protocol, [topology.links[index] for index in route], round_trip)
-        link = float(payload[list(route)].min()) * 8
-        untouched = max(window, protocol.segment_bytes * protocol.streams / loss if loss else 0.0)
-        if num_bytes <= untouched or not round_trip or window * 8 / round_trip >= link * _ALL:
-            continue
-        needed = link / 8 * round_trip
-        limits.append(
-            WindowLimit(
-                topology.hosts[src].name,
-                topology.hosts[dst].name,
-                round_trip,
-                window * 8 / round_trip,
-                link,
-                math.ceil(needed * protocol.streams / window),
-                math.ceil(needed / protocol.streams),
-                loss,
-            )
-        )
+        pair = kinds[src], kinds[dst]
+        if src != dst and num_bytes > untouched.get(pair, 0.0):
+            least, limit = _limit_between(src, dst, topology, protocol, payload)
+            if limit is None or num_bytes > least:
+                limits += [] if limit is None else [limit]
+                least = math.inf  # the first of these hosts stands for them
+            untouched[pair] = least
     return min(limits, key=lambda limit: limit.share, default=None)
+
+
+def _limit_between(
+    src: int, dst: int, topology: Topology, protocol: Protocol, payload: FloatArray
+) -> tuple[float, WindowLimit | None]:
+    """Bytes that the window lets through at once between two hosts, and the limit of longer messages, if any."""
+    route = topology.route(src, dst)
+    round_trip = topology.route_latency_seconds(src, dst) + topology.route_latency_seconds(dst, src)
+    window, loss = _mean_window(protocol, [topology.links[index] for index in route], round_trip)
+    link = float(payload[list(route)].min()) * 8
+    untouched = max(window, protocol.segment_bytes * protocol.streams / loss if loss else 0.0)
+    if not round_trip or window * 8 / round_trip >= link * _ALL:
+        return untouched, None
+    needed = link / 8 * round_trip
+    return untouched, WindowLimit(
+        topology.hosts[src].name,
+        topology.hosts[dst].name,
+        round_trip,
+        window * 8 / round_trip,
+        link,
+        math.ceil(needed * protocol.streams / window),
+        math.ceil(needed / protocol.streams),
+        loss,
+    )
 
 
 def _mean_window(protocol: Protocol, links: list[Link], round_trip_seconds: float) -> tuple[float, float]:

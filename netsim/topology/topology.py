@@ -12,7 +12,7 @@ import copy
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -219,6 +219,29 @@ class Topology:
         for host in self.hosts:
             groups.setdefault((host.region is None, self.region_of(host.index)), []).append(host.index)
         return [groups[key] for key in sorted(groups, key=lambda key: (natural_key(key[1]), key[0]))]
+
+    @cached_property
+    def host_kinds(self) -> Sequence[int]:
+        """A number of each host; routes between hosts of two numbers have equal links, whichever hosts these are.
+
+        Such hosts are behind one node, by links with the same figures.
+        """
+        if self.explicit_routes:
+            return range(len(self.hosts))
+        leaving: dict[str, list[Link]] = {host.name: [] for host in self.hosts}
+        for link in self.links:
+            if link.source in leaving:
+                leaving[link.source].append(link)
+        kinds: dict[object, int] = {}
+        found = []
+        for name, links in leaving.items():
+            place: object = name
+            if len(links) == 1:
+                both = links[0], self.link_between.get((links[0].target, name))
+                figures = (link and replace(link, index=0, source="", target="") for link in both)
+                place = links[0].target, *figures
+            found.append(kinds.setdefault(place, len(kinds)))
+        return found
 
     @cached_property
     def _nodes(self) -> dict[str, int]:

@@ -359,7 +359,7 @@ class Simulation(RankSource, RankSink):
         if len(self._windows_noted) >= _MOST_NOTED:
             self._windows_noted.clear()
         self._windows_noted.add(key)
-        ways = [(hosts[src], hosts[dst], num_bytes) for src, dst, num_bytes in plan.pair_bytes]
+        ways = ((hosts[src], hosts[dst], num_bytes) for src, dst, num_bytes in plan.pair_bytes)
         found = window_limit(world.topology, world.protocol, ways)
         if found is not None and (self.window_limit is None or found.share < self.window_limit.share):
             self.window_limit = found

@@ -13,7 +13,6 @@ arrays.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -107,16 +106,16 @@ class Phase(ABC):
             return self.num_steps * len(pairs[0])
         return sum(len(self.step(index).src) for index in range(self.num_steps))
 
-    def pair_bytes(self, num_ranks: int) -> Iterator[tuple[int, int, int]]:
-        """(src, dst, bytes) of pairs that exchange messages; a pair may come more than once."""
+    def pair_bytes(self, num_ranks: int) -> Iterator[tuple[Ranks, Ranks, Bytes]]:
+        """(src, dst, bytes) of pairs that exchange messages, in columns; a pair may come more than once."""
         pairs = self.fixed_pairs()
         if pairs is not None:
             src, dst = pairs
-            yield from zip(src.tolist(), dst.tolist(), self.sent_bytes(num_ranks)[src].tolist(), strict=True)
+            yield src, dst, self.sent_bytes(num_ranks)[src]
             return
         for index in range(self.num_steps):
             step = self.step(index)
-            yield from zip(step.src.tolist(), step.dst.tolist(), step.num_bytes.tolist(), strict=True)
+            yield step.src, step.dst, step.num_bytes
 
     def fixed_pairs(self) -> tuple[Ranks, Ranks] | None:
         """The (src, dst) pairs to which every step keeps, one a src; None if steps differ."""
@@ -196,14 +195,24 @@ class Schedule:
         """Messages over all steps, empty ones that are left out included where steps are regular."""
         return sum(phase.num_messages for phase in self.phases)
 
-    @cached_property
-    def pair_bytes(self) -> tuple[tuple[int, int, int], ...]:
+    @property
+    def pair_bytes(self) -> Iterator[tuple[int, int, int]]:
         """(src, dst, bytes) of each pair of members that exchanges any bytes."""
-        total: Counter[tuple[int, int]] = Counter()
-        for phase in self.phases:
-            for src, dst, num_bytes in phase.pair_bytes(self.num_ranks):
-                total[src, dst] += num_bytes
-        return tuple((src, dst, num_bytes) for (src, dst), num_bytes in total.items() if num_bytes)
+        return zip(*self._pairs, strict=True)
+
+    @cached_property
+    def _pairs(self) -> tuple[list[int], list[int], list[int]]:
+        columns = [column for phase in self.phases for column in phase.pair_bytes(self.num_ranks)]
+        if not columns:
+            return [], [], []
+        src, dst, num_bytes = map(np.concatenate, zip(*columns, strict=True))
+        pairs, first, place = np.unique(src * self.num_ranks + dst, return_index=True, return_inverse=True)
+        total = np.zeros(len(pairs), np.int64)
+        np.add.at(total, place, num_bytes)
+        order = np.argsort(first)
+        order = order[total[order] > 0]
+        src, dst = np.divmod(pairs[order], self.num_ranks)
+        return src.tolist(), dst.tolist(), total[order].tolist()
 
     def region_bytes(self, regions: Sequence[str]) -> Bytes:
         """The part of `sent_bytes` that goes to a member of another region; `regions` names each member's."""
