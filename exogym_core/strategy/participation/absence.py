@@ -20,13 +20,14 @@ from netsim.errors import InputError, unknown_name
 from netsim.units import parse_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import nn
     from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.base import Strategy
+    from exogym_core.strategy.parts.gradients import GradientAverager
     from exogym_core.strategy.parts.outer import OuterStep
     from exogym_core.strategy.parts.rounds import OuterRounds
 
@@ -215,10 +216,10 @@ class Absence(Stateful):
         self.present = [rank for rank in range(comm.world_size) if rank // ranks_per_site not in late]
 
     def follow(
-        self, outer: OuterStep, site: Site | None = None, whole: Callable[[], None] = lambda: None
+        self, outer: OuterStep, site: Site | None = None, gradients: GradientAverager | None = None
     ) -> None:
-        """Rounds are those of `outer`, by way of `site`; `whole` is called when parameters have been set."""
-        self._outer, self._whole = outer, whole
+        """Rounds are those of `outer`, by way of `site`; `gradients` are averaged inside it."""
+        self._outer, self._gradients = outer, gradients
         self._site = self._site if site is None else site
 
     @property
@@ -323,7 +324,8 @@ class Absence(Stateful):
 
     def _take_over(self, state: list[Tensor]) -> None:
         _unpack(self._outer, self._site.shared(state))
-        self._whole()
+        if self._gradients is not None:
+            self._gradients.gather()
 
     def _catch_up(self, missed: int, at_least: int) -> None:
         fetched = self._meeting.fetch(at_least)
@@ -401,8 +403,7 @@ class AmongPresent(RoundModule):
             self.absence = None
             return
         self.absence.connect(strategy.comm, self._ranks_per_site, type(strategy).__name__)
-        whole = (lambda: None) if scope.gradients is None else scope.gradients.gather
-        self.absence.follow(self.rounds.outer, scope.site, whole)
+        self.absence.follow(self.rounds.outer, scope.site, scope.gradients)
 
     def end_round(self, number: int) -> None:
         """Take the outer step with the ranks that are present."""
