@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -235,9 +235,21 @@ class Absence(Stateful):
         all_sites = range(self._comm.world_size // self._site_size)
         return sorted({*self._sites(), *(site for site in all_sites if site not in self.patience.join_at)})
 
-    def _are_present(self, sites: Sequence[int]) -> None:
+    def _together(
+        self,
+        work: Callable[[Communicator, list[float]], Any],
+        number: int,
+        awaited: list[int],
+        weight: float = 1.0,
+    ) -> Any:
+        """Result of `work` among the sites that are present; None where it is done without this one."""
+        waits = self.patience.waiting_seconds, self.patience.averaging_seconds
+        sites, result = self._meeting.among_present(
+            work, *waits, weight=weight, number=number, awaited=awaited
+        )
         size = self._site_size
         self.present = [site * size + place for site in sites for place in range(size)]
+        return result
 
     def is_ahead(self, step: int) -> bool:
         """True if the others have done the step after `step` steps while this rank was away."""
@@ -268,15 +280,7 @@ class Absence(Stateful):
             mine = (self.number, self._mine()) if peers.rank == source else None
             return peers.broadcast_object(mine, src=source)
 
-        present, state = self._meeting.among_present(
-            share,
-            self.patience.waiting_seconds,
-            self.patience.averaging_seconds,
-            weight=1.0 + self.number,
-            number=BEFORE_ROUNDS,
-            awaited=self._all_at_begin(),
-        )
-        self._are_present(present)
+        state = self._together(share, BEFORE_ROUNDS, self._all_at_begin(), weight=1.0 + self.number)
         if state is None:
             self._catch_up(self.number, self.number)
             return
@@ -296,14 +300,7 @@ class Absence(Stateful):
             residuals = [None if residual is None else residual.clone() for residual in outer.residuals]
             return outer.averaged(self._site, peers, residuals), residuals
 
-        present, result = self._meeting.among_present(
-            average,
-            self.patience.waiting_seconds,
-            self.patience.averaging_seconds,
-            number=self.number,
-            awaited=self._sites(),
-        )
-        self._are_present(present)
+        result = self._together(average, self.number, self._sites())
         if result is None:
             self._catch_up(self.number + 1, self.number + 1)
             return
