@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,11 +20,14 @@ from exogym_core.strategy import (
     AsyncSPARTAStrategy,
     DecoupledDiLoCoStrategy,
     DiLoCoStrategy,
+    DPSGDStrategy,
+    EagerDiLoCoStrategy,
     FedAvgStrategy,
     HALoSStrategy,
     HeLoCoStrategy,
     SimpleReduceStrategy,
     Strategy,
+    StreamingDiLoCoStrategy,
 )
 from exogym_core.strategy.parts.outer import DelayedNesterov
 from exogym_core.tasks import MLP
@@ -172,6 +176,36 @@ def test_until_ends_synchronous_ranks_together() -> None:
     result = fit(SimpleReduceStrategy(lr=0.02), until=1.0, max_steps=1000)
     before_last = result.history[-2]["virtual_seconds"]
     assert before_last < 1.0 <= result.history[-1]["virtual_seconds"]
+
+
+LOOSE: dict[str, Callable[[], Strategy]] = {
+    "islands": lambda: FedAvgStrategy(island_size=3, H=2, lr=0.02),
+    "gossip": lambda: DPSGDStrategy(lr=0.02),
+    "streaming": lambda: StreamingDiLoCoStrategy(H=4, num_fragments=1, tau=2, lr=0.02),
+    "eager": lambda: EagerDiLoCoStrategy(H=2, lr=0.02),
+}
+
+
+@pytest.mark.parametrize("name", LOOSE)
+def test_until_changes_no_time(name: str) -> None:
+    """Ranks that do not meet waited for each other at each exchange; one that was alone on its island for ever."""
+    options: dict[str, Any] = {"compute": {"fixed": "50 ms", "jitter": 0.5}, "max_steps": 12}
+    free, timed = (fit(LOOSE[name](), until=until, **options) for until in (None, 1000.0))
+    assert [row["virtual_seconds"] for row in timed.history] == [
+        row["virtual_seconds"] for row in free.history
+    ]
+    assert timed.virtual_seconds == free.virtual_seconds
+
+
+@pytest.mark.parametrize("name", LOOSE)
+def test_until_ends_ranks_that_do_not_meet_after_the_same_step(name: str) -> None:
+    """The first one that none of them finishes before that time: not at the slowest rank's time, and none is left."""
+    options: dict[str, Any] = {"compute": {"fixed": "50 ms", "jitter": 0.5}, "max_steps": 200}
+    result = fit(LOOSE[name](), until=0.6, **options)
+    whole = fit(LOOSE[name](), **{**options, "max_steps": len(result.history)})
+    assert result.final_loss == whole.final_loss
+    assert result.virtual_seconds == whole.virtual_seconds >= 0.6
+    assert len(result.history) < 20
 
 
 @pytest.mark.parametrize("name", ["ADPSGD", "AsyncDiLoCo", "DiLoCo", "AllReduce"])

@@ -6,7 +6,7 @@ from collections import Counter, namedtuple
 
 import pytest
 import torch
-from experiments import fit
+from experiments import fit, samples
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
@@ -219,3 +219,21 @@ def test_dataloader_arguments_are_checked():
     assert collate_of(None) == (None, False, {})
     assert collate_of({"collate_fn": len, "drop_last": True, "num_workers": 0}) == (len, True, {})
     assert collate_of({"num_workers": 2, "collate_fn": len}) == (len, False, {"num_workers": 2})
+
+
+class WrongLength(Dataset):
+    def __len__(self):
+        return -1
+
+    def __getitem__(self, index):
+        return torch.zeros(6), 0
+
+
+@pytest.mark.parametrize("is_validation", [False, True])
+def test_a_dataset_with_a_wrong_length_is_named(is_validation):
+    wrong = WrongLength()
+    sets = (samples(8), wrong) if is_validation else (lambda rank, num_nodes, train_dataset: wrong, None)
+    with pytest.raises(
+        InputError, match=r"^fit: len\(\) of WrongLength fails: .* return the number of samples$"
+    ):
+        fit(None, *sets)

@@ -246,8 +246,8 @@ def test_errors_in_data_from_python_have_no_lines() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("[" * 1000, f"bad.yaml:1: hosts{'[0]' * 48}: nested more than 50 levels deep"),
-        ("1" * 100_000, f"bad.yaml:1: hosts: '{'1' * 55}... is beyond 64 bits"),
+        ("[" * 1000, "bad.yaml:1: nested more than 50 levels deep"),
+        ("1" * 100_000, "bad.yaml:1: a whole number beyond 64 bits"),
     ],
     ids=["deep", "long"],
 )

@@ -6,6 +6,8 @@ import contextlib
 import io
 import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -207,3 +209,20 @@ def test_its_contents_are_not_printed(here: Path) -> None:
     assert Topology.load("nets/net.yaml").weather.traces[0].values == (1e6,)
     (here / "text").write_text("deadbeef\n")
     assert "got text" in run("validate", "text")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize("command", ["netsim.cli.main validate lan", "exogym_core.cli.main list"])
+def test_an_output_without_room_is_named_in_a_line(command: str) -> None:
+    """netsim ended in a traceback, netgym advised another folder for temporary files."""
+    module, *arguments = command.split()
+    with open("/dev/full", "w") as full:
+        program = [
+            sys.executable,
+            "-c",
+            f"import sys, {module} as m; sys.exit(m.main(sys.argv[1:]))",
+            *arguments,
+        ]
+        ended = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.stderr == "error: the output could not be written: No space left on device\n"
+    assert ended.returncode == 1

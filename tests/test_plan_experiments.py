@@ -69,6 +69,33 @@ def test_every_named_strategy_of_a_file_is_planned(
     assert [row["name"] for row in named] == ["DiLoCo", "AllReduce"]
 
 
+def test_a_strategy_that_fails_leaves_the_others_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = "from exogym_core.strategy import DiLoCoStrategy\n\n\nclass Mine(DiLoCoStrategy):\n"
+    own += "    def begin_step(self, context):\n        raise KeyError('absent')\n"
+    (tmp_path / "own_plan.py").write_text(own)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "own.yaml"
+    path.write_text("task: digits\ncompute: 50 ms" + SITES.replace("[AllReduce", "[own_plan:Mine, AllReduce"))
+    failed, *rows = printed_rows(f"plan {path}", capsys)
+    assert failed["name"] == "own_plan:Mine"
+    assert failed["refused"] == "own_plan:Mine: failed: KeyError: 'absent'; plan it alone, with --debug"
+    assert [row["name"] for row in rows] == ["AllReduce", "DiLoCo"]
+    assert main(["plan", str(path), "--strategy", "own_plan:Mine"]) == 1
+    assert capsys.readouterr().err.startswith("error: KeyError: 'absent'")
+
+
+def test_coding_that_is_not_charged_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("task: digits\ncompute: {fixed: 50 ms}" + SITES.replace("H: 2", "H: 2, codec: int8"))
+    for options, expected in ([], [0, 1]), (["--set", "compute.coding=1 GB/s"], [0, 0]):
+        words = ["plan", str(path), *options, "--json"]
+        assert main(words) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert [sum("coding is not charged" in each for each in row["remarks"]) for row in rows] == expected
+
+
 def test_a_guessed_vocabulary_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without the task's files a plan takes what tokens mostly have, and says so; an option settles it."""
     path = tmp_path / "own.yaml"

@@ -58,6 +58,7 @@ _REQUESTS = st.one_of(
     st.builds(Wait, _KEYS),
     st.builds(Await, _KEYS, _SECONDS, st.just(False)),
     st.builds(Ask, st.none() | _KEYS),
+    st.builds(Ask, _KEYS, st.floats(0, 9)),
     st.builds(Mark, st.sampled_from([{"waited": "barrier", "place": "a.py:1"}, {"step": 3, "loss": 0.5}])),
     st.just(Exit()),
 )

@@ -83,6 +83,16 @@ def test_a_run_in_the_folder_of_another_hides_nothing_of_it(tmp_path: Path) -> N
     assert status(tmp_path / "outer").splitlines()[0] == f"{tmp_path / 'outer'}: stopped"
 
 
+def test_a_folder_of_runs_tells_of_each(tmp_path: Path) -> None:
+    """`netgym report` took it, and `netgym status` said that it is no run. What lies in a run's folder is another's."""
+    for name in ("runs/a", "runs/b", "runs/sweep", "runs/sweep/points/p", "runs/b/metrics/inner"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "experiment.yaml").write_text("name: run\n")
+    runs = json.loads(status(tmp_path / "runs", 0, "--json"))["runs"]
+    names = [Path(run["folder"]).relative_to(tmp_path / "runs").as_posix() for run in runs]
+    assert names == ["a", "b", "sweep/points/p"]
+
+
 def test_a_rendezvous_reports_sites_present_and_waits() -> None:
     with RendezvousService(2, ("127.0.0.1", 0), SECRET.encode()) as at:
         place = f"{at.address[0]}:{at.address[1]}"

@@ -266,11 +266,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, NetsimError):
             line = "\n".join([str(error), *getattr(error, "__notes__", [])])
             return _fail(line, 2 if isinstance(error, InputError) else 1)
+        if getattr(error, "errno", None) == errno.ENOSPC and (failure := _failure_of_output()):
+            return _fail(f"the output could not be written: {failure}", 1)
         for reason, remedy in _REMEDIES.items():
             if isinstance(error, OSError) and reason in str(error):
                 return _fail(f"{visible(error.strerror or error, 500)}: {remedy} (--debug shows where)", 1)
         return _fail(f"{visible(f'{type(error).__name__}: {error}', 500)} (--debug shows where)", 1)
     return code if isinstance(code, int) else 0
+
+
+def _failure_of_output() -> str:
+    """Error of the standard output, such as that its disk is full; "" where it takes an empty line."""
+    try:
+        os.write(1, b"\n")
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _fail(message: str, code: int) -> int:

@@ -127,11 +127,9 @@ def _of_comparison(folder: Path) -> Path:
 
 def _is_one_run(folders: Sequence[Path]) -> bool:
     """Return True for a single run, whatever else its folder holds; False for a sweep or a folder of runs."""
-    from exogym_core.results.reading import is_study
+    from exogym_core.results.reading import is_study, runs_in
 
-    is_run = (folders[0] / "experiment.yaml").is_file()
-    holds_runs = folders[0].is_dir() and any(folders[0].glob("*/experiment.yaml"))
-    return len(folders) == 1 and not is_study(folders[0]) and (is_run or not holds_runs)
+    return len(folders) == 1 and not is_study(folders[0]) and not runs_in(folders[0])
 
 
 def _study(folders: Sequence[Path], asked: ReportArguments) -> StudyReport:

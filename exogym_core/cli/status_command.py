@@ -15,7 +15,7 @@ from exogym_core.cli.experiment import program_remedy
 from exogym_core.meeting_place import SERVICE, parse_address
 from exogym_core.names import visible
 from exogym_core.results.progress import eta_seconds, folder_status
-from exogym_core.results.reading import comparison_of, is_study
+from exogym_core.results.reading import comparison_of, is_study, runs_in
 from netsim import PeerError, connect_peer, load_document, shared_secret
 from netsim.errors import InputError
 
@@ -59,14 +59,8 @@ def _of_folder(path: Path) -> dict[str, Any]:
     Raises:
         InputError: nothing of netgym is there.
     """
-    points = []
-    if (comparison := comparison_of(path)) is not None:
-        points = sorted({each.parent for each in path.glob("search/*/points/*/experiment.yaml")})
-        points += [comparison] if (comparison / "experiment.yaml").is_file() else []
-    elif is_study(path) or not (path / "experiment.yaml").is_file():  # what lies in a run's folder is another
-        points = sorted({each.parent for each in path.glob("*/*/experiment.yaml")})
-    if points:
-        return {"kind": "runs", "folder": str(path), "runs": [folder_status(point) for point in points]}
+    if runs := runs_in(path):
+        return {"kind": "runs", "folder": str(path), "runs": [folder_status(run) for run in runs]}
     if (path / "experiment.yaml").is_file():
         return folder_status(path)
     marks = sorted(["experiment.yaml", *declared("run_folders")])

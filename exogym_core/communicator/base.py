@@ -493,6 +493,15 @@ class Communicator(CheckedArguments, ABC):
     def now(self) -> float:
         """Seconds since the start: virtual ones on a simulated network (the call waits), else real."""
 
+    def is_over(self, until: float, number: int) -> bool:
+        """True where this group's ranks end: at the first `number` that none of them passes before `until`.
+
+        All ask at the same numbers. On a simulated network no rank waits for another's question; on real ones they
+        agree, and end where the first of them is late.
+        """
+        with self.off_clock():
+            return bool(self.all_reduce(torch.tensor([int(self.now() >= until)]), op="max"))
+
     def advance(self, seconds: float) -> None:
         """Compute for `seconds` of virtual time. Real transports have their own clock and ignore it."""
 

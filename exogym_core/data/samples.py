@@ -43,6 +43,7 @@ __all__ = [
     "StepSamples",
     "StreamOfDraws",
     "StreamedData",
+    "dataset_length",
     "dealt",
     "digest_of",
     "fingerprint",
@@ -530,6 +531,18 @@ def stream_length(dataset: object) -> int | None:
         return len(dataset)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):
         return None
+    except (ValueError, OverflowError) as error:
+        name = type(dataset).__name__
+        raise InputError(f"fit: len() of {name} fails: {error}; return the number of samples") from None
+
+
+def dataset_length(dataset: object) -> int:
+    """Length of a dataset; raises InputError where it has none."""
+    length = stream_length(dataset)
+    if length is None:
+        name = type(dataset).__name__
+        raise InputError(f"fit: {name} has no len(); give it one, or derive it from IterableDataset")
+    return length
 
 
 _NUM_SAMPLES = 32  # in a digest, evenly spaced

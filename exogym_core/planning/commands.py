@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from exogym_core.cli.common_options import first_line
 from exogym_core.planning.model_sizes import MEMORY_CHOICES
 from netsim import DelayedProgress, Stoppable, rare_collections
 from netsim.errors import DeadlockError, InputError, unknown_name
@@ -319,6 +320,13 @@ def plan_rows(
                 made = planned(strategy, setting.without(sites) if sites else setting, name).to_mapping()
             except (RefusedPlanError, DeadlockError) as error:
                 yield {"name": name, "refused": str(error).partition("\n")[0]}
+            except Exception as error:
+                if len(request.experiment.strategies) == 1:
+                    raise
+                yield {
+                    "name": name,
+                    "refused": f"{name}: failed: {first_line(error)}; plan it alone, with --debug",
+                }
             else:
                 yield {"name": name, **made, "strategy": label, "without": missing}
 

@@ -278,6 +278,10 @@ class Measured:
         num_ranks = setting.num_ranks + strategy.num_servers
         if is_crowded and _are_crowds(setting, num_ranks) and not setting.topology.weather:
             remarks += (f"messages of {num_ranks:,} ranks at once are computed from the busiest link",)
+        if self.rounds.coding == "not charged":
+            remarks += (
+                "coding is not charged: compute.coding is free (--set 'compute.coding=2 GB/s' charges it)",
+            )
         self.figures = figures
         self.are_peers_new = found.are_peers_new
         pace = _pace(strategy, setting, found, figures)

@@ -41,6 +41,7 @@ from exogym_core.planning.rhythm import (
 )
 from exogym_core.run.request import with_servers
 from exogym_core.strategy.participation.absence import Participation
+from exogym_core.strategy.parts.codecs import coding_report
 from exogym_core.workers.run import run_ranks
 from netsim.errors import InputError
 
@@ -250,6 +251,7 @@ class SimulatedRounds:
 
     Attributes:
         has_absences: rounds continue without ranks that are late or gone.
+        coding: "not charged" where values travel encoded, and coding is free; see `coding_report`.
     """
 
     def __init__(self, strategy: Strategy, setting: Setting, rhythm: Rhythm, num_rounds: int) -> None:
@@ -265,13 +267,20 @@ class SimulatedRounds:
         self._staleness: list[int] = []
         self._schedules: Schedules | None = None
         self.has_absences = False
+        self.coding: str | None = None
         known = setting.known
         speeds = None if rhythm.goes_alone else tuple(each.drawn_from for each in setting.durations())
         parts = (self._model, setting.collectives, setting.compute.coding)
         plain = (self._num_ranks, num_rounds, rhythm, self._leaves_out, speeds, *map(known.number_of, parts))
-        self._recording, self._memory, self._staleness, self.has_absences = known.once(
+        self._recording, self._memory, self._staleness, self.has_absences, self.coding = known.once(
             ("requests", known.key_of(strategy), *plain),
-            lambda: (self._record(self._seconds(setting)), self._memory, self._staleness, self.has_absences),
+            lambda: (
+                self._record(self._seconds(setting)),
+                self._memory,
+                self._staleness,
+                self.has_absences,
+                self.coding,
+            ),
         )
 
     def _seconds(
@@ -351,6 +360,8 @@ class SimulatedRounds:
                     }
                 )
         mine.finish()  # calls in flight complete, after the last row
+        if not comm.rank:
+            self.coding = coding_report(comm.traffic, mine.trainable)
 
     def on(
         self,

@@ -245,6 +245,23 @@ def comparison_of(folder: Path) -> Path | None:
     return folder / COMPARISON if is_tuned else None
 
 
+def runs_in(folder: Path) -> list[Path]:
+    """Folders of the runs that a folder holds: points of a sweep or a tune, or runs in a folder such as `runs`.
+
+    None in a run's own folder: what lies there is another's.
+    """
+    if (comparison := comparison_of(folder)) is not None:
+        found = [
+            *sorted(folder.glob(f"{SEARCH}/*/{POINTS}/*/experiment.yaml")),
+            comparison / "experiment.yaml",
+        ]
+        return [each.parent for each in found if each.is_file()]
+    if (folder / "experiment.yaml").is_file():
+        return sorted(each.parent for each in folder.glob(f"{POINTS}/*/experiment.yaml"))
+    inner = sorted(each.parent for each in folder.glob("*/experiment.yaml"))
+    return [run for each in inner for run in runs_in(each) or [each]]
+
+
 def _strategy_result(
     folder: RunFolder, entry: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> StrategyResult:

@@ -182,8 +182,8 @@ class Loop(Role):
         data: its steps.
         make_learner: makes the learner; called before the strategy is set up.
         max_steps: steps to do; the data may end sooner.
-        until: virtual seconds after which no step begins. Ranks of a synchronous strategy end together, where they
-            first meet after one of them is past it.
+        until: virtual seconds after which no step begins. Ranks of a synchronous strategy end together, after the first
+            exchange that none of them finishes before it.
         coding: virtual time of codecs; None where it is free.
         updates: virtual time of optimizers' steps; None where they are free.
 
@@ -246,10 +246,9 @@ class Loop(Role):
         return self.data.next_step()
 
     def _is_late(self) -> bool:
-        """Return True once `until` has passed: for this rank, or for one of the ranks that step together.
+        """Return True once `until` has passed: for this rank, or for all of the ranks that step together.
 
-        Ranks that step together agree where they meet anyway, after a step in which they exchanged
-        something: so no rank waits for it.
+        Those end together, after a step in which they exchanged something or could have.
         """
         if self.until is None:
             return False
@@ -257,11 +256,9 @@ class Loop(Role):
             return self.comm.now() >= self.until
         payload = self.comm.traffic.payload_bytes
         has_met, self._payload_then = payload != self._payload_then, payload
-        if not has_met:
+        if not (has_met or self.strategy.has_ended_round):
             return False
-        late, peers = self.comm.now() >= self.until, self.participation.peers
-        with self.comm.off_clock():
-            return bool(peers.all_reduce(torch.tensor([int(late)]), op="max"))
+        return self.participation.peers.is_over(self.until, self.local_step)
 
     def _steps_ahead(self) -> int:
         """Number of next steps that may be taken at once: nothing is exchanged, evaluated or saved among them."""

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from exogym_core.communicator.exchange import accumulator_dtype
 from exogym_core.data.batches import as_mean_loss, autocast_to, batch_reader, collate_of, move_batch
-from exogym_core.data.samples import Draws, EpochOrder
+from exogym_core.data.samples import Draws, EpochOrder, dataset_length
 from exogym_core.run.snapshots import load_named, pack, unpack, whole_state
 from exogym_core.workers.journal import SpillBuffer
 from exogym_core.workers.rng import RandomStates, kept_rng, seed_device
@@ -66,7 +66,7 @@ class Evaluation:
             samples = list(islice(dataset, most))
             pieces = [samples[start : start + size] for start in range(0, len(samples), size)]
             return [((collate or default_collate)(piece), len(piece)) for piece in pieces]
-        order = EpochOrder(len(dataset), True, self._request.seed, _ORDER_STREAM)  # type: ignore[arg-type]
+        order = EpochOrder(dataset_length(dataset), True, self._request.seed, _ORDER_STREAM)
         read = batch_reader(dataset, collate)
         return [(read(indices), len(indices)) for indices in torch.split(order.of(0)[:most], size)]
 

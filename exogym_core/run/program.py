@@ -32,6 +32,7 @@ from exogym_core.data.samples import (
     SharedData,
     Source,
     StreamedData,
+    dataset_length,
     digest_of,
     fingerprint,
     stream_length,
@@ -147,7 +148,7 @@ class DataSets:
             if (remark := _unused_loader(request)) is not None:
                 warnings.warn(remark, UserWarning, stacklevel=6)
         else:
-            self._order = EpochOrder(_length(train_dataset), request.shuffle, request.seed)
+            self._order = EpochOrder(dataset_length(train_dataset), request.shuffle, request.seed)
 
     @property
     def is_shared(self) -> bool:
@@ -167,7 +168,7 @@ class DataSets:
             if not samples:
                 raise InputError("fit: the training set is empty")
             return (collate or default_collate)(samples)
-        return batch_reader(dataset, collate)(torch.arange(min(size, _length(dataset))))  # type: ignore[arg-type]
+        return batch_reader(dataset, collate)(torch.arange(min(size, dataset_length(dataset))))  # type: ignore[arg-type]
 
     def fingerprint(self) -> str | None:
         """Digest of a training set for all ranks; None where each rank has its own."""
@@ -220,7 +221,7 @@ class DataSets:
             agreed_steps = self._agreed_steps(dataset, draws, comm)
             source: Source = StreamedData(dataset, reading, is_own=True, agreed_steps=agreed_steps)
         else:
-            order = EpochOrder(_length(dataset), request.shuffle, request.seed, comm.rank + 1)
+            order = EpochOrder(dataset_length(dataset), request.shuffle, request.seed, comm.rank + 1)
             lengths = self._agreed_lengths(dataset, draws, comm, remarks)
             source = OwnData(dataset, order, lengths, reading)
         source.known_as = fingerprint(dataset, draws) if keeps else None
@@ -230,11 +231,11 @@ class DataSets:
         self, dataset: Dataset[Any], draws: Draws, comm: Communicator, remarks: list[str]
     ) -> list[int]:
         """Numbers of samples of all ranks' own data sets; a remark where all begin with the same batch."""
-        num_compared = min(self.request.batch_size, _length(dataset))
+        num_compared = min(self.request.batch_size, dataset_length(dataset))
         with draws.at(comm.rank):
             first = digest_of(dataset[index] for index in range(num_compared))
         with comm.off_clock():
-            facts = comm.all_gather_object((_length(dataset), first))
+            facts = comm.all_gather_object((dataset_length(dataset), first))
         if comm.world_size > 1 and len({digest for _, digest in facts}) == 1:
             remarks.append(
                 "fit: the dataset factory made datasets that begin with the same batch on every rank; "
@@ -286,15 +287,6 @@ class DataSets:
                 f"fit: the {name} factory returned {type(dataset).__name__} for rank {rank}; return a Dataset"
             )
         return dataset
-
-
-def _length(dataset: Any) -> int:
-    try:
-        return len(dataset)
-    except TypeError:
-        raise InputError(
-            f"fit: {type(dataset).__name__} has no len(); give it one, or derive it from IterableDataset"
-        ) from None
 
 
 def _unused_loader(request: FitRequest) -> str | None:

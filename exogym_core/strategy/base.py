@@ -241,6 +241,11 @@ class Strategy(Participants, Configured, Stateful):
         """
         return 0
 
+    @property
+    def has_ended_round(self) -> bool:
+        """True if all ranks are at the end of a round, in which this one may have exchanged nothing."""
+        return False
+
     def finish_step(self) -> None:
         """Do what is left of a step after the optimizer's update."""
         Strategy.step(self)

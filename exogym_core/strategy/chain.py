@@ -263,6 +263,12 @@ class Chain(Strategy):
             else 0
         )
 
+    @property
+    def has_ended_round(self) -> bool:
+        """True if a module acts at the end of rounds, and one has ended."""
+        rounds = [module for module in self.modules if isinstance(module, RoundModule)]
+        return self.local_step > 0 and any(self.local_step % module.H == 0 for module in rounds)
+
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         self.local_step = 0
         self.scope = Scope(self.trainable, Site(None, self.comm))

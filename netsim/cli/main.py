@@ -55,7 +55,8 @@ def main(args: Sequence[str] | None = None) -> int:
         result = cli.main(
             args=None if args is None else list(args), prog_name="netsim", standalone_mode=False
         )
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by the caller
+            sys.stdout.flush()
     except click.exceptions.Exit as ending:
         return ending.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
@@ -71,6 +72,8 @@ def main(args: Sequence[str] | None = None) -> int:
         # The reader closed the pipe; Python must not report that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        return _fail(f"the output could not be written: {error.strerror or error}", 1)
     except click.Abort:
         return 130
     return result if isinstance(result, int) else 0

@@ -21,7 +21,6 @@ import yaml
 
 from netsim.errors import InputError, UnknownNameError, printable
 from netsim.files.plain_files import read_text
-from netsim.units import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -222,24 +221,21 @@ class _Reader:
         elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             self._stack.pop()
         elif isinstance(event, yaml.AliasEvent):
-            raise self._refusal(line, f"alias '*{printable(event.anchor)}': write the value out")
+            raise self._refusal(line, "aliases ('*...') are not accepted: write the value out")
         elif isinstance(event, yaml.DocumentStartEvent):
             self._num_documents += 1
             if self._num_documents > 1:
                 raise self._refusal(line, "a second document ('---') in one file: use one file each")
 
     def _refusal(self, line: int, message: str) -> InputError:
-        path = self._stack[-1][1] if self._stack else ()
-        if self._key is not None:
-            path = (*path, self._key)
-        key = key_text(path)
-        return InputError(f"{self.where}:{line}: {key + ': ' if key else ''}{message}")
+        """Error about a line, which quotes nothing: the file may be one that nobody meant to show."""
+        return InputError(f"{self.where}:{line}: {message}")
 
     def _refuse_properties(self, event: Any, line: int) -> None:
         if event.anchor is not None:
-            raise self._refusal(line, f"anchor '&{printable(event.anchor)}': anchors are not accepted")
+            raise self._refusal(line, "anchors ('&...') are not accepted: remove it")
         if event.tag is not None:
-            raise self._refusal(line, f"tag '{printable(event.tag)}': tags are not accepted")
+            raise self._refusal(line, "tags ('!...') are not accepted: remove it")
 
     def _open(self, container: dict[str, object] | list[object], line: int) -> None:
         if len(self._stack) >= MAX_DEPTH:
@@ -264,7 +260,7 @@ class _Reader:
             raise self._refusal(line, "an empty key: give it a name")
         if key in mapping:
             first = self.lines[*path, key]
-            raise self._refusal(line, f"duplicate key '{printable(key)}' (first on line {first}): remove one")
+            raise self._refusal(line, f"duplicate key, first on line {first}: remove one")
         self._key, self._key_line = key, line
 
     def _add(self, value: object, line: int) -> KeyPath:
@@ -296,17 +292,15 @@ class _Reader:
             return text
         if _INTEGER.fullmatch(text):
             if len(text) > 20 or not -(2**63) <= int(text) < 2**63:
-                raise self._refusal(line, f"{shown(text)} is beyond 64 bits")
+                raise self._refusal(line, "a whole number beyond 64 bits")
             return int(text)
         if _LEADING_ZERO.fullmatch(text):
-            raise self._refusal(
-                line, f"'{printable(text)}' has a leading zero: remove it, or quote it as text"
-            )
+            raise self._refusal(line, "a number with a leading zero: remove the zero, or quote it as text")
         if _NOT_FINITE.fullmatch(text):
             raise self._refusal(line, f"'{text}' is not a finite number")
         if _FLOAT.fullmatch(text):
             number = float(text)
             if not math.isfinite(number):
-                raise self._refusal(line, f"{shown(text)} is too large for a number")
+                raise self._refusal(line, "too large for a number")
             return number
         return text

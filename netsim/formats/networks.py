@@ -150,7 +150,7 @@ def read_simgrid(path: str | Path, text: str) -> TopologyBuilder:
     """The network of a platform file. Raises InputError for what is no platform, or another kind of one."""
     root = parse_xml(path, text)
     if root.tag != "platform":
-        raise InputError(f"{path}: is no SimGrid platform: its root is <{root.tag[:40]}>")
+        raise InputError(f"{path}: is no SimGrid platform: its root is not <platform>")
     clusters = list(root.iter("cluster"))
     hosts = [_attribute(path, host, "id") for host in root.iter("host")]
     sources = [f"{Path(path).name}: SimGrid platform, version {root.get('version', 'unknown')}."]

@@ -288,6 +288,7 @@ class Kernel:
         reach = reach if reach is not None else Reach(None, hosts, lambda links: False)
         self._meetings = Meetings(self.clock, reach, self._calls, sink)
         self._asking: dict[int, str] = {}
+        self._passed: dict[Hashable, int] = {}  # by group, the last point passed before ranks are to end
         self._has_ended = False  # a rank that is not lost has exited
         self._running = set(range(num_ranks))
         self._failure: BaseException | None = None
@@ -445,8 +446,15 @@ class Kernel:
         self._sink.row(StampedRow(rank, *times, mark.row, self.network_seconds[rank]))
 
     def _ask(self, rank: int, ask: Ask) -> None:
-        done_or_now = float(self.clock.now) if ask.key is None else self._calls.is_done(rank, ask.key)
-        self._sink.answer(rank, done_or_now)
+        if ask.key is None:
+            self._sink.answer(rank, float(self.clock.now))
+        elif ask.until is None:
+            self._sink.answer(rank, self._calls.is_done(rank, ask.key))
+        else:
+            group, number = ask.key.group, cast("int", ask.key.number)
+            if self.clock.now < ask.until:
+                self._passed[group] = max(self._passed.get(group, number), number)
+            self._sink.answer(rank, number > self._passed.get(group, -1))
 
     def _compute(self, rank: int, advance: Advance) -> Generator[simpy.Event, None, None]:
         if not 0 <= advance.seconds < math.inf:

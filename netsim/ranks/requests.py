@@ -133,9 +133,15 @@ class Mark(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Ask for the time; or, with a key, whether that call is done for this rank by now."""
+    """Ask for the time; with a key, whether that call is done for this rank; with `until`, whether ranks end here.
+
+    Attributes:
+        key: of the call; with `until`, a group and the number of a point in its ranks' programs.
+        until: ranks of a group end at the first point that none of them passes before this instant.
+    """
 
     key: Key | None
+    until: float | None = None
 
 
 class Join(NamedTuple):

@@ -416,6 +416,9 @@ class SimulatedCommunicator(Communicator):
         assert isinstance(seconds, float)
         return seconds
 
+    def is_over(self, until: float, number: int) -> bool:
+        return bool(self._ask(Ask(Key(self._lane(), number), until)))
+
     # --- checkpoints ---------------------------------------------------------------------------------------
 
     def repeating(self) -> AbstractContextManager[None]:
