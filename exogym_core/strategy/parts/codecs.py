@@ -123,7 +123,7 @@ class CastCodec(Codec):
 
 # --- a head, and a code for each value -----------------------------------------------------------------------
 
-_WHOLE_BYTES = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32}
+_WHOLE_BYTES = {8: torch.uint8, 16: torch.int16}
 
 
 def in_rows(values: Tensor, width: int) -> Tensor:
@@ -150,7 +150,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(message: Tensor, bits: int, num_codes: int) -> Tensor:
-    """The `num_codes` codes that were packed into `message`, as integers of some width.
+    """The `num_codes` codes that were packed into `message`, as integers of some width; of 16 bits in int16.
 
     >>> unpack(pack(torch.tensor([1, 2, 3]), 12), 12, 3).tolist()
     [1, 2, 3]
@@ -386,7 +386,7 @@ class ScaledFloat16Codec(_FiniteCodec):
         """Mean and deviation, and the rest in units of it."""
         mean, deviation = _moments(values)
         unit = deviation.where(deviation > 0, 1.0)
-        codes = ((values - mean) / unit).to(torch.float16).view(torch.uint16)
+        codes = ((values - mean) / unit).to(torch.float16).view(torch.int16)
         return torch.stack([mean, deviation]), codes
 
     def restored(self, head: Tensor, codes: Tensor) -> Tensor:
