@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments import experiment
 
 from exogym_core.cli.main import main
 from exogym_core.planning import plan as plan_module
@@ -238,13 +237,6 @@ def test_dollars_of_traffic_alone_are_reported_so(capsys: pytest.CaptureFixture[
     assert "--price" in table
     assert main([*words.split(), "--price", "2"]) == 0
     assert "egress only" not in capsys.readouterr().out
-
-
-def test_options_of_another_model_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "small.yaml").write_text(experiment(topology="lan", compute="1 s"))
-    assert main(["plan", str(tmp_path / "small.yaml"), "--model", "llama-2m"]) == 2
-    line = "error: plan: model llama-2m: one of the options hidden is not its own"
-    assert capsys.readouterr().err.startswith(line)
 
 
 @pytest.mark.parametrize(

@@ -189,13 +189,6 @@ def test_a_search_of_ones_own_strategies_resumes_without_their_folder_at_hand(
     assert [each["num_points"] for each in found["chosen"]] == [2, 2]
 
 
-def test_trials_of_a_grid_are_refused(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "small.yaml", "--over", "H=2,3", "--trials", "2"]) == 2
-    assert (
-        "trials: a grid tries all points: leave trials out, or add search: random" in capsys.readouterr().err
-    )
-
-
 def test_the_key_is_checked_with_its_place(experiment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     experiment.write_text(EXPERIMENT + "tune:\n  over: {DiLoCo: {H: [2, 3]}}\n")
     assert main(["validate", "small.yaml"]) == 0
