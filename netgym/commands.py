@@ -160,7 +160,7 @@ def sweep(
     document = replace(document, data={**document.data, "sweep": swept} if swept else document.data)  # type: ignore[dict-item]
     is_shown = changes.get("progress", True)
 
-    def write(line: str) -> None:
+    def write(line: str, num_done: float, num_points: int) -> None:
         study.folder.log(line)
         if is_shown:
             print(visible(line, 500), file=sys.stderr)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from netsim.ranks import Answer, RankSink, RankSource, Request, StampedRow
+from collections.abc import Sequence
+from typing import Any
+
+from netsim.ranks import Answer, Exit, Kernel, RankSink, RankSource, Request, StampedRow
 
 
 class Ports(RankSource, RankSink):
@@ -24,3 +27,13 @@ class Ports(RankSource, RankSink):
 
     def served(self, rank: int, request: Request) -> None:
         self.log[rank].append(request)
+
+
+def finished(streams: Sequence[Sequence[Request]], **options: Any) -> tuple[Kernel, Ports]:
+    """A kernel that has run these streams to their end; `options` are its own."""
+    ports = Ports(len(streams))
+    kernel = Kernel(len(streams), ports, ports, **options)
+    for stream, requests in zip(kernel.streams, streams, strict=True):
+        stream.extend([*requests, Exit()])
+    kernel.run()
+    return kernel, ports

@@ -46,10 +46,11 @@ NUM_NODES, NUM_STEPS = 2, 5
 
 
 class Model(nn.Module):
-    def __init__(self, width: int = 3, bias: bool = True) -> None:
+    def __init__(self, width: int = 3, bias: bool = True, dropout: float = 0.5, frozen: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layer = nn.Sequential(nn.Linear(4, width, bias), nn.Dropout(0.5), nn.Linear(width, 1))
+        self.layer = nn.Sequential(nn.Linear(4, width, bias), nn.Dropout(dropout), nn.Linear(width, 1))
+        self.layer[2].bias.requires_grad_(not frozen)
 
     def forward(self, batch: tuple[torch.Tensor]) -> torch.Tensor:
         return self.layer(batch[0]).square().mean()
@@ -506,6 +507,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"model": Model(5)}, "model: layer.0.weight is float32[3, 4], this run's is float32[5, 4];"),
     ({"model": Model(bias=False)}, "model: layer.0.bias is float32[3], this run's is absent;"),
+    (
+        {"model": Model(dropout=0.2)},
+        "modules: layer.1 is Dropout(p=0.5, inplace=False), this run's is Dropout(p=0.2,",
+    ),
+    ({"model": Model(frozen=True)}, "out_features=1, bias=True, bias frozen); make them equal"),
     ({"seed": 1}, "settings: seed is 42, this run's is 1;"),
     ({"batch_size": 5}, "settings: batch_size is 4, this run's is 5;"),
     ({"topology": "lan", "compute": "1 ms"}, "settings: topology is None, this run's is lan ("),

@@ -214,22 +214,6 @@ def test_a_finished_run_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> 
     assert contents_of(Path("out")) == before
 
 
-def test_a_damaged_checkpoint_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stop_at(monkeypatch, "AllReduce", 9)
-    assert main(["compare", "small.yaml", "--out", "out"]) == 130
-    (folder,) = Path("out/checkpoints/AllReduce").iterdir()
-    path = folder / "rank-0001.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    capsys.readouterr()
-    assert main(["compare", "--resume", "out"]) == 1
-    assert f"error: {path}: is damaged (its SHA-256 differs): delete {folder}" in capsys.readouterr().err
-    assert Path("out/experiment.yaml").is_file()
-
-
 def test_the_trace_and_the_comparisons_of_replicas_are_those_of_the_whole_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

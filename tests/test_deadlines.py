@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_ports import Ports
+from kernel_ports import finished
 from worlds import regions_form
 
 from exogym_core.communicator import Communicator, run_ranks
 from netsim.network.clock import on_grid
-from netsim.ranks import Advance, Answer, Arrival, Exit, Join, Kernel, Key, Request
+from netsim.ranks import Advance, Answer, Arrival, Join, Kernel, Key, Request
 
 TOPOLOGY = regions_form({"a": 3}, latency="1 ms", protocol="ideal")
 MEETING = Key("meeting", 0)
@@ -22,11 +22,7 @@ MEETING = Key("meeting", 0)
 
 def simulate(streams: Sequence[Sequence[Request]]) -> tuple[Kernel, dict[int, Answer]]:
     """Run the streams to their end on a network that takes no time."""
-    ports = Ports(len(streams))
-    kernel = Kernel(len(streams), ports, ports)
-    for stream, requests in zip(kernel.streams, streams, strict=True):
-        stream.extend([*requests, Exit()])
-    kernel.run()
+    kernel, ports = finished(streams)
     return kernel, dict(ports.answers)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from kernel_ports import Ports
+from kernel_ports import finished
 
 from netsim import Clock
 from netsim.errors import InputError
@@ -18,7 +18,6 @@ from netsim.ranks import (
     Answer,
     Ask,
     Call,
-    Exit,
     Kernel,
     Key,
     Mark,
@@ -77,12 +76,7 @@ def simulate(streams: Sequence[Sequence[Request]], seconds: float = 0.0, in_flig
     """Run the streams to their end on a network where every call takes `seconds`."""
     clock = Clock()
     network = Takes(clock, seconds)
-
-    ports = Ports(len(streams))
-    kernel = Kernel(len(streams), ports, ports, start=network, clock=clock, collectives_in_flight=in_flight)
-    for stream, requests in zip(kernel.streams, streams, strict=True):
-        stream.extend([*requests, Exit()])
-    kernel.run()
+    kernel, ports = finished(streams, start=network, clock=clock, collectives_in_flight=in_flight)
     return Simulated(kernel, network, ports.answers, ports.rows)
 
 

@@ -7,21 +7,12 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_ports import Ports
+from kernel_ports import finished
 from worlds import chain_form
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
-from netsim.ranks import Advance, Call, Exit, Kernel, Key, Post, Request, Wait
-
-
-def kernel_after(streams: list[list[Request]]) -> Kernel:
-    ports = Ports(len(streams))
-    kernel = Kernel(len(streams), ports, ports)
-    for stream, requests in zip(kernel.streams, streams, strict=True):
-        stream.extend(requests)
-    kernel.run()
-    return kernel
+from netsim.ranks import Advance, Call, Kernel, Key, Post, Request, Wait
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -34,9 +25,9 @@ def test_calls_that_are_over_are_forgotten_waited_for_or_not(waits: bool) -> Non
             for key, op in ((Key(("group", number), 0), "all_reduce"), (Key("pair", number), "sendrecv")):
                 requests += [Advance(1.0), Post(key, member, Call(op, (0, 1), 8))]
                 requests += [Wait(key)] if waits or member else []
-        return [*requests, Exit()]
+        return requests
 
-    kernel = kernel_after([rank(0), rank(1)])
+    kernel, _ = finished([rank(0), rank(1)])
     calls = kernel._calls
     assert kernel.end_seconds == [200.0, 200.0]
     assert (len(calls._in_flight), len(calls._lanes), len(calls._sent), len(calls._asleep)) == (0, 0, 0, 0)

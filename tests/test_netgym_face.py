@@ -76,13 +76,6 @@ def test_weather_and_algorithms_that_had_no_effect_are_named(tmp_path: Path) -> 
     assert "later_weather" not in entry, "crashes that `failures` draws up to `until`"
 
 
-def test_without_a_network_the_figure_is_over_steps() -> None:
-    changed = {"topology": None, "compute": None, "strategies": ["AllReduce"]}
-    plain = {key: value for key, value in (EXPERIMENT | changed).items() if value is not None}
-    (axes,) = netgym.run(plain, progress=False).plot().axes
-    assert "step" in axes.get_xlabel()
-
-
 def test_a_notebook_shows_the_figure_once_without_pyplot(result: netgym.Comparison) -> None:
     """IPython has no formatter for figures before pyplot is imported: `plot()` showed `<Figure size 1152x648>`."""
     code = (

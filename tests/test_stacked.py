@@ -130,7 +130,6 @@ def test_stacked_replicas_have_the_clock_and_the_losses_of_threads(
     ]
     assert stacked.bytes_sent == single.bytes_sent
     assert losses(stacked) == pytest.approx(losses(single), rel=1e-4)
-    assert losses(train(samples, make(), "stacked")) == losses(stacked)
 
 
 def test_gradients_and_updates_are_computed_once_for_all_replicas(
@@ -165,10 +164,19 @@ def test_replicas_wait_for_each_other_once_a_round(
     assert max(Counter(parked).values()) <= 8
 
 
-def test_steps_at_once_take_batches_of_several_sizes_through_epochs(samples: TensorDataset) -> None:
-    options: dict[str, Any] = {"num_nodes": 6, "max_steps": 35, "num_epochs": 4, "val_interval": 15}
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_nodes": 6, "max_steps": 35, "num_epochs": 4, "val_interval": 15},
+        {"minibatch_size": 4, "num_epochs": 1, "max_steps": None, "batch_size": 32},
+    ],
+    ids=["epochs", "micro-batches"],
+)
+def test_batches_of_several_sizes_and_last_ones_that_are_not_full(
+    samples: TensorDataset, options: dict[str, Any]
+) -> None:
     single, stacked = (
-        train(samples, DiLoCoStrategy(H=6), kind, **options) for kind in ("threads", "stacked")
+        train(samples, DiLoCoStrategy(H=2), kind, **options) for kind in ("threads", "stacked")
     )
     assert losses(stacked) == pytest.approx(losses(single), rel=1e-4)
     assert [row["examples_trained"] for row in stacked.history] == [
@@ -216,15 +224,6 @@ def test_parameters_that_get_another_storage_are_returned_to_the_stack(samples: 
 
     single, stacked = (train(samples, Rebinding(), kind) for kind in ("threads", "stacked"))
     assert losses(stacked) == pytest.approx(losses(single), rel=1e-4)
-
-
-def test_micro_batches_and_a_last_batch_that_is_not_full(samples: TensorDataset) -> None:
-    options: dict[str, Any] = {"minibatch_size": 4, "num_epochs": 1, "max_steps": None, "batch_size": 32}
-    single, stacked = (
-        train(samples, DiLoCoStrategy(H=2), kind, **options) for kind in ("threads", "stacked")
-    )
-    assert losses(stacked) == pytest.approx(losses(single), rel=1e-4)
-    assert stacked.virtual_seconds == single.virtual_seconds
 
 
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(

@@ -54,7 +54,6 @@ def test_a_grid_is_every_combination_the_last_key_first() -> None:
         {"a": 1, "b.c": "x", "d": 1, "e": 2},
         {"a": 1, "b.c": "y", "d": 0},
     ]
-    assert sweep.keys == ["a", "b.c", "d", "e"]
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.booleans(), st.floats(0, 1, exclude_max=True))
@@ -220,23 +219,6 @@ def test_flags_vary_keys_and_search(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (document["num_points"], document["num_runs"]) == (2, 4)
     assert document["seconds"] > 0
     assert document["memory_bytes"] > 1e6
-
-
-@pytest.mark.parametrize(
-    ("key", "line"),
-    [
-        ("seed", "seeds: the points' seed would go unused: leave one of them out"),
-        ("seeds", "--vary seeds: --seeds is given too: leave one of them out"),
-    ],
-)
-def test_seeds_given_twice_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, line: str
-) -> None:
-    (tmp_path / "small.yaml").write_text(experiment())
-    words = ["sweep", str(tmp_path / "small.yaml"), "--vary", f"{key}=[1, 2]", "--seeds", "2"]
-    assert main([*words, "--out", str(tmp_path / "out")]) == 2
-    assert line in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_network_next_to_the_file_travels_with_the_sweep(

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from experiments import experiment
 from worlds import chain, regions_form
 
 from exogym_core.cli.main import main
@@ -249,17 +248,6 @@ def test_netgym_run_writes_a_trace_on_request_and_the_same_run_otherwise(
     names = [event["name"] for event in events if event["ph"] == "X" and event["pid"] == 1]
     assert names.count("compute") >= 3
     assert names.count("all_reduce") >= 3
-
-
-def test_a_trace_needs_virtual_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was written, with every call at 0 s, and nothing said so."""
-    monkeypatch.chdir(tmp_path)
-    Path("small.yaml").write_text(experiment(strategies="[AllReduce]"))
-    assert main(["run", "small.yaml", "--trace"]) == 2
-    assert "--trace: without a topology every call takes 0 s: add --topology" in capsys.readouterr().err
-    assert not Path("runs").exists()
 
 
 # -- runs that are cut short -------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import random
 import re
-import subprocess
 import sys
 import threading
 import warnings
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from experiments import fit, mlp, samples
+from forks import Fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -468,27 +468,17 @@ def test_ctrl_c_comes_out_and_leaves_what_was_done():
     assert not trainer.result.complete
 
 
-def test_forked_ranks_inherit_what_optimizers_import() -> None:
+def test_forked_ranks_inherit_what_optimizers_import():
     """Importing torch's compiler takes a second and more, so no child may do it by itself."""
-    script = """
-import sys, torch
-from torch.utils.data import TensorDataset
-from exogym_core import Trainer
-from exogym_core.strategy import AllReduceStrategy
 
-class Model(torch.nn.Linear):
-    def forward(self, batch):
-        return super().forward(batch[0]).square().mean()
+    def dataset(rank, num_nodes, train_dataset):  # called in a rank's process, before it has an optimizer
+        assert "torch._dynamo" in sys.modules
+        return samples(seed=rank)
 
-def dataset(rank, num_nodes, train_dataset):  # called in a rank's process, before it has an optimizer
-    assert "torch._dynamo" in sys.modules
-    return TensorDataset(torch.full((8, 2), float(rank)))
+    def train():
+        model, strategy = mlp(), sgd()
+        del sys.modules["torch._dynamo"]
+        fit(model, dataset, strategy=strategy, max_steps=1, workers="processes")
 
-assert "torch._dynamo" not in sys.modules
-strategy = AllReduceStrategy("sgd", lr=0.1)
-Trainer(Model(2, 1), dataset).fit(strategy=strategy, num_nodes=2, max_steps=1, device="cpu", workers="processes")
-"""
-    run = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert run.returncode == 0, run.stderr
+    done = Fork(train).end()
+    assert done.returncode == 0, done.stderr

@@ -41,9 +41,11 @@ _NOTE = (
 
 @click.command()
 @click.argument("what", metavar="[FILE|STRATEGY|all]", required=False)
-@click.option("--tier", metavar="NAME", default="small", show_default=True, help="Or your own sweep file.")
 @click.option(
-    "--resume", metavar="DIR", type=click.Path(path_type=Path), help="Resume the one in this folder."
+    "--tier", metavar="NAME", default="small", show_default=True, help="Tier, or your own sweep file."
+)
+@click.option(
+    "--resume", metavar="DIR", type=click.Path(path_type=Path), help="Resume the benchmark in this folder."
 )
 @click.option(
     "--table",
@@ -51,7 +53,7 @@ _NOTE = (
     type=click.Path(path_type=Path),
     help="Make DIR/index.html of the entries in DIR.",
 )
-@click.option("--out", metavar="DIR", help="Its folder, new or empty [runs/<tier>-<n>].")
+@click.option("--out", metavar="DIR", help="The folder, new or empty [runs/<tier>-<n>].")
 @click.option("--on", "place", metavar="WHERE", help=ON_HELP)
 @jobs_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document with run_folder and entries.")
@@ -67,7 +69,7 @@ def bench(
 ) -> None:
     """Score strategies: virtual seconds and bytes to the target.
 
-    Those that the tier names; or a shipped one by its name, or `all` of them; or the one in FILE.
+    Without an argument: the strategies that the tier names. `all`: every shipped one.
     """
     from exogym_core.studies.study import Study
 

@@ -70,7 +70,7 @@ def run_identity(
     """Identity of a run, in plain values: equal in the run of a checkpoint and the one that resumes from it.
 
     Args:
-        model: its names, dtypes and shapes count.
+        model: its names, dtypes and shapes count, what its modules show of themselves, and what is frozen.
         strategy, options: name and arguments of the strategy.
         world_size: number of ranks.
         settings: everything else that changes results.
@@ -91,11 +91,19 @@ def run_identity(
         "model": shapes,
         "training set": training_set,
         "settings": dict(settings),
+        "modules": {name: _module_text(module) for name, module in model.named_modules()},
         _CODE: dict(code or {}),
     }
     # As JSON gives it back; the address of an object in its repr says nothing.
     plain = json.dumps(identity, default=lambda value: re.sub(r" at 0x[0-9a-f]+", "", repr(value)))
     return _without_places(plain)
+
+
+def _module_text(module: nn.Module) -> str:
+    """A module without those inside: its class, what it shows, such as `p=0.1`, and its frozen parameters."""
+    own = module.named_parameters(recurse=False)
+    frozen = [f"{name} frozen" for name, value in own if not value.requires_grad]
+    return f"{type(module).__name__}({', '.join([module.extra_repr(), *frozen])})"
 
 
 def _without_places(plain: str) -> dict[str, Any]:

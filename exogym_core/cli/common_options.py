@@ -62,7 +62,7 @@ def not_empty(context: click.Context, parameter: click.Parameter, value: str | N
 
 
 plain_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-_JOBS = "Runs at once on this machine, to the same results [as many as cores and memory allow]."
+_JOBS = "Runs at once on this machine; results are the same [as many as cores and memory allow]."
 jobs_option = click.option("--jobs", type=click.IntRange(1), help=_JOBS)
 _HELP = {
     "as_json": "Print one JSON document.",
@@ -70,7 +70,7 @@ _HELP = {
     "overrides": "Change one key, such as steps=20 or strategies.DiLoCo.H=50. May be repeated.",
     "scale": "Change the keys that EXPERIMENT lists under scales: NAME.",
     "topology": "Another network: a shipped name or a file.",
-    "trust": "With --resume: even if another user has made or changed it.",
+    "trust": "With --resume: accept a folder that another user made or changed.",
     "yes": "Allow more than 20 seeds without asking.",
 }
 """Help of options that several commands take as a field of their arguments."""

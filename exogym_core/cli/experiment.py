@@ -595,25 +595,22 @@ def _inside(container: Any, step: str | int, keys: Sequence[str], flag: str) -> 
 
 
 def _steps(container: dict[str, Any] | list[Any], key: str, flag: str) -> list[str | int]:
-    if key != "*":
-        return [_step(container, key, flag)]
-    if not container:
-        raise InputError(f"{flag}: * matches no key: the mapping or list is empty")
-    return list(container) if isinstance(container, dict) else list(range(len(container)))
-
-
-def _step(container: dict[str, Any] | list[Any], key: str, flag: str) -> str | int:
+    """Keys or positions that a step of a path stands for."""
+    if key == "*":
+        if not container:
+            raise InputError(f"{flag}: * matches no key: the mapping or list is empty")
+        return list(container) if isinstance(container, dict) else list(range(len(container)))
     if isinstance(container, dict):
         if not key:
             raise InputError(f"{flag}: an empty key between dots")
-        return key
+        return [key]
     names = [
         (entry.get("label") or entry.get("name")) if isinstance(entry, dict) else entry for entry in container
     ]
     if key in names:
-        return names.index(key)
+        return [names.index(key)]
     if key.isascii() and key.isdigit() and int(key) < len(container):
-        return int(key)
+        return [int(key)]
     positions = [f"0 to {len(container) - 1}"] if container else []
     error = unknown_name("entry", key, [str(name) for name in names if name] + positions)
     raise type(error)(f"{flag}: {error}")

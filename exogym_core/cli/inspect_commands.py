@@ -295,8 +295,8 @@ class CheckArguments:
 def check(asked: CheckArguments) -> int:
     """Test STRATEGY, module:Class or the name of a shipped one, against the laws of all strategies.
 
-    It trains a small model, plainly and then with one thing changed at a time: twice, in processes, over real sockets,
-    after a stop. A law that is broken names what differs and what to do; the exit status is then 1.
+    It trains a small model, then again with one change at a time: repeated, in processes, over real sockets, resumed
+    after a stop. For a broken law it reports the difference and the remedy, and the exit status is 1.
     """
     from exogym_core.cli.own_code import find_own_code
     from exogym_core.run.check import LAWS, checking

@@ -47,7 +47,7 @@ class ReportArguments:
 
     Attributes:
         by: Group runs by this key [all that differ]. May be repeated.
-        where: Only runs that have it. May be repeated.
+        where: Only runs with this value. May be repeated.
         align: Axis by which curves are aligned at first [time].
         formats: Write figures for papers (pdf, svg, png) and the table (latex) too, into plots/ next to the page.
         out: The page [report.html].

@@ -35,9 +35,9 @@ _GREETING_SECONDS = 2.0  # a rendezvous greets within a round trip; torchrun's s
 def status(place: str, as_json: bool) -> None:
     """Show the progress of a run: step, loss, time left; at a rendezvous also members, absences and waits.
 
-    FOLDER is a run's, a sweep's, a launch's or a plan's; it knows the absences of rounds that have ended.
-    HOST:PORT is a rendezvous, or where the ranks of torchrun meet (MASTER_ADDR:MASTER_PORT); both want the run's
-    secret. It changes nothing, and no rank waits for it.
+    FOLDER is that of a run, sweep, launch or plan, and has the absences of finished rounds. HOST:PORT is a
+    rendezvous, or the meeting point of torchrun's ranks (MASTER_ADDR:MASTER_PORT); both need the run's secret.
+    The command changes nothing, and no rank waits for it.
     """
     path = Path(place)
     found = _of_folder(path) if os.path.exists(path) else _of_address(place)

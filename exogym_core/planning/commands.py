@@ -126,7 +126,7 @@ _WHERE = (
     _option(
         "--memory",
         "bf16|8bit|offload|checkpointing,...",
-        "Ways in which workers save memory.",
+        "How workers save memory.",
         default="",
         callback=_memory,
     ),
@@ -334,7 +334,7 @@ def plan_rows(
                 reason = refusal(error)
                 failures.append(error)
                 if label not in reason:
-                    reason = f"plan: {label}: {reason.removeprefix('plan: ')}"
+                    reason = f"{name}: {reason.removeprefix('plan: ')}"
                 yield {"name": name, "refused": reason}
             else:
                 yield {"name": name, **made, "strategy": label, "without": missing}
@@ -423,7 +423,7 @@ def _cell_line(cell: dict[str, Any]) -> str:
 )
 @rare_collections()
 def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None:
-    """Search strategies, rounds, codecs, streams, sites and the ring's order for the soonest way to a budget."""
+    """Search strategies, rounds, codecs, streams, sites and the ring's order for the fastest training of a budget."""
     from exogym_core.planning.advice_text import advice_lines, best_so_far
     from exogym_core.planning.advise import Advice
     from exogym_core.planning.planned import request_of

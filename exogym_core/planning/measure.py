@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from exogym_core.cli.common_options import first_line
 from exogym_core.cost.compute import VALUE_BYTES
 from exogym_core.planning.model_sizes import MEMORY_CHOICES
 from exogym_core.planning.rhythm import Rhythm, draws_bytes, rhythm
@@ -255,11 +256,10 @@ def refusal(error: Exception) -> str:
     Raises:
         KeyboardInterrupt: the error stands for a signal, see `raise_lost_interrupt`.
     """
-    line = str(error).partition("\n")[0]
     if isinstance(error, NetsimError):
-        return line
+        return first_line(error)
     raise_lost_interrupt(error)
-    return f"it fails: {type(error).__name__}: {line}"
+    return f"failed: {first_line(error)}; plan it alone, with --debug"
 
 
 class Measured:

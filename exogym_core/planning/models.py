@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from exogym_core.cost.flops import count_flops
 from exogym_core.planning.model_sizes import PLANNED_MODELS
@@ -133,6 +134,17 @@ _FAMILIES: dict[str, tuple[type[Llama | GPT], Any]] = {
 }
 
 
+class _WithoutInit(TorchFunctionMode):
+    """Functions of `torch.nn.init` do nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func`, unless it is one of those."""
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
 def _built(name: str, length: int, options: dict[str, Any]) -> Llama | GPT:
     family, _, preset = name.partition("-")
     kind, presets = (Llama, {}) if name in PLANNED_MODELS else _FAMILIES.get(family, (Llama, {}))
@@ -140,7 +152,7 @@ def _built(name: str, length: int, options: dict[str, Any]) -> Llama | GPT:
         every = [f"{family}-{key}" for family, (_, keys) in _FAMILIES.items() for key in keys]
         raise unknown_name("model to plan", name, [*PLANNED_MODELS, *every])
     sizes: Any = PLANNED_MODELS.get(name, {"preset": preset})
-    with torch.device("meta"):
+    with torch.device("meta"), _WithoutInit():
         return kind(**{**sizes, "block_size": length, **options})
 
 

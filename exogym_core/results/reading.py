@@ -267,39 +267,34 @@ def _strategy_result(
 ) -> StrategyResult:
     where = f"{folder.path / 'summary.json'}: {entry['name']}"
     has_seeds, seed = isinstance(settings.get("seeds"), list), settings.get("seed")
-    alone = {**entry, "seed": seed if isinstance(seed, int) else 0}
-    runs = entry.get("by_seed") if has_seeds else [alone]
+    runs = entry.get("by_seed") if has_seeds else [{**entry, "seed": seed if isinstance(seed, int) else 0}]
     if not isinstance(runs, list) or not all(
         isinstance(run, dict) and isinstance(run.get("seed"), int) for run in runs
     ):
         raise InputError(f"{where}: by_seed: expected a list of objects with a seed")
     count = setting(settings, "workers.count")
-    results = []
-    for run in runs:
-        of = run["seed"] if has_seeds else None
-        train, validation = (
-            timed(folder.read_metrics(entry["name"], kind, of)) for kind in ("", "validation")
+
+    def rows(kind: str, seed: int) -> Sequence[Mapping[str, float]]:
+        return timed(folder.read_metrics(entry["name"], kind, seed if has_seeds else None))
+
+    results = [
+        SeedResult(
+            **parse_summary(run, where),
+            seed=run["seed"],
+            num_workers=count if isinstance(count, int) and count else 1,
+            train=rows("", run["seed"]),
+            validation=rows("validation", run["seed"]),
         )
-        results.append(
-            SeedResult(
-                **parse_summary(run, where),
-                seed=run["seed"],
-                num_workers=count if isinstance(count, int) and count else 1,
-                train=train,
-                validation=validation,
-            )
-        )
+        for run in runs
+    ]
+    names = [f"{column.name}_std" for column in SUMMARY if column.is_number]
     deviations = {
-        column.name: parse_number(entry.get(f"{column.name}_std"), f"{where}: {column.name}_std")
-        for column in SUMMARY
-        if column.is_number
+        name.removesuffix("_std"): parse_number(entry.get(name), f"{where}: {name}") for name in names
     }
     values = parse_summary(entry, where)
-    return StrategyResult(
-        **values | {"strategy": values["strategy"] or entry["name"]},
-        deviations={key: value for key, value in deviations.items() if value is not None},
-        runs=results,
-    )
+    values["strategy"] = values["strategy"] or entry["name"]
+    known = {name: value for name, value in deviations.items() if value is not None}
+    return StrategyResult(**values, deviations=known, runs=results)
 
 
 # --- the tidy table -----------------------------------------------------------------------------------------

@@ -107,25 +107,28 @@ class RunFolder:
         if out is None:
             return cls(make_folder(Path("runs"), name, numbered=True)).owned()
         path = Path(out)
+        folder = cls(path)
         try:
             if path.exists() and not path.is_dir():
                 raise InputError(f"--out {visible(out)}: is a file: choose a new or empty folder")
-            if path.is_dir() and any(entry.name != LOCK_NAME for entry in path.iterdir()):
-                raise InputError(f"--out {visible(out)}: the folder is not empty: choose a new or empty one")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir(exist_ok=True)
+            folder._require_empty(out)
+            path.mkdir(parents=True, exist_ok=True)
+        except InputError:
+            raise
         except (OSError, ValueError) as error:  # a ValueError: of a name that no file system takes
-            if isinstance(error, InputError):
-                raise
             reason = getattr(error, "strerror", None) or error
             raise RecordError(f"--out {visible(out)}: cannot be made: {reason}") from error
-        folder = cls(path).owned()
-        if any(
-            entry.name != LOCK_NAME for entry in path.iterdir()
-        ):  # of a process that came first and has ended
+        folder.owned()
+        try:
+            folder._require_empty(out)  # of a process that came first and has ended
+        except InputError:
             folder.release()
-            raise InputError(f"--out {visible(out)}: the folder is not empty: choose a new or empty one")
+            raise
         return folder
+
+    def _require_empty(self, out: str | Path) -> None:
+        if self.path.is_dir() and any(entry.name != LOCK_NAME for entry in self.path.iterdir()):
+            raise InputError(f"--out {visible(out)}: the folder is not empty: choose a new or empty one")
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import base64
 import re
+from functools import cache
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import visible
 from exogym_core.results.progress import format_loss
-from netsim.units import format_count, format_seconds
+from netsim.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import jinja2
 
 __all__ = ["asset", "base64_text", "latex_text", "rendered"]
 
@@ -26,24 +32,40 @@ def rendered(template: str, **values: Any) -> str:
         template: a file of this package, such as `cli/status.txt`.
         values: by name.
     """
+    return _environment().get_template(template).render(values)
+
+
+@cache
+def _environment() -> jinja2.Environment:
     import jinja2
 
     environment = jinja2.Environment(
-        autoescape=template.endswith(".html"),
+        loader=jinja2.PackageLoader("exogym_core", "."),
+        autoescape=jinja2.select_autoescape(["html"]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {
         "base64": base64_text,
+        "bytes": format_bytes,
         "count": format_count,
         "latex": latex_text,
+        "listed": _listed,
         "loss": format_loss,
+        "names": lambda strategies: _listed(visible(each.name) for each in strategies),
+        "percent": "{:.1%}".format,
         "seconds": format_seconds,
         "visible": visible,
         "whole_seconds": lambda seconds: format_seconds(round(seconds)),
     }
-    return environment.from_string(asset(template)).render(values)
+    return environment
+
+
+def _listed(words: Iterable[object]) -> str:
+    """Words with commas and an `and`."""
+    *first, last = list(map(str, words)) or [""]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def base64_text(data: bytes) -> str:

@@ -215,7 +215,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
     metavar="HOST:PORT",
     default="127.0.0.1:29400",
     show_default=True,
-    help="Address of this machine that the other sites reach; it listens at no other.",
+    help="Address of this machine that the other sites reach; the only one that it listens at.",
 )
 @click.option(
     "--silent",
@@ -239,7 +239,7 @@ def rendezvous(sites: int, listen: str, silent: float, wait: float, as_json: boo
     """Serve as rendezvous of sites that may fail, hang, arrive late and return; it outlives them and holds no model.
 
     A site is a process, or a torchrun group, started with NETGYM_RENDEZVOUS=HOST:PORT and the same secret; see
-    docs/several-machines.md. Ended and started again, it finds its sites again.
+    docs/several-machines.md. A restarted rendezvous finds its sites again.
     """
     began = time.monotonic()
 

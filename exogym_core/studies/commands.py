@@ -347,8 +347,8 @@ def _show_tuning(tuning: Tuning, *, as_json: bool) -> None:
     ]
     _print_table(("strategy", "best", "to target", "final loss", "points", "at an edge"), rows)
     if comparison.has_trained():
-        seeds = ", ".join(map(str, tuning.seeds))
-        click.echo(f"\nAll at their best on seed{'s' * (len(tuning.seeds) > 1)} {seeds}:")
+        seeds = ", ".join(map(str, tuning.experiment.seeds))
+        click.echo(f"\nAll at their best on seed{'s' * (len(tuning.experiment.seeds) > 1)} {seeds}:")
         show_report(comparison)
     click.echo(path)
 

@@ -189,11 +189,6 @@ class Sweep(Schema):
         lengths = [len(values) for values in self.axes.values() if not isinstance(values, Range)]
         return math.prod(lengths) * len(self.listed)
 
-    @property
-    def keys(self) -> list[str]:
-        """Every key that changes, in the order of the file."""
-        return list(dict.fromkeys([*self.axes, *(key for point in self.listed for key in point)]))
-
     def grid(self) -> list[Point]:
         """All combinations, the last key changing first."""
         lists = {key: values for key, values in self.axes.items() if not isinstance(values, Range)}
@@ -321,11 +316,12 @@ def _distribution(optuna: Any, values: Any) -> Any:
 
 
 def _point_of(sweep: Sweep, drawn: Mapping[str, Any]) -> Point:
+    """The point that Optuna has drawn."""
     point: Point = {
         key: drawn[key] if isinstance(values, Range) else values[drawn[key]]
         for key, values in sweep.axes.items()
     }
-    return point | sweep.listed[drawn.get("points", 0)]
+    return {**point, **sweep.listed[drawn.get("points", 0)]}
 
 
 def _drawn(sweep: Sweep) -> Iterator[Point]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -21,11 +23,11 @@ from exogym_core.results.reading import find_runs, tidy_rows, write_tables
 from exogym_core.results.report.study import StudyReport
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.studies.sweep import (
-    LocalRunner,
     SweepProgress,
     estimated,
     failed_by,
     found_by,
+    run_here,
     run_sweep,
     train_in,
 )
@@ -59,7 +61,7 @@ def runner_at(where: str | None, measured: Probe | None, jobs: int | None = None
         InputError: no such place or cluster, or `jobs` on a cluster.
     """
     if where is None:
-        yield LocalRunner(jobs, measured)
+        yield partial(run_here, num_jobs=jobs, measured=measured)
         return
     if jobs is not None:
         raise InputError(
@@ -70,7 +72,7 @@ def runner_at(where: str | None, measured: Probe | None, jobs: int | None = None
             f"--on {visible(where)}: write --on ray, or the address of a Ray cluster such as 10.0.0.1:6379"
         )
     with RayCluster(None if where == "ray" else where) as pool:
-        yield RayRunner(pool, measured)
+        yield RayRunner(pool, measured).run
 
 
 def run_points(
@@ -119,16 +121,12 @@ class RayRunner:
 
     def run(self, points: Sequence[PointRun]) -> Iterator[tuple[int, Found]]:
         """Run points, as many at once as the cluster has room for."""
-        waiting = iter(points)
+        waiting = deque(points)
         under_way: dict[Any, tuple[PointRun, RunFolder]] = {}
-        more = True
         try:
-            while more or under_way:
-                while more and len(under_way) < 2 * self._pool.num_cpus:
-                    each = next(waiting, None)
-                    if each is None:
-                        more = False
-                        break
+            while waiting or under_way:
+                while waiting and len(under_way) < 2 * self._pool.num_cpus:
+                    each = waiting.popleft()
                     folder, _ = each.begin()
                     reference, refused = self._submit(each, folder)
                     if refused is not None:

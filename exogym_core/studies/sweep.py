@@ -1,6 +1,6 @@
 """Runs a sweep: every point as a comparison of its own; failed points are marked and the others run.
 
-A `PointRunner` runs points: `LocalRunner`, side by side on this machine, or `RayRunner` (runners.py), on a Ray cluster.
+A `PointRunner` runs points: `run_here`, side by side on this machine, or `RayRunner.run` (runners.py), on a cluster.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sized
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from exogym_core.cli.common_options import first_line
 from exogym_core.cli.comparison import compare, jobs_at_once
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Estimate",
     "Found",
-    "LocalRunner",
     "PointProgress",
     "PointRun",
     "PointRunner",
@@ -54,6 +53,7 @@ __all__ = [
     "found_by",
     "objective",
     "probe",
+    "run_here",
     "run_sweep",
     "train_in",
 ]
@@ -63,64 +63,53 @@ _TIMED_STEPS = 8
 _BYTES_OF_A_POINT = 1e9  # where none was measured
 
 
-class PointRunner(Protocol):
-    """Runs points of a sweep."""
-
-    def run(self, points: Sequence[PointRun]) -> Iterator[tuple[int, Found]]:
-        """Run each from `begin` to `end`; yields (number, result) as they end."""
-
-
-class LocalRunner:
-    """Runs points on this machine, several at once.
+def run_here(
+    points: Sequence[PointRun], num_jobs: int | None = 1, measured: Probe | None = None
+) -> Iterator[tuple[int, Found]]:
+    """Run points on this machine, each in a job from `begin` to `end`; yields (number, result) as they end.
 
     Args:
+        points: to run.
         num_jobs: points at once; None: as many as cores and memory allow.
         measured: the probe of a point, with the memory that one takes; None: not measured.
     """
+    running: dict[int, tuple[PointRun, RunFolder]] = {}
 
-    def __init__(self, num_jobs: int | None = 1, measured: Probe | None = None) -> None:
-        self._num_jobs, self._measured = num_jobs, measured
+    def jobs() -> Iterator[Job]:
+        for each in points:
+            folder, progress = each.begin()
+            running[each.number] = each, folder
+            yield Job(str(each.number), lambda report: _found(each, folder, report), progress)  # noqa: B023
 
-    def run(self, points: Sequence[PointRun]) -> Iterator[tuple[int, Found]]:
-        """Run points, each in a job."""
-        running: dict[int, tuple[PointRun, RunFolder]] = {}
+    try:
+        with closing(run_jobs(jobs(), _at_once(points, num_jobs, measured))) as ends:
+            for job, end in ends:
+                each, folder = running.pop(int(job.name))
+                if isinstance(end.error, RecordError):
+                    folder.release()
+                    raise end.error
+                found = end.result if end.error is None else failed_by(end.error, folder)
+                yield each.number, each.end(folder, found)
+    finally:
+        for _, folder in running.values():
+            folder.release()
 
-        def jobs() -> Iterator[Job]:
-            for each in points:
-                folder, progress = each.begin()
-                running[each.number] = each, folder
-                yield Job(str(each.number), lambda report: _found(each, folder, report), progress)  # noqa: B023
 
-        try:
-            with closing(run_jobs(jobs(), self._at_once(points))) as ends:
-                for job, end in ends:
-                    each, folder = running.pop(int(job.name))
-                    if isinstance(end.error, RecordError):
-                        folder.release()
-                        raise end.error
-                    yield (
-                        each.number,
-                        each.end(folder, end.result if end.error is None else failed_by(end.error, folder)),
-                    )
-        finally:
-            for _, folder in running.values():
-                folder.release()
-
-    def _at_once(self, points: Sequence[PointRun]) -> int:
-        if self._num_jobs == 1 or not points:
-            return 1
-        experiment = points[0].study.base()
-        if self._num_jobs is None and experiment.compute.is_measured:  # each point measures for itself
-            return 1
-        num_bytes = self._measured.memory_bytes if self._measured is not None else _BYTES_OF_A_POINT
-        return jobs_at_once(experiment, len(points), self._num_jobs, lambda: num_bytes)
+def _at_once(points: Sequence[PointRun], num_jobs: int | None, measured: Probe | None) -> int:
+    if num_jobs == 1 or not points:
+        return 1
+    experiment = points[0].study.base()
+    if num_jobs is None and experiment.compute.is_measured:  # each point measures for itself
+        return 1
+    num_bytes = _BYTES_OF_A_POINT if measured is None else measured.memory_bytes
+    return jobs_at_once(experiment, len(points), num_jobs, lambda: num_bytes)
 
 
 def _found(each: PointRun, folder: RunFolder, report: PointProgress) -> Found:
     return found_by(lambda: train_in(folder, each.experiment(folder), report), folder)
 
 
-def run_sweep(study: Study, progress: SweepProgress, runner: PointRunner) -> int:
+def run_sweep(study: Study, progress: SweepProgress, run: PointRunner) -> int:
     """Run the points that are not finished; returns the number of failed ones.
 
     A point that was interrupted resumes, one that failed is tried again. A full disk and Ctrl-C end the sweep; points
@@ -137,7 +126,7 @@ def run_sweep(study: Study, progress: SweepProgress, runner: PointRunner) -> int
             else:
                 progress.skip()
                 values[number] = _value(study, known)
-        values |= {number: _value(study, found) for number, found in runner.run(left)}
+        values |= {number: _value(study, found) for number, found in run(left)}
         report(
             [values[number] for number in sorted(values)]
         )  # so that a resumed search proposes the same points
@@ -179,6 +168,9 @@ def objective(field: str | None, entries: Sequence[Mapping[str, Any]]) -> float:
 
 Found = dict[str, Any]
 """Result of a point: `strategies` (its summary), and `failed` with `error` where something failed."""
+
+PointRunner: TypeAlias = "Callable[[Sequence[PointRun]], Iterator[tuple[int, Found]]]"
+"""Runs each of the points from `begin` to `end`, and yields its number and result."""
 
 
 @dataclass(frozen=True)

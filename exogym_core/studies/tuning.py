@@ -60,10 +60,9 @@ _PREFIX = "strategies.*."
 
 def check_tune(file: Path) -> str:
     """Check the `tune:` of an experiment file; returns a line that names the number of strategies and seeds."""
-    plan = _Plan.of(load_document(file), file.parent, file.stem)
-    return (
-        f"tuning of {format_count(len(plan.spaces), 'strategy')} on {format_count(len(plan.seeds), 'seed')}"
-    )
+    tuning = Tuning.planned(load_document(file), file.parent, file.stem)
+    seeds = format_count(len(tuning.tuning_seeds), "seed")
+    return f"tuning of {format_count(len(tuning.spaces), 'strategy')} on {seeds}"
 
 
 @dataclass(frozen=True)
@@ -125,76 +124,6 @@ class TuneResult:
         plain = asdict(self) | {"run_folder": str(self.folder), "digest": self.comparison.digest()}
         del plain["folder"]
         return plain
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Search of each strategy: its space and seeds."""
-
-    document: Document
-    source_folder: Path
-    experiment: Experiment
-    settings: TuneSettings
-    seeds: list[int]
-    spaces: dict[str, dict[str, Any]]  # label -> option -> values
-
-    @classmethod
-    def of(cls, document: Document, source_folder: Path, name: str) -> _Plan:
-        data = document.data if isinstance(document.data, dict) else {}
-        part = document.part(("tune",)) if data.get("tune") is not None else Document(document.where, {})
-        settings = validate_document(TuneSettings, part)
-        if settings.search == "grid" and settings.trials:
-            problem = "a grid tries all points: leave trials out, or add search: random"
-            raise part.error(("trials",), problem)
-        experiment = Experiment.from_document(document, source_folder, name)
-        labels = [str(entry.label) for entry in experiment.strategies]
-        for given in settings.over:
-            if given != "*" and given not in labels:
-                raise part.error(("over",), unknown_name("strategy", given, labels))
-        spaces = {str(entry.label): _space(settings.over, entry) for entry in experiment.strategies}
-        return cls(document, source_folder, experiment, settings, _seeds(part, settings, experiment), spaces)
-
-    def study(self, number: int, folder: Path) -> Study:
-        """Begin or resume the sweep of a strategy."""
-        if is_study(folder):
-            return Study.open(folder, trust=True)
-        entry = self.experiment.strategies[number]
-        settings, space = self.settings, self.spaces[str(entry.label)]
-        sweep = {f"{_PREFIX}{key}": values for key, values in space.items()} | {"seeds": self.seeds}
-        if settings.search != "grid":
-            sweep |= {"search": settings.search, "trials": settings.trials or 20}
-        if settings.search == "optuna":
-            has_target = (
-                self.experiment.settings.target_loss is not None and self.experiment.topology is not None
-            )
-            sweep["minimise"] = "virtual_seconds_to_target" if has_target else "final_loss"
-        data = self.experiment.to_mapping() | {"strategies": [entry.to_mapping()], "sweep": sweep}
-        data = {key: value for key, value in data.items() if key not in ("seed", "seeds")}
-        return Study.create(
-            Document(self.document.where, data), self.source_folder, str(folder), str(entry.label)
-        )
-
-    def describe(self, label: str, study: Study) -> str:
-        """Number of points of one strategy's search, its space and its seeds."""
-        space = ", ".join(f"{key} of {_values(values)}" for key, values in self.spaces[label].items())
-        return f"{format_count(study.sweep.num_points, 'point')}: {space}; seeds {', '.join(map(str, self.seeds))}"
-
-    def tuned(self, chosen: Sequence[Chosen]) -> Experiment:
-        """The experiment at the chosen points, on its own seeds; strategies without one are left out."""
-        plain = self.experiment.to_mapping()
-        strategies = []
-        for mapping, each in zip(plain["strategies"], chosen, strict=True):
-            if each.point:
-                document = Document(self.document.where, {"strategies": [mapping]})
-                values = {f"{_PREFIX}{key}": value for key, value in each.point.items()}
-                strategies += apply_values(document, values, each.strategy).data["strategies"]  # type: ignore[index]
-        if not strategies:
-            raise InputError(
-                f"{self.document.where}: every point of every strategy failed: see the lines above"
-            )
-        plain["strategies"] = strategies
-        name = str(self.experiment.settings.name)
-        return Experiment.from_document(Document(self.document.where, plain), self.source_folder, name)
 
 
 def _space(over: Mapping[str, Mapping[str, Any]], entry: StrategySettings) -> dict[str, Any]:
@@ -303,34 +232,60 @@ def _neighbours(best: Mapping[str, Any], tried: Sequence[Any], study: Study) -> 
     return found
 
 
+@dataclass
 class Tuning:
     """A search and its comparison in one folder, owned by this process until it is released.
 
-    Args:
-        plan: of the search.
-        folder: `search/` gets a sweep for each strategy, `comparison/` the run.
-
     Attributes:
+        document: the experiment as it was given.
+        source_folder: of its file.
+        experiment: checked.
+        settings: its `tune:`.
+        tuning_seeds: of the search.
+        spaces: label -> option -> values.
+        folder: `search/` gets a sweep for each strategy, `comparison/` the run.
         chosen: the best point so far of each strategy whose search has begun.
-        tuning_seeds, seeds: of the search, and of the comparison.
         result: once all is done.
     """
 
-    def __init__(self, plan: _Plan, folder: RunFolder) -> None:
-        self._plan, self.folder = plan, folder
-        self.chosen: list[Chosen] = []
-        self.tuning_seeds, self.seeds = plan.seeds, plan.experiment.seeds
-        self.result: TuneResult | None = None
+    document: Document
+    source_folder: Path
+    experiment: Experiment
+    settings: TuneSettings
+    tuning_seeds: list[int]
+    spaces: dict[str, dict[str, Any]]
+    folder: RunFolder
+    chosen: list[Chosen] = field(default_factory=list)
+    result: TuneResult | None = None
+
+    @classmethod
+    def planned(cls, document: Document, source_folder: Path, name: str) -> Tuning:
+        """Check a document; nothing is written."""
+        data = document.data if isinstance(document.data, dict) else {}
+        part = document.part(("tune",)) if data.get("tune") is not None else Document(document.where, {})
+        settings = validate_document(TuneSettings, part)
+        if settings.search == "grid" and settings.trials:
+            problem = "a grid tries all points: leave trials out, or add search: random"
+            raise part.error(("trials",), problem)
+        experiment = Experiment.from_document(document, source_folder, name)
+        labels = [str(entry.label) for entry in experiment.strategies]
+        for given in settings.over:
+            if given != "*" and given not in labels:
+                raise part.error(("over",), unknown_name("strategy", given, labels))
+        spaces = {str(entry.label): _space(settings.over, entry) for entry in experiment.strategies}
+        seeds = _seeds(part, settings, experiment)
+        return cls(document, source_folder, experiment, settings, seeds, spaces, RunFolder(source_folder))
 
     @classmethod
     def create(cls, document: Document, source_folder: Path, name: str, out: str | Path | None) -> Tuning:
         """Begin in `out` or `runs/<name>-tune-<n>`; nothing is trained."""
-        plan = _Plan.of(document, source_folder, name)
-        folder = RunFolder.create(out, f"{plan.experiment.settings.name}-tune")
+        tuning = cls.planned(document, source_folder, name)
+        experiment = tuning.experiment
+        tuning.folder = folder = RunFolder.create(out, f"{experiment.settings.name}-tune")
         own = document.data["tune"] if isinstance(document.data, dict) else {}
-        folder.write_text("experiment.yaml", yaml_text(plan.experiment.to_mapping() | {"tune": own}))
-        folder.write_environment(plan.experiment.code_folder)
-        return cls(plan, folder)
+        folder.write_text("experiment.yaml", yaml_text(experiment.to_mapping() | {"tune": own}))
+        folder.write_environment(experiment.code_folder)
+        return tuning
 
     @classmethod
     def open(cls, path: Path, *, trust: bool = False) -> Tuning:
@@ -343,17 +298,62 @@ class Tuning:
             raise InputError(f"{visible(path)}: is no folder of netgym tune: it has no {SEARCH}/")
         if not trust:
             require_own(path, "search")
-        plan = _Plan.of(load_document(path / "experiment.yaml"), code_folder_of(path) or path, path.stem)
-        return cls(plan, RunFolder.open(path).owned())
+        document = load_document(path / "experiment.yaml")
+        tuning = cls.planned(document, code_folder_of(path) or path, path.stem)
+        tuning.folder = RunFolder.open(path).owned()
+        return tuning
+
+    def study(self, number: int, folder: Path) -> Study:
+        """Begin or resume the sweep of a strategy."""
+        if is_study(folder):
+            return Study.open(folder, trust=True)
+        entry = self.experiment.strategies[number]
+        settings, space = self.settings, self.spaces[str(entry.label)]
+        sweep = {f"{_PREFIX}{key}": values for key, values in space.items()} | {"seeds": self.tuning_seeds}
+        if settings.search != "grid":
+            sweep |= {"search": settings.search, "trials": settings.trials or 20}
+        if settings.search == "optuna":
+            has_target = (
+                self.experiment.settings.target_loss is not None and self.experiment.topology is not None
+            )
+            sweep["minimise"] = "virtual_seconds_to_target" if has_target else "final_loss"
+        data = self.experiment.to_mapping() | {"strategies": [entry.to_mapping()], "sweep": sweep}
+        data = {key: value for key, value in data.items() if key not in ("seed", "seeds")}
+        return Study.create(
+            Document(self.document.where, data), self.source_folder, str(folder), str(entry.label)
+        )
+
+    def describe(self, label: str, study: Study) -> str:
+        """Number of points of one strategy's search, its space and its seeds."""
+        space = ", ".join(f"{key} of {_values(values)}" for key, values in self.spaces[label].items())
+        seeds = ", ".join(map(str, self.tuning_seeds))
+        return f"{format_count(study.sweep.num_points, 'point')}: {space}; seeds {seeds}"
+
+    def tuned(self, chosen: Sequence[Chosen]) -> Experiment:
+        """The experiment at the chosen points, on its own seeds; strategies without one are left out."""
+        plain = self.experiment.to_mapping()
+        strategies = []
+        for mapping, each in zip(plain["strategies"], chosen, strict=True):
+            if each.point:
+                document = Document(self.document.where, {"strategies": [mapping]})
+                values = {f"{_PREFIX}{key}": value for key, value in each.point.items()}
+                strategies += apply_values(document, values, each.strategy).data["strategies"]  # type: ignore[index]
+        if not strategies:
+            raise InputError(
+                f"{self.document.where}: every point of every strategy failed: see the lines above"
+            )
+        plain["strategies"] = strategies
+        name = str(self.experiment.settings.name)
+        return Experiment.from_document(Document(self.document.where, plain), self.source_folder, name)
 
     def run(self, write: Callable[..., None], on: str | None = None, jobs: int | None = None) -> TuneResult:
         """Search, compare, and write `tune.json`; `write` is a `LineWriter`."""
         with runner_at(on, None, jobs) as runner:
-            for number, label in enumerate(self._plan.spaces):
-                study = self._plan.study(number, self.folder.make_folder(SEARCH) / file_name(label))
+            for number, label in enumerate(self.spaces):
+                study = self.study(number, self.folder.make_folder(SEARCH) / file_name(label))
                 name = visible(label)
                 if not study.entries:
-                    write(f"{name}: {self._plan.describe(label, study)}")
+                    write(f"{name}: {self.describe(label, study)}")
                 try:
                     progress = SweepProgress(_prefixed(write, name), study.sweep.num_points)
                     run_sweep(study, progress, runner)
@@ -377,7 +377,7 @@ class Tuning:
         """Train all strategies at their chosen points, on its own seeds; write `tune.json` and the page."""
         path = comparison_of(self.folder.path)
         assert path is not None
-        experiment = self._plan.tuned(self.chosen)
+        experiment = self.tuned(self.chosen)
         is_begun = (path / "experiment.yaml").is_file()
         run = RunFolder.open(path).owned() if is_begun else RunFolder.create(path, "")
         try:
@@ -387,9 +387,9 @@ class Tuning:
                 run.write_environment(experiment.code_folder)
             with progress_for(Console(stderr=True), run.log) as progress:
                 train_in(run, experiment, progress, jobs)
-            decision, summary = verdict(Results.load(run)), run.read_summary()
-            tuned = (self._plan.seeds, experiment.seeds, self.chosen, summary, decision.winner, decision.text)
-            result = TuneResult(self.folder.path, *tuned)
+            (words, winner), summary = verdict(Results.load(run)), run.read_summary()
+            seeds, of_runs = self.tuning_seeds, experiment.seeds
+            result = TuneResult(self.folder.path, seeds, of_runs, self.chosen, summary, winner, words)
             text = json.dumps(result.to_mapping(), indent=2, allow_nan=False)
             self.folder.write_text("tune.json", f"{text}\n")
             write_report(run)  # whose methods are read from there

@@ -75,8 +75,8 @@ def command(
     """Run the torch.distributed program SCRIPT on a simulated network.
 
     With -n the script runs as under torchrun; without -n as under python, and starts its ranks itself. SCRIPT stays
-    unchanged: its groups carry real values and cost virtual time, whatever backend it names. Every ending prints the
-    virtual time and where it went. Options of netgym go before SCRIPT, the script's own after it.
+    unchanged: its groups carry real values and cost virtual time, whatever backend it names. At the
+    end the virtual time is printed, and where it went. Options of netgym go before SCRIPT, the script's own after it.
     """
     from exogym_core.results.run_folder import RunFolder
     from exogym_core.torch_backend.run import Launch, Script

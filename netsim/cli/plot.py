@@ -65,7 +65,7 @@ _STYLE: dict[Any, Any] = {
 def command(topology: str, flows: Path | None, protocol: str | None, out: Path | None) -> None:
     """Draw TOPOLOGY: its regions, and its links with bandwidth and one-way latency.
 
-    With FLOWS.csv, as `netsim flows` takes it, the use of the links over time stands below. The last line
+    With FLOWS.csv, as `netsim flows` takes it, the use of the links over time is drawn below. The last line
     printed is the file's path.
     """
     network = Topology.load(topology)

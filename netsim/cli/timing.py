@@ -126,7 +126,7 @@ def collective_command(
     """Time a collective on TOPOLOGY: completion by rank, bytes by link, and the least time possible.
 
     SIZE is the whole tensor for all_reduce, broadcast and reduce; the sum over ranks for all_gather, gather,
-    scatter and reduce_scatter; what each rank has for all others together for all_to_all; the message for
+    scatter and reduce_scatter; the sum of what a rank sends for all_to_all; the message for
     sendrecv, which goes from the first rank to the second.
     """
     net = Topology.load(topology)

@@ -136,7 +136,7 @@ _MOST_HOSTS = 1000
     "--hosts",
     multiple=True,
     metavar="[PLACE=]NUMBER",
-    help="Of each place, or of this one; may be repeated.  [default: 1]",
+    help="Number of hosts of each place, or of this one; may be repeated.  [default: 1]",
 )
 @click.option(
     "--nic",
@@ -157,12 +157,12 @@ def import_command(
     latency: str | None,
     out: Path | None,
 ) -> None:
-    """Make a topology of what you have measured, or of another tool's network file.
+    """Make a topology from measurements, or from another tool's network file.
 
     Measurements, together: iperf3 -J (a run a file, called FROM--TO.json, or by address), ping's output
     (FROM--TO.txt), tables of round trip, throughput and loss as CSV (columns from,to,rtt,throughput,loss; or a square
     whose first cell says 'rtt ms') or JSON; CloudPing's, WonderNetwork's and skyplane's tables. Descriptions, alone:
-    GraphML and GML (Topology Zoo), ASTRA-sim's YAML, SimGrid's XML. What had to be assumed is said in the file.
+    GraphML and GML (Topology Zoo), ASTRA-sim's YAML, SimGrid's XML. Comments in the file name all assumptions.
     """
     check_new(out)
     number, hosts_of = _by_place("--hosts", hosts, _number, 1)
@@ -222,7 +222,9 @@ _WRITERS = {"simgrid": write_simgrid, "astra-sim": write_astrasim}
 
 @click.command("export", cls=OneLineCommand)
 @click.argument("topology")
-@click.option("--format", "form", required=True, type=click.Choice([*_WRITERS, "tc"]), help="Whose.")
+@click.option(
+    "--format", "form", required=True, type=click.Choice([*_WRITERS, "tc"]), help="Format to write."
+)
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="PATH", help="A new file; for tc a new folder."
 )

@@ -36,12 +36,20 @@ _PORT = 7171
     "--listen", metavar="ADDRESS[:PORT]", help="Address to listen at, if not this host's entry (behind NAT)."
 )
 @click.option(
-    "--seconds", default=3.0, show_default=True, type=click.FloatRange(0.5, 60), help="A throughput."
+    "--seconds",
+    default=3.0,
+    show_default=True,
+    type=click.FloatRange(0.5, 60),
+    help="Duration of a throughput measurement.",
 )
 @click.option(
-    "--streams", default=8, show_default=True, type=click.IntRange(2, 64), help="Of those with several."
+    "--streams",
+    default=8,
+    show_default=True,
+    type=click.IntRange(2, 64),
+    help="Streams of the second throughput measurement.",
 )
-@click.option("--most", default="2 GB", show_default=True, metavar="BYTES", help="That a measurement sends.")
+@click.option("--most", default="2 GB", show_default=True, metavar="BYTES", help="Limit of a measurement.")
 @click.option(
     "--wait",
     default=60.0,
@@ -50,7 +58,7 @@ _PORT = 7171
     help="Seconds to wait for all hosts.",
 )
 @click.option("--gloo", is_flag=True, help="Time torch's gloo between each two hosts too.")
-@click.option("--name", default="probed", show_default=True, help="Of the topology.")
+@click.option("--name", default="probed", show_default=True, help="Name of the topology.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -77,13 +85,13 @@ def command(
         netsim probe us=203.0.113.5 eu=198.51.100.7 asia=192.0.2.9:7200 --out mine.yaml
 
     The first of the list leads: it asks for one measurement after the other, and all hosts write the same file.
-    Measured are, pair by pair, the round trip and the throughput each way with one stream and with several; then each
+    Of each pair it measures the round trip and the throughput each way with one stream and with several; then each
     host with all others at once, which separates its own limit from those of its routes. A comment in the file gives
     the uncertainty of each figure. Nothing else should use the network meanwhile.
 
     Each host listens at its own address of the list (port 7171 if none is given), TCP, and nowhere else; let the others
     through your firewall there (with --gloo: at all ports). All must share a secret: the same NETGYM_SECRET
-    (openssl rand -hex 32), NETGYM_SECRET_FILE, or ~/.config/netgym/secret. What is sent to measure is random bytes,
+    (openssl rand -hex 32), NETGYM_SECRET_FILE, or ~/.config/netgym/secret. Measurements send random bytes,
     not encrypted.
     """
     places = _places(hosts)

@@ -32,26 +32,24 @@ SAMPLES = 4  # of a batch
 Reference = "Callable[[events.World, nn.Module, reference.Batches], tuple[list[nn.Module], list[Tensor]]]"
 
 
-def of_async(n: int, buffer: int | None, share: float, H: int) -> tuple[Strategy, Any]:  # noqa: N803
-    strategy = AsyncDiLoCoStrategy(adamw, H=H, outer_lr=0.6, buffer=buffer, momentum_share=share)
-
+def of_one_server(n: int, H: int, strategy: Strategy, rule: Any) -> tuple[Strategy, Any]:  # noqa: N803
     def run(world: events.World, model: nn.Module, batches: reference.Batches) -> Any:
-        rule = lambda phi: events.delayed_nesterov(phi, 0.6, 0.9, buffer or n, share)  # noqa: E731
         replicas, servers = events.served(world, model, batches, adamw, H, rule, lambda rank: n)
         return replicas, servers[n]
 
     return strategy, run
+
+
+def of_async(n: int, buffer: int | None, share: float, H: int) -> tuple[Strategy, Any]:  # noqa: N803
+    strategy = AsyncDiLoCoStrategy(adamw, H=H, outer_lr=0.6, buffer=buffer, momentum_share=share)
+    return of_one_server(
+        n, H, strategy, lambda phi: events.delayed_nesterov(phi, 0.6, 0.9, buffer or n, share)
+    )
 
 
 def of_heloco(n: int, confidence: float, H: int) -> tuple[Strategy, Any]:  # noqa: N803
     strategy = HeLoCoStrategy(adamw, H=H, outer_lr=0.4, outer_momentum=0.8, confidence=confidence)
-
-    def run(world: events.World, model: nn.Module, batches: reference.Batches) -> Any:
-        rule = lambda phi: events.heloco(phi, 0.4, 0.8, confidence)  # noqa: E731
-        replicas, servers = events.served(world, model, batches, adamw, H, rule, lambda rank: n)
-        return replicas, servers[n]
-
-    return strategy, run
+    return of_one_server(n, H, strategy, lambda phi: events.heloco(phi, 0.4, 0.8, confidence))
 
 
 def of_halos(n: int, regions: int, K: int, buffer: int, H: int) -> tuple[Strategy, Any]:  # noqa: N803

@@ -173,13 +173,6 @@ class TestCompare:
         assert entry["virtual_seconds"] is None
         assert entry["bytes_sent_per_worker"] > 0
 
-    def test_flags_override_the_file(self, netgym: Netgym) -> None:
-        arguments = ("--topology", "lan", "--set", "steps=2", "--set", "strategies.DiLoCo.H=1")
-        folder = netgym.run("run", netgym.experiment, "--strategy", "DiLoCo", *arguments)
-        (entry,) = json.loads((folder / "summary.json").read_text())
-        assert entry["steps"] == 2
-        assert "name: lan" in (folder / "experiment.yaml").read_text()
-
     def test_names_cannot_leave_the_folder_nor_break_the_page(self, netgym: Netgym) -> None:
         name = "../../<script>alert(1)</script>"
         netgym.experiment.write_text(

@@ -2,9 +2,9 @@
 
     python tests/soak/fault_scenarios.py --scenarios 2000 --first 0 --out build/soak
 
-A scenario is drawn from its number. What must hold: the run ends; finished, with the values that its calls have by
-definition, at a time no earlier than light and the widest links allow; or with a DeadlockError that names a rank. Every
-fourth is run again, in processes, to the same bits. The last line of output is a JSON object, appended to OUT too.
+A scenario is drawn from its number. What must hold: the run ends; finished, with the values that its calls have where
+nothing fails, at a time no earlier than its computing takes; or with a DeadlockError that names a rank. Every fourth is
+run again, in processes, to the same bits. The last line of output is a JSON object, appended to OUT too.
 """
 
 from __future__ import annotations
@@ -17,21 +17,33 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from exogym_core.communicator import run_ranks
-from netsim.errors import DeadlockError
+sys.path.append(str(Path(__file__).parents[1] / "differential"))
+
+from rank_programs import CARRIERS, Drawing, Program, outcome
 
 SECONDS_FOR_ONE = 120
 _TIMES = (0.0, 0.003, 0.01, 0.0301, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 _RATES = ("64 kbit/s", "1 Mbit/s", "20 Mbit/s", "1 Gbit/s")
 
 
-def drawn(number: int) -> tuple[dict[str, Any], int, list[tuple[Any, ...]]]:
-    """The topology, the number of ranks and the program of a scenario."""
+@dataclass(frozen=True)
+class Scenario(Program):
+    """A program on a network of its own."""
+
+    mapping: dict[str, Any] = field(default_factory=dict)
+
+    def topology(self) -> dict[str, Any]:
+        return self.mapping
+
+
+def drawn(number: int) -> Scenario:
+    """The scenario of a number."""
     draw = random.Random(number)
     num_hosts = draw.randint(2, 5)
     hosts = [f"h{index}" for index in range(num_hosts)]
@@ -50,11 +62,10 @@ def drawn(number: int) -> tuple[dict[str, Any], int, list[tuple[Any, ...]]]:
         for pair in pairs
     ]
     topology: dict[str, Any] = {"hosts": {host: {} for host in hosts}, "routers": routers, "links": links}
-    topology["protocol"] = draw.choice(["ideal", "linux-tcp", "gloo"])
     topology["events"] = [_event(draw, hosts, pairs) for _ in range(draw.randint(0, 6))]
     _add_changes(draw, topology, hosts, pairs)
-    num_ranks = draw.randint(2, num_hosts + 2)
-    return topology, num_ranks, [_step(draw, num_ranks) for _ in range(draw.randint(1, 8))]
+    ranks = Drawing(draw, draw.randint(2, num_hosts + 2), two_way=False).program(draw.randint(1, 12))
+    return Scenario(ranks, (), protocol=draw.choice(["ideal", "linux-tcp", "gloo"]), mapping=topology)
 
 
 def _event(draw: random.Random, hosts: list[str], pairs: list[tuple[str, str]]) -> dict[str, Any]:
@@ -104,76 +115,25 @@ def _add_changes(
         ]
 
 
-def _step(draw: random.Random, num_ranks: int) -> tuple[Any, ...]:
-    what = draw.choice(["all_reduce", "async", "all_gather", "broadcast", "all_to_all", "ring", "compute"])
-    members = tuple(sorted(draw.sample(range(num_ranks), draw.randint(2, num_ranks))))
-    return what, members, draw.choice((1, 300, 20_000)), draw.choice((0.0, 0.01, 0.2))
-
-
-def body_of(program: list[tuple[Any, ...]]) -> Any:
-    """What every rank does; it checks what it gets."""
-
-    def body(comm: Any) -> Any:
-        seen = []
-        for what, members, size, seconds in program:
-            comm.advance(seconds * (1 + comm.rank % 2))
-            if comm.rank in members:
-                _perform(comm.group(members), what, size)
-            seen.append(comm.now())
-        return seen
-
-    return body
-
-
-def _perform(group: Any, what: str, size: int) -> None:
-    me, everybody = group.rank, group.world_size
-    mine = torch.full((size,), float(me + 1))
-    if what in ("all_reduce", "async"):
-        handle = group.all_reduce(mine, async_op=True)
-        group.advance(0.01 if what == "async" else 0.0)
-        assert handle.wait()[0] == everybody * (everybody + 1) / 2
-    elif what == "all_gather":
-        assert [float(part[0]) for part in group.all_gather(mine)] == [
-            rank + 1.0 for rank in range(everybody)
-        ]
-    elif what == "broadcast":
-        assert group.broadcast(mine, src=everybody - 1)[0] == everybody
-    elif what == "all_to_all":
-        got = group.all_to_all([torch.full((size,), me * 100.0 + rank) for rank in range(everybody)])
-        assert [float(part[0]) for part in got] == [rank * 100.0 + me for rank in range(everybody)]
-    elif what == "ring":
-        sent = group.isend(mine, (me + 1) % everybody)
-        assert group.recv(torch.empty(size), (me - 1) % everybody)[0] == (me - 1) % everybody + 1
-        sent.wait()
-
-
 def simulate(number: int) -> str:
     """Run a scenario; `finished` or `deadlock`. Raises whatever is wrong."""
-    topology, num_ranks, program = drawn(number)
-    first = _outcome(topology, num_ranks, program, "threads")
+    scenario = drawn(number)
+    first = outcome(scenario)
     if number % 4 == 0:
-        again = _outcome(topology, num_ranks, program, {"kind": "processes", "processes": 2})
+        again = outcome(scenario, CARRIERS["2 processes"])
         assert again == first, f"processes: {again}; threads: {first}"
-    return "deadlock" if isinstance(first, str) else "finished"
-
-
-def _outcome(topology: dict[str, Any], num_ranks: int, program: list[tuple[Any, ...]], workers: Any) -> Any:
-    try:
-        run = run_ranks(body_of(program), num_ranks, topology, workers=workers, seed=1)
-    except DeadlockError as error:
-        line = str(error).splitlines()[0]
+    if "error" in first:
+        line = first["error"]
+        assert line.startswith("DeadlockError: "), line
         assert line.isprintable(), line
         assert "rank" in line, line
-        return line
-    seconds = [sum(step[3] for step in program) * (1 + rank % 2) for rank in range(num_ranks)]
-    for rank, ends in enumerate(run.results):
-        assert ends == sorted(ends)
-        assert ends[-1] >= seconds[rank] * (1 - 1e-9)
-    return (
-        run.results,
-        run.rank_virtual_seconds,
-        [vars(each) if hasattr(each, "__dict__") else str(each) for each in run.traffic],
-    )
+        return "deadlock"
+    calm = {key: scenario.mapping[key] for key in ("hosts", "routers", "links")}
+    assert first["results"] == outcome(replace(scenario, mapping=calm))["results"]
+    for rows, end, computed in zip(first["rows"], first["ends"], first["compute"], strict=True):
+        assert rows == sorted(rows, key=lambda row: row[0])
+        assert end >= computed * (1 - 1e-9)
+    return "finished"
 
 
 def main() -> None:

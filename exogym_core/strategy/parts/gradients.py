@@ -220,7 +220,7 @@ def _sent(bucket: Sequence[Tensor]) -> Tensor:
     gradients = [parameter.grad for parameter in bucket]
     is_plain = all([each is not None and each.layout is torch.strided for each in gradients])  # noqa: C419 - a list: no frame a gradient
     dense = gradients if is_plain else list(map(dense_gradient, bucket))
-    flat = torch.cat([each.reshape(-1) for each in dense])  # type: ignore[union-attr]
+    flat = flatten(dense)  # type: ignore[arg-type]
     flat += 0.0
     if not is_plain:
         for own, sent in zip(gradients, unflatten(flat, bucket), strict=True):
