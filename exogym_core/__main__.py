@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -29,10 +30,8 @@ class _Forgiving:
 
     def flush(self) -> None:
         """Flush as far as the stream takes it: a closed terminal ends no command."""
-        try:
+        with contextlib.suppress(OSError):
             self._stream.flush()
-        except OSError:
-            return
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -221,10 +221,11 @@ def plan(
         overrides=[f"{key}={json.dumps(value)}" for key, value in (overrides or {}).items()],
         **options,
     )
+    failures: list[Exception] = []
     with DelayedProgress("planning") as progress:
-        rows = list(plan_rows(request, (), progress))
-    if all("refused" in row for row in rows):
-        raise InputError(rows[0]["refused"])
+        rows = list(plan_rows(request, (), progress, failures=failures))
+    if len(failures) == len(rows):
+        raise failures[0]
     return placed(rows)
 
 

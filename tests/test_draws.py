@@ -10,7 +10,15 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from exogym_core.data.samples import Draws, EpochOrder, Reading, SharedData, StreamedData, held_generators
+from exogym_core.data.samples import (
+    Draws,
+    EpochOrder,
+    Reading,
+    SharedData,
+    StreamedData,
+    StreamOfDraws,
+    held_generators,
+)
 from netsim.errors import InputError
 
 
@@ -83,13 +91,13 @@ def test_reading_leaves_every_generator_as_it_was():
     draws = Draws(dataset, 0)
 
     def states():
-        own = random.getstate(), np.random.get_state(), torch.get_rng_state().tolist(), draws.held_states()
+        own = random.getstate(), np.random.get_state(), torch.get_rng_state().tolist(), draws.states()[1]
         return str(own)
 
     before = states()
     with draws.at(1, 2):
         dataset[0], torch.rand(1), random.gauss(0, 1), np.random.randn()
-    with draws.stream(3).continued():
+    with StreamOfDraws(draws, (3,)).continued():
         dataset[0], torch.rand(1), random.gauss(0, 1), np.random.randn()
     assert states() == before
 

@@ -225,3 +225,14 @@ def test_points_that_were_refused_are_left_out_of_break_even_lines() -> None:
     rows += [row("AllReduce", pace, bandwidth=at) for at, pace in zip(rates[1:], (2.0, 8.0), strict=True)]
     (line,) = break_even(rows, BANDWIDTH)
     assert (line["at"], line["sooner_above"]) == (pytest.approx(10**10.5), "AllReduce")
+
+
+def test_swept_models_need_no_model_and_refused_points_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--sweep model.name=...` stands for --model; a point without a plan is named; short days are durations."""
+    words = WORDS.replace("--model llama-2m ", "").replace("--strategy AllReduce ", "").replace("1B", "1M")
+    swept = ["--sweep", "model.name=llama-2m,gpt-byte", "--sweep", "strategies.DiLoCo.H=10,200000"]
+    assert main([*words.split(), *swept]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count(": H = 200,000 is longer than the rounds that are planned") == 2
+    assert "(at model.name=gpt-byte, H=200000)" in printed
+    assert "e-0" not in printed

@@ -31,6 +31,7 @@ from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
 from netsim.files.documents import Document
 from netsim.topology.topology import Topology
+from netsim.units import format_seconds
 
 NETWORK = regions_form({"a": 2, "b": 2}, latency="1 ms", wan="10 Mbit/s", protocol="ideal")
 
@@ -321,10 +322,35 @@ def test_coding_takes_its_time() -> None:
         measure(build_strategy("DiLoCo", H=2, codec="int8"), replace(setting(), compute=Compute.parse(spec)))
         for spec in ({"fixed": "50 ms"}, slow)
     )
-    num_values = charged.memory["weights"] / 4
-    # Its parts are encoded and all decoded, then as many means: at least three times the tensor.
-    assert charged.seconds_per_round - free.seconds_per_round > 3 * num_values * 4 / 1000 * 0.7
+    # Its parts are encoded and all decoded, then as many means: three times the tensor and a quarter, for four ranks.
+    assert (
+        free.coding_bytes == charged.coding_bytes == pytest.approx(3.25 * charged.memory["weights"], rel=0.01)
+    )
+    assert charged.seconds_per_round - free.seconds_per_round == pytest.approx(
+        free.coding_bytes / 1000, rel=1e-4
+    )
     assert charged.bytes_per_worker == free.bytes_per_worker
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "coding", "coding_bytes"),
+    [
+        ("AllReduce", {}, None, 0),
+        ("AllReduce", {"codec": "bf16"}, "not charged", 3.25),
+        ("DeMo", {}, "not charged", 2),
+        ("PowerSGD", {}, "not charged", 2),
+    ],
+)
+def test_coding_that_is_not_charged_is_named(
+    name: str, options: dict[str, Any], coding: str | None, coding_bytes: float
+) -> None:
+    """The field, and a remark with the time at a speed; none where values travel as they are."""
+    made = measure(build_strategy(name, **options), setting())
+    assert made.coding == coding
+    assert made.coding_bytes == pytest.approx(coding_bytes * made.memory["weights"], rel=0.1)
+    remarks = [remark for remark in made.remarks if "coding is not charged" in remark]
+    assert len(remarks) == (coding is not None)
+    assert all(f"{format_seconds(made.coding_bytes / 2e9)} at 2 GB/s" in remark for remark in remarks)
 
 
 def test_limits_name_what_to_change() -> None:

@@ -203,8 +203,8 @@ def test_each_network_has_its_own_winner_and_missed_targets_are_named(tmp_path: 
     write_run(tmp_path / "2", {"A": [9.0, 8.0], "B": [3.0, 4.5]}, topology=NETWORK | {"name": "y"})
     report = StudyReport([tmp_path], by=["topology"])
     assert report.verdict == (
-        "topology x: x, A comes first (1.5 s to the target), then x, B; the difference is 2 s to 2.5 s (95 % interval "
-        "over 2 seeds in common). topology y: y, B comes first (3.75 s to the target), then y, A; the difference is "
+        "topology x: A comes first (1.5 s to the target), then B; the difference is 2 s to 2.5 s (95 % interval "
+        "over 2 seeds in common). topology y: B comes first (3.75 s to the target), then A; the difference is "
         "3.5 s to 6 s (95 % interval over 2 seeds in common). No strategy is first under all of these."
     )
     assert [group.name for group in report.winners] == ["x, A", "y, B"]

@@ -64,7 +64,7 @@ def test_a_planted_optimum_is_found_and_the_comparison_has_other_seeds(
     )
     methods = RunReport(result.comparison).methods
     assert "the tuning seeds 7 alone: AllReduce by a grid of 3 points (lr of 1e-07, 0.03, 10000)" in methods
-    assert methods.endswith(", best: lr 0.03. The best point was that with the lowest mean final loss.")
+    assert methods.endswith(", best: lr 0.03. The best point had the lowest mean final loss.")
     assert f"<p>{methods}</p>" in (result.comparison.path / "report.html").read_text()
     html = result._repr_html_()
     assert html.count("<p>") == 3

@@ -68,10 +68,6 @@ def mark_of(folder: Path | None) -> str:
     return ""
 
 
-def _none() -> int:
-    return -1
-
-
 @dataclass(frozen=True)
 class OwnParts:
     """Folder for the parts of a rank that does not see rank 0's disk.
@@ -84,7 +80,7 @@ class OwnParts:
 
     folder: Path
     place: tuple[int, int]
-    newest_complete: Callable[[], int] = _none
+    newest_complete: Callable[[], int] = lambda: -1
 
     @classmethod
     def where_needed(

@@ -188,9 +188,7 @@ def collate_of(dataloader_kwargs: Mapping[str, Any] | None) -> tuple[Any, bool, 
     workers = rest.get("num_workers", 0)
     if not isinstance(workers, int) or workers < 0:
         raise InputError(f"fit: dataloader_kwargs has num_workers {workers!r}; give a whole number from 0 up")
-    if not rest.get("num_workers") and not rest.get("pin_memory"):
-        return collate, drop_last, {}
-    return collate, drop_last, rest
+    return collate, drop_last, rest if workers or rest.get("pin_memory") else {}
 
 
 _LOADER_ARGUMENTS = sorted(signature(DataLoader).parameters.keys() - _OURS)

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -78,31 +79,21 @@ def held_generators(root: object) -> list[Generator]:
     return found[::-1]
 
 
-def _state(generator: Generator) -> Any:
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    return (
-        generator.bit_generator.state if isinstance(generator, np.random.Generator) else generator.get_state()
-    )
-
-
-def _set_state(generator: Generator, state: Any) -> None:
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    else:
-        generator.set_state(state)
-
-
-def _seed(generator: Generator, seed: int) -> None:
+def _access(
+    generator: Any,
+) -> tuple[Callable[[], Any], Callable[[Any], object], Callable[[int], object]]:
+    """Functions of a generator that read its state, set it, and seed it."""
     if isinstance(generator, torch.Generator):
-        generator.manual_seed(seed)
-    elif isinstance(generator, np.random.Generator):
-        bits: Any = generator.bit_generator
-        bits.state = type(bits)(seed).state
-    else:
-        generator.seed(seed % 2**32)
+        return generator.get_state, generator.set_state, generator.manual_seed
+    if isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        set_state = partial(setattr, bits, "state")
+        return lambda: bits.state, set_state, lambda seed: set_state(type(bits)(seed).state)
+    is_pythons = isinstance(generator, random.Random)
+    read, set_state = (
+        (generator.getstate, generator.setstate) if is_pythons else (generator.get_state, generator.set_state)
+    )
+    return read, set_state, lambda seed: generator.seed(seed % 2**32)
 
 
 class Draws:
@@ -117,7 +108,7 @@ class Draws:
         self._held = held_generators(dataset)
         digest = hashlib.blake2b(str(seed).encode())
         for generator in self._held:
-            state = _state(generator)
+            state = _access(generator)[0]()
             digest.update(repr(state.tolist() if isinstance(state, torch.Tensor) else state).encode())
         self._key = digest.digest()
 
@@ -129,7 +120,7 @@ class Draws:
         random.seed(words[1])
         np.random.seed(words[2] % 2**32)
         for position, generator in enumerate(self._held):
-            _seed(generator, (words[3] + position) % 2**63)
+            _access(generator)[2]((words[3] + position) % 2**63)
 
     @contextmanager
     def at(self, *place: int) -> Iterator[None]:
@@ -141,34 +132,29 @@ class Draws:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Restore all generators, global ones and those held, after the block."""
-        before, held = RandomStates.of_process(), self.held_states()
+        before = self.states()
         try:
             yield
         finally:
-            before.load()
-            self.set_held_states(held)
+            self.load(before)
 
-    def stream(self, *place: int) -> StreamOfDraws:
-        """Draws of a reading from `place` on that alternates with others."""
-        return StreamOfDraws(self, place)
+    def states(self) -> tuple[RandomStates, list[Any]]:
+        """Current states of all generators, global ones and those held."""
+        return RandomStates.of_process(), [_access(generator)[0]() for generator in self._held]
 
-    def held_states(self) -> list[Any]:
-        """Current states of the dataset's own generators."""
-        return [_state(generator) for generator in self._held]
-
-    def set_held_states(self, states: list[Any]) -> None:
-        """Restore states of `held_states`."""
-        for generator, state in zip(self._held, states, strict=True):
-            _set_state(generator, state)
+    def load(self, states: tuple[RandomStates, list[Any]]) -> None:
+        """Restore `states`."""
+        states[0].load()
+        for generator, state in zip(self._held, states[1], strict=True):
+            _access(generator)[1](state)
 
 
 class StreamOfDraws:
-    """A reading in several pieces, each of which continues the draws of the last."""
+    """Draws of a reading from `place` on, in several pieces, each of which continues those of the last."""
 
     def __init__(self, draws: Draws, place: tuple[int, ...]) -> None:
         self._draws, self._place = draws, place
-        self._states: RandomStates | None = None
-        self._held: list[Any] = []
+        self._states: tuple[RandomStates, list[Any]] | None = None
 
     @contextmanager
     def continued(self) -> Iterator[None]:
@@ -177,12 +163,11 @@ class StreamOfDraws:
             if self._states is None:
                 self._draws.seed(*self._place)
             else:
-                self._states.load()
-                self._draws.set_held_states(self._held)
+                self._draws.load(self._states)
             try:
                 yield
             finally:
-                self._states, self._held = RandomStates.of_process(), self._draws.held_states()
+                self._states = self._draws.states()
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,7 +511,7 @@ class StreamedData(Source):
         """The next samples of this epoch, at most so many."""
         if self._samples is None or self._drawn is None:
             place = (self._reading.rank, self.epoch) if self._is_own else (self.epoch,)
-            self._drawn = self._draws.stream(*place)
+            self._drawn = StreamOfDraws(self._draws, place)
             with self._drawn.continued():
                 self._samples = iter(self._dataset)
         with self._drawn.continued():

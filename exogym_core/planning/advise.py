@@ -8,14 +8,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.planning.groups import group_seconds, groupings, ring_orders
+from exogym_core.planning.groups import first_hosts, group_seconds, groupings, ring_orders
 from exogym_core.planning.measure import (
+    CODING_SPEED,
     NETWORK_ERROR,
-    RefusedPlanError,
     Setting,
     least_days,
     measure,
     memory_states,
+    refusal,
     takes_long,
     would_fit,
 )
@@ -23,7 +24,7 @@ from exogym_core.planning.step_ratio import Ratio, steps_range
 from exogym_core.planning.sweep import is_sooner
 from exogym_core.strategy import build_strategy
 from netsim.errors import InputError
-from netsim.units import format_bytes
+from netsim.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -420,20 +421,21 @@ class Advice:
             text = ", ".join(f"{key}={value}" for key, value in options.items())
             number = len(self.rows) + len(self._not_simulated)
             self._report(number, max(_ABOUT, number + 1), f"{name}({text})")
-        strategy = build_strategy(name, **options)
-        if self._is_too_large(row, strategy, setting):
-            return None
-        days, low = least_days(strategy, setting)
-        if self._is_beaten(row, days, low, setting):
-            return None
-        if takes_long(strategy, setting):
-            reason = "reads the clock, so that simulating thousands of messages at once takes minutes: netgym plan does"
-            self._leave(row, days, reason)
-            return None
+        strategy, days = build_strategy(name, **options), 0.0
         try:
+            if self._is_too_large(row, strategy, setting):
+                return None
+            days, low = least_days(strategy, setting)
+            if self._is_beaten(row, days, low, setting):
+                return None
+            if takes_long(strategy, setting):
+                reason = "reads the clock, so that simulating thousands of messages at once takes minutes"
+                self._leave(row, days, f"{reason}: netgym plan does")
+                return None
             made = measure(strategy, setting)
-        except RefusedPlanError as error:
-            self._leave(row, days, str(error).removeprefix(f"plan: {type(strategy).__name__}: "))
+        except Exception as error:
+            reason = refusal(error)
+            self._leave(row, days, reason.removeprefix(f"plan: {type(strategy).__name__}: "))
             return None
         hours = (made.days or 0.0) * 24 * setting.num_ranks
         row = {**made.to_mapping(), "worker_hours": hours, **row}
@@ -532,11 +534,11 @@ class Advice:
             inside, between = group_seconds(topology, hosts, grouping, payload)
             if inside < soonest:
                 found.append((_GROUP_STEPS * inside + between, grouping))
-        for _, (size, order) in sorted(found)[:_MOST_GROUPINGS]:
-            names = [topology.hosts[hosts[place]].name for place in order]
-            options = {"H": _GROUP_STEPS, "codec": "int8", "ranks_per_worker": size}
-            groups = [names[at : at + size] for at in range(0, len(names), size)]
-            self._plan("DiLoCo", options, replace(setting, placement=names), groups=groups)
+        for _, grouping in sorted(found)[:_MOST_GROUPINGS]:
+            groups = grouping.names(topology, hosts)
+            options = {"H": _GROUP_STEPS, "codec": "int8", "ranks_per_worker": grouping.size}
+            there = _placed(setting, {"groups": groups})
+            self._plan("DiLoCo", options, there, groups=groups)
 
     def _widen(self) -> None:
         """The best of each strategy with more streams, where streams have windows and it could be sooner."""
@@ -723,9 +725,7 @@ def _placed(setting: Setting, row: Mapping[str, Any]) -> Setting:
 def _narrowest_first(setting: Setting, hosts: Sequence[int]) -> list[str]:
     """Sites in the order of the widest of their routes to others, the narrowest first."""
     topology = setting.topology
-    first: dict[str, int] = {}
-    for host in hosts:
-        first.setdefault(topology.region_of(host), host)
+    first = first_hosts(topology, hosts)
     widest = dict.fromkeys(first, 0.0)
     names = list(first)
     for place, site in enumerate(names):
@@ -740,11 +740,10 @@ def _narrowest_first(setting: Setting, hosts: Sequence[int]) -> list[str]:
 
 def _is_part_of_a_group(site: str, row: Mapping[str, Any], topology: Topology) -> bool:
     """True if a group has hosts of this site and of others."""
-    for group in row["groups"] or ():
-        regions = {topology.region_of(topology.host_index(host)) for host in group}
-        if site in regions and len(regions) > 1:
-            return True
-    return False
+    regions = (
+        {topology.region_of(topology.host_index(host)) for host in group} for group in row["groups"] or ()
+    )
+    return any(site in each and len(each) > 1 for each in regions)
 
 
 def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | None) -> list[str]:
@@ -756,7 +755,7 @@ def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | No
         "and, without --utilisation, the reached share of devices' peak (38 to 46 % in published trainings): bands "
         "have both",
     ]
-    lines += _ratio_lines(rows, ratios or {})
+    lines += [*_coding_lines(rows), *_ratio_lines(rows, ratios or {})]
     lines.append(
         "the cost of lost workers, weather and other people's traffic, unless the topology or --set has them"
     )
@@ -765,6 +764,23 @@ def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | No
             "the times of rows that do not fit: theirs assume that they fit, and they are ranked last"
         )
     return lines
+
+
+def _coding_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line on coding that is not charged: of each strategy the row with the largest share of its round."""
+    most: dict[str, tuple[float, str]] = {}
+    for row in rows:
+        if row["coding"] == "not charged":
+            seconds, of_round = row["coding_bytes"] / CODING_SPEED, row["seconds_per_round"]
+            text = f"{row['strategy']} {format_seconds(seconds)} of a round of {format_seconds(of_round)}"
+            most[row["strategy"]] = max(most.get(row["strategy"], (0.0, "")), (seconds / of_round, text))
+    if not most:
+        return []
+    texts = ", ".join(text for _, text in most.values())
+    return [
+        "the time of coding, which is not charged: at 2 GB/s of fp32 values a worker it would add, at the most, "
+        f"{texts}; --set compute.coding='2 GB/s' charges it"
+    ]
 
 
 def _ratio_lines(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio]) -> list[str]:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exogym_core.cli.common_options import first_line
 from exogym_core.planning.model_sizes import MEMORY_CHOICES
 from netsim import DelayedProgress, Stoppable, rare_collections
-from netsim.errors import DeadlockError, InputError, unknown_name
+from netsim.errors import InputError, unknown_name
 from netsim.units import format_count, parse_seconds
 
 if TYPE_CHECKING:
@@ -207,6 +206,7 @@ def plan(
     from exogym_core.planning.sweep import grid, placed
 
     rows: list[dict[str, Any]] = []
+    failures: list[Exception] = []
     known = Known()
     asked = []
     for point in grid(sweeps):
@@ -221,14 +221,14 @@ def plan(
     ):
         for point, request in asked:
             where = ", ".join(f"{key}={value}" for key, value in point.items())
-            for row in plan_rows(request, lost, progress, f" at {where}" if where else ""):
+            for row in plan_rows(request, lost, progress, f" at {where}" if where else "", failures=failures):
                 rows.append({**row, "point": point} if sweeps else row)
                 progress.advance()
     made = f"{len(rows)} of {total} plans were made"
     if not rows:
         work.end(made)
-    if all("refused" in row for row in rows):
-        raise InputError(rows[0]["refused"])
+    if len(failures) == len(rows):
+        raise failures[0]
     # Of a sweep that was interrupted some points are missing, so it has no break-even lines.
     requests = [request for _, request in asked]
     _print_plans(placed(rows), [] if work.is_stopped else sweeps, bool(sweeps), as_json, out, requests)
@@ -265,7 +265,7 @@ def _print_plans(
     requests: Sequence[Request],
 ) -> None:
     """Print the plans, and write their page to `out`; `sweeps` are those whose break-even lines are shown."""
-    from exogym_core.planning.page import print_table, write_page
+    from exogym_core.planning.page import at_text, print_table, write_page
     from exogym_core.planning.sweep import (
         break_even,
         is_axis,
@@ -298,35 +298,44 @@ def _print_plans(
         print_table(rows, values, title, facts)
         for row in every:
             if "refused" in row:
-                click.echo(f"not planned: {row['refused'].removeprefix('plan: ')}")
+                where = f" (at {at})" if (at := at_text(row.get("point", {}))) else ""
+                click.echo(f"not planned: {row['refused'].removeprefix('plan: ')}{where}")
     if out is not None:
         click.echo(str(out), err=as_json)
 
 
 def plan_rows(
-    request: Request, lost: Sequence[str], progress: DelayedProgress, where: str = ""
+    request: Request,
+    lost: Sequence[str],
+    progress: DelayedProgress,
+    where: str = "",
+    *,
+    failures: list[Exception],
 ) -> Iterator[dict[str, Any]]:
-    """Plan each strategy where it is to run, then without sites that may be lost; `progress` shows which is next."""
-    from exogym_core.planning.measure import RefusedPlanError
+    """Plan each strategy where it is to run, then without sites that may be lost; `progress` shows which is next.
+
+    A strategy that fails is a row with `refused`, the reason; the exception is added to `failures`.
+    """
+    from exogym_core.planning.measure import refusal
     from exogym_core.planning.plan import plan as planned
 
     setting = request.setting
-    for label, strategy in request.strategies():
-        for sites in _left_out(lost):
+    places = [(sites, setting.without(sites) if sites else setting) for sites in _left_out(lost)]
+    for entry in request.experiment.strategies:
+        label = str(entry.label)
+        for sites, place in places:
             missing = " and ".join(sites) or None
             name = f"{label} without {missing}" if missing else label
             progress.now(f"planning {name}{where}")
             try:
-                made = planned(strategy, setting.without(sites) if sites else setting, name).to_mapping()
-            except (RefusedPlanError, DeadlockError) as error:
-                yield {"name": name, "refused": str(error).partition("\n")[0]}
+                strategy = request.experiment.build_strategy(entry)
+                made = planned(strategy, place, name).to_mapping()
             except Exception as error:
-                if len(request.experiment.strategies) == 1:
-                    raise
-                yield {
-                    "name": name,
-                    "refused": f"{name}: failed: {first_line(error)}; plan it alone, with --debug",
-                }
+                reason = refusal(error)
+                failures.append(error)
+                if label not in reason:
+                    reason = f"{name}: {reason.removeprefix('plan: ')}"
+                yield {"name": name, "refused": reason}
             else:
                 yield {"name": name, **made, "strategy": label, "without": missing}
 

@@ -18,6 +18,7 @@ __all__ = [
     "Grouping",
     "best_cycle",
     "best_groups",
+    "first_hosts",
     "group_seconds",
     "groupings",
     "pair_seconds",
@@ -99,6 +100,14 @@ def _improved(seconds: Table) -> list[int]:
     return cycle
 
 
+def first_hosts(topology: Topology, hosts: Sequence[int]) -> dict[str, int]:
+    """The first of `hosts` at each site, in their order."""
+    first: dict[str, int] = {}
+    for host in hosts:
+        first.setdefault(topology.region_of(host), host)
+    return first
+
+
 def ring_orders(
     topology: Topology,
     workers: Sequence[int],
@@ -111,10 +120,7 @@ def ring_orders(
         `sites` in the best order, `seconds`, `natural_seconds`, `bound_seconds` (what no algorithm can beat), and
         `exact`, whether the order was searched through.
     """
-    first: dict[str, int] = {}
-    for host in workers:
-        first.setdefault(topology.region_of(host), host)
-    sites, hosts = list(first), list(first.values())
+    sites, hosts = map(list, zip(*first_hosts(topology, workers).items(), strict=True))
     cycle = best_cycle(pair_seconds(topology, hosts, num_bytes / max(len(hosts), 1)))
     named = [topology.hosts[host].name for host in hosts]
 
@@ -148,6 +154,11 @@ class Grouping(NamedTuple):
 
     size: int
     order: list[int]
+
+    def names(self, topology: Topology, hosts: Sequence[int]) -> list[list[str]]:
+        """Names of the members of each group, for ranks on `hosts`."""
+        named = [topology.hosts[hosts[place]].name for place in self.order]
+        return [named[at : at + self.size] for at in range(0, len(named), self.size)]
 
 
 _MOST_LOOKED_AT = 2_000_000  # pairs of members in all exchanges that are tried: a second or so
@@ -188,9 +199,7 @@ def group_seconds(
         grouping: of them.
         num_bytes: of the averaged tensors.
     """
-    size, order = grouping
-    names = [topology.hosts[hosts[place]].name for place in order]
-    groups = [names[at : at + size] for at in range(0, len(names), size)]
+    groups = grouping.names(topology, hosts)
 
     def seconds(members: Sequence[str]) -> float:
         apart = list(dict.fromkeys(members))

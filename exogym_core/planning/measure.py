@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from exogym_core.cli.common_options import first_line
+from exogym_core.cost.compute import VALUE_BYTES
 from exogym_core.planning.model_sizes import MEMORY_CHOICES
 from exogym_core.planning.rhythm import Rhythm, draws_bytes, rhythm
 from exogym_core.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together, repeats_from
@@ -19,8 +21,8 @@ from exogym_core.planning.weather import (
     rounds_remarks,
     with_failures,
 )
-from netsim import Weather, most_at_once
-from netsim.errors import InputError
+from netsim import Weather, most_at_once, raise_lost_interrupt
+from netsim.errors import InputError, NetsimError
 from netsim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from exogym_core.strategy.base import Strategy
 
 __all__ = [
+    "CODING_SPEED",
     "NETWORK_ERROR",
     "SECONDS_A_DAY",
     "Measured",
@@ -39,6 +42,7 @@ __all__ = [
     "least_days",
     "measure",
     "memory_states",
+    "refusal",
     "takes_long",
     "would_fit",
 ]
@@ -48,6 +52,10 @@ SECONDS_A_DAY = 86_400
 #: Relative error of simulated communication: the median of calls on networks that the model had not seen, without their
 #: queues, which few topologies give (docs/accuracy.md).
 NETWORK_ERROR = 0.071
+
+
+#: Bytes of fp32 values a second at which a remark names the time of coding: that of `netgym bench`.
+CODING_SPEED = 2e9
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,9 @@ class Plan:
         bytes_per_worker: payload that leaves a worker a round, the largest worker's.
         payload_bytes: the encoded message of a round, once.
         wan_bytes: payload between regions a round, over all workers.
+        coding: "charged", or "not charged" where a worker encodes and decodes values in no time; None where it sends
+            them as they are.
+        coding_bytes: fp32 values that a worker encodes and decodes a round, in bytes, the busiest worker's.
         memory_per_worker: bytes of weights, gradients, optimizers' and outer states, and activations.
         memory: the same by purpose.
         memory_with: bytes with one of `MEMORY_CHOICES` each, and no other.
@@ -134,6 +145,8 @@ class Plan:
     limit: dict[str, Any] = field(default_factory=dict)
     cheaper: dict[str, Any] | None = None
     expected_bytes: bool = False
+    coding: str | None = None
+    coding_bytes: float = 0.0
     protocol: str = ""
     placement: dict[str, int] = field(default_factory=dict)
     days_low: float | None = None
@@ -237,6 +250,18 @@ class RefusedPlanError(InputError):
     """A strategy cannot be planned correctly in this setting; others of the same request may be."""
 
 
+def refusal(error: Exception) -> str:
+    """Why a strategy cannot be planned, in a line.
+
+    Raises:
+        KeyboardInterrupt: the error stands for a signal, see `raise_lost_interrupt`.
+    """
+    if isinstance(error, NetsimError):
+        return first_line(error)
+    raise_lost_interrupt(error)
+    return f"failed: {first_line(error)}; plan it alone, with --debug"
+
+
 class Measured:
     """A strategy that has been simulated, and can be simulated elsewhere.
 
@@ -278,10 +303,6 @@ class Measured:
         num_ranks = setting.num_ranks + strategy.num_servers
         if is_crowded and _are_crowds(setting, num_ranks) and not setting.topology.weather:
             remarks += (f"messages of {num_ranks:,} ranks at once are computed from the busiest link",)
-        if self.rounds.coding == "not charged":
-            remarks += (
-                "coding is not charged: compute.coding is free (--set 'compute.coding=2 GB/s' charges it)",
-            )
         self.figures = figures
         self.are_peers_new = found.are_peers_new
         pace = _pace(strategy, setting, found, figures)
@@ -403,9 +424,7 @@ def _rhythm(strategy: Strategy, setting: Setting) -> Rhythm:
 def memory_states(strategy: Strategy, setting: Setting) -> dict[str, int]:
     """Bytes of a worker's states by purpose, without simulating; none where they are known in a simulation alone."""
     found = _rhythm(strategy, setting)
-    if found.period is None:
-        return {}
-    return SimulatedRounds(strategy, setting, found, _rounds_at_first(strategy, setting, found)).memory()
+    return {} if found.period is None else _first_rounds(strategy, setting, found).memory()
 
 
 def takes_long(strategy: Strategy, setting: Setting) -> bool:
@@ -506,7 +525,7 @@ def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
     found = _rhythm(strategy, setting)
     if found.period is None or found.are_peers_new or found.begins_longer:
         return 0.0, 0.0
-    rounds = SimulatedRounds(strategy, setting, found, _rounds_at_first(strategy, setting, found))
+    rounds = _first_rounds(strategy, setting, found)
     seconds = max(each.mean_seconds for each in setting.durations()) * found.period
     try:
         on_lines = max(
@@ -578,6 +597,10 @@ def _rounds_at_first(strategy: Strategy, setting: Setting, found: Rhythm) -> int
     return _ROUNDS
 
 
+def _first_rounds(strategy: Strategy, setting: Setting, found: Rhythm) -> SimulatedRounds:
+    return SimulatedRounds(strategy, setting, found, _rounds_at_first(strategy, setting, found))
+
+
 def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pace: Pace) -> Plan:
     num_rounds = len(figures.round_seconds)
     tokens_a_round = setting.tokens_a_round(period)
@@ -609,6 +632,11 @@ def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pa
     if fits is None and available is not None and (unlisted := setting.devices_of_unknown_memory()):
         remarks += (f"the memory of {', '.join(unlisted)} is not listed: whether it fits there is not known",)
     from_servers = figures.server_wan_bytes / num_rounds
+    coding_bytes = VALUE_BYTES * max(_a_round(figures.coded_values, pace.span))
+    coding = "charged" if coding_bytes else None
+    if "not charged" in figures.coding or (coding_bytes and not setting.compute.coding.speeds):
+        coding = "not charged"
+        remarks += (_coding_remark(coding_bytes),)
     return Plan(
         strategy=name,
         seconds_per_step=pace.seconds / period,
@@ -629,6 +657,8 @@ def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pa
         memory_available=available,
         fits=fits,
         steady=pace.steady,
+        coding=coding,
+        coding_bytes=coding_bytes,
         tokens=worked,
         tokens_per_parameter=None if worked is None else worked / setting.model.num_parameters,
         rounds=rounds,
@@ -640,6 +670,17 @@ def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pa
         placement=setting.workers_by_site(),
         collectives=figures.collectives,
         remarks=remarks,
+    )
+
+
+def _coding_remark(coding_bytes: float) -> str:
+    """A remark on coding that is not charged, with what it would take."""
+    if not coding_bytes:
+        return "coding is not charged: it sends encoded values, and calls neither `charged` nor `charge`"
+    return (
+        f"coding is not charged: a worker encodes and decodes {format_bytes(round(coding_bytes))} of fp32 values a "
+        f"round, which takes {format_seconds(coding_bytes / CODING_SPEED)} at 2 GB/s; --set compute.coding='2 GB/s' "
+        "charges it, or the speed of your codec and device"
     )
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["MODEL_SIZE", "OWN_BACKENDS", "placement_text", "print_table", "write_page"]
+__all__ = ["MODEL_SIZE", "OWN_BACKENDS", "at_text", "placement_text", "print_table", "write_page"]
 
 _ALIKE = 1.005  # a ratio of steps that rounds to one says nothing
 MODEL_SIZE = (
@@ -43,7 +43,7 @@ OWN_BACKENDS = (
     "under linux-tcp collectives: auto takes the fastest algorithm of each call; programs of torch.distributed have "
     "their backend's, which may wait many times as long: plan them with --protocol gloo, or nccl-sockets on GPUs"
 )
-_FEW_DAYS = 10
+_FEW_DAYS, _SHORT_DAYS = 10, 0.01  # shorter ones are shown in minutes and less
 _MOST_NAMED = 3
 _MOST_SITES = 8
 _WIDEST = 22  # characters of a page's cell
@@ -85,6 +85,8 @@ def _whole(amount: float) -> str:
 
 
 def _days(days: float) -> str:
+    if days < _SHORT_DAYS:
+        return format_seconds(days * 86_400)
     return f"{days:,.1f}" if days >= _FEW_DAYS else f"{days:.3g}"
 
 
@@ -130,6 +132,7 @@ _COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "sent a worker and round": lambda row: (
         format_bytes(round(row["bytes_per_worker"])) + (" expected" if row["expected_bytes"] else "")
     ),
+    "coding": lambda row: "not charged" if row["coding"] == "not charged" else "-",
     "memory": lambda row: (
         format_bytes(row["memory_per_worker"]) + (" (too much)" if row["fits"] is False else "")
     ),
@@ -173,13 +176,13 @@ def _soonest(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [best[name] for name in dict.fromkeys(row["name"] for row in rows)]
 
 
-def _at(point: Mapping[str, str]) -> str:
+def at_text(point: Mapping[str, str]) -> str:
     """A point in few words, such as `H=100, codec=int8`."""
     return ", ".join(f"{name}={point[key]}" for key, name in short_keys(point).items())
 
 
 def _point(row: Mapping[str, Any]) -> str:
-    return _at({key: value for key, value in row.get("point", {}).items() if concerns(row, key)})
+    return at_text({key: value for key, value in row.get("point", {}).items() if concerns(row, key)})
 
 
 def _name_at(row: Mapping[str, Any]) -> str:
@@ -274,7 +277,11 @@ def _notes_of(row: Mapping[str, Any]) -> list[str]:
             f"{crashes['crashes_per_day']:.3g} crashes a day, each of which takes "
             + format_seconds(crashes["seconds_lost_per_crash"])
             + (f" and {lost:,.0f} tokens" if lost else "")
-            + (f" ({number:,.0f} restarts in all)" if number is not None else "")
+            + (
+                f" ({number:,.{0 if number >= _FEW_DAYS else 2}f} restarts in all)"
+                if number is not None
+                else ""
+            )
             + f": {crashes['times_as_long']:.3g} times as long as without, which tokens/s and days contain"
         )
     return [f"{_name_at(row)}: {note}" for note in notes]
@@ -293,7 +300,7 @@ def _grouped(
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for line in lines:
         key = tuple(line[name] for name in names)
-        groups.setdefault(key if short else (*key, _at(line["point"])), []).append(line)
+        groups.setdefault(key if short else (*key, at_text(line["point"])), []).append(line)
     return list(groups.values())
 
 
@@ -327,7 +334,7 @@ def _where(lines: Sequence[Mapping[str, Any]]) -> str:
     point = lines[0]["point"]
     if not point:
         return ""
-    return f" ({_at(point)})" if len(lines) == 1 else f" (at {len(lines)} points)"
+    return f" ({at_text(point)})" if len(lines) == 1 else f" (at {len(lines)} points)"
 
 
 def _ratio_notes(lines: Sequence[Mapping[str, Any]], *, short: bool) -> list[str]:
@@ -452,9 +459,9 @@ def _draw_panels(
     panels: dict[str, dict[str, dict[float, float]]] = {}
     for row in rows:
         own = {key: row["point"][key] for key in others if key != apart and concerns(row, key)}
-        title = "" if apart is None else _at({apart: row["point"][apart]})
+        title = "" if apart is None else at_text({apart: row["point"][apart]})
         lines = panels.setdefault(title, {})
-        points = lines.setdefault(", ".join(filter(None, [row["name"], _at(own)])), {})
+        points = lines.setdefault(", ".join(filter(None, [row["name"], at_text(own)])), {})
         points[number(row["point"][axis])] = row["compute_utilisation"]
     width = min(len(panels), panels_a_row)
     height = -(-len(panels) // width)

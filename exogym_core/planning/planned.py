@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
     from exogym_core.config import Settings
-    from exogym_core.strategy.base import Strategy
 
 __all__ = ["WAN_BANDWIDTH", "Request", "parse_dollars", "parse_tokens", "request_of", "trained_model"]
 
@@ -122,14 +122,14 @@ _LONG_SEQUENCE = 8192  # tokens of those whose share of the peak was published, 
 _BILLION = 1e9
 
 
-def _scaled(text: str, most: float) -> float | None:
-    """A number above 0 and below `most` with a letter for thousands, millions and so on; None where it is none."""
+def _scaled(given: object, text: str, most: float, wrong: str) -> float:
+    """A number above 0 and below `most` with a letter for thousands, millions and so on; else `wrong` says so."""
     scale = _SCALES.get(text[-1:].upper())
-    try:
+    with suppress(ValueError):
         number = float(text if scale is None else text[:-1])
-    except ValueError:
-        return None
-    return number * (scale or 1.0) if 0 < number < most else None
+        if 0 < number < most:
+            return number * (scale or 1.0)
+    raise InputError(wrong.format(given))
 
 
 def parse_tokens(text: str) -> float:
@@ -141,10 +141,9 @@ def parse_tokens(text: str) -> float:
     >>> parse_tokens("200B"), parse_tokens("1.5 T"), parse_tokens("20b")
     (200000000000.0, 1500000000000.0, 20000000000.0)
     """
-    number = _scaled(text.strip(), _MOST_TOKENS)
-    if number is None:
-        raise InputError(f"tokens: {text!r} is no number of tokens; write for example 200B")
-    return number
+    return _scaled(
+        text, text.strip(), _MOST_TOKENS, "tokens: {!r} is no number of tokens; write for example 200B"
+    )
 
 
 def parse_dollars(given: str | float) -> float:
@@ -156,10 +155,9 @@ def parse_dollars(given: str | float) -> float:
     >>> parse_dollars("500,000"), parse_dollars("500k"), parse_dollars(1.5e6)
     (500000.0, 500000.0, 1500000.0)
     """
-    number = _scaled(str(given).strip().lstrip("$").replace(",", ""), _MOST_DOLLARS)
-    if number is None:
-        raise InputError(f"budget: {given!r} is no number of dollars; write for example 500000 or 500k")
-    return number
+    text = str(given).strip().lstrip("$").replace(",", "")
+    wrong = "budget: {!r} is no number of dollars; write for example 500000 or 500k"
+    return _scaled(given, text, _MOST_DOLLARS, wrong)
 
 
 @dataclass(frozen=True)
@@ -286,11 +284,6 @@ class Request:
             shares = ", ".join(f"{site} {share:.0%}" for site, share in utilisation.items())
             return f"flops at {shares} of {compute.device or 'each host'}'s peak"
         return compute.describe()
-
-    def strategies(self) -> list[tuple[str, Strategy]]:
-        """Strategies by label, newly built."""
-        experiment = self.experiment
-        return [(str(entry.label), experiment.build_strategy(entry)) for entry in experiment.strategies]
 
 
 def _model(
@@ -467,6 +460,7 @@ def _experiment_of(
         topology = str(Path(topology).resolve())
     remarks: tuple[str, ...] = ()
     if path is None:
+        model = model or point.get("model.name")
         document, folder, name = _of_words(model, strategies, topology, workers), Path(), "plan"
         batch_size = batch_size or _BATCH_SIZE
     else:

@@ -14,20 +14,20 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from exogym_core.cost.compute import Coding
 from exogym_core.planning.recording import Recording, goes_alone, record, run_alone
-from exogym_core.run.loop import take_step
+from exogym_core.run.loop import set_up, take_step
 from exogym_core.strategy.base import StepContext
 from exogym_core.strategy.parts.selectors import IndexSelector, RandomIndexSelector
 from netsim.errors import InputError, NetsimError, RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.cost.compute import Coding
     from exogym_core.planning.recording import Body
     from exogym_core.strategy.base import Strategy
 
@@ -94,7 +94,7 @@ class PlannedRank:
         strategy: its own, not set up.
         computing: called with (step, share) of the computing; all of a 0-based step is a share of 1.
         num_steps: of the run.
-        coding: cost of codecs; None: nothing.
+        coding: cost of codecs; without speeds it takes no time, and the traffic counts the values.
     """
 
     def __init__(
@@ -107,7 +107,8 @@ class PlannedRank:
         coding: Coding | None = None,
     ) -> None:
         self.strategy, self._computing = strategy, computing
-        strategy.setup(model, comm, num_steps, 0, **({} if coding is None else {"coding": coding}))
+        free = _FreeCoding.model_construct({})
+        set_up(strategy, model, comm, num_steps, 0, coding if coding is not None and coding.speeds else free)
         # Ranks share a model's gradients, which hold no values: there is nothing to forget.
         strategy.zero_grad = _nothing  # type: ignore[method-assign]
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -143,6 +144,17 @@ class PlannedRank:
         """Disable the steps of the first `number` optimizers: without values there is nothing to compute."""
         for optimizer in self.strategy.optimizers[:number]:
             optimizer.step = _nothing  # type: ignore[method-assign,assignment]
+
+
+class _FreeCoding(Coding):
+    """Coding that takes no time, with speeds in name, so that values are counted."""
+
+    @property
+    def speeds(self) -> Mapping[str, Any]:
+        return {self.for_all: None}
+
+    def seconds(self, codec: str, way: str, num_values: int) -> float:
+        return 0.0
 
 
 class PlannedServer:

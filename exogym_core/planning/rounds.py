@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.communicator.simulated.simulation import Schedules, World
 from exogym_core.planning.models import worker_memory
@@ -77,6 +77,8 @@ class RoundFigures:
         link_bytes: payload that crossed each link, over all of them.
         peers: ranks that each rank met in each round.
         rank_ends: virtual time at which each worker finished each round: [rank][round].
+        coded_values: of each rank, after each round, that it has encoded or decoded.
+        coding: what `coding_report` says of each rank.
         staleness: of displacements at servers, see `PlannedServer`.
         server_wan_bytes: payload that servers sent to other regions.
         contributions: of ranks to rounds, which may continue without some.
@@ -88,6 +90,8 @@ class RoundFigures:
     bytes_sent: list[list[int]]
     wan_bytes: list[list[int]]
     payload_bytes: list[list[int]]
+    coded_values: list[list[int]]
+    coding: list[str | None]
     memory: dict[str, int] = field(default_factory=dict)
     collectives: dict[str, list[str]] = field(default_factory=dict)
     link_bytes: list[float] = field(default_factory=list)
@@ -236,6 +240,7 @@ def _rate(ends: list[float]) -> float:
     return (len(ends) - 1) / (ends[-1] - ends[0])
 
 
+_COUNTS = ("bytes_sent", "wan_bytes", "payload_bytes", "coded_values")  # of a rank, after each round
 _MOST_LIVE_RANKS = 256  # threads, each with a model of shapes
 _MOST_LIVE_STEPS = 50_000  # of all ranks: a few seconds
 
@@ -251,7 +256,6 @@ class SimulatedRounds:
 
     Attributes:
         has_absences: rounds continue without ranks that are late or gone.
-        coding: "not charged" where values travel encoded, and coding is free; see `coding_report`.
     """
 
     def __init__(self, strategy: Strategy, setting: Setting, rhythm: Rhythm, num_rounds: int) -> None:
@@ -267,20 +271,13 @@ class SimulatedRounds:
         self._staleness: list[int] = []
         self._schedules: Schedules | None = None
         self.has_absences = False
-        self.coding: str | None = None
         known = setting.known
         speeds = None if rhythm.goes_alone else tuple(each.drawn_from for each in setting.durations())
         parts = (self._model, setting.collectives, setting.compute.coding)
         plain = (self._num_ranks, num_rounds, rhythm, self._leaves_out, speeds, *map(known.number_of, parts))
-        self._recording, self._memory, self._staleness, self.has_absences, self.coding = known.once(
+        self._recording, self._memory, self._staleness, self.has_absences = known.once(
             ("requests", known.key_of(strategy), *plain),
-            lambda: (
-                self._record(self._seconds(setting)),
-                self._memory,
-                self._staleness,
-                self.has_absences,
-                self.coding,
-            ),
+            lambda: (self._record(self._seconds(setting)), self._memory, self._staleness, self.has_absences),
         )
 
     def _seconds(
@@ -325,7 +322,7 @@ class SimulatedRounds:
         choose_by_number(mine)
         own = copy.deepcopy(self._model) if mine.overlaps_backward else self._model
         coding, num_steps = self._setting.compute.coding, num_rounds * self._period
-        runner = PlannedRank(comm, own, mine, computing, num_steps, coding if coding.speeds else None)
+        runner = PlannedRank(comm, own, mine, computing, num_steps, coding)
         part = Participation(mine, comm)
         self.has_absences = part.absence is not None
         if comm.rank:
@@ -356,12 +353,12 @@ class SimulatedRounds:
                         "payload_bytes": traffic.payload_bytes,
                         "bytes_sent": traffic.bytes_sent,
                         "wan_bytes": traffic.wan_bytes,
+                        "coded_values": traffic.charged_values,
+                        "coding": coding_report(traffic, mine.trainable),
                         "took_part": part.absence is None or "averaged_ranks" in mine.row(),
                     }
                 )
         mine.finish()  # calls in flight complete, after the last row
-        if not comm.rank:
-            self.coding = coding_report(comm.traffic, mine.trainable)
 
     def on(
         self,
@@ -476,25 +473,23 @@ class SimulatedRounds:
             if stamped.row["place"] is None:
                 rows[stamped.rank].append(stamped)
         rank_ends = [[each.virtual_seconds for each in own] for own in rows]
-        bytes_sent, wan_bytes, payload = (
-            [[each.row[name] for each in own] for own in rows]
-            for name in ("bytes_sent", "wan_bytes", "payload_bytes")
-        )
+        counts: dict[str, Any] = {
+            name: [[each.row[name] for each in own] for own in rows] for name in _COUNTS
+        }
         figures = RoundFigures(
             [max(ends) for ends in zip(*rank_ends, strict=True)],
             run.compute_seconds[:num_workers],
             run.exposed_seconds[:num_workers],
-            bytes_sent,
-            wan_bytes,
-            payload,
-            self._memory,
-            run.collectives,
-            run.link_bytes,
-            self._recording.peers() if self._recording is not None else [],
-            rank_ends,
-            list(self._staleness),
-            sum(traffic.wan_bytes for traffic in run.traffic[num_workers:]),
-            sum(each.row["took_part"] for own in rows for each in own),
+            **counts,
+            coding=[own[-1].row["coding"] for own in rows],
+            memory=self._memory,
+            collectives=run.collectives,
+            link_bytes=run.link_bytes,
+            peers=self._recording.peers() if self._recording is not None else [],
+            rank_ends=rank_ends,
+            staleness=list(self._staleness),
+            server_wan_bytes=sum(traffic.wan_bytes for traffic in run.traffic[num_workers:]),
+            contributions=sum(each.row["took_part"] for own in rows for each in own),
         )
         if self._leaves_out and links is not None:
             self._add_left_out(figures, run, seconds, links)
@@ -527,7 +522,7 @@ class SimulatedRounds:
                 computing = seconds[rank](0)
                 figures.compute_seconds[rank] += num_left * computing
                 figures.exposed_seconds[rank] += num_left * max(took - computing, 0.0)
-                for name in ("bytes_sent", "wan_bytes", "payload_bytes"):
+                for name in _COUNTS:
                     counts = getattr(figures, name)[rank]
                     for place in range(number, len(counts)):
                         counts[place] += num_left * (ended[rank].row[name] - began[rank].row[name])

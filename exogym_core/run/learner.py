@@ -12,8 +12,9 @@ import copy
 import os
 import warnings
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DetachedLearner",
     "GraphedLearner",
-    "Learner",
     "LocalStep",
     "TorchLearner",
     "fitting_size",
@@ -137,45 +137,12 @@ def fitting_size(
 _FORWARD_SHARE = 1 / 3  # of a step's computing; the backward pass does two products for each of the forward's
 
 
-Samples = TypeVar("Samples", contravariant=True)
-
-
 class LocalStep(NamedTuple):
     """A local step that has been taken, its loss and its virtual seconds."""
 
     step: StepSamples
     loss: float
     seconds: float
-
-
-class Learner(Protocol[Samples]):
-    """Turns batches into gradients on one rank: the loop's view of a model.
-
-    Attributes:
-        scaler: scales losses and gradients; None without.
-        runs_ahead: local steps may be taken several at once, by `run_ahead`.
-    """
-
-    scaler: torch.amp.GradScaler | None
-    runs_ahead: bool
-
-    def gradients(self, step: Samples, context: StepContext) -> float:
-        """Leave the gradients of a step's samples in `.grad`, advance the clock, and return their mean loss."""
-
-    def run_ahead(self, data: Source, number: int, num_steps: int) -> list[LocalStep]:
-        """Take local steps from the 0-based `number` on, updates included; none where ranks do not go together."""
-
-    def take_over(self, optimizers: Sequence[Optimizer]) -> None:
-        """Prepare the strategy's optimizers, the first of which applies the gradients, once it is set up."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """State between steps, without the model."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the `state_dict` of a checkpoint."""
-
-    def close(self) -> None:
-        """Remove hooks from the model."""
 
 
 class _BackwardClock:
@@ -192,18 +159,15 @@ class _BackwardClock:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         total = sum(parameter.numel() for parameter in parameters) or 1
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._hook(parameter.numel() / total))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(partial(self._advance, parameter.numel() / total))  # type: ignore[no-untyped-call]
             for parameter in parameters
         ]
 
-    def _hook(self, share: float) -> Any:
-        def advance(_: Tensor) -> None:
-            if self._seconds:
-                seconds = min(self._seconds * share, self._left)
-                self._left -= seconds
-                self._comm.advance(seconds)
-
-        return advance
+    def _advance(self, share: float, _: Tensor) -> None:
+        if self._seconds:
+            seconds = min(self._seconds * share, self._left)
+            self._left -= seconds
+            self._comm.advance(seconds)
 
     def begin(self, seconds: float) -> None:
         """The backward pass that starts now takes so long."""
@@ -221,7 +185,7 @@ class _BackwardClock:
 
 
 class TorchLearner:
-    """A rank's torch model: forward and backward passes over a step's micro-batches.
+    """Turns batches into gradients on one rank: forward and backward passes over a step's micro-batches.
 
     Make it before the strategy is set up: hooks on the model run in the order in which they came.
 
@@ -234,6 +198,10 @@ class TorchLearner:
             own precision.
         spreads_backward: virtual time passes in the last backward pass as its gradients become ready, since the
             strategy sends them meanwhile.
+
+    Attributes:
+        scaler: scales losses and gradients; None without.
+        runs_ahead: local steps may be taken several at once, by `run_ahead`.
     """
 
     runs_ahead = False
@@ -265,7 +233,9 @@ class TorchLearner:
             context.last_micro_batch = index == last
             self._before_backward(index == last)
             self._backward(loss, weight, seconds * weight, index == last)
-        return losses[0][0].item() if not last else _mean_loss(losses)
+        if not last:
+            return losses[0][0].item()
+        return sum(float(loss) * samples for loss, samples in losses) / step.samples
 
     def _step_seconds(self, number: int, samples: int) -> float:
         return 0.0 if self._cost is None else self._cost.of_samples(number, samples)
@@ -273,11 +243,8 @@ class TorchLearner:
     def _forward(self, batch: Any, number: int) -> Tensor:
         if self._device.type != "cpu":
             batch = move_batch(batch, self._device)
-        if self._autocast is None:
+        with autocast_to(self._autocast, self._device):
             output = self._model(batch)
-        else:
-            with autocast_to(self._autocast, self._device):
-                output = self._model(batch)
         return as_loss(output, f"rank {self._comm.rank}, step {number + 1}")
 
     def _backward(self, loss: Tensor, weight: float, seconds: float, last: bool) -> None:
@@ -302,11 +269,11 @@ class TorchLearner:
             self._comm.advance(seconds)
 
     def run_ahead(self, data: Source, number: int, num_steps: int) -> list[LocalStep]:
-        """Take no steps: each rank takes its own, one at a time."""
+        """Take local steps from the 0-based `number` on, updates included; none where ranks do not go together."""
         return []
 
     def take_over(self, optimizers: Sequence[Optimizer]) -> None:
-        """Leave the optimizers as they are."""
+        """Prepare the strategy's optimizers, the first of which applies the gradients, once it is set up."""
 
     def state_dict(self) -> dict[str, Any]:
         """State of the gradient scaler."""
@@ -385,8 +352,3 @@ class GraphedLearner(DetachedLearner):
         self._order = self._names if self._spreads_backward else None
         while self._hooks:
             self._hooks.pop().remove()
-
-
-def _mean_loss(losses: list[tuple[Tensor, int]]) -> float:
-    """The mean over micro-batches, weighted by samples."""
-    return sum(float(loss) * samples for loss, samples in losses) / sum(samples for _, samples in losses)

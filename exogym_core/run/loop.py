@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.compute import Coding, Updates
     from exogym_core.data.samples import Source, StepSamples
-    from exogym_core.run.learner import Learner
+    from exogym_core.run.learner import TorchLearner
     from exogym_core.strategy.base import Strategy
 
 __all__ = ["Loop", "RankOutcome", "Role", "Server", "set_up", "take_step"]
@@ -195,13 +195,13 @@ class Loop(Role):
     state = State("local_step", "learner", "data", payload_then="_payload_then")
 
     data: Source
-    make_learner: Callable[[], Learner[StepSamples]]
+    make_learner: Callable[[], TorchLearner]
     max_steps: int
     _: KW_ONLY
     until: float | None = None
     coding: Coding | None = None
     updates: Updates | None = None
-    learner: Learner[StepSamples] = field(init=False)
+    learner: TorchLearner = field(init=False)
     local_step: int = field(default=0, init=False)
     _payload_then: int = field(default=-1, init=False)  # payload bytes sent when ranks were last together
     _trial: StateTrial | None = field(default=None, init=False)

@@ -325,7 +325,12 @@ class Observer:
         _, initial = pack(dict(self._initial.named_parameters()))
         rounding = _ROUNDING * _distance(own) + _ROUNDING_OF_UPDATES * _distance(own, initial)
         if _distance(own, parameters) > rounding:
-            raise InputError(_unequal(pending, note))
+            raise InputError(
+                f"{note['strategy']}: judged = 'replica' says that all ranks' models are equal, but after "
+                f"{format_count(note['num_steps'], 'step')} rank {note['rank']}'s is not rank {pending.present[0]}'s; "
+                "write judged = 'own' to judge each rank's model, or judged = 'outer' with a judged_state() that "
+                "returns the last average"
+            )
 
     def _judge_replica(
         self,
@@ -452,16 +457,6 @@ class Observer:
         for ticket in tickets:
             self.spill.pop(ticket)
         return value
-
-
-def _unequal(pending: _PendingEvaluation, note: Note) -> str:
-    """Message for a strategy that claims equal replicas wrongly, with the line to write instead."""
-    return (
-        f"{note['strategy']}: judged = 'replica' says that all ranks' models are equal, but after "
-        f"{format_count(note['num_steps'], 'step')} rank {note['rank']}'s is not rank {pending.present[0]}'s; "
-        "write judged = 'own' to "
-        "judge each rank's model, or judged = 'outer' with a judged_state() that returns the last average"
-    )
 
 
 def _distance(first: Sequence[Tensor], second: Sequence[Tensor] | None = None) -> float:

@@ -179,8 +179,7 @@ class DiLoCoOptimizer(Configured, Optimizer):
             self._site = self._gradients.between(self._site)
         self.scheduler = None if scheduler is None else scheduler(self.inner_optimizer)
         if self._absence is not None:
-            whole = (lambda: None) if self._gradients is None else self._gradients.gather
-            self._absence.follow(self._outer, self._site, whole)
+            self._absence.follow(self._outer, self._site, self._gradients)
             self._absence.begin()
             self._catch_up()
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from exogym_core.strategy.participation.absence import Participation
-from exogym_core.strategy.parts.flat import flatten, write_back
+from exogym_core.strategy.parts.flat import flatten, in_buckets
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError, unknown_name
 
@@ -97,11 +97,7 @@ def load_named(model: nn.Module, named: Mapping[str, Tensor]) -> None:
 
 def broadcast_state(model: nn.Module, comm: Communicator) -> None:
     """Make every rank's parameters and buffers rank 0's, one message a dtype and device."""
-    members: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for value in named_tensors(model).values():
-        members.setdefault((value.dtype, value.device), []).append(value)
-    for tensors in members.values():
-        write_back(comm.broadcast(flatten(tensors)), tensors)
+    in_buckets(list(named_tensors(model).values()), comm.broadcast)
 
 
 def passing_buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -162,11 +158,6 @@ class EvaluationTimes:
     evaluate_every: int | None = None
     correlate_every: int | None = None
     evaluate_seconds: float | None = None
-
-    @property
-    def evaluates(self) -> bool:
-        """True if there are evaluations."""
-        return self.evaluate_every is not None
 
     def due(self, step: int) -> list[str]:
         """Kinds of evaluation due after so many steps: `evaluate`, `correlate`."""
@@ -240,7 +231,7 @@ class Snapshots(Stateful):
         every = self._evaluations.evaluate_seconds
         if (
             every is None
-            or not self._evaluations.evaluates
+            or self._evaluations.evaluate_every is None
             or (self._strategy.num_servers and self._is_worker)
         ):
             return

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from exogym_core.run.loop import RankOutcome
     from exogym_core.run.observer import FinalModels
     from exogym_core.workers.run import RunResult
-    from netsim.ranks import StampedRow
 
     _Listener = Callable[[Mapping[str, Any]], None]
 
@@ -190,16 +189,12 @@ def _train(program: Program, result: FitResult, watcher: _Watcher | None) -> Seq
         final = None if watcher is None else watcher.final_models()
         return outcome, final, [remark for own in remarks for remark in own]
 
-    sinks = Sinks(_ignore) if watcher is None else watcher.sinks
+    sinks = Sinks(lambda row: None) if watcher is None else watcher.sinks
     ((outcome, final, remarks),) = host.run(body, sinks).results
     result.rank_states, result.max_steps = [outcome.state], outcome.max_steps
     result.mean_state = outcome.state if final is None else final.mean
     result.judged_state = outcome.state if final is None else final.judged
     return remarks
-
-
-def _ignore(row: StampedRow) -> None:
-    """Drop a row: rank 0 alone receives them."""
 
 
 P = ParamSpec("P")

@@ -8,7 +8,7 @@ import torch
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import Options, checked_options, option, positive_int
-from exogym_core.strategy.parts.flat import flatten, write_back
+from exogym_core.strategy.parts.flat import flatten, widened, write_back
 from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class ADPSGDStrategy(Strategy, name="ADPSGD"):
 
     @torch.no_grad()
     def _mix(self) -> None:
-        own = flatten([p.to(torch.promote_types(p.dtype, torch.float32)) for p in self.trainable])
+        own = flatten(list(map(widened, self.trainable)))
         for source, theirs in self.comm.take("offers"):
             self.comm.put(own, source, "answers")
             own = own.lerp(theirs, 0.5)

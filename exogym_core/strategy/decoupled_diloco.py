@@ -48,7 +48,7 @@ _TAIL = 4  # values behind a fragment: which, of which round, samples and local 
 
 
 class DecoupledDiLoCoStrategy(ServedStrategy, name="DecoupledDiLoCo"):
-    """Learners send displacements of fragments and go on at once; merged fragments are mixed in when they come.
+    """Learners send displacements of fragments and continue at once; merged fragments are mixed in when they come.
 
     The syncer merges round r of a fragment when all learners have sent it, or `quorum` of them `grace` seconds ago.
     Weights are `w = samples^2 / steps`; embeddings go by `D = sum w d / sum w`, other tensors by mean length and mean

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +13,7 @@ from exogym_core.strategy.fedavg import AveragingCommunicator
 from exogym_core.strategy.optimizers import ensure_optim_spec
 from exogym_core.strategy.options import Options, name_in, option, positive_int
 from exogym_core.strategy.parts.average import Averaging, AveragingOptions
-from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
+from exogym_core.strategy.parts.flat import in_buckets
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,9 +67,7 @@ class MomentCommunicator(RoundModule, name="Moments"):
             return
         for name in self._kept:
             moments = [self._moment(parameter, name) for parameter in self.scope.parameters]
-            for bucket in plan_buckets(moments):
-                members = [moments[index] for index in bucket]
-                write_back(self.scope.site.average(Averaging(), flatten(members)), members)
+            in_buckets(moments, partial(self.scope.site.average, Averaging()))
 
     def _moment(self, parameter: Tensor, name: str) -> Tensor:
         value = self.strategy.optim.state.get(parameter, {}).get(name)

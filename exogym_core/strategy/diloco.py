@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from exogym_core.strategy.chain import Composition
 from exogym_core.strategy.participation.absence import ParticipationOptions
 from exogym_core.strategy.parts.outer import OuterOptions
 from exogym_core.strategy.parts.rounds import OuterRounds
-
-if TYPE_CHECKING:
-    from exogym_core.strategy.parts.outer import Round
 
 __all__ = ["DiLoCoCommunicator", "DiLoCoOptions", "DiLoCoStrategy"]
 
@@ -34,10 +29,6 @@ class DiLoCoCommunicator(OuterRounds, name="DiLoCo"):
 
     Options = DiLoCoOptions
     positional = ("H", "outer_optim_spec")
-
-    def begin(self) -> Round:
-        """Send the outer gradient, `theta - theta_i` (line 12), on its way to its mean over workers."""
-        return self.outer.begin(self.scope.site, blocking=True)
 
 
 class DiLoCoStrategy(Composition, name="DiLoCo"):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from itertools import compress
 from typing import TYPE_CHECKING
 
-import torch
-
 from exogym_core.strategy.chain import Composition
 from exogym_core.strategy.optimizers import OptimSpec
 from exogym_core.strategy.options import (
@@ -15,8 +13,7 @@ from exogym_core.strategy.options import (
     option,
     share,
 )
-from exogym_core.strategy.parts.exchange import GradientExchange, interleaved, orthonormal, power_step, split
-from exogym_core.strategy.parts.generators import shared_generator
+from exogym_core.strategy.parts.exchange import PowerIteration, interleaved, split
 from exogym_core.strategy.parts.muon import DirectionsAndAdamW, hidden_matrices, split_by_shape
 from exogym_core.strategy.parts.state import State
 
@@ -41,7 +38,7 @@ class DionOptions(Options):
     mu: float = option(0.95, share)
 
 
-class DionDirections(GradientExchange, name="Dion"):
+class DionDirections(PowerIteration, name="Dion"):
     """A direction for every hidden matrix, the mean gradient for the rest.
 
     Args:
@@ -49,8 +46,7 @@ class DionDirections(GradientExchange, name="Dion"):
     """
 
     Options = DionOptions
-    work = "low-rank"
-    state = State("right", "momenta")
+    state = State("momenta")
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Draw each Q, equal on all ranks."""
@@ -58,22 +54,17 @@ class DionDirections(GradientExchange, name="Dion"):
         inside = {id(p) for p in hidden_matrices(self.strategy.model)}
         self.is_matrix = [id(p) in inside for p in self.scope.parameters]
         self.momenta = [_tall(zeros) for zeros in compress(self.zeros_like_gradients(), self.is_matrix)]
-        generator, self.right = shared_generator(self.strategy.seed, "dion"), []
-        for momentum in self.momenta:
-            r = -(-min(momentum.shape) * self.options.rank_fraction // 1)
-            drawn = torch.randn(momentum.shape[1], int(r), generator=generator, dtype=torch.float64)
-            # Laid out as after a step: products of matrices differ in last bits with how these lie in memory.
-            self.right.append(orthonormal(drawn).to(momentum).contiguous())
+        ranks = [int(-(-min(m.shape) * self.options.rank_fraction // 1)) for m in self.momenta]
+        self.draw(self.momenta, ranks, "dion")
+        # Laid out as after a step: products of matrices differ in last bits with how these lie in memory.
+        self.right = [columns.contiguous() for columns in self.right]
 
     def exchange(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """Take a step of the power iteration on the mean momentum, and subtract its low-rank part."""
         matrices, dense = split(gradients, self.is_matrix)
         for momentum, gradient in zip(self.momenta, matrices, strict=True):
             momentum.add_(_tall(gradient))
-        num_values = sum(momentum.numel() for momentum in self.momenta)
-        self.spend("encode", num_values)
-        left, back = power_step(self.average, self.momenta, self.right, dense)
-        self.spend("decode", num_values)
+        left, back = self.iterate(self.momenta, dense)
         self.right = [rows / (rows.norm(dim=0, keepdim=True) + 1e-8) for rows in back]
         for momentum, columns, rows in zip(self.momenta, left, back, strict=True):
             momentum.sub_((1 - self.options.mu) * columns @ rows.T)

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 from exogym_core.successors import STRATEGY_ARGUMENTS, unknown_arguments
@@ -241,18 +242,14 @@ def refuse_unknown(cls: type, unknown: Mapping[str, Any]) -> None:
         raise unknown_arguments(cls.__name__, unknown, accepted_arguments(cls), STRATEGY_ARGUMENTS)
 
 
-def whole_number(where: str, name: str, value: object) -> int:
-    """`value` as an int of at least 0."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise InputError(f"{where}: {name}={value!r} must be a whole number of at least 0")
+def whole_number(where: str, name: str, value: object, least: int = 0) -> int:
+    """`value` as an int of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InputError(f"{where}: {name}={value!r} must be a whole number of at least {least}")
     return value
 
 
-def positive_int(where: str, name: str, value: object) -> int:
-    """`value` as an int of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{where}: {name}={value!r} must be a whole number of at least 1")
-    return value
+positive_int = partial(whole_number, least=1)
 
 
 def number(where: str, name: str, value: object) -> float:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from itertools import compress
 from typing import TYPE_CHECKING
 
-import torch
-
 from exogym_core.strategy.chain import Composition
 from exogym_core.strategy.options import (
     Options,
@@ -15,14 +13,12 @@ from exogym_core.strategy.options import (
     whole_number,
 )
 from exogym_core.strategy.parts.exchange import (
-    GradientExchange,
+    PowerIteration,
     as_matrix,
     interleaved,
     orthonormal,
-    power_step,
     split,
 )
-from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
@@ -47,7 +43,7 @@ class PowerSGDOptions(Options):
     start_step: int = option(0, whole_number)
 
 
-class LowRankGradients(GradientExchange, name="PowerSGD"):
+class LowRankGradients(PowerIteration, name="PowerSGD"):
     """Mean gradient of every matrix, projected on r columns; the rest is added in the next step.
 
     Args:
@@ -55,22 +51,16 @@ class LowRankGradients(GradientExchange, name="PowerSGD"):
     """
 
     Options = PowerSGDOptions
-    work = "low-rank"
-    state = State("right", "errors")
+    state = State("errors")
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Draw each Q, equal on all ranks, and begin without errors."""
         super()._init_node(model, rank, num_nodes)
         self.is_low_rank = [p.dim() > 1 and p.numel() > 0 for p in self.scope.parameters]
-        generator = shared_generator(self.strategy.seed, "powersgd")
-        self.right, self.errors = [], []
-        for parameter in compress(self.scope.parameters, self.is_low_rank):
-            matrix = as_matrix(parameter.detach())
-            dtype = torch.promote_types(matrix.dtype, torch.float32)
-            r = min(self.options.approximation_rank, *matrix.shape)
-            drawn = torch.randn(matrix.shape[1], r, generator=generator, dtype=torch.float64)
-            self.right.append(orthonormal(drawn).to(matrix.device, dtype))
-            self.errors.append(torch.zeros_like(matrix, dtype=dtype))
+        thick = compress(self.zeros_like_gradients(), self.is_low_rank)
+        self.errors = [as_matrix(zeros) for zeros in thick]
+        ranks = [min(self.options.approximation_rank, *matrix.shape) for matrix in self.errors]
+        self.draw(self.errors, ranks, "powersgd")
 
     def exchange(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """Lines 3 to 11 for matrices, plain means for the rest."""
@@ -79,10 +69,7 @@ class LowRankGradients(GradientExchange, name="PowerSGD"):
             return gradients
         thick, dense = split(gradients, self.is_low_rank)
         matrices = [as_matrix(g) + e for g, e in zip(thick, self.errors, strict=True)]
-        num_values = sum(matrix.numel() for matrix in matrices)
-        self.spend("encode", num_values)
-        left, back = power_step(self.average, matrices, self.right, dense)
-        self.spend("decode", num_values)
+        left, back = self.iterate(matrices, dense)
         means = [columns @ rows.T for columns, rows in zip(left, back, strict=True)]
         self.errors = [matrix - mean for matrix, mean in zip(matrices, means, strict=True)]
         self.right = [orthonormal(rows) for rows in back]

@@ -54,7 +54,7 @@ class SlowMoCommunicator(OuterRounds, name="SlowMo"):
     def end_round(self, number: int) -> None:
         """Lines 6 to 8: u <- beta u + (x_0 - mean x) / gamma, x_0 <- x_0 - alpha gamma u, gamma the local rate."""
         gamma = self.strategy.learning_rate
-        displacements = self.outer.begin(self.scope.site, blocking=True).wait()
+        displacements = self.begin().wait()
         self.outer.optim.param_groups[0]["lr"] = self.options.outer_lr * gamma
         self.outer.apply([d / gamma if gamma else torch.zeros_like(d) for d in displacements])
         self.outer.reset_parameters()

@@ -234,13 +234,13 @@ def search_methods(folder: Path, *, has_target: bool) -> str:
     if not isinstance(found, dict) or not isinstance(found.get("chosen"), list):
         raise document.error((), "is no result of netgym tune: it has no list `chosen`")
     tried = "; ".join(visible(_tried(each, whole / SEARCH), 600) for each in found["chosen"])
-    decisive = "the lowest mean final loss"
+    best = "had the lowest mean final loss"
     if has_target:
-        decisive = f"the target held with every tuning seed, soonest in the mean, and where no point held it {decisive}"
+        best = f"held the target with every tuning seed, soonest in the mean; where none held it, it {best}"
     seeds = ", ".join(map(str, found.get("tuning_seeds") or ()))
     return (
         f"Before the comparison, settings of each strategy were searched on the tuning seeds {seeds} alone: {tried}. "
-        f"The best point was that with {decisive}."
+        f"The best point {best}."
     )
 
 

@@ -308,7 +308,7 @@ def _json(value: Any) -> str:
 def study_verdict(groups: Sequence[Group]) -> tuple[str, list[Group]]:
     """Verdict that the seeds support: a sentence for each network and setting, and the groups that come first."""
     contests = _contests(groups)
-    decided = [_decided(contest) for contest in contests]
+    decided = [_decided(contest, _names(contest, len(contests) > 1)) for contest in contests]
     winners = [winner for _, winner in decided if winner is not None]
     uncharged = [group.name for group in groups if not group.is_charged]
     tail = f" Coding is not charged to {', '.join(uncharged)}." if uncharged else ""
@@ -339,7 +339,17 @@ def _differences(groups: Sequence[Group]) -> list[str]:
     return [", ".join(f"{key} {member.value(key)}" for key in keys) for member in members]
 
 
-def _decided(groups: Sequence[Group]) -> tuple[str, Group | None]:
+def _names(groups: Sequence[Group], are_conditions_named: bool) -> dict[tuple[str, ...], str]:
+    """Names of groups by values; without the values that all share, where the conditions are named before."""
+    shared = [len(set(values)) == 1 for values in zip(*(group.values for group in groups), strict=True)]
+    names = {}
+    for group in groups:
+        own = [value for value, is_shared in zip(group.values, shared, strict=True) if not is_shared]
+        names[group.values] = ", ".join(own) if own and are_conditions_named else group.name
+    return names
+
+
+def _decided(groups: Sequence[Group], names: Mapping[tuple[str, ...], str]) -> tuple[str, Group | None]:
     """Verdict on groups of the same conditions: a sentence, and the first group if seeds support it.
 
     Groups that held the target with all their runs are ordered by its time; if there are none, by final loss. The
@@ -355,19 +365,22 @@ def _decided(groups: Sequence[Group]) -> tuple[str, Group | None]:
     what = "to the target" if holders else "final loss"
     if not ordered:
         return "No group has finished.", None
-    first, missed = ordered[0], _missed(ended, holders)
+    first, missed = ordered[0], _missed(ended, holders, names)
     write = format_seconds if holders else format_loss
     shown = write(means[first.values])
     if len(ordered) == 1:
         if missed:
-            return f"{first.name} comes first ({shown} {what}), alone.{missed}", first
-        return f"{first.name}: {shown} {what}; nothing to compare it with.", first if holders else None
+            return f"{names[first.values]} comes first ({shown} {what}), alone.{missed}", first
+        return (
+            f"{names[first.values]}: {shown} {what}; nothing to compare it with.",
+            first if holders else None,
+        )
     second = ordered[1]
     seeds = sorted(figures[first.values].keys() & figures[second.values].keys())
     interval = paired_interval(
         [figures[second.values][seed] for seed in seeds], [figures[first.values][seed] for seed in seeds]
     )
-    lead = f"{first.name} comes first ({shown} {what}), then {second.name}"
+    lead = f"{names[first.values]} comes first ({shown} {what}), then {names[second.values]}"
     if interval is None:
         return f"{lead}; one seed in common does not show how much seeds differ.{missed}", None
     difference = f"the difference is {_signed(interval[0], write)} to {_signed(interval[1], write)}"
@@ -377,20 +390,22 @@ def _decided(groups: Sequence[Group]) -> tuple[str, Group | None]:
     return f"{lead}, but the order is uncertain: {difference} ({pairs}).{missed}", None
 
 
-def _missed(ended: Sequence[Group], holders: Sequence[Group]) -> str:
+def _missed(ended: Sequence[Group], holders: Sequence[Group], names: Mapping[tuple[str, ...], str]) -> str:
     """Sentence on groups that did not hold the target."""
     if not any(run.target is not None for group in ended for run in group.runs):
         return ""
     if not holders:
         return " No group held the target."
-    missed = ", ".join(_with_held(group) for group in ended if group not in holders)
+    missed = ", ".join(_with_held(group, names) for group in ended if group not in holders)
     return f" {missed} did not hold the target." if missed else ""
 
 
-def _with_held(group: Group) -> str:
+def _with_held(group: Group, names: Mapping[tuple[str, ...], str]) -> str:
     """Its name, and the number of its runs that held the target, if any."""
     held = len(group.times())
-    return group.name + (f" (held by {held} of {format_count(len(group.runs), 'run')})" if held else "")
+    return names[group.values] + (
+        f" (held by {held} of {format_count(len(group.runs), 'run')})" if held else ""
+    )
 
 
 def _signed(value: float, write: Callable[[float], str]) -> str:

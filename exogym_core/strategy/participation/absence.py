@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,14 @@ from netsim.errors import InputError, unknown_name
 from netsim.units import parse_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import nn
     from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.base import Strategy
+    from exogym_core.strategy.parts.gradients import GradientAverager
     from exogym_core.strategy.parts.outer import OuterStep
     from exogym_core.strategy.parts.rounds import OuterRounds
 
@@ -129,11 +130,7 @@ class PatienceOptions(Options):
             UnknownNameError: no such `all_reduce_strategy`.
             InputError: a time without meaning, or one that goes with the other strategy.
         """
-        given, timeout, extra = (
-            self.all_reduce_strategy,
-            self.timeout_waiting_for_peers,
-            self.matchmaking_time,
-        )
+        given, timeout = self.all_reduce_strategy, self.timeout_waiting_for_peers
         name = str(given or "wait_for_all").rsplit(".", maxsplit=1)[-1].lower()
         if name not in _STRATEGIES:
             raise unknown_name("all_reduce_strategy", str(given), _STRATEGIES)
@@ -146,7 +143,7 @@ class PatienceOptions(Options):
         if waits and self.averaging_timeout is None and timeout is None and not self.join_at:
             return None
         averaging = _seconds(where, "averaging_timeout", self.averaging_timeout, _AVERAGING)
-        waiting = _seconds(where, "matchmaking_time", extra, 0.0 if waits else _MATCHMAKING)
+        waiting = _seconds(where, "matchmaking_time", self.matchmaking_time, 0.0 if waits else _MATCHMAKING)
         if not averaging:
             raise InputError(f"{where}: averaging_timeout={self.averaging_timeout!r} must be above 0")
         if waits:
@@ -219,10 +216,10 @@ class Absence(Stateful):
         self.present = [rank for rank in range(comm.world_size) if rank // ranks_per_site not in late]
 
     def follow(
-        self, outer: OuterStep, site: Site | None = None, whole: Callable[[], None] = lambda: None
+        self, outer: OuterStep, site: Site | None = None, gradients: GradientAverager | None = None
     ) -> None:
-        """Rounds are those of `outer`, by way of `site`; `whole` is called when parameters have been set."""
-        self._outer, self._whole = outer, whole
+        """Rounds are those of `outer`, by way of `site`; `gradients` are averaged inside it."""
+        self._outer, self._gradients = outer, gradients
         self._site = self._site if site is None else site
 
     @property
@@ -238,9 +235,21 @@ class Absence(Stateful):
         all_sites = range(self._comm.world_size // self._site_size)
         return sorted({*self._sites(), *(site for site in all_sites if site not in self.patience.join_at)})
 
-    def _are_present(self, sites: Sequence[int]) -> None:
+    def _together(
+        self,
+        work: Callable[[Communicator, list[float]], Any],
+        number: int,
+        awaited: list[int],
+        weight: float = 1.0,
+    ) -> Any:
+        """Result of `work` among the sites that are present; None where it is done without this one."""
+        waits = self.patience.waiting_seconds, self.patience.averaging_seconds
+        sites, result = self._meeting.among_present(
+            work, *waits, weight=weight, number=number, awaited=awaited
+        )
         size = self._site_size
         self.present = [site * size + place for site in sites for place in range(size)]
+        return result
 
     def is_ahead(self, step: int) -> bool:
         """True if the others have done the step after `step` steps while this rank was away."""
@@ -271,15 +280,7 @@ class Absence(Stateful):
             mine = (self.number, self._mine()) if peers.rank == source else None
             return peers.broadcast_object(mine, src=source)
 
-        present, state = self._meeting.among_present(
-            share,
-            self.patience.waiting_seconds,
-            self.patience.averaging_seconds,
-            weight=1.0 + self.number,
-            number=BEFORE_ROUNDS,
-            awaited=self._all_at_begin(),
-        )
-        self._are_present(present)
+        state = self._together(share, BEFORE_ROUNDS, self._all_at_begin(), weight=1.0 + self.number)
         if state is None:
             self._catch_up(self.number, self.number)
             return
@@ -299,14 +300,7 @@ class Absence(Stateful):
             residuals = [None if residual is None else residual.clone() for residual in outer.residuals]
             return outer.averaged(self._site, peers, residuals), residuals
 
-        present, result = self._meeting.among_present(
-            average,
-            self.patience.waiting_seconds,
-            self.patience.averaging_seconds,
-            number=self.number,
-            awaited=self._sites(),
-        )
-        self._are_present(present)
+        result = self._together(average, self.number, self._sites())
         if result is None:
             self._catch_up(self.number + 1, self.number + 1)
             return
@@ -327,7 +321,8 @@ class Absence(Stateful):
 
     def _take_over(self, state: list[Tensor]) -> None:
         _unpack(self._outer, self._site.shared(state))
-        self._whole()
+        if self._gradients is not None:
+            self._gradients.gather()
 
     def _catch_up(self, missed: int, at_least: int) -> None:
         fetched = self._meeting.fetch(at_least)
@@ -346,10 +341,6 @@ class Absence(Stateful):
     def place(self, step: int) -> dict[str, int]:
         """The round in which a step is."""
         return {"round": -(-step // self.steps_a_round)}
-
-    def ends_round(self, step: int) -> bool:
-        """True if the step after `step` steps is the last one of a round."""
-        return (step + 1) % self.steps_a_round == 0
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`."""
@@ -409,8 +400,7 @@ class AmongPresent(RoundModule):
             self.absence = None
             return
         self.absence.connect(strategy.comm, self._ranks_per_site, type(strategy).__name__)
-        whole = (lambda: None) if scope.gradients is None else scope.gradients.gather
-        self.absence.follow(self.rounds.outer, scope.site, whole)
+        self.absence.follow(self.rounds.outer, scope.site, scope.gradients)
 
     def end_round(self, number: int) -> None:
         """Take the outer step with the ranks that are present."""
@@ -496,9 +486,10 @@ class Participation:
 
         Others may finish a round in which this rank dies before it has marked the step.
         """
-        if self.absence is None or not self._comm.members_change or not self.absence.ends_round(step):
+        absence = self.absence
+        if absence is None or not self._comm.members_change or (step + 1) % absence.steps_a_round:
             return None
-        return self.absence.place(step + 1)
+        return absence.place(step + 1)
 
 
 def _packed(outer: OuterStep) -> list[Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.options import Options, checked_options, flag, option, positive_int
-from exogym_core.strategy.parts.flat import flatten, unflatten, write_back
+from exogym_core.strategy.parts.flat import flatten, unflatten, widened, write_back
 from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
@@ -130,8 +130,7 @@ class ServedStrategy(Strategy):
         self._served = 0.0  # local steps behind what the server has taken in
 
     def _flat(self) -> Tensor:
-        dtypes = (torch.promote_types(parameter.dtype, torch.float32) for parameter in self.trainable)
-        return flatten([parameter.to(dtype) for parameter, dtype in zip(self.trainable, dtypes, strict=True)])
+        return flatten(list(map(widened, self.trainable)))
 
     # --- a worker ------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from exogym_core.strategy.parts.flat import flatten, plan_buckets, unflatten, write_back
+from exogym_core.strategy.parts.flat import flatten, in_buckets, unflatten
 from exogym_core.strategy.parts.flight import run
 from exogym_core.strategy.parts.gradients import DEFAULT_BUCKET_BYTES, GradientAverager, received_gradient
 from netsim.errors import InputError, unknown_name
@@ -146,14 +147,13 @@ class Site:
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite `tensors` with the first rank's: to each site's first rank, then inside the site."""
-        for bucket in plan_buckets(tensors):
-            members = [tensors[index] for index in bucket]
-            flat = flatten(members)
-            if self.inside is None or self.inside.rank == 0:
+
+        def spread(flat: Tensor) -> Tensor:
+            if self.is_first:
                 self.between.broadcast(flat)
-            if self.inside is not None:
-                self.inside.broadcast(flat)
-            write_back(flat, members)
+            return flat if self.inside is None else self.inside.broadcast(flat)
+
+        in_buckets(tensors, spread)
 
 
 #: PyTorch's names of sharding strategies, which OpenDiLoCo's `--sharding-strategy` takes.
@@ -199,11 +199,6 @@ class Sharding:
     def is_hybrid(self) -> bool:
         """True if machines have copies of each other's shards."""
         return "HYBRID" in self.name
-
-    @property
-    def gathers_for_backward(self) -> bool:
-        """True if parameters are given up after the forward pass."""
-        return self.name in ("FULL_SHARD", "HYBRID_SHARD")
 
     def averager(
         self,
@@ -269,11 +264,8 @@ class ShardedReplica(GradientAverager):
         self.sharding = sharding
         self._shards, self._replicas = sharding.groups(comm)
         self._pieces = [self._own_pieces(bucket) for bucket in self._buckets]
-        self._piece_of = {
-            parameter: piece
-            for bucket, pieces in zip(self._buckets, self._pieces, strict=True)
-            for parameter, piece in zip(bucket, pieces, strict=True)
-        }
+        pieces = chain.from_iterable(self._pieces)
+        self._piece_of = dict(zip(chain.from_iterable(self._buckets), pieces, strict=True))
         self.held = [self._piece_of[parameter] for parameter in parameters]
         self._is_gathered = True
         self._check_size()
@@ -281,7 +273,7 @@ class ShardedReplica(GradientAverager):
     def listen(self, on: bool, weight: float = 1.0) -> None:
         """A backward pass comes: gather for it, where parameters were given up after the forward pass."""
         super().listen(on, weight)
-        if self.sharding.gathers_for_backward:
+        if self.sharding.name in ("FULL_SHARD", "HYBRID_SHARD"):
             if not self._is_gathered:  # for the forward pass of this micro-batch
                 self.gather()
             self.gather()

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from exogym_core.strategy.options import Options, flag, option
 from exogym_core.strategy.parts.codecs import Codec, charged_codec, codec_named
-from exogym_core.strategy.parts.flat import flatten, plan_buckets, write_back
 from exogym_core.strategy.parts.flight import counted, run
 from netsim.errors import InputError, unknown_name
 
@@ -232,13 +231,6 @@ class Averaging:
     def flat(self, comm: Communicator, flat: Tensor, residual: Tensor | None = None) -> Tensor:
         """Average `flat`, and wait for it."""
         return run(self.steps(comm, flat, residual, waits=True))
-
-    @torch.no_grad()
-    def tensors(self, comm: Communicator, tensors: Sequence[Tensor]) -> None:
-        """Average `tensors` over all ranks of `comm`, in place, in one bucket per dtype and device."""
-        for bucket in plan_buckets(tensors):
-            members = [tensors[index] for index in bucket]
-            write_back(self.flat(comm, flatten(members)), members)
 
 
 class AveragingOptions(Options):

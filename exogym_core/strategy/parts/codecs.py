@@ -123,7 +123,7 @@ class CastCodec(Codec):
 
 # --- a head, and a code for each value -----------------------------------------------------------------------
 
-_WHOLE_BYTES = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32}
+_WHOLE_BYTES = {8: torch.uint8, 16: torch.int16}
 
 
 def in_rows(values: Tensor, width: int) -> Tensor:
@@ -150,7 +150,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(message: Tensor, bits: int, num_codes: int) -> Tensor:
-    """The `num_codes` codes that were packed into `message`, as integers of some width.
+    """The `num_codes` codes that were packed into `message`, as integers of some width; of 16 bits in int16.
 
     >>> unpack(pack(torch.tensor([1, 2, 3]), 12), 12, 3).tolist()
     [1, 2, 3]
@@ -210,10 +210,11 @@ class BlockCodec(HeadedCodec):
     """
 
     bits = 8
+    chunk: int
     largest: float = 1
 
-    def __init__(self, chunk: int) -> None:
-        self.chunk = chunk
+    def __init__(self, chunk: int | None = None) -> None:
+        self.chunk = self.chunk if chunk is None else chunk
 
     @abstractmethod
     def nearest(self, levels: Tensor) -> Tensor:
@@ -243,10 +244,7 @@ class BlockCodec(HeadedCodec):
 class Int8Codec(BlockCodec):
     """Codec of a signed byte per value, and an fp32 scale per chunk: `round(127 x / max |x|)` within each chunk."""
 
-    largest = 127
-
-    def __init__(self, chunk: int = 1024) -> None:
-        super().__init__(chunk)
+    chunk, largest = 1024, 127
 
     def nearest(self, levels: Tensor) -> Tensor:
         """Round."""
@@ -280,7 +278,9 @@ class Blockwise8BitCodec(BlockCodec):
         Dettmers et al., 8-bit Optimizers via Block-wise Quantization, arXiv 2110.02861, section 2.
     """
 
-    def __init__(self, chunk: int = 4096) -> None:
+    chunk = 4096
+
+    def __init__(self, chunk: int | None = None) -> None:
         super().__init__(chunk)
         self._table = _dynamic_levels()
         self._borders = (self._table[:-1] + self._table[1:]) / 2
@@ -304,10 +304,7 @@ class E3M0Codec(BlockCodec):
         scaled is not said there: blocks of 256 follow others' code.
     """
 
-    bits = 4
-
-    def __init__(self, chunk: int = 256) -> None:
-        super().__init__(chunk)
+    bits, chunk = 4, 256
 
     def nearest(self, levels: Tensor) -> Tensor:
         """Sign and exponent."""
@@ -389,7 +386,7 @@ class ScaledFloat16Codec(_FiniteCodec):
         """Mean and deviation, and the rest in units of it."""
         mean, deviation = _moments(values)
         unit = deviation.where(deviation > 0, 1.0)
-        codes = ((values - mean) / unit).to(torch.float16).view(torch.uint16)
+        codes = ((values - mean) / unit).to(torch.float16).view(torch.int16)
         return torch.stack([mean, deviation]), codes
 
     def restored(self, head: Tensor, codes: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,14 @@ import torch
 
 from exogym_core.strategy.chain import Module
 from exogym_core.strategy.parts.average import Averaging, decoded, gathering
+from exogym_core.strategy.parts.flat import in_buckets, widened
 from exogym_core.strategy.parts.flight import run
+from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.gradients import dense_gradient
+from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor, nn
 
@@ -22,11 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GradientExchange",
+    "PowerIteration",
     "as_matrix",
     "interleaved",
     "low_rank_of",
     "orthonormal",
-    "power_step",
     "split",
 ]
 
@@ -40,34 +44,6 @@ def orthonormal(columns: Tensor) -> Tensor:
     """Orthonormal columns that span those of `columns` [n, r], r at most n (Householder; never fewer than r)."""
     spanning: Tensor = torch.linalg.qr(columns)[0]
     return spanning
-
-
-def power_step(
-    average: Callable[[Sequence[Tensor]], None],
-    matrices: Sequence[Tensor],
-    right: Sequence[Tensor],
-    dense: Sequence[Tensor],
-) -> tuple[list[Tensor], list[Tensor]]:
-    """P and R of every matrix, such that `P R^T` is the mean over ranks, projected on the columns of `P`.
-
-    `P = orthonormal(mean(M Q))`, then `R = mean(M^T P)`; all ranks end with the same bits. What is `dense` travels
-    with the first of the two all-reduces, and is averaged in place.
-
-    Args:
-        average: replaces tensors by their means over ranks, in place.
-        matrices: this rank's M, [rows, columns] each.
-        right: Q of each, [columns, r], equal on all ranks.
-        dense: tensors that are averaged as they are.
-
-    References:
-        Vogels et al., PowerSGD, arXiv 1905.13727, algorithm 1, lines 3 to 7.
-    """
-    left = [matrix @ columns for matrix, columns in zip(matrices, right, strict=True)]
-    average([*dense, *left])
-    left = [orthonormal(columns) for columns in left]
-    back = [matrix.T @ columns for matrix, columns in zip(matrices, left, strict=True)]
-    average(back)
-    return left, back
 
 
 def low_rank_of(values: Tensor, rank: int = 4) -> tuple[Tensor, Tensor]:
@@ -115,7 +91,7 @@ class GradientExchange(Module):
         strategy, parameters = self.strategy, self.scope.parameters
         strategy.unscale_gradients()
         weight = strategy.context.weight
-        gradients = [weight * _widened(dense_gradient(parameter)) for parameter in parameters]
+        gradients = [weight * widened(dense_gradient(parameter)) for parameter in parameters]
         for parameter, gradient in zip(parameters, self.exchange(gradients), strict=True):
             parameter.grad = gradient.to(parameter.dtype)
 
@@ -125,7 +101,7 @@ class GradientExchange(Module):
 
     def average(self, tensors: Sequence[Tensor]) -> None:
         """Replace `tensors` by their means over ranks, as they are."""
-        Averaging().tensors(self.comm, tensors)
+        in_buckets(tensors, partial(Averaging().flat, self.comm))
 
     def gathered(self, codec: Codec, flat: Tensor) -> Iterator[Tensor]:
         """Gather all ranks' `flat` in rank order, each encoded once and sent to all."""
@@ -134,12 +110,52 @@ class GradientExchange(Module):
 
     def zeros_like_gradients(self) -> list[Tensor]:
         """Tensors of zeros, one per parameter, in the dtype in which gradients are exchanged."""
-        return [torch.zeros_like(_widened(parameter.detach())) for parameter in self.scope.parameters]
+        return [torch.zeros_like(widened(parameter.detach())) for parameter in self.scope.parameters]
 
     def spend(self, way: str, num_values: int) -> None:
         """The virtual time that coding so many values takes, `way` being "encode" or "decode"."""
         self.strategy.charge(self.work, way, num_values)
 
 
-def _widened(gradient: Tensor) -> Tensor:
-    return gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+class PowerIteration(GradientExchange):
+    """Exchange of matrices as two thin factors each.
+
+    Attributes:
+        right: Q of every matrix, [columns, r], equal on all ranks.
+    """
+
+    work = "low-rank"
+    state = State("right")
+    right: list[Tensor]
+
+    def draw(self, matrices: Sequence[Tensor], ranks: Sequence[int], name: str) -> None:
+        """Draw the first Q of every matrix, of so many columns."""
+        generator = shared_generator(self.seed, name)
+        sizes = [(matrix.shape[1], r) for matrix, r in zip(matrices, ranks, strict=True)]
+        drawn = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+        self.right = [orthonormal(q).to(matrix) for q, matrix in zip(drawn, matrices, strict=True)]
+
+    def iterate(
+        self, matrices: Sequence[Tensor], dense: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """P and R of every matrix, such that `P R^T` is the mean over ranks, projected on the columns of `P`.
+
+        `P = orthonormal(mean(M Q))`, then `R = mean(M^T P)`; all ranks end with the same bits. What is `dense` travels
+        with the first of the two all-reduces, and is averaged in place.
+
+        Args:
+            matrices: this rank's M, [rows, columns] each.
+            dense: tensors that are averaged as they are.
+
+        References:
+            Vogels et al., PowerSGD, arXiv 1905.13727, algorithm 1, lines 3 to 7.
+        """
+        num_values = sum(matrix.numel() for matrix in matrices)
+        self.spend("encode", num_values)
+        left = [matrix @ columns for matrix, columns in zip(matrices, self.right, strict=True)]
+        self.average([*dense, *left])
+        left = [orthonormal(columns) for columns in left]
+        back = [matrix.T @ columns for matrix, columns in zip(matrices, left, strict=True)]
+        self.average(back)
+        self.spend("decode", num_values)
+        return left, back

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["buckets", "flatten", "plan_buckets", "unflatten", "write_back"]
+__all__ = ["buckets", "flatten", "in_buckets", "plan_buckets", "unflatten", "widened", "write_back"]
 
 
 def plan_buckets(
@@ -66,3 +66,14 @@ def write_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
         return
     for tensor, piece in zip(tensors, unflatten(flat, tensors), strict=True):
         tensor.copy_(piece)
+
+
+def in_buckets(tensors: Sequence[Tensor], change: Callable[[Tensor], Tensor]) -> None:
+    """Set `tensors` to what `change` makes of them, a flat bucket at a time."""
+    for bucket in buckets(tensors):
+        write_back(change(flatten(bucket)), bucket)
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """`tensor` in fp32 at least."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -104,11 +104,9 @@ class FrequencyBlocks:
             total.scatter_add_(1, places, parts)
             count.scatter_add_(1, places, torch.ones_like(parts))
         blocks = (total / count.clamp(min=1)).view(-1, *self.shape)
-        return self._join(self.rows.T @ blocks @ self.columns)
-
-    def _join(self, blocks: Tensor) -> list[Tensor]:
         height, width = self.shape
-        pieces = torch.split(blocks, [p.numel() // (height * width) for p in self.parameters])
+        sizes = [p.numel() // (height * width) for p in self.parameters]
+        pieces = torch.split(self.rows.T @ blocks @ self.columns, sizes)
         return [joined(piece, p.shape, self.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from exogym_core.strategy.parts.flat import widened
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -125,7 +127,7 @@ class _PapersMuon(Optimizer):
                 momentum = state.setdefault("momentum_buffer", torch.zeros_like(p))
                 momentum.mul_(group["momentum"]).add_(p.grad)
                 p.mul_(1 - group["lr"] * group["weight_decay"])
-                direction = orthogonalized(momentum.to(torch.promote_types(p.dtype, torch.float32)))
+                direction = orthogonalized(widened(momentum))
                 p.add_(direction.to(p.dtype), alpha=-group["lr"] * (p.shape[0] / p.shape[1]) ** 0.5)
 
 

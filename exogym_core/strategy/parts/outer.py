@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -118,12 +120,8 @@ class OuterStep(Stateful):
     @property
     def theta(self) -> list[Tensor]:
         """The global parameters in the order in which they were given; views."""
-        of = {
-            index: anchor
-            for bucket, anchors in zip(self.plan, self.anchors, strict=True)
-            for index, anchor in zip(bucket, anchors, strict=True)
-        }
-        return [of[index].detach() for index in range(len(of))]
+        anchors = zip(chain.from_iterable(self.plan), chain.from_iterable(self.anchors), strict=True)
+        return [anchor.detach() for _, anchor in sorted(anchors, key=itemgetter(0))]
 
     @torch.no_grad()
     def begin(self, site: Site | None, *, blocking: bool = False) -> Round:
@@ -133,10 +131,8 @@ class OuterStep(Stateful):
             site: this rank's; None: a rank alone.
             blocking: the round is waited for at once, so that nothing is kept of what was sent.
         """
-        gradients, first = self.pseudo_gradients(), [()] * len(self.flats)
-        if blocking:
-            return Round((), self._flights(gradients, site, first))
-        return self._round(gradients, site, first)
+        gradients = self.pseudo_gradients()
+        return Round((), self._flights(gradients, site)) if blocking else self._round(gradients, site)
 
     @torch.no_grad()
     def resumed(self, site: Site | None, saved: Mapping[str, Any]) -> Round:
@@ -146,18 +142,18 @@ class OuterStep(Stateful):
                 residual.copy_(owed)
         return self._round(saved["sent"], site, saved["calls"])
 
-    def _round(self, sent: Sequence[Tensor], site: Site | None, calls: Sequence[Any]) -> Round:
+    def _round(self, sent: Sequence[Tensor], site: Site | None, calls: Sequence[Any] = ()) -> Round:
         owed = [residual.clone() for residual in self.residuals if residual is not None]
         return Round(sent, self._flights([flat.clone() for flat in sent], site, calls), owed)
 
     def _flights(
-        self, gradients: Sequence[Tensor], site: Site | None, calls: Sequence[Any]
+        self, gradients: Sequence[Tensor], site: Site | None, calls: Sequence[Any] = ()
     ) -> list[Flight[Tensor]]:
         """Flights of `gradients`, changed in place, to their mean."""
-        comm = None if site is None else site.between
+        comm, again = None if site is None else site.between, calls or [()] * len(gradients)
         return [
             Flight(_mean(site, self.averaging, flat, residual), comm, numbers)
-            for flat, residual, numbers in zip(gradients, self.residuals, calls, strict=True)
+            for flat, residual, numbers in zip(gradients, self.residuals, again, strict=True)
         ]
 
     @torch.no_grad()

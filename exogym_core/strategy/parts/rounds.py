@@ -61,8 +61,8 @@ class OuterRounds(RoundModule):
         self.apply(self.begin())
 
     def begin(self) -> Round:
-        """Send the outer gradient on its way to its mean."""
-        raise NotImplementedError
+        """Send the outer gradient, `theta - theta_i`, on its way to its mean over workers."""
+        return self.outer.begin(self.scope.site, blocking=True)
 
     def apply(self, outer_round: Round) -> None:
         """Take an outer step along the mean; every worker continues from the new theta."""
