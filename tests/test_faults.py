@@ -323,6 +323,25 @@ def test_a_link_that_is_down_for_ever_is_named_with_the_waiting_ranks(
     assert "transfer 2 (a to b, 1000000 bytes) can never arrive" in line
 
 
+def test_a_dead_link_is_found_though_a_steady_sender_never_ends() -> None:
+    """Offered more than its link carries, its transfers followed each other for ever, and the run with them."""
+    links = [
+        {"between": ["a", "hub"], "up": "64 kbit/s", "down": "1 Mbit/s", "latency": "80 ms"},
+        {"between": ["b", "hub"], "up": "1 Mbit/s", "down": "20 Mbit/s", "latency": "80 ms"},
+    ]
+    topology = {
+        "hosts": ["a", "b"],
+        "routers": ["hub"],
+        "links": links,
+        "events": [{"at": "0.03 s", "link": ["b", "hub"], "direction": "up", "down": True}],
+        "background": [{"from": "a", "to": "b", "rate": "500 kbit/s"}],
+    }
+    with pytest.raises(
+        DeadlockError, match=re.escape("link b->hub went dead at 0.03 s and never comes back")
+    ):
+        netsim.collective(topology, "all_gather", num_bytes="640 kB", algorithm="ring", protocol="ideal")
+
+
 def test_a_host_that_never_returns_is_named() -> None:
     with pytest.raises(
         DeadlockError, match=r"^host b crashed at 0.1 s and never comes back, and transfer 1 \(a to b"

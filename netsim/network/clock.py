@@ -132,6 +132,16 @@ class Clock(simpy.Environment):
                 engine.now = until
         return lives
 
+    def settle(self) -> bool:
+        """Let the network have its turns in this instant; False where events of SimPy come first."""
+        queue, engine = self._queue, self._engine
+        while not (queue and queue[0][0] <= self._now and queue[0][1] <= _NETWORK):
+            if engine is not None:
+                engine.advance(self._now, True)
+            if engine is None or not engine.has_called_out:
+                return True
+        return False
+
     def peek(self) -> float:
         """The instant of the next event, SimPy's or a network's; infinity if there is none."""
         return min(super().peek(), self._network_due)

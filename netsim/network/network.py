@@ -395,11 +395,6 @@ class Network:
             return True
         return any(not self.engine.is_stuck(transfer) for transfer in self._first())
 
-    @property
-    def is_used(self) -> bool:
-        """True if a transfer is under way, background traffic aside."""
-        return bool(self._first())
-
     def transfers_waiting(self) -> list[Waiting]:
         """The transfers that dead links keep from moving, background traffic aside."""
         return [self._waiting(transfer) for transfer in self._first() if self.engine.is_stuck(transfer)]

@@ -142,7 +142,7 @@ class Conditions:
 
 
 # A steady sender's transfer is as long as this at its own rate, and is followed by another.
-_STEADY_SECONDS, _MOMENT_SECONDS = 1e6, 1e-3
+_STEADY_SECONDS = 1e6
 # Most transfers of one entry at once. Offered more than a link carries they would grow without bound, and every
 # share would shrink to nothing: then no run ends.
 _MOST_AT_ONCE = 100
@@ -324,7 +324,8 @@ class Faults:
         env = self._network.env
         while not is_over():
             if self.cannot_progress():
-                self.on_stuck(self.blame())
+                if not is_over():  # the network had a turn
+                    self.on_stuck(self.blame())
                 return
             env.step()
 
@@ -334,24 +335,16 @@ class Faults:
         Weather and background traffic, which never end, may still be on the clock.
         """
         env = self._network.env
-        upcoming = env.peek()
-        if math.isinf(upcoming):
+        if math.isinf(env.peek()):
             return True
-        if not self._num_entries:
-            return False
-        if upcoming <= env.now:  # something at this very instant
-            if not (
-                self._network.is_used or env.has_others(_is_weather)
-            ):  # see again before traffic without an end
-                env.at(env.now + _MOMENT_SECONDS, Order.WEATHER, self._pass)
+        # Without weather that is all. Transfers of a steady sender follow each other for ever: before the network has
+        # had its turn in the instant of the next one, everything seems to move.
+        if not self._num_entries or not env.settle() or env.peek() <= env.now:
             return False
         if not env.goes_on_with(_is_weather) or self._moves():
             return False
         dead = self._network.dead_links
         return not (dead and self.may_come_back(dead))
-
-    def _pass(self, event: simpy.Event) -> None:
-        """End a step of the clock."""
 
     def blame(self) -> str:
         """Describe the links and hosts that keep transfers from ever moving again; "" where there are none."""
