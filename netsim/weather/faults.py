@@ -323,9 +323,11 @@ class Faults:
         """Let the clock advance until `is_over()`; calls `on_stuck` where that can never be."""
         env = self._network.env
         while not is_over():
-            if self.cannot_progress():
-                if not is_over():  # the network had a turn
-                    self.on_stuck(self.blame())
+            is_stuck = self.cannot_progress()
+            if is_over():  # the network has had a turn
+                return
+            if is_stuck:
+                self.on_stuck(self.blame())
                 return
             env.step()
 
