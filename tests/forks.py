@@ -181,7 +181,8 @@ def ranks(
             own = shared | dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
             started.append(Fork(body, *arguments, folder=folder, environment=own))
             stack.callback(started[-1].kill)
-        return [fork.end(seconds) for fork in started]
+        until = time.monotonic() + seconds
+        return [fork.end(max(until - time.monotonic(), 1.0)) for fork in started]
 
 
 def torchrun(num_ranks: int, *arguments: str, max_restarts: int = 0) -> None:
