@@ -188,7 +188,7 @@ def _plain(code: CodeType) -> list[object]:
 
 
 def _loads(found: Any) -> Iterator[tuple[str, str, Any]]:
-    """What a class or a function loads: globals, attributes of one's own modules, enclosed values; and where."""
+    """Globals, attributes of one's own modules and enclosed values that a class or a function loads; and where."""
     functions, home = list(_functions(found)), sys.modules.get(found.__module__)
     names = dict(vars(home) if home is not None else functions[0].__globals__ if functions else {})
     for function in functions:
@@ -203,7 +203,7 @@ def _loads(found: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def _loaded(code: CodeType, home: str, names: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """What code of the module `home`, whose globals are `names`, loads by name."""
+    """Values that code of the module `home`, whose globals are `names`, loads by name; and where they stand."""
     held: object = None  # what the instruction before has loaded
     for each in dis.get_instructions(code):
         module, space, wanted = home, names, [each.argval]

@@ -143,7 +143,7 @@ class Draws:
         return RandomStates.of_process(), [_access(generator)[0]() for generator in self._held]
 
     def load(self, states: tuple[RandomStates, list[Any]]) -> None:
-        """Restore `states`."""
+        """Set all generators, global ones and those held, back to earlier states."""
         states[0].load()
         for generator, state in zip(self._held, states[1], strict=True):
             _access(generator)[1](state)

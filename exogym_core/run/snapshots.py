@@ -320,7 +320,7 @@ class Snapshots(Stateful):
         self._comm.deposit(note, tensors)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The model's parameters.
+        """The model's parameters by name, checked to be those that the strategy was set up with.
 
         Raises:
             InputError: they are not those with which the strategy was set up, which it still updates.

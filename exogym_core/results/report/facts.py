@@ -1,4 +1,4 @@
-"""How runs were made: settings, collectives and times, and a paper's paragraph on methods."""
+"""Settings, collectives and times of runs, and a paper's paragraph on methods."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class _Contest:
         return mean_and_deviation([getattr(run, figure) for run in self.runs(strategy)])
 
     def leads(self, baseline: StrategyResult, winner: StrategyResult) -> list[float]:
-        """How many times sooner the winner is than the baseline, of each seed, the least first."""
+        """Ratios of the baseline's time to the winner's, one a seed, the least first."""
         pairs = zip(self.runs(baseline), self.runs(winner), strict=True)
         return sorted((one.held_seconds or 0.0) / (other.held_seconds or 1.0) for one, other in pairs)
 
@@ -155,7 +155,7 @@ class _Contest:
         return counts[0], counts[1], ""
 
     def near(self, strategies: Sequence[StrategyResult]) -> dict[tuple[int, int, str], list[StrategyResult]]:
-        """Those that held the target with some seeds, or touched it, by what `targets` says of them."""
+        """Strategies that held the target with some seeds, or touched it, by their `targets`."""
         near: dict[tuple[int, int, str], list[StrategyResult]] = {}
         for each in strategies:
             held, touched, _ = found = self.targets(each)

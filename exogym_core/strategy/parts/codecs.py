@@ -247,11 +247,11 @@ class Int8Codec(BlockCodec):
     chunk, largest = 1024, 127
 
     def nearest(self, levels: Tensor) -> Tensor:
-        """Round."""
+        """Signed bytes of the nearest whole numbers."""
         return levels.round().clamp(-127, 127).to(torch.int8).view(torch.uint8)
 
     def levels(self, codes: Tensor) -> Tensor:
-        """Signed bytes."""
+        """Whole numbers of signed bytes."""
         return codes.view(torch.int8).float()
 
 
@@ -307,12 +307,12 @@ class E3M0Codec(BlockCodec):
     bits, chunk = 4, 256
 
     def nearest(self, levels: Tensor) -> Tensor:
-        """Sign and exponent."""
+        """A sign bit and the three of the exponent nearest in logarithm."""
         exponents = (levels.abs().log2().nan_to_num(neginf=-99.0).round() + 7).clamp(0, 7).to(torch.uint8)
         return exponents | (levels < 0).to(torch.uint8) << 3
 
     def levels(self, codes: Tensor) -> Tensor:
-        """Powers of two."""
+        """Powers of two with their signs; 0 for the exponent 0."""
         exponents = (codes & 7).float()
         magnitudes = torch.where(exponents > 0, (exponents - 7).exp2(), 0.0)
         return torch.where(codes & 8 > 0, -magnitudes, magnitudes)
@@ -379,7 +379,7 @@ class ScaledFloat16Codec(_FiniteCodec):
     bits = 16
 
     def num_head(self, num_values: int) -> int:
-        """Mean and deviation."""
+        """Two numbers, mean and deviation, whatever the size."""
         return 2
 
     def coded_finite(self, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -66,7 +66,7 @@ class EachTensorCodec(PiecewiseCodec):
         self.sizes, self.codec, self.name = list(sizes), codec, codec.name
 
     def pieces(self, num_values: int) -> list[tuple[int, Codec]]:
-        """The tensors."""
+        """A piece for each tensor, all with one codec."""
         return [(size, self.codec) for size in self.sizes]
 
 
@@ -104,7 +104,7 @@ class LargestCodec(PiecewiseCodec):
         ]
 
     def pieces(self, num_values: int) -> Sequence[tuple[int, Codec]]:
-        """The tensors."""
+        """A piece for each tensor that has values."""
         return self._pieces
 
 
