@@ -334,7 +334,8 @@ class Faults:
     def cannot_progress(self) -> bool:
         """Return whether no event to come can help a waiting transfer or rank; to be called before the clock advances.
 
-        The network has its turns in this instant meanwhile, in which transfers may arrive. Weather and background traffic, which never end, may still be on the clock.
+        Weather and background traffic, which never end, may still be on the clock. The network has its turns in this
+        instant meanwhile, in which transfers may arrive.
         """
         env = self._network.env
         if math.isinf(env.peek()):
