@@ -108,6 +108,15 @@ class TestTable:
             "DiLoCo", "50 s", "0.2000", "95.0%", "100 s", "50.0%", "50 kB", "2 MB", "20x", "4x",
         ]  # fmt: skip
 
+    def test_every_value_keeps_three_digits_in_a_table_of_seconds_and_hours(self, tmp_path: Path) -> None:
+        small = entry(
+            "DiLoCo", virtual_seconds=30.25, virtual_seconds_to_target=0.0312, compute_utilisation=0.00253
+        )
+        large = entry("AllReduce", virtual_seconds=36_000.0, virtual_seconds_to_target=10_800.0)
+        rows = cells_of(Results.load(run_folder(tmp_path, [small | {"final_loss": 0.0031218}, large])))
+        assert rows[0][1:6] == ["0.0312 s", "0.00312", "95.0%", "30.25 s", "0.253%"]
+        assert rows[1][1:6] == ["3 h", "0.2000", "95.0%", "10 h", "50.0%"]
+
     def test_what_is_not_known_is_a_dash_and_never_is_said(self, tmp_path: Path) -> None:
         entries = [entry("DiLoCo", virtual_seconds_to_target=None, accuracy=None)]
         cells = cells_of(Results.load(run_folder(tmp_path, entries)))[0]

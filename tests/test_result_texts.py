@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from typing import Any
 from unittest.mock import patch
@@ -11,7 +12,14 @@ from experiments import fitted, samples
 from rich.console import Console
 
 from exogym_core import FitResult
-from exogym_core.results.progress import AnyProgress, PlainProgress, RunProgress, ending, progress_for
+from exogym_core.results.progress import (
+    AnyProgress,
+    LiveProgress,
+    PlainProgress,
+    RunProgress,
+    ending,
+    progress_for,
+)
 from exogym_core.strategy import DiLoCoStrategy
 from exogym_core.studies.sweep import SweepProgress
 
@@ -134,3 +142,13 @@ def test_the_time_left_follows_the_pace_after_a_jump(monkeypatch: pytest.MonkeyP
         run.event({"kind": "step", "step": step})
     assert left[:2] == [None, pytest.approx(1000 / 1999)]
     assert left[-1] == pytest.approx(40.0)
+
+
+def test_bars_of_names_that_differ_in_their_middle_differ():
+    """Names were shortened to 24 characters, by their middle."""
+    console = Console(record=True, force_terminal=True, width=120, file=io.StringIO())
+    with LiveProgress(console, lambda line: None) as bars:
+        for rounds in (10, 20):
+            bars.begin(f"SparseLoCo in rounds of {rounds} steps, pairs", rounds, 2, 5)
+    shown = " ".join(console.export_text().split())
+    assert all(f"{rounds} steps, pairs" in shown for rounds in (10, 20)), shown

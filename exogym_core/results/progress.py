@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import os
+import textwrap
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -42,6 +43,7 @@ __all__ = [
     "eta_seconds",
     "folder_status",
     "format_loss",
+    "loss_format",
     "progress_elsewhere",
     "progress_for",
     "shown",
@@ -52,18 +54,26 @@ _MOST_PLAIN = 1000.0  # a larger loss has diverged
 
 
 def format_loss(loss: float) -> str:
-    """A loss with four decimals; one that has diverged with two digits.
+    """A loss with four decimals, or with three digits below 0.01; one that has diverged with two digits.
 
-    >>> format_loss(0.19634), format_loss(-2.5), format_loss(313_488.2741), format_loss(float("inf"))
-    ('0.1963', '-2.5000', '3.1e+05', 'inf')
+    >>> format_loss(0.19634), format_loss(-2.5), format_loss(0.0031218), format_loss(313_488.2741)
+    ('0.1963', '-2.5000', '0.00312', '3.1e+05')
     """
-    return f"{loss:.4f}" if abs(loss) < _MOST_PLAIN else f"{loss:.2g}"
+    return f"{loss:{loss_format(loss)}}"
+
+
+def loss_format(loss: float) -> str:
+    """Format specification of a loss and its deviation."""
+    if abs(loss) >= _MOST_PLAIN:
+        return ".2g"
+    return ".3g" if 0 < abs(loss) < 0.01 else ".4f"
 
 
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_TO_FIRST_LINE = 1.0
 _SECONDS_BETWEEN_BARS = 0.2
 _SECONDS_TO_A_MARK = 5.0
+_LABEL_WIDTH = 24  # beside a bar
 
 
 def eta_seconds(step: int, num_steps: int, first: int, seconds: float) -> float | None:
@@ -164,8 +174,6 @@ class AnyProgress(AbstractContextManager["AnyProgress"], ABC):
         folder: of the runs: a file there has their progress, written at most once a second, until the block ends.
     """
 
-    label_width = 80
-
     def __init__(self, log: Callable[[str], None], folder: Path | None = None) -> None:
         self.log = log
         self._status_path = None if folder is None else folder / _STATUS_FILE
@@ -185,7 +193,7 @@ class AnyProgress(AbstractContextManager["AnyProgress"], ABC):
         """Show the strategy that starts, at `position` of `num_strategies`."""
         status = {"strategy": label, "position": position, "num_strategies": num_strategies}
         status |= {"step": 0, "steps": num_steps, "at": time.time()}
-        run = RunProgress(self, visible(label, self.label_width), status)
+        run = RunProgress(self, visible(label), status)
         which = f" ({position} of {num_strategies})" if num_strategies > 1 else ""
         line = f"{run.label}{which}: {format_count(num_steps, 'step')}"
         self._show(run, line)
@@ -271,8 +279,6 @@ class LiveProgress(AnyProgress):
         log, folder: as for `AnyProgress`.
     """
 
-    label_width = 24
-
     def __init__(self, console: Console, log: Callable[[str], None], folder: Path | None = None) -> None:
         super().__init__(log, folder)
         self._bars = Progress(
@@ -293,7 +299,9 @@ class LiveProgress(AnyProgress):
         super().__exit__()
 
     def _show(self, run: RunProgress, line: str) -> None:
-        run.view = self._bars.add_task(run.label.ljust(14), total=run.status["steps"], status="starting")
+        run.view = self._bars.add_task(
+            textwrap.fill(run.label, _LABEL_WIDTH).ljust(14), total=run.status["steps"], status="starting"
+        )
 
     def _step(self, run: RunProgress, row: Mapping[str, Any], left: float | None) -> None:
         self._bars.update(run.view, completed=row["step"], status=_loss_and_time(row))

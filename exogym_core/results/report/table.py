@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exogym_core.names import visible
-from exogym_core.results.progress import format_loss
+from exogym_core.results.progress import loss_format
 from exogym_core.results.schema import SUMMARY
 from exogym_core.results.seeds import mean_and_deviation
 from exogym_core.results.templates import rendered
@@ -37,12 +37,8 @@ _UNKNOWN = "-"
 _PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 _GAP = 2  # between columns of a terminal's table
 _NAME_WIDTH = 44  # of its first column: longer names are wrapped
+_TIME_UNITS = ((3600.0, " h"), (1.0, " s"), (1e-3, " ms"), (1e-6, " us"))
 _UNITS = {column.name: column.unit for column in SUMMARY}
-_WRITERS: Mapping[str, Callable[[float], str]] = {
-    "loss": format_loss,
-    "share": "{:.1%}".format,
-    "B": format_bytes,
-}
 _LEAST_NEEDED = (
     *("sent over WAN", "bytes saved", "time per step saved", "accuracy", "sent per worker"),
     *("compute utilisation", "tokens to target"),
@@ -157,16 +153,37 @@ def _target_text(results: Results, result: StrategyResult) -> str:
 def _text(results: Results, column: str, result: StrategyResult) -> str:
     """A value of a column, and the deviation over seeds where they differ."""
     value, deviation = getattr(result, column), result.deviations.get(column)
-    if write := _WRITERS.get(_UNITS[column]):
-        return _with_spread(value, deviation, write)
-    # One unit for the whole table, so that rows compare at a glance.
+    if value is None:
+        return _UNKNOWN
+    if _UNITS[column] == "B":
+        return _with_spread(value, deviation, format_bytes)
+    if form := _FORMS.get(_UNITS[column]):
+        spread = f" {_PLUS_MINUS} {deviation:{form(value)}}" if deviation else ""
+        return f"{value:{form(value)}}{spread}"
+    # One unit for the table, so that rows compare at a glance.
     longest = max(each.virtual_seconds or 0.0 for each in results.strategies)
-    return _UNKNOWN if value is None else time_text(value, deviation, longest)
+    return time_text(value, deviation, longest)
+
+
+def _share_format(share: float) -> str:
+    """Format of a share as a percentage, with one decimal, or with three digits below 1 %."""
+    return f".{2 - math.floor(math.log10(100 * share)) if 0 < share < 0.01 else 1}%"
+
+
+_FORMS: Mapping[str, Callable[[float], str]] = {"loss": loss_format, "share": _share_format}
+"""Formats of a value and its deviation, by unit."""
 
 
 def time_text(seconds: float, deviation: float | None, longest: float) -> str:
-    """Seconds, or hours where the `longest` time is of several, and their deviation."""
-    size, unit = (3600.0, " h") if longest >= 20_000 else (1.0, " s")
+    """Time in hours or seconds, as suits the `longest` of a table, and its deviation; less than 0.01 in a smaller unit.
+
+    >>> time_text(8.846, None, 60.0), time_text(10_800.0, 720.0, 40_000.0), time_text(0.0312, None, 40_000.0)
+    ('8.846 s', '3.00 \xb1 0.20 h', '0.0312 s')
+    """
+    units = _TIME_UNITS if longest >= 20_000 else _TIME_UNITS[1:]
+    size, unit = (
+        next((each for each in units if seconds >= 0.01 * each[0]), units[-1]) if seconds else units[0]
+    )
     value = seconds / size
     return plus_minus(value, (deviation or 0.0) / size, unit) or (
         f"{value:,.0f}{unit}" if value >= 1000 else f"{value:.4g}{unit}"
@@ -177,8 +194,8 @@ def _with_spread(value: float | None, deviation: float | None, write: Callable[[
     if value is None:
         return _UNKNOWN
     text = write(value)
-    if not deviation or write not in (format_bytes, short_count):  # others have fixed decimals
-        return f"{text} {_PLUS_MINUS} {write(deviation)}" if deviation else text
+    if not deviation:
+        return text
     size, _ = _scale(value)
     return plus_minus(value / size, deviation / size, text.lstrip("0123456789.")) or text
 
