@@ -62,14 +62,14 @@ def not_empty(context: click.Context, parameter: click.Parameter, value: str | N
 
 
 plain_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-_JOBS = "Runs at once on this machine; results are the same [as many as cores and memory allow]."
+_JOBS = "Runs at the same time on this machine; changes no result [as many as cores and memory allow]."
 jobs_option = click.option("--jobs", type=click.IntRange(1), help=_JOBS)
 _HELP = {
     "as_json": "Print one JSON document.",
     "jobs": _JOBS,
-    "overrides": "Change one key, such as steps=20 or strategies.DiLoCo.H=50. May be repeated.",
-    "scale": "Change the keys that EXPERIMENT lists under scales: NAME.",
-    "topology": "Another network: a shipped name or a file.",
+    "overrides": "Set a key, such as steps=20 or strategies.DiLoCo.H=50. May be repeated.",
+    "scale": "Set the keys listed under `scales:` NAME in EXPERIMENT.",
+    "topology": "Replace the topology: a shipped name or a file.",
     "trust": "With --resume: accept a folder that another user made or changed.",
     "yes": "Allow more than 20 seeds without asking.",
 }

@@ -214,7 +214,7 @@ def _flows() -> dict[str, Any]:
 @click.argument("name", metavar=f"[{'|'.join(formats())}]")
 @click.option("--json", "is_json", is_flag=True, help="Accepted for scripts: a schema is always JSON.")
 def schema(name: str, is_json: bool) -> None:
-    """Print a format as a JSON Schema."""
+    """Print the JSON Schema of a file format."""
     click.echo(json.dumps(schema_of(name), indent=2))
 
 
@@ -232,7 +232,7 @@ _EXTRAS = {
 @plain_json
 @debug_flag
 def doctor(as_json: bool) -> None:
-    """Show versions, cores, limits, how the network engine runs, and missing extras."""
+    """Show versions, cores, limits, whether the network engine is compiled, and extras."""
     facts = _facts()
     if as_json:
         click.echo(json.dumps(facts, indent=2))
@@ -277,9 +277,9 @@ class CheckArguments:
     """Command-line arguments of `netgym check`.
 
     Attributes:
-        settings: An option of the strategy, as H=10.
-        workers: Ranks that train.
-        steps: Steps of each rank.
+        settings: An option of the strategy, such as H=10; the same as KEY=VALUE.
+        workers: Number of workers.
+        steps: Local steps of each worker.
     """
 
     strategy: str = given(is_argument=True, required=True)
@@ -293,10 +293,10 @@ class CheckArguments:
 @click.command()
 @takes(CheckArguments)
 def check(asked: CheckArguments) -> int:
-    """Test STRATEGY, module:Class or the name of a shipped one, against the laws of all strategies.
+    """Test a strategy, module:Class or a shipped name, against the laws that all strategies obey.
 
-    It trains a small model, then again with one change at a time: repeated, in processes, over real sockets, resumed
-    after a stop. For a broken law it reports the difference and the remedy, and the exit status is 1.
+    It trains a small model, then again with one change at a time: the same run repeated, in processes, over real
+    sockets, resumed after a stop. A broken law is reported with the difference and the remedy; the exit code is 1.
     """
     from exogym_core.cli.own_code import find_own_code
     from exogym_core.run.check import LAWS, checking

@@ -33,7 +33,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "check": {
         "command": "exogym_core.cli.inspect_commands:check",
-        "help": "Test STRATEGY, module:Class or the name of a shipped one, against the laws of all strategies.",
+        "help": "Test a strategy, module:Class or a shipped name, against the laws that all strategies obey.",
     },
     "compare": {
         "command": "exogym_core.cli.run_commands:compare",
@@ -41,11 +41,11 @@ _COMMANDS = {
     },
     "doctor": {
         "command": "exogym_core.cli.inspect_commands:doctor",
-        "help": "Show versions, cores, limits, how the network engine runs, and missing extras.",
+        "help": "Show versions, cores, limits, whether the network engine is compiled, and extras.",
     },
     "report": {
         "command": "exogym_core.cli.report_command:report",
-        "help": "Build the page of RUN again from its metrics, or one page of several runs or of a sweep.",
+        "help": "Rebuild the page of RUN from its metrics, or build one page of several runs or of a sweep.",
     },
     "run": {
         "command": "exogym_core.cli.run_commands:run",
@@ -53,12 +53,12 @@ _COMMANDS = {
     },
     "schema": {
         "command": "exogym_core.cli.inspect_commands:schema",
-        "help": "Print a format as a JSON Schema.",
+        "help": "Print the JSON Schema of a file format.",
     },
     "status": {
         "command": "exogym_core.cli.status_command:status",
         "help": (
-            "Show a run's progress: step, loss, time left; at a rendezvous also members, absences, waits."
+            "Show the progress of a run: step, loss, time left; of a rendezvous also members, absences and waits."
         ),
     },
 }
@@ -154,11 +154,11 @@ def tokens(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> 
 
 
 @cli.command("list")
-@click.argument("what", required=False)
+@click.argument("what", metavar="[KIND]", required=False)
 @plain_json
 @debug_flag
 def list_names(what: str | None, as_json: bool) -> None:
-    """List the names of strategies, tasks, models, topologies, devices and protocols."""
+    """List strategies, tasks, models, topologies, devices and protocols, or one of these kinds."""
     from rich.text import Text
 
     from exogym_core.cli.inspect_commands import sections

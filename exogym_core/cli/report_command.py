@@ -46,11 +46,11 @@ class ReportArguments:
     """Command-line arguments of `netgym report`.
 
     Attributes:
-        by: Group runs by this key [all that differ]. May be repeated.
-        where: Only runs with this value. May be repeated.
-        align: Axis by which curves are aligned at first [time].
-        formats: Write figures for papers (pdf, svg, png) and the table (latex) too, into plots/ next to the page.
-        out: The page [report.html].
+        by: Group runs by this key, such as topology [all that differ]. May be repeated.
+        where: Select runs with this value, such as strategy=DiLoCo. May be repeated.
+        align: Horizontal axis of the curves when the page opens [time].
+        formats: Also write figures for a paper (pdf, svg, png) or tables (latex) into plots/ next to the page.
+        out: File of the page [report.html in RUN].
         as_json: Print one JSON document with run_folder, summary and verdict.
     """
 
@@ -66,7 +66,7 @@ class ReportArguments:
 @click.command()
 @takes(ReportArguments)
 def report(asked: ReportArguments) -> None:
-    """Build the page of RUN again from its metrics, or one page of several runs or of a sweep."""
+    """Rebuild the page of RUN from its metrics, or build one page of several runs or of a sweep."""
     from exogym_core.results.reading import is_study
     from exogym_core.results.run_folder import RunFolder
 

@@ -298,10 +298,10 @@ class RunArguments:
 
     Attributes:
         resume: Resume the run in this folder from its last checkpoint.
-        edited_code: With --resume: even if your code was edited since the checkpoint.
-        protocol: Another protocol, such as gloo.
+        edited_code: With --resume: continue although your code was edited since the checkpoint.
+        protocol: Replace the protocol: ideal, linux-tcp, nccl-sockets or gloo.
         out: The run's folder, new or empty [runs/<name>-<n>].
-        seeds: Each strategy with N seeds, counted up from the experiment's, or with a list such as 0,3,4.
+        seeds: Train every strategy with N seeds, counted up from the experiment's, or with a list such as 0,3,4.
         as_json: Print one JSON document with run_folder, summary and verdict.
     """
 

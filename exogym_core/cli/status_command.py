@@ -33,11 +33,10 @@ _GREETING_SECONDS = 2.0  # a rendezvous greets within a round trip; torchrun's s
 @plain_json
 @debug_flag
 def status(place: str, as_json: bool) -> None:
-    """Show the progress of a run: step, loss, time left; at a rendezvous also members, absences and waits.
+    """Show the progress of a run: step, loss, time left; of a rendezvous also members, absences and waits.
 
-    FOLDER is that of a run, sweep, launch or plan, and has the absences of finished rounds. HOST:PORT is a
-    rendezvous, or the meeting point of torchrun's ranks (MASTER_ADDR:MASTER_PORT); both need the run's secret.
-    The command changes nothing, and no rank waits for it.
+    FOLDER belongs to a run, sweep, launch or plan. HOST:PORT is a rendezvous, or MASTER_ADDR:MASTER_PORT of a
+    torchrun job; both need the run's secret. The command changes nothing and delays no rank.
     """
     path = Path(place)
     found = _of_folder(path) if os.path.exists(path) else _of_address(place)

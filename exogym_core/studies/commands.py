@@ -34,8 +34,8 @@ __all__ = ["ON_HELP", "in_order", "sweep", "tune"]
 # The rest of this room, which brings torch, is imported inside functions: `netgym sweep --help` answers at once.
 
 ON_HELP = (
-    "`ray`: points as Ray tasks, on the cluster of RAY_ADDRESS, else on one started on this machine for it; an address "
-    "such as 10.0.0.1:6379: on that Ray cluster."
+    "Run points as Ray tasks: `ray` is the cluster of RAY_ADDRESS, or one started on this machine for this command; an "
+    "address such as 10.0.0.1:6379 is that cluster."
 )
 _TUNING_SEEDS = "Tuning seeds (of the comparison: --set seeds=N)"
 _ROWS = 40  # of the table on the terminal
@@ -46,9 +46,9 @@ class _Asked:
     """Command-line arguments that `sweep` and `tune` share.
 
     Attributes:
-        resume: Resume the {command} in this folder.
-        search: How points are chosen [grid].
-        trials: Number of points that a search tries.
+        resume: Resume the stopped {command} in this folder.
+        search: Choice of the points [grid].
+        trials: Number of points that a random or Optuna search tries.
         seeds: {seeds}: a number, or a list such as 0,3,4.
         out: The folder, new or empty [runs/<name>-{command}-<n>].
         place: {place}
@@ -138,9 +138,11 @@ def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None
     "--vary",
     metavar="KEY=[VALUE,...]",
     multiple=True,
-    help="Another key of `sweep:`, such as 'strategies.*.lr=[0.01, 0.03]'. Repeatable.",
+    help="Add a key to `sweep:`, such as 'strategies.*.lr=[0.01, 0.03]'. May be repeated.",
 )
-@click.option("--minimise", metavar="FIELD", help="Field of the summary that a search minimises.")
+@click.option(
+    "--minimise", metavar="FIELD", help="Field of the summary that the search minimises, such as final_loss."
+)
 @click.option(
     "--estimate", "only_estimate", is_flag=True, help="Print the estimated time and memory, and run nothing."
 )
@@ -270,8 +272,8 @@ def _time(seconds: float | None) -> str:
     "--over",
     metavar="[STRATEGY.]KEY=VALUES",
     multiple=True,
-    help="An option and its values, such as lr=1e-3,3e-3, or DiLoCo.H=20,40, or 'lr={low: 1e-4, high: 0.1}'. "
-    "Repeatable. [lr x 1/4, 1/2, 1, 2, 4]",
+    help="Search an option over values, such as lr=1e-3,3e-3, or DiLoCo.H=20,40, or 'lr={low: 1e-4, high: 0.1}'. "
+    "May be repeated [the lr of the file x 1/4, 1/2, 1, 2, 4].",
 )
 def tune(asked: _Asked, over: tuple[str, ...]) -> None:
     """Search each strategy's best settings on tuning seeds, then compare all at their best on other seeds."""
