@@ -98,9 +98,9 @@ VALIDATION = (
     Column("global_perplexity", "exp(global_loss)", "number"),
     Column("virtual_seconds", "virtual time of the step", "s"),
     Column("judged_loss", "loss of the judged model", "loss"),
-    Column("judged_virtual_seconds", "virtual time at which the judged model came to exist", "s"),
-    Column("judged_step", "step after which it came to exist"),
-    Column("accuracy", "fraction right of the judged model, where the task has one", "number"),
+    Column("judged_virtual_seconds", "virtual time at which the judged model was complete", "s"),
+    Column("judged_step", "step after which it was complete"),
+    Column("accuracy", "accuracy of the judged model, if the task has one", "number"),
 )
 """A row of `metrics/<strategy>.validation.csv` is an evaluation."""
 
@@ -150,10 +150,10 @@ class Summary:
     Attributes:
         name: label of the strategy
         final_loss: loss of the judged model at the end
-        accuracy: fraction right of the judged model at the end
+        accuracy: accuracy of the judged model at the end
         virtual_seconds: virtual time at which the last rank ended its last step
-        virtual_seconds_to_target: virtual time at which the first judged model at the target loss came to
-            exist; null if it was not held
+        virtual_seconds_to_target: virtual time at which the first judged model at the target loss was
+            complete; null if the target was not held
         compute_utilisation: computing / virtual seconds, mean over ranks
         bytes_sent_per_worker: payload that left a worker, mean over workers
         wan_bytes: part of bytes_sent between regions, and what servers sent between regions
@@ -161,22 +161,22 @@ class Summary:
         steps: steps done by each worker
         bytes_sent: payload that left all workers, headers not counted
         payload_bytes: encoded messages of a worker once each, as papers count
-        target_loss: the loss that was asked for
+        target_loss: target of the experiment
         collectives: algorithms of the simulated collectives, by operation
         target: `held`, `touched` or `missed`; null without a target
         judged: which model is judged: `replica`, `outer`, `server` or `own`
-        window_limit: where a sender's window limited collectives most
-        later_weather: weather of the topology that begins after its end and changed nothing
-        coding: `not charged` where encoding took no time although `compute.coding` has speeds
+        window_limit: connection on which a sender's window limited collectives most
+        later_weather: weather of the topology that would have begun after the run's end
+        coding: `not charged` if encoding took no time although `compute.coding` has speeds
         mean_of_replicas_loss: loss of the mean of all ranks' models at the end
         computing_seconds: computing of a worker, mean over workers
         network_seconds: waiting for bytes under way, mean over workers
         waiting_seconds: waiting for other workers, mean over workers
-        first_non_finite_step: first step with a loss that was nan or infinite
+        first_non_finite_step: first step with a loss that is nan or infinite
         dropped_peers: absences of ranks that rounds continued without
-        wall_seconds: seconds by the clock of a real transport
-        incomplete: true where it was stopped before its end
-        failed: true where it failed
+        wall_seconds: seconds by the clock, over a real transport
+        incomplete: true if it was stopped before its end
+        failed: true if it failed
         error: line with which it failed
     """
 
