@@ -18,7 +18,7 @@ from exogym_core.cli.main import main
 from exogym_core.cost.compute import Compute
 from exogym_core.planning import advise as advise_module
 from exogym_core.planning.advice_text import advice_lines
-from exogym_core.planning.advise import Advice, advise, alike_text, hill_climb, merged
+from exogym_core.planning.advise import Advice, advise, hill_climb
 from exogym_core.planning.groups import EXACT_SITES, best_cycle
 from exogym_core.planning.measure import Setting, least_days, measure, memory_states, would_fit
 from exogym_core.planning.models import planned_model
@@ -149,27 +149,6 @@ def test_a_codec_that_makes_it_slower_is_explained(monkeypatch: pytest.MonkeyPat
     advice = advise(where)
     (line,) = [line for line in advice["explained"] if "slower" in line]
     assert line.startswith("AllReduce is slower in bf16: codes cannot be added up on the way")
-
-
-def test_rows_that_are_one_thing_are_one_row() -> None:
-    """Days alike to a thousandth, and options that differ in what is searched alone: the smallest stays."""
-
-    def row(days: float, **options: Any) -> dict[str, Any]:
-        plain = {"streams": None, "left_out": None, "groups": None, "fits": True}
-        return {"strategy": "StreamingDiLoCo", "days": days, "options": {"H": 100, **options}, **plain}
-
-    rows = [row(10.0, tau=8), row(10.001, tau=2), row(10.002), row(10.004, tau=4, H=50), row(11.0, tau=1)]
-    found = merged(rows)
-    assert [each["options"] for each in found] == [
-        {"H": 100, "tau": 2},
-        {"H": 50, "tau": 4},
-        {"H": 100, "tau": 1},
-    ]
-    assert found[0]["alike"] == [{"H": 100, "tau": 8}, {"H": 100}]
-    assert alike_text(found[0]) == " (and 2 alike: tau 2 to 8)"
-    assert merged(found) == found
-    other = {**row(10.0, tau=8), "strategy": "DiLoCo"}
-    assert len(merged([other, {**other, "options": {"H": 100, "tau": 1}}])) == 2
 
 
 def test_a_ring_over_very_many_sites_is_found_in_time() -> None:

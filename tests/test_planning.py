@@ -164,9 +164,6 @@ def test_strategies_with_servers_are_planned_as_they_train(name: str, options: d
     for number, seconds in enumerate(figures.round_seconds, 1):
         assert rows[number * plan_.steps_per_round]["virtual_seconds"] == pytest.approx(seconds, rel=1e-6)
     assert plan_.tokens_per_second > rounds * plan_.steps_per_round * 5 * 2 * 4 / figures.round_seconds[-1]
-    assert (plan_.staleness is None) == (name == "DecoupledDiLoCo")
-    if plan_.staleness is not None:  # workers of equal speed would meet four others' displacements
-        assert 0 < plan_.staleness < 5
 
 
 @pytest.mark.parametrize(

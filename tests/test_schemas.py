@@ -91,42 +91,6 @@ def test_flows_and_topologies_fit_and_their_mistakes_do_not() -> None:
     assert not validator("topology").is_valid({"hosts": ["a", "b"], "links": [link | {"bandwith": 1}]})
 
 
-PLAN = "plan --model llama-2m --sequence 64 --topology wan-4-regions --workers 2 --strategy DiLoCo --tokens 1M --json"
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        "--device h100 --price 2 --strategy AllReduce --without eu",
-        "--device h100 --sweep strategies.DiLoCo.H=5,10 --sweep wan.bandwidth=10Mbit/s,1Gbit/s --strategy AllReduce",
-        "--device rtx-4090 --memory bf16 --micro-batch 4096 --batch-size 4096 --strategy AsyncDiLoCo",
-        "--device a100 --set failures.mtbf=9h --set failures.repair=1min --set strategies.DiLoCo.H=5",
-    ],
-)
-def test_plans_fit_their_schema(more: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """And a figure that is left out, or one more, does not."""
-    assert main(f"{PLAN} {more}".split()) == 0
-    plain = json.loads(capsys.readouterr().out)
-    check = validator("plan")
-    assert [error.message for error in check.iter_errors(plain)] == []
-    row = (plain["plans"] if isinstance(plain, dict) else plain)[0]
-    assert not check.is_valid([{key: value for key, value in row.items() if key != "days"}])
-    assert not check.is_valid([row | {"dayz": 1}])
-
-
-@pytest.mark.parametrize("budget", ["--tokens 1M", "--budget 5 --price 2"])
-def test_advice_fits_its_schema(
-    budget: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", (("AllReduce", {}), ("DiLoCo", {"H": 30})))
-    words = f"advise wan-4-regions --model llama-2m --sequence 64 --device h100 --workers 2 --json {budget}"
-    assert main(words.split()) == 0
-    plain = json.loads(capsys.readouterr().out)
-    check = validator("advice")
-    assert [error.message for error in check.iter_errors(plain)] == []
-    assert not check.is_valid(plain | {"ranked": [{}]})
-
-
 CONTEXT = click.Context(cli)
 
 

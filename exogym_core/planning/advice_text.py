@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.planning.advise import BY_BOUND, SEARCHED, alike_text, variant_of
+from exogym_core.planning.advise import BY_BOUND, SEARCHED, variant_of
 from exogym_core.planning.page import MODEL_SIZE, OWN_BACKENDS, placement_text
 from exogym_core.results.report.table import short_count
 from netsim.units import format_count, format_seconds
@@ -39,7 +39,7 @@ def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
     if others:
         searched = dict.fromkeys(name for options in SEARCHED.values() for name in options)
         yield (
-            f"{others} more rows differ from these in {', '.join([*searched, 'streams'])} alone, and are later; "
+            f"{others} more rows differ from these in {', '.join([*searched, 'streams'])} alone, and are no sooner; "
             "--json has them"
         )
     if advice["dominated"]:
@@ -110,7 +110,7 @@ def best_so_far(advice: Advice) -> str:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    return _options(row) + alike_text(row) + (" (does not fit)" if row["fits"] is False else "")
+    return _options(row) + (" (does not fit)" if row["fits"] is False else "")
 
 
 def _options(row: Mapping[str, Any]) -> str:

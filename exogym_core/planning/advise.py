@@ -38,10 +38,8 @@ __all__ = [
     "SEARCHED",
     "Advice",
     "advise",
-    "alike_text",
     "candidates",
     "hill_climb",
-    "merged",
     "variant_of",
 ]
 
@@ -110,65 +108,11 @@ def _neighbours(options: Mapping[str, Any], names: Sequence[str]) -> Iterator[di
                 yield {**options, name: other}
 
 
-_ALIKE = 1e-3  # of days, relative
-
-
-def merged(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge rows that differ only in searched options and take equally long; `alike` has the others' options.
-
-    Of such rows the one whose options are smallest stays, in the order in which strategies list them.
-
-    Args:
-        rows: by their days, those that do not fit at the end.
-    """
-    kept: list[dict[str, Any]] = []
-    for row in rows:
-        names = list(SEARCHED.get(row["strategy"], ()))
-        place = next((at for at, other in enumerate(kept) if names and _are_alike(row, other)), None)
-        if place is None:
-            kept.append({**row, "alike": list(row.get("alike", []))})
-            continue
-        first, second = sorted((kept[place], row), key=lambda each: _values(each, names))
-        others = [*kept[place]["alike"], *row.get("alike", []), second["options"]]
-        distinct = [
-            each for at, each in enumerate(others) if each not in others[:at] and each != first["options"]
-        ]
-        kept[place] = {**first, "alike": distinct}
-    return kept
-
-
 def variant_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """Key of a row, equal for rows that differ only in searched options, streams, and figures."""
     names = SEARCHED.get(row["strategy"], ())
     fixed = {key: value for key, value in row["options"].items() if key not in names}
     return row["strategy"], fixed, row["groups"], row["left_out"]
-
-
-def _are_alike(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    same = variant_of(row) == variant_of(other)
-    same = same and all(row[key] == other[key] for key in ("streams", "fits"))
-    return same and abs(row["days"] - other["days"]) <= _ALIKE * other["days"]
-
-
-def _values(row: Mapping[str, Any], names: Sequence[str]) -> list[float]:
-    """Values of searched options; one that a strategy chooses itself comes last."""
-    return [row["options"].get(name, float("inf")) for name in names]
-
-
-def alike_text(row: Mapping[str, Any]) -> str:
-    """Number of other options that take as long, and their range of values.
-
-    >>> alike_text({"strategy": "StreamingDiLoCo", "options": {"tau": 2}, "alike": [{"tau": 5}, {"tau": 10}]})
-    ' (and 2 alike: tau 2 to 10)'
-    """
-    if not row["alike"]:
-        return ""
-    ranges = []
-    for name in SEARCHED[row["strategy"]]:
-        values = sorted({each[name] for each in (row["options"], *row["alike"]) if name in each})
-        if len(values) > 1:
-            ranges.append(f"{name} {values[0]} to {values[-1]}")
-    return f" (and {len(row['alike'])} alike{': ' if ranges else ''}{', '.join(ranges)})"
 
 
 _STREAMS = (8, 64)
@@ -282,7 +226,7 @@ class Advice:
 
     def best(self) -> dict[str, Any] | None:
         """The row so far with the fewest days in the mean of its band, among those that fit; None before the first."""
-        rows = ({**self._with_bands(row), "alike": []} for row in self.rows)
+        rows = map(self._with_bands, self.rows)
         best = min(rows, key=_order, default=None)
         return best if best is None or self._dollars is None else self._for_money(best, self._dollars)
 
@@ -290,8 +234,8 @@ class Advice:
         """Advice from the plans computed so far.
 
         Returns:
-            `ranked` (mappings of plans with `options`, `alike`: other options that take as long, `streams`, `groups` of
-            hosts that act as one, `left_out`, `worker_hours`, `steps_ratio`, the bands `days_low`, `days`, `days_high`
+            `ranked` (mappings of plans with `options`, `streams`, `groups` of hosts that act as one, `left_out`,
+            `worker_hours`, `steps_ratio`, the bands `days_low`, `days`, `days_high`
             and `cost_low`, `cost`, `cost_high`, and `place`: rows of one place are equal, as their bands overlap; for
             dollars also `tokens` that they buy, `tokens_per_parameter`, and `worth_low`, `worth`, `worth_high`: tokens
             with which data-parallel has the same loss), `budget`: its `tokens` or `dollars`,
@@ -301,8 +245,7 @@ class Advice:
             not know.
         """
         setting = self._setting
-        rows = [self._with_bands(row) for row in self.rows]
-        rows = merged(sorted(rows, key=_order))
+        rows = sorted(map(self._with_bands, self.rows), key=_order)
         kept = [row for row in rows if not any(_beats(other, row) for other in rows)]
         baseline = min((row for row in rows if row["strategy"] == "AllReduce"), key=_order, default=None)
         if baseline is not None and baseline not in kept:

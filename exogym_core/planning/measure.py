@@ -97,8 +97,6 @@ class Plan:
         rounds, steps: of the budget; None without one.
         global_batch: sequences of all workers in a step.
         tokens_per_step: of all workers.
-        staleness: displacements that a server has taken in since a worker had its parameters, when that worker's own
-            comes, in the mean; None without such a server.
         failures: cost of crashes: `crashes_per_day` of all hosts, `seconds_lost_per_crash`, `tokens_lost_per_crash`
             (each a restart), `restarts` in all, and `times_as_long`, by which `tokens_per_second`, `days` and `cost`
             are others; None where none are expected.
@@ -140,7 +138,6 @@ class Plan:
     steps: int | None = None
     global_batch: int = 0
     tokens_per_step: int = 0
-    staleness: float | None = None
     failures: dict[str, float] | None = None
     limit: dict[str, Any] = field(default_factory=dict)
     cheaper: dict[str, Any] | None = None
@@ -665,7 +662,6 @@ def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pa
         steps=None if rounds is None else rounds * period,
         global_batch=setting.num_ranks * setting.batch_size,
         tokens_per_step=setting.tokens_a_round(1),
-        staleness=sum(figures.staleness) / len(figures.staleness) if figures.staleness else None,
         protocol=setting.resolved_protocol.describe(),
         placement=setting.workers_by_site(),
         collectives=figures.collectives,

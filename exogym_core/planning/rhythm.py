@@ -35,7 +35,6 @@ __all__ = [
     "FEWEST_STEPS",
     "NUM_SIMULATED",
     "PlannedRank",
-    "PlannedServer",
     "Rhythm",
     "choose_by_number",
     "draws_bytes",
@@ -43,6 +42,7 @@ __all__ = [
     "is_pace_step",
     "making_groups",
     "period_of",
+    "planned_rank",
     "quiet_schedules",
     "rhythm",
     "without_updates",
@@ -157,34 +157,6 @@ class _FreeCoding(Coding):
         return 0.0
 
 
-class PlannedServer:
-    """A server of a plan: it takes in and answers as in training, without its arithmetic.
-
-    Attributes:
-        staleness: of each displacement of a worker, how many others the server has taken in since that worker had its
-            parameters.
-    """
-
-    def __init__(self, comm: Communicator, model: nn.Module, strategy: Strategy) -> None:
-        self.staleness: list[int] = []
-        self._strategy = strategy
-        self._answered: dict[int, int] = {}
-        strategy.setup(model, comm, 1, 0)
-        for name in getattr(strategy, "arithmetic", ()):
-            setattr(strategy, name, self._arrived if name == "arrived" else _nothing)
-
-    def run(self) -> None:
-        """Serve until no worker sends anything any more."""
-        self._strategy.serve(_nothing)
-        self._strategy.finish()
-
-    def _arrived(self, source: int, *_: object) -> None:
-        arrived: int = self._strategy.judged_version
-        if source < self._strategy.num_nodes:
-            self.staleness.append(arrived - self._answered.get(source, 0))
-        self._answered[source] = arrived + 1
-
-
 def _nothing(*_: Any) -> None:
     return None
 
@@ -234,6 +206,27 @@ def choose_by_number(strategy: Strategy) -> bool:
 def draws_bytes(strategy: Strategy) -> bool:
     """True if its bytes depend on random numbers, so that plans show expected values."""
     return choose_by_number(copy.deepcopy(strategy))
+
+
+def planned_rank(
+    strategy: Strategy,
+    comm: Communicator,
+    model: nn.Module,
+    computing: Callable[[int, float], None],
+    num_steps: int,
+    coding: Coding | None = None,
+) -> PlannedRank | None:
+    """A rank with its own copy of a strategy, see `PlannedRank`; None after a server has served, without arithmetic."""
+    mine = copy.deepcopy(strategy)
+    if comm.rank < comm.world_size - mine.num_servers:
+        choose_by_number(mine)
+        return PlannedRank(comm, model, mine, computing, num_steps, coding)
+    mine.setup(model, comm, 1, 0)
+    for name in getattr(mine, "arithmetic", ()):
+        setattr(mine, name, _nothing)
+    mine.serve(_nothing)  # until no worker sends anything any more
+    mine.finish()
+    return None
 
 
 @contextmanager
@@ -407,7 +400,7 @@ def _fewest_ranks(strategy: Strategy, num_ranks: int) -> int:
     """Twice as few ranks as the strategy accepts: one with sites needs two whole ones to have rounds."""
     for ranks in range(2, num_ranks // 2):
         try:
-            _recorded(strategy, _body(strategy, ranks, [0]), ranks)
+            _recorded(strategy, _body(strategy, [0]), ranks)
         except (NetsimError, ValueError):
             continue
         return 2 * ranks
@@ -433,7 +426,6 @@ def _num_layers(strategy: Strategy) -> int:
 
 def _body(
     strategy: Strategy,
-    num_ranks: int,
     steps: Sequence[int],
     model: Callable[[int], nn.Module] = _tiny,
     max_steps: int | None = None,
@@ -442,7 +434,6 @@ def _body(
 
     Args:
         strategy: not set up.
-        num_ranks: of the run.
         steps: to take, in order; others are counted alone.
         model: makes one of so many layers.
         max_steps: of the run; None: no more than these.
@@ -451,12 +442,10 @@ def _body(
     def body(comm: Communicator, computing: Callable[[int, float], None]) -> None:
         with torch.device("meta"):
             own = model(_num_layers(strategy))
-        mine = copy.deepcopy(strategy)
-        if comm.rank >= num_ranks - mine.num_servers:
-            PlannedServer(comm, own, mine).run()
+        runner = planned_rank(strategy, comm, own, computing, max_steps or max(steps, default=0) + 1)
+        if runner is None:
             return
-        choose_by_number(mine)
-        runner = PlannedRank(comm, own, mine, computing, max_steps or max(steps, default=0) + 1)
+        mine = runner.strategy
         runner.still_optimizers()
         done = 0
         with without_updates(strategy):
@@ -470,9 +459,9 @@ def _body(
     return body
 
 
-def making_groups(strategy: Strategy, num_ranks: int) -> Body:
+def making_groups(strategy: Strategy) -> Body:
     """The beginning of a rank, with its groups and without steps."""
-    return _body(strategy, num_ranks, (), max_steps=_LONG_RUN)
+    return _body(strategy, (), max_steps=_LONG_RUN)
 
 
 def _recorded(strategy: Strategy, body: Body, num_ranks: int) -> Recording:
@@ -505,7 +494,7 @@ class _TinyRuns(NamedTuple):
 
         The run is to have `max_steps`; None: no more than these.
         """
-        body = _body(self.strategy, self.num_ranks, range(length), max_steps=max_steps)
+        body = _body(self.strategy, range(length), max_steps=max_steps)
         if self.is_alone:
             with quiet_schedules():
                 made = Recording(1, [run_alone(body, self.num_ranks).requests])
@@ -527,10 +516,10 @@ class _TinyRuns(NamedTuple):
             for step in range(period + 1)
             if not (skips and step and quiet[step % period]) and not (repeats and is_left_out(step, period))
         ]
-        body = _body(strategy, self.num_ranks, steps, _unlike)
+        body = _body(strategy, steps, _unlike)
         made = _recorded(strategy, body, self.num_ranks)
         with quiet_schedules():
-            return goes_alone(made, body, making_groups(strategy, self.num_ranks))
+            return goes_alone(made, body, making_groups(strategy))
 
 
 def period_of(series: Sequence[Hashable]) -> int | None:

@@ -28,14 +28,12 @@ from exogym_core.planning.recording import (
 from exogym_core.planning.rhythm import (
     FEWEST_STEPS,
     NUM_SIMULATED,
-    PlannedRank,
-    PlannedServer,
     Rhythm,
-    choose_by_number,
     is_left_out,
     is_pace_step,
     making_groups,
     period_of,
+    planned_rank,
     quiet_schedules,
     without_updates,
 )
@@ -79,7 +77,6 @@ class RoundFigures:
         rank_ends: virtual time at which each worker finished each round: [rank][round].
         coded_values: of each rank, after each round, that it has encoded or decoded.
         coding: what `coding_report` says of each rank.
-        staleness: of displacements at servers, see `PlannedServer`.
         server_wan_bytes: payload that servers sent to other regions.
         contributions: of ranks to rounds, which may continue without some.
     """
@@ -97,7 +94,6 @@ class RoundFigures:
     link_bytes: list[float] = field(default_factory=list)
     peers: list[Hashable] = field(default_factory=list)
     rank_ends: list[list[float]] = field(default_factory=list)
-    staleness: list[int] = field(default_factory=list)
     server_wan_bytes: int = 0
     contributions: int = 0
 
@@ -268,16 +264,15 @@ class SimulatedRounds:
         is_even = setting.is_even() and strategy.is_synchronous
         self._leaves_out = is_even and rhythm.repeats and rhythm.period > FEWEST_STEPS
         self._memory: dict[str, int] = {}
-        self._staleness: list[int] = []
         self._schedules: Schedules | None = None
         self.has_absences = False
         known = setting.known
         speeds = None if rhythm.goes_alone else tuple(each.drawn_from for each in setting.durations())
         parts = (self._model, setting.collectives, setting.compute.coding)
         plain = (self._num_ranks, num_rounds, rhythm, self._leaves_out, speeds, *map(known.number_of, parts))
-        self._recording, self._memory, self._staleness, self.has_absences = known.once(
+        self._recording, self._memory, self.has_absences = known.once(
             ("requests", known.key_of(strategy), *plain),
-            lambda: (self._record(self._seconds(setting)), self._memory, self._staleness, self.has_absences),
+            lambda: (self._record(self._seconds(setting)), self._memory, self.has_absences),
         )
 
     def _seconds(
@@ -295,7 +290,7 @@ class SimulatedRounds:
         collectives = self._setting.collectives
         with quiet_schedules():
             if self._rhythm.goes_alone:
-                setup = making_groups(self._strategy, self._num_ranks)
+                setup = making_groups(self._strategy)
                 with suppress(InputError):  # with this model ranks make other groups than with a tiny one
                     return record_kinds(self._body, self._num_ranks, collectives, setup)
             made = record(self._body, self._num_ranks, seconds, collectives)
@@ -313,16 +308,12 @@ class SimulatedRounds:
         # Servers count their own steps; ranks that ask for the time check in every step how far messages have come.
         quiet = self._rhythm.quiet
         skips = quiet.count(False) == 1 and self._strategy.is_synchronous and not self._rhythm.asks
-        mine = copy.deepcopy(self._strategy)
-        if comm.rank >= self._num_ranks - mine.num_servers:
-            server = PlannedServer(comm, self._model, mine)
-            server.run()
-            self._staleness += server.staleness
-            return
-        choose_by_number(mine)
-        own = copy.deepcopy(self._model) if mine.overlaps_backward else self._model
+        own = copy.deepcopy(self._model) if self._strategy.overlaps_backward else self._model
         coding, num_steps = self._setting.compute.coding, num_rounds * self._period
-        runner = PlannedRank(comm, own, mine, computing, num_steps, coding)
+        runner = planned_rank(self._strategy, comm, own, computing, num_steps, coding)
+        if runner is None:
+            return
+        mine = runner.strategy
         part = Participation(mine, comm)
         self.has_absences = part.absence is not None
         if comm.rank:
@@ -446,8 +437,6 @@ class SimulatedRounds:
                 f"run, {_MOST_LIVE_RANKS} at most; plan fewer workers, or a strategy whose rounds "
                 "do not overlap in stages or leave ranks out"
             )
-        self._staleness.clear()
-
         number = min(num_rounds or self._num_rounds, self._num_rounds)
 
         def own(comm: Communicator) -> None:
@@ -487,7 +476,6 @@ class SimulatedRounds:
             link_bytes=run.link_bytes,
             peers=self._recording.peers() if self._recording is not None else [],
             rank_ends=rank_ends,
-            staleness=list(self._staleness),
             server_wan_bytes=sum(traffic.wan_bytes for traffic in run.traffic[num_workers:]),
             contributions=sum(each.row["took_part"] for own in rows for each in own),
         )
