@@ -29,9 +29,8 @@ from pydantic import (
 )
 
 from exogym_core.cost.compute import Compute
-from exogym_core.names import attribute_lines
 from exogym_core.workers.spec import WorkerSpec
-from netsim import Protocol, Schema, parse_collectives, parse_document
+from netsim import Protocol, Schema, documented_lines, parse_collectives, parse_document
 from netsim.errors import InputError
 from netsim.units import parse_seconds
 
@@ -451,7 +450,7 @@ _ORDER = (
 def _keys_of_files() -> dict[str, dict[str, Any]]:
     """By group ("" for the file itself): type and default of each key."""
     keys: dict[str, dict[str, Any]] = {}
-    about = attribute_lines(RunConfig)
+    about = documented_lines(RunConfig)
     for each in fields(RunConfig):
         properties = OPTIONS[each.name]
         group, _, key = (properties.key or "").rpartition(".")
@@ -460,7 +459,7 @@ def _keys_of_files() -> dict[str, dict[str, Any]]:
             kind = _HINTS[each.name] if properties.file_type is None else properties.file_type
             keys.setdefault(group, {})[key] = (kind, Field(default=default, description=about[each.name]))
     for group, model in _FILE_KEYS.items():
-        about, hints = attribute_lines(model), get_type_hints(model, include_extras=True)
+        about, hints = documented_lines(model), get_type_hints(model, include_extras=True)
         for key, info in model.model_fields.items():
             entry = (hints[key], Field(default=info.default, description=about[key]))
             keys.setdefault(group, {})[key] = entry

@@ -1,19 +1,16 @@
-"""Names that users give, made safe for a file's name and for a terminal; documentation of attributes."""
+"""Names that users give, made safe for a file's name and for a terminal."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import unicodedata
-from inspect import cleandoc
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "attribute_lines",
-    "attributes_section",
     "file_name",
     "seeded_name",
     "unique_labels",
@@ -100,14 +97,3 @@ def visible_text(text: str) -> str:
     """
     parts = (part if part.isprintable() or part in "\n\t" else visible(part) for part in text)
     return "".join(parts)
-
-
-def attributes_section(documented: type) -> str:
-    """Section "Attributes" of a class's docstring."""
-    return cleandoc(documented.__doc__ or "").partition("Attributes:\n")[2]
-
-
-def attribute_lines(documented: type) -> dict[str, str]:
-    """Description of each attribute of a class, on one line."""
-    entries = re.split(r"^    (\w+): ", attributes_section(documented), flags=re.M)[1:]
-    return {name: " ".join(text.split()) for name, text in zip(entries[::2], entries[1::2], strict=True)}

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from netsim.cli.signals import raise_lost_interrupt as raise_lost_interrupt
     from netsim.cli.terminal import CommandGroup as CommandGroup
     from netsim.cli.terminal import DelayedProgress as DelayedProgress
+    from netsim.cli.terminal import given as given
+    from netsim.cli.terminal import takes as takes
     from netsim.cli.terminal import usage_message as usage_message
     from netsim.collectives.abridged import Abridged as Abridged
     from netsim.collectives.abridged import Gathering as Gathering
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from netsim.collectives.start import start_all_to_all as start_all_to_all
     from netsim.collectives.start import start_collective as start_collective
     from netsim.collectives.start import time_collective as time_collective
+    from netsim.docstrings import documented_lines as documented_lines
+    from netsim.docstrings import section_of as section_of
     from netsim.errors import DeadlockError as DeadlockError
     from netsim.errors import InputError as InputError
     from netsim.errors import MismatchError as MismatchError
@@ -105,7 +109,7 @@ if TYPE_CHECKING:
 _NAMES = {  # by module
     "annexes": "annex_entries load_reference",
     "cli.signals": "Stoppable interrupt raise_lost_interrupt",
-    "cli.terminal": "CommandGroup DelayedProgress usage_message",
+    "cli.terminal": "CommandGroup DelayedProgress given takes usage_message",
     "collectives.abridged": "Abridged Gathering",
     "collectives.choice": "Choices parse_collectives schedule",
     "collectives.collective": "CollectiveTimes collective",
@@ -113,6 +117,7 @@ _NAMES = {  # by module
     "collectives.schedules.algorithms": "ALGORITHMS OPERATIONS algorithm_names default_algorithm",
     "collectives.schedules.schedule": "Schedule",
     "collectives.start": "Collective start_all_to_all start_collective time_collective",
+    "docstrings": "documented_lines section_of",
     "errors": "DeadlockError InputError MismatchError NetsimError RankError UnknownNameError unknown_name",
     "files.documents": "ConfigError Document KeyPath load_document parse_document",
     "files.plain_files": "check_output input_file is_written_in_place output_file read_bytes",

@@ -122,7 +122,7 @@ def test_no_circle_of_imports_at_run_time() -> None:
 
 # The rooms of both packages, the lowest first: a room imports from those below it.
 CORE = {
-    "netsim": "errors units annexes files topology network weather transfers collectives ranks cli",
+    "netsim": "errors units docstrings annexes files topology network weather transfers collectives ranks cli",
     "exogym_core": (
         "annexes names plain meeting_place successors communicator workers data cost strategy results checkpoints "
         "tasks config run cli"
@@ -250,10 +250,11 @@ FRONTS = {
         "PeerAddress PeerError Protocol RankError Recorder Schedule Schema SignedChannel Sketch Span Stoppable "
         "StrangerError Topology TopologyFile UnknownNameError Waiting Weather WeatherHistory WindowLimit "
         "algorithm_names annex_entries answer_peer check_output collective connect_peer default_algorithm device_name "
-        "device_problems device_table engine_state flows input_file interrupt is_crowd is_written_in_place "
+        "device_problems device_table documented_lines engine_state flows given input_file interrupt is_crowd "
+        "is_written_in_place "
         "load_document load_reference most_at_once output_file parse_collectives parse_document raise_lost_interrupt "
-        "random_crashes rare_collections read_bytes read_flows schedule shared_secret shipped_topologies "
-        "simulate_weather start_all_to_all start_collective time_collective time_flows tracing unknown_name "
+        "random_crashes rare_collections read_bytes read_flows schedule section_of shared_secret shipped_topologies "
+        "simulate_weather start_all_to_all start_collective takes time_collective time_flows tracing unknown_name "
         "usage_message user_secret validate_document window_limit write_trace "
     ),
     "netsim.ranks": (

@@ -69,12 +69,6 @@ def test_validate(capsys: Capture) -> None:
     assert capsys.readouterr().out == "lan: valid: 8 hosts, 1 region, 16 links (one direction each)\n"
 
 
-def test_json_schema(capsys: Capture) -> None:
-    assert cli.main(["validate", "--json-schema"]) == 0
-    schema = json.loads(capsys.readouterr().out)
-    assert {"hosts", "links", "regions", "wan", "events"} <= set(schema["properties"])
-
-
 def test_interrupting_is_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(name: str) -> None:
         raise KeyboardInterrupt

@@ -16,11 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from exogym_core.bench import UNCHARGED
-from exogym_core.cli.common_options import jobs_option
+from exogym_core.cli.common_options import takes
 from exogym_core.cli.run_commands import stdout
 from exogym_core.names import file_name, visible
 from exogym_core.studies.commands import ON_HELP, in_order
-from netsim import Document, load_document, output_file
+from netsim import Document, given, load_document, output_file
 from netsim.errors import InputError, unknown_name, unknown_names
 from netsim.units import format_bytes, format_seconds
 
@@ -40,36 +40,28 @@ _NOTE = (
 
 
 @click.command()
-@click.argument("what", metavar="[FILE|STRATEGY|all]", required=False)
-@click.option(
-    "--tier", metavar="NAME", default="small", show_default=True, help="Tier, or your own sweep file."
-)
-@click.option(
-    "--resume", metavar="DIR", type=click.Path(path_type=Path), help="Resume the benchmark in this folder."
-)
-@click.option(
-    "--table",
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="Make DIR/index.html of the entries in DIR.",
-)
-@click.option("--out", metavar="DIR", help="The folder, new or empty [runs/<tier>-<n>].")
-@click.option("--on", "place", metavar="WHERE", help=ON_HELP)
-@jobs_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document with run_folder and entries.")
+@takes(place=ON_HELP)
 def bench(
-    what: str | None,
-    tier: str,
-    resume: Path | None,
-    table: Path | None,
-    out: str | None,
-    place: str | None,
-    jobs: int | None,
-    as_json: bool,
+    what: str | None = given(is_argument=True, metavar="[FILE|STRATEGY|all]"),
+    tier: str = given(metavar="NAME", default="small"),
+    resume: Path | None = given(metavar="DIR"),
+    table: Path | None = given(metavar="DIR"),
+    out: str | None = given(metavar="DIR"),
+    place: str | None = given("--on", metavar="WHERE"),
+    jobs: int | None = given(type=click.IntRange(1)),
+    as_json: bool = given(),
 ) -> None:
     """Score strategies: virtual seconds and bytes to the target.
 
     Without an argument: the strategies that the tier names. `all`: every shipped one.
+
+    Args:
+        tier: Tier, or your own sweep file.
+        resume: Resume the benchmark in this folder.
+        table: Make DIR/index.html of the entries in DIR.
+        out: The folder, new or empty [runs/<tier>-<n>].
+        place: {place}
+        as_json: Print one JSON document with run_folder and entries.
     """
     from exogym_core.studies.study import Study
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import Field, dataclass, field, fields
-from functools import wraps
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from exogym_core.names import attribute_lines
+import netsim
 from netsim.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
@@ -22,10 +21,7 @@ __all__ = [
     "confirm_seeds",
     "debug_flag",
     "first_line",
-    "given",
-    "jobs_option",
     "not_empty",
-    "plain_json",
     "takes",
     "topology_here",
 ]
@@ -61,57 +57,21 @@ def not_empty(context: click.Context, parameter: click.Parameter, value: str | N
     return value
 
 
-plain_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-_JOBS = "Runs at the same time on this machine; changes no result [as many as cores and memory allow]."
-jobs_option = click.option("--jobs", type=click.IntRange(1), help=_JOBS)
 _HELP = {
     "as_json": "Print one JSON document.",
-    "jobs": _JOBS,
+    "jobs": "Runs at the same time on this machine; changes no result [as many as cores and memory allow].",
     "overrides": "Set a key, such as steps=20 or strategies.DiLoCo.H=50. May be repeated.",
     "scale": "Set the keys listed under `scales:` NAME in EXPERIMENT.",
     "topology": "Replace the topology: a shipped name or a file.",
     "trust": "With --resume: accept a folder that another user made or changed.",
     "yes": "Allow more than 20 seeds without asking.",
 }
-"""Help of options that several commands take as a field of their arguments."""
+"""Help of options that several commands have."""
 
 
-def given(*flags: str, is_argument: bool = False, **settings: Any) -> Any:
-    """A field of a command's arguments: the option `--name`, or `flags`, or a positional one, with click's `settings`.
-
-    Its line of documentation is the option's help.
-    """
-    return field(metadata={"flags": flags, "is_argument": is_argument, "settings": settings})
-
-
-def takes(kind: type[Any], **words: str) -> Callable[[Any], Any]:
-    """Decorator of a command that adds an option for each field of the dataclass `kind`, and passes one object of it.
-
-    `words` stand for names in braces in the help.
-    """
-    lines = _HELP | attribute_lines(kind)
-
-    def parameter(each: Field[Any]) -> Callable[[Any], Any]:
-        settings = dict(each.metadata["settings"])
-        if "Path" in str(each.type):
-            settings["type"] = click.Path(path_type=Path)
-        if each.metadata["is_argument"]:
-            settings.setdefault("required", False)
-            return click.argument(each.name, **settings)
-        flags = each.metadata["flags"] or [f"--{each.name.replace('_', '-')}"]
-        settings |= {"is_flag": True} if each.type == "bool" else {}
-        return click.option(*flags, each.name, help=lines[each.name].format(**words), **settings)
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(command)
-        def called(**others: Any) -> Any:
-            return command(kind(**{each.name: others.pop(each.name) for each in fields(kind)}), **others)
-
-        for decorator in (debug_flag, *map(parameter, reversed(fields(kind)))):
-            called = decorator(called)
-        return called
-
-    return decorate
+def takes(kind: type[Any] | None = None, **words: str) -> Callable[[Any], Any]:
+    """As `netsim.takes`, with the options that all commands have."""
+    return lambda command: debug_flag(netsim.takes(kind, _HELP, **words)(command))
 
 
 def topology_here(topology: str | None) -> str | None:

@@ -10,7 +10,6 @@ import platform
 import re
 import resource
 import sys
-import time
 from functools import partial
 from importlib import util
 from pathlib import Path
@@ -20,11 +19,11 @@ import click
 from rich.text import Text
 
 from exogym_core.annexes import declared, load
-from exogym_core.cli.common_options import debug_flag, given, plain_json, takes
+from exogym_core.cli.common_options import takes
 from exogym_core.names import visible
-from netsim import Stoppable
+from netsim import DelayedProgress, Stoppable, given
 from netsim.errors import InputError, unknown_name
-from netsim.units import format_count, format_seconds
+from netsim.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -211,10 +210,16 @@ def _flows() -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("name", metavar=f"[{'|'.join(formats())}]")
-@click.option("--json", "is_json", is_flag=True, help="Accepted for scripts: a schema is always JSON.")
-def schema(name: str, is_json: bool) -> None:
-    """Print the JSON Schema of a file format."""
+@takes()
+def schema(
+    name: str = given(is_argument=True, required=True, metavar=f"[{'|'.join(formats())}]"),
+    as_json: bool = given(),
+) -> None:
+    """Print the JSON Schema of a file format.
+
+    Args:
+        as_json: Accepted for scripts: a schema is always JSON.
+    """
     click.echo(json.dumps(schema_of(name), indent=2))
 
 
@@ -229,9 +234,8 @@ _EXTRAS = {
 
 
 @click.command()
-@plain_json
-@debug_flag
-def doctor(as_json: bool) -> None:
+@takes()
+def doctor(as_json: bool = given()) -> None:
     """Show versions, cores, limits, whether the network engine is compiled, and extras."""
     facts = _facts()
     if as_json:
@@ -268,40 +272,34 @@ def _extra(modules: tuple[str, ...], what: str) -> str:
     return f"missing {', '.join(missing)}: {what}" if missing else "installed"
 
 
-_SECONDS_TO_FIRST_LINE = 2.0
+_SECONDS_A_LINE = 2.0  # of progress, where standard error is no terminal
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
 
-@dataclasses.dataclass(frozen=True)
-class CheckArguments:
-    """Command-line arguments of `netgym check`.
-
-    Attributes:
-        settings: An option of the strategy, such as H=10; the same as KEY=VALUE.
-        workers: Number of workers.
-        steps: Local steps of each worker.
-    """
-
-    strategy: str = given(is_argument=True, required=True)
-    options: tuple[str, ...] = given(is_argument=True, nargs=-1, metavar="[KEY=VALUE]...")
-    settings: tuple[str, ...] = given("--set", multiple=True, metavar="KEY=VALUE")
-    workers: int = given(default=3, show_default=True, type=click.IntRange(1))
-    steps: int = given(default=20, show_default=True, type=click.IntRange(3))
-    as_json: bool = given("--json")
-
-
 @click.command()
-@takes(CheckArguments)
-def check(asked: CheckArguments) -> int:
+@takes()
+def check(
+    strategy: str = given(is_argument=True, required=True),
+    options: tuple[str, ...] = given(is_argument=True, metavar="[KEY=VALUE]..."),
+    settings: tuple[str, ...] = given("--set", metavar="KEY=VALUE"),
+    workers: int = given(default=3, type=click.IntRange(1)),
+    steps: int = given(default=20, type=click.IntRange(3)),
+    as_json: bool = given(),
+) -> int:
     """Test a strategy, module:Class or a shipped name, against the laws that all strategies obey.
 
     It trains a small model, then again with one change at a time: the same run repeated, in processes, over real
     sockets, resumed after a stop. A broken law is reported with the difference and the remedy; the exit code is 1.
+
+    Args:
+        settings: An option of the strategy, such as H=10; the same as KEY=VALUE.
+        workers: Number of workers.
+        steps: Local steps of each worker.
     """
     from exogym_core.cli.own_code import find_own_code
     from exogym_core.run.check import LAWS, checking
 
-    strategy, options = asked.strategy, _read([*asked.options, *asked.settings])
+    read = _read([*options, *settings])
     made: object = strategy
     if strategy.endswith(".py"):
         module = visible(Path(strategy).stem, 100)
@@ -312,16 +310,18 @@ def check(asked: CheckArguments) -> int:
         code = find_own_code(strategy, "strategy", [Path(), *(Path(place) for place in sys.path if place)])
         click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
         made = code.load(wrapped=False)
-    progress = _Progress()
-    sizes = {"num_workers": asked.workers, "num_steps": asked.steps}
+    sizes = {"num_workers": workers, "num_steps": steps}
     reports: list[CheckReport] = []
-    with Stoppable() as work:
-        reports.extend(checking(made, options, progress=progress.show, **sizes))  # type: ignore[arg-type]
-    progress.end()
+    with Stoppable() as work, DelayedProgress("check", every_seconds=_SECONDS_A_LINE) as progress:
+
+        def show(law: str, position: int, count: int) -> None:
+            progress.now(f"check: {law} ({position} of {count})")
+
+        reports.extend(checking(made, read, progress=show, **sizes))  # type: ignore[arg-type]
     if not reports:
         work.end("no law was tried to its end")
     report = reports[-1]
-    if asked.as_json:
+    if as_json:
         rows = [dataclasses.asdict(row) for row in report.rows]
         plain = {name: value if _is_plain(value) else repr(value) for name, value in report.options.items()}
         passed = report.passed and not work.is_stopped
@@ -365,22 +365,3 @@ def _print(strategy: str, report: CheckReport) -> None:
     failed = sum(row.status == "failed" for row in report.rows)
     passed = sum(row.status == "passed" for row in report.rows)
     console.print(Text(f"{passed} of {len(report.rows)} laws passed, {failed} failed"))
-
-
-class _Progress:
-    """A line on stderr for each law, from two seconds on; on a terminal always the same line."""
-
-    def __init__(self) -> None:
-        self._start, self._is_live, self._shown = time.monotonic(), sys.stderr.isatty(), False
-
-    def show(self, law: str, position: int, count: int) -> None:
-        seconds = time.monotonic() - self._start
-        if not self._is_live and seconds < _SECONDS_TO_FIRST_LINE:
-            return
-        line = f"check: {law} ({position} of {count}), {format_seconds(round(seconds))}"
-        click.echo(f"\r{line:<40}" if self._is_live else line, nl=not self._is_live, err=True)
-        self._shown = True
-
-    def end(self) -> None:
-        if self._shown and self._is_live:
-            click.echo(f"\r{'':<40}\r", nl=False, err=True)

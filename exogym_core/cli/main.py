@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from exogym_core import annexes
-from exogym_core.cli.common_options import CommonOptions, debug_flag, plain_json
+from exogym_core.cli.common_options import CommonOptions, debug_flag, takes
 from exogym_core.names import visible, visible_text
-from netsim import CommandGroup, usage_message
+from netsim import CommandGroup, given, usage_message
 from netsim.errors import InputError, NetsimError, unknown_name
 from netsim.units import format_count
 
@@ -84,51 +84,60 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("model_or_run", metavar="MODEL_OR_RUN", type=click.Path(path_type=Path))
-@click.option("--strategy", metavar="NAME", help="Strategy of the model [the only one].")
-@click.option("--prompt", required=True, help="Text, or token numbers.")
-@click.option("--tokens", "num_tokens", default=200, show_default=True, help="Tokens to generate.")
-@click.option(
-    "--temperature", default=0.8, show_default=True, help="Divides logits; 0 takes the likeliest token."
-)
-@click.option("--seed", type=int, help="Seed of the sampling [random].")
-@click.option("--trust", is_flag=True, help="Run the code that RUN names, even if another user has made RUN.")
-@plain_json
-@debug_flag
+@takes()
 def sample(
-    model_or_run: Path, strategy: str | None, prompt: str, trust: bool, as_json: bool, **draws: Any
+    model_or_run: Path = given(is_argument=True, required=True, metavar="MODEL_OR_RUN"),
+    strategy: str | None = given(metavar="NAME"),
+    prompt: str = given(required=True),
+    num_tokens: int = given("--tokens", default=200),
+    temperature: float = given(default=0.8),
+    seed: int | None = given(),
+    trust: bool = given(),
+    as_json: bool = given(),
 ) -> None:
-    """Generate text with a language model of a run."""
+    """Generate text with a language model of a run.
+
+    Args:
+        strategy: Strategy of the model [the only one].
+        prompt: Text, or token numbers.
+        num_tokens: Tokens to generate.
+        temperature: Divides logits; 0 takes the likeliest token.
+        seed: Seed of the sampling [random].
+        trust: Run the code that RUN names, even if another user has made RUN.
+    """
     from exogym_core.cli.sampling import Sampler
 
-    text = Sampler.of_run(model_or_run, strategy, trust=trust).text(prompt, **draws)
+    sampler = Sampler.of_run(model_or_run, strategy, trust=trust)
+    text = sampler.text(prompt, num_tokens=num_tokens, temperature=temperature, seed=seed)
     document = {"run_folder": str(model_or_run), "prompt": prompt, "text": text}
     click.echo(json.dumps(document, indent=2) if as_json else visible_text(text))
 
 
 @cli.command()
-@click.argument("corpus", nargs=-1, required=True)
-@click.option(
-    "--tokenizer", metavar="NAME", required=True, help="A tokenizer.json, or a model of the Hugging Face hub."
-)
-@click.option("--out", metavar="FILE", required=True, help="File of tokens to write, such as c4.bin.")
-@click.option("--config", metavar="NAME", help="Configuration of a data set of the hub, such as en.")
-@click.option(
-    "--split", metavar="NAME", default="train", show_default=True, help="Split of a data set of the hub."
-)
-@click.option(
-    "--column", metavar="NAME", default="text", show_default=True, help="Column of the documents' text."
-)
-@click.option("--end", metavar="TOKEN", help="Token after each document  [the tokenizer's own].")
-@click.option(
-    "--most", "most_tokens", metavar="N", type=click.IntRange(1), help="Number of tokens at which to stop."
-)
-@plain_json
-@debug_flag
-def tokens(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> None:
+@takes()
+def tokens(
+    corpus: tuple[str, ...] = given(is_argument=True, required=True),
+    tokenizer: str = given(metavar="NAME", required=True),
+    out: str = given(metavar="FILE", required=True),
+    config: str | None = given(metavar="NAME"),
+    split: str = given(metavar="NAME", default="train"),
+    column: str = given(metavar="NAME", default="text"),
+    end: str | None = given(metavar="TOKEN"),
+    most_tokens: int | None = given("--most", metavar="N", type=click.IntRange(1)),
+    as_json: bool = given(),
+) -> None:
     """Tokenize a CORPUS, streaming: files (.txt, .jsonl, .csv, .parquet), or a data set of the Hugging Face hub.
 
     It needs the extra: pip install 'netgym[text]'.
+
+    Args:
+        tokenizer: A tokenizer.json, or a model of the Hugging Face hub.
+        out: File of tokens to write, such as c4.bin.
+        config: Configuration of a data set of the hub, such as en.
+        split: Split of a data set of the hub.
+        column: Column of the documents' text.
+        end: Token after each document [the tokenizer's own].
+        most_tokens: Number of tokens at which to stop.
     """
     from exogym_core.tasks.tokens import write_tokens
 
@@ -137,7 +146,9 @@ def tokens(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> 
             line = f"\r{format_count(documents, 'document')}, {format_count(so_far, 'token')}"
             click.echo(line, nl=False, err=True)
 
-    written = write_tokens(corpus[0] if len(corpus) == 1 else corpus, out, progress=show, **options)
+    source = corpus[0] if len(corpus) == 1 else corpus
+    part: dict[str, Any] = {"config": config, "split": split, "column": column, "end": end}
+    written = write_tokens(source, out, tokenizer, most_tokens=most_tokens, progress=show, **part)
     if sys.stderr.isatty():
         click.echo("", err=True)
     if as_json:
@@ -154,10 +165,8 @@ def tokens(corpus: tuple[str, ...], out: str, as_json: bool, **options: Any) -> 
 
 
 @cli.command("list")
-@click.argument("what", metavar="[KIND]", required=False)
-@plain_json
-@debug_flag
-def list_names(what: str | None, as_json: bool) -> None:
+@takes()
+def list_names(what: str | None = given(is_argument=True, metavar="[KIND]"), as_json: bool = given()) -> None:
     """List strategies, tasks, models, topologies, devices and protocols, or one of these kinds."""
     from rich.text import Text
 
@@ -179,10 +188,8 @@ def list_names(what: str | None, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@plain_json
-@debug_flag
-def validate(file: Path, as_json: bool) -> None:
+@takes()
+def validate(file: Path = given(is_argument=True, required=True), as_json: bool = given()) -> None:
     """Check an experiment or a topology FILE."""
     from netsim import load_document
 

@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from exogym_core import annexes
-from exogym_core.cli.common_options import given, takes
+from exogym_core.cli.common_options import takes
 from exogym_core.cli.run_commands import show_report, stdout
 from exogym_core.names import visible
-from netsim import check_output, is_written_in_place, output_file
+from netsim import check_output, given, is_written_in_place, output_file
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,13 +54,13 @@ class ReportArguments:
         as_json: Print one JSON document with run_folder, summary and verdict.
     """
 
-    folders: tuple[Path, ...] = given(is_argument=True, metavar="RUN...", nargs=-1, required=True)
-    by: tuple[str, ...] = given("--group-by", "--by", metavar="KEY", multiple=True)
-    where: tuple[str, ...] = given(metavar="KEY=VALUE", multiple=True)
+    folders: tuple[Path, ...] = given(is_argument=True, metavar="RUN...", required=True)
+    by: tuple[str, ...] = given("--group-by", "--by", metavar="KEY")
+    where: tuple[str, ...] = given(metavar="KEY=VALUE")
     align: str | None = given(type=click.Choice(_ALIGNMENTS))
     formats: list[str] = given("--format", metavar="NAME,...", callback=_formats)
     out: Path | None = given(metavar="FILE")
-    as_json: bool = given("--json")
+    as_json: bool = given()
 
 
 @click.command()

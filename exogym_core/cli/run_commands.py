@@ -20,14 +20,13 @@ from rich.text import Text
 
 from exogym_core.cli.common_options import (
     confirm_seeds,
-    given,
     not_empty,
     takes,
     topology_here,
 )
 from exogym_core.meeting_place import MeetingPlace, is_at_rendezvous, under_torchrun
 from exogym_core.names import visible
-from netsim import Stoppable
+from netsim import Stoppable, given
 from netsim.errors import InputError, NetsimError
 from netsim.units import format_count
 
@@ -313,12 +312,12 @@ class RunArguments:
     protocol: str | None = given(metavar="NAME", callback=not_empty)
     topology: str | None = given(metavar="NAME", callback=not_empty)
     scale: str | None = given(metavar="NAME")
-    overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE", multiple=True)
+    overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE")
     out: str | None = given(metavar="DIR", callback=not_empty)
     seeds: int | list[int] | None = given(metavar="N", callback=_seeds)
     jobs: int | None = given(type=click.IntRange(1))
     yes: bool = given()
-    as_json: bool = given("--json")
+    as_json: bool = given()
 
     def resumed(self, **others: object) -> Path | None:
         """Folder of the run to resume; raises InputError for options that a resumed run cannot change."""
@@ -431,10 +430,13 @@ class RunArguments:
 
 @click.command()
 @takes(RunArguments)
-@click.option("--strategy", metavar="NAME", help="Strategy to train [the only one].")
-@click.option("--trace", is_flag=True, help="Write trace.json.gz, for Perfetto.")
-def run(asked: RunArguments, strategy: str | None, trace: bool) -> None:
-    """Train with one strategy of EXPERIMENT, or resume a run."""
+def run(asked: RunArguments, strategy: str | None = given(metavar="NAME"), trace: bool = given()) -> None:
+    """Train with one strategy of EXPERIMENT, or resume a run.
+
+    Args:
+        strategy: Strategy to train [the only one].
+        trace: Write trace.json.gz, for Perfetto.
+    """
     resumed = asked.resumed(strategy=strategy)
     if resumed is not None:
         return asked.resume_run(resumed, trace=trace)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from exogym_core.annexes import declared
-from exogym_core.cli.common_options import debug_flag, plain_json
+from exogym_core.cli.common_options import takes
 from exogym_core.cli.experiment import program_remedy
 from exogym_core.meeting_place import SERVICE, parse_address
 from exogym_core.names import visible
 from exogym_core.results.progress import eta_seconds, folder_status
 from exogym_core.results.reading import comparison_of, is_study, runs_in
-from netsim import PeerError, connect_peer, load_document, shared_secret
+from netsim import PeerError, connect_peer, given, load_document, shared_secret
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ _GREETING_SECONDS = 2.0  # a rendezvous greets within a round trip; torchrun's s
 
 
 @click.command()
-@click.argument("place", metavar="FOLDER|HOST:PORT")
-@plain_json
-@debug_flag
-def status(place: str, as_json: bool) -> None:
+@takes()
+def status(
+    place: str = given(is_argument=True, required=True, metavar="FOLDER|HOST:PORT"), as_json: bool = given()
+) -> None:
     """Show the progress of a run: step, loss, time left; of a rendezvous also members, absences and waits.
 
     FOLDER belongs to a run, sweep, launch or plan. HOST:PORT is a rendezvous, or MASTER_ADDR:MASTER_PORT of a

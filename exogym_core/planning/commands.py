@@ -7,18 +7,20 @@ import json
 import math
 import os
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from exogym_core.cli.common_options import takes
 from exogym_core.planning.model_sizes import MEMORY_CHOICES
-from netsim import DelayedProgress, Stoppable, rare_collections
+from netsim import DelayedProgress, Stoppable, given, rare_collections
 from netsim.errors import InputError, unknown_name
 from netsim.units import format_count, parse_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from exogym_core.planning.planned import Request
 
@@ -78,15 +80,6 @@ _SHARE = _BySite(
 _SECONDS_A_LINE = 8.0  # of progress, where standard error is no terminal
 
 
-def _options(*options: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
 def _memory(_: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
     choices = tuple(word.strip() for word in text.split(",") if word.strip())
     for choice in choices:
@@ -95,110 +88,70 @@ def _memory(_: click.Context, parameter: click.Parameter, text: str) -> tuple[st
     return choices
 
 
-def _option(flag: str, metavar: str | None, help_text: str, **more: Any) -> Callable[..., Any]:
-    return click.option(*flag.split(), metavar=metavar, help=help_text, **more)
+@dataclass(frozen=True)
+class _PlanArguments:
+    """Command-line arguments that `plan` and `advise` share.
 
+    Attributes:
+        tokens: Tokens to train on, such as 200B, for days and dollars.
+        budget: Money to spend, such as 500000, instead of --tokens: plan the tokens that it pays for.
+        workers: Number of workers [one per host].
+        overrides: Change one key, as in netgym run, such as failures.mtbf=8h. May be repeated.
+        device: Device of every worker [the hosts' own].
+        utilisation: Share of the device's peak that computing reaches [0.4]; by host or region where they differ.
+        devices_per_worker: Devices that share a worker's batch; by host or region where they differ.
+        memory: How workers save memory.
+        micro_batch: Sequences that a device computes at once, for its activations' memory.
+        batch_by_speed: Divide all workers' sequences of a step by the devices' speed.
+        batch_size: Sequences of a worker in a step [the experiment's, else 256].
+        sequence: Tokens of a sequence of --model [the task's block_size, else 2048].
+        protocol: Another protocol.
+        price: Price of a worker's hour; by host or region where they differ.
+    """
 
-_COUNT: dict[str, Any] = {"type": click.IntRange(1)}
-
-_BUDGET = _option(
-    "--budget",
-    "DOLLARS",
-    "Money to spend, such as 500000, instead of --tokens: plan the tokens that it pays for.",
-)
-
-_WHERE = (
-    _option("--device", "NAME", "Device of every worker [the hosts' own]."),
-    _option(
-        "--utilisation",
-        "SHARE|SITE=SHARE,...",
-        "Share of the device's peak that computing reaches [0.4]; by host or region where they differ.",
-        type=_SHARE,
-    ),
-    _option(
-        "--devices-per-worker",
-        "N|SITE=N,...",
-        "Devices that share a worker's batch; by host or region where they differ.",
-        default="1",
-        show_default=True,
-        type=_DEVICES,
-    ),
-    _option(
-        "--memory",
-        "bf16|8bit|offload|checkpointing,...",
-        "How workers save memory.",
-        default="",
-        callback=_memory,
-    ),
-    _option(
-        "--micro-batch",
-        None,
-        "Sequences that a device computes at once, for its activations' memory.",
-        default=1,
-        show_default=True,
-        **_COUNT,
-    ),
-    _option(
-        "--batch-by-speed",
-        None,
-        "Divide all workers' sequences of a step by the devices' speed.",
-        is_flag=True,
-    ),
-    _option("--batch-size", None, "Sequences of a worker in a step [the experiment's, else 256].", **_COUNT),
-    _option(
-        "--sequence", None, "Tokens of a sequence of --model [the task's block_size, else 2048].", **_COUNT
-    ),
-    _option("--protocol", "NAME", "Another protocol."),
-    _option(
-        "--price",
-        "DOLLARS|SITE=DOLLARS,...",
-        "Price of a worker's hour; by host or region where they differ.",
-        type=_DOLLARS,
-    ),
-    _option("--json as_json", None, "Print JSON.", is_flag=True),
-)
+    tokens: str | None = given(metavar="NUMBER")
+    budget: str | None = given(metavar="DOLLARS")
+    workers: int | None = given(type=click.IntRange(1))
+    overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE")
+    device: str | None = given(metavar="NAME")
+    utilisation: Any = given(metavar="SHARE|SITE=SHARE,...", type=_SHARE)
+    devices_per_worker: Any = given(metavar="N|SITE=N,...", default="1", type=_DEVICES)
+    memory: Any = given(metavar="bf16|8bit|offload|checkpointing,...", default="", callback=_memory)
+    micro_batch: int = given(default=1, type=click.IntRange(1))
+    batch_by_speed: bool = given()
+    batch_size: int | None = given(type=click.IntRange(1))
+    sequence: int | None = given(type=click.IntRange(1))
+    protocol: str | None = given(metavar="NAME")
+    price: Any = given(metavar="DOLLARS|SITE=DOLLARS,...", type=_DOLLARS)
 
 
 @click.command()
-@click.argument("experiment", type=click.Path(path_type=Path), required=False)
-@_options(
-    _option("--model", "NAME", "Model, such as llama-13b; see: netgym list 'planned models'."),
-    _option("--strategy strategies", "NAME", "Strategy. May be repeated.", multiple=True),
-    _option("--topology", "NAME", "Network: a shipped name or a file."),
-    _option("--workers", None, "Number of workers [one per host].", **_COUNT),
-    _option("--tokens", "NUMBER", "Tokens to train on, such as 200B, for days and dollars."),
-    _BUDGET,
-    _option(
-        "--set overrides", "KEY=VALUE", "Change one key, as in netgym run. May be repeated.", multiple=True
-    ),
-    _option(
-        "--sweep sweeps",
-        "KEY=A,B,...",
-        "Plan each value; keys as in --set, wan.bandwidth, and flags such as topology and price. May be repeated.",
-        multiple=True,
-    ),
-    _option(
-        "--without lost",
-        "SITE",
-        "Plan without this site too. May be repeated: each is left out alone, then all.",
-        multiple=True,
-    ),
-    _option("--out", "DIR", "Write a page with plots.", type=click.Path(path_type=Path)),
-    *_WHERE,
-)
+@takes(_PlanArguments)
 @rare_collections()
 def plan(
-    experiment: Path | None,
-    sweeps: tuple[str, ...],
-    lost: tuple[str, ...],
-    out: Path | None,
-    as_json: bool,
-    **words: Any,
+    asked: _PlanArguments,
+    experiment: Path | None = given(is_argument=True),
+    model: str | None = given(metavar="NAME"),
+    strategies: tuple[str, ...] = given("--strategy", metavar="NAME"),
+    topology: str | None = given(metavar="NAME"),
+    sweeps: tuple[str, ...] = given("--sweep", metavar="KEY=A,B,..."),
+    lost: tuple[str, ...] = given("--without", metavar="SITE"),
+    out: Path | None = given(metavar="DIR"),
+    as_json: bool = given(),
 ) -> None:
     """Plan the strategies of EXPERIMENT: seconds, bytes, memory, days and money. Nothing is trained.
 
     EXPERIMENT is a file, or the folder of a run, with its measured times. Without it: --model, --strategy, --topology.
+
+    Args:
+        model: Model, such as llama-13b; see: netgym list 'planned models'.
+        strategies: Strategy. May be repeated.
+        topology: Network: a shipped name or a file.
+        sweeps: Plan each value; keys as in --set, wan.bandwidth, and flags such as topology and price. May be repeated.
+        lost: Plan without this site too. May be repeated: each is left out alone, then all.
+        out: Write a page with plots.
     """
+    words = {**vars(asked), "model": model, "strategies": strategies, "topology": topology}
     if out is not None:
         _check_folder(out)
     from exogym_core.planning.planned import request_of
@@ -208,18 +161,18 @@ def plan(
     rows: list[dict[str, Any]] = []
     failures: list[Exception] = []
     known = Known()
-    asked = []
+    points = []
     for point in grid(sweeps):
         keys, flags = _flags_of(point, words)
-        asked.append((point, request_of(experiment, keys, known=known, **flags)))
-    every = {site for _, request in asked for site in request.setting.sites()}
-    asked = [(point, request.of_own_sites(every)) for point, request in asked]
-    total = sum(len(request.experiment.strategies) * len(_left_out(lost)) for _, request in asked)
+        points.append((point, request_of(experiment, keys, known=known, **flags)))
+    every = {site for _, request in points for site in request.setting.sites()}
+    points = [(point, request.of_own_sites(every)) for point, request in points]
+    total = sum(len(request.experiment.strategies) * len(_left_out(lost)) for _, request in points)
     with (
         Stoppable() as work,
         DelayedProgress("planning", total, every_seconds=_SECONDS_A_LINE) as progress,
     ):
-        for point, request in asked:
+        for point, request in points:
             where = ", ".join(f"{key}={value}" for key, value in point.items())
             for row in plan_rows(request, lost, progress, f" at {where}" if where else "", failures=failures):
                 rows.append({**row, "point": point} if sweeps else row)
@@ -230,7 +183,7 @@ def plan(
     if len(failures) == len(rows):
         raise failures[0]
     # Of a sweep that was interrupted some points are missing, so it has no break-even lines.
-    requests = [request for _, request in asked]
+    requests = [request for _, request in points]
     _print_plans(placed(rows), [] if work.is_stopped else sweeps, bool(sweeps), as_json, out, requests)
     work.end(made)
 
@@ -361,16 +314,22 @@ def _check_folder(out: Path) -> None:
 
 
 @click.command()
-@click.argument("name", required=False)
-@_option("--params", None, "Parameters in streaming-diloco's table [1e9].", type=float)
-@_option("--layers", None, "Layers in streaming-diloco's table [24].", type=int)
-@_option("--step", "DURATION", "Computing time of a step in streaming-diloco's table [0.1s].")
-@_option("--json as_json", None, "Print JSON.", is_flag=True)
+@takes()
 @rare_collections()
 def reproduce(
-    name: str | None, params: float | None, layers: int | None, step: str | None, as_json: bool
+    name: str | None = given(is_argument=True),
+    params: float | None = given(),
+    layers: int | None = given(),
+    step: str | None = given(metavar="DURATION"),
+    as_json: bool = given(),
 ) -> None:
-    """Compute a published result and compare it with the printed one. Without NAME: list them."""
+    """Compute a published result and compare it with the printed one. Without NAME: list them.
+
+    Args:
+        params: Parameters in streaming-diloco's table [1e9].
+        layers: Layers in streaming-diloco's table [24].
+        step: Computing time of a step in streaming-diloco's table [0.1s].
+    """
     from exogym_core.planning.published import PUBLISHED, cells_of
 
     if name is None:
@@ -406,32 +365,30 @@ def _cell_line(cell: dict[str, Any]) -> str:
 
 
 @click.command()
-@click.argument("topology")
-@_options(
-    _option("--model", "NAME", "As in netgym plan.", required=True),
-    _option("--tokens", "NUMBER", "Tokens to train on, such as 200B; or give --budget."),
-    _BUDGET,
-    _option("--workers", None, "Number of workers [one per host].", type=click.IntRange(2)),
-    _option(
-        "--set overrides",
-        "KEY=VALUE",
-        "Change one key, such as failures.mtbf=8h. May be repeated.",
-        multiple=True,
-    ),
-    _option("--runs", "DIR", "Folder of a run of yours, whose steps to a loss are applied."),
-    *_WHERE,
-)
+@takes(_PlanArguments)
 @rare_collections()
-def advise(topology: str, runs: str | None, as_json: bool, **words: Any) -> None:
-    """Search strategies, rounds, codecs, streams, sites and the ring's order for the fastest training of a budget."""
+def advise(
+    asked: _PlanArguments,
+    topology: str = given(is_argument=True, required=True),
+    model: str = given(metavar="NAME", required=True),
+    runs: str | None = given(metavar="DIR"),
+    as_json: bool = given(),
+) -> None:
+    """Search strategies, rounds, codecs, streams, sites and the ring's order for the fastest training of a budget.
+
+    Args:
+        model: As in netgym plan.
+        runs: Folder of a run of yours, whose steps to a loss are applied.
+    """
     from exogym_core.planning.advice_text import advice_lines, best_so_far
     from exogym_core.planning.advise import Advice
     from exogym_core.planning.planned import request_of
     from exogym_core.planning.step_ratio import step_ratios
 
-    if words["tokens"] is None and words["budget"] is None:
+    if asked.tokens is None and asked.budget is None:
         raise InputError("advise: add --tokens, such as --tokens 200B, or --budget with dollars to spend")
-    setting = request_of(None, {}, strategies=("AllReduce",), topology=topology, **words).setting
+    words = {**vars(asked), "model": model, "topology": topology}
+    setting = request_of(None, {}, strategies=("AllReduce",), **words).setting
     ratios = step_ratios(runs) if runs is not None else None
     with Stoppable() as work, DelayedProgress("planning", every_seconds=_SECONDS_A_LINE) as progress:
         advice = Advice(

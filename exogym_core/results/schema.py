@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence  # noqa: TC003 - fields of datacla
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from exogym_core.names import attribute_lines, visible
+from exogym_core.names import visible
+from netsim import documented_lines
 from netsim.errors import InputError
 
 __all__ = [
@@ -216,7 +217,7 @@ class Summary:
         return self.virtual_seconds_to_target if self.target == "held" else None
 
 
-_MEANINGS = attribute_lines(Summary)
+_MEANINGS = documented_lines(Summary)
 SUMMARY = tuple(Column(each.name, _MEANINGS[each.name], **each.metadata) for each in fields(Summary))
 """Columns of `Summary`, in order."""
 

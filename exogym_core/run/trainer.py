@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 from exogym_core.annexes import required
 from exogym_core.communicator import run_ranks
 from exogym_core.config import OPTIONS, RunConfig, checked_config, open_device
-from exogym_core.names import attributes_section
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.progress import shown
 from exogym_core.results.recorder import mean_utilisation, where_time_went
@@ -31,6 +30,7 @@ from exogym_core.run.snapshots import load_whole_state
 from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
 from exogym_core.workers.host import Sinks, untimed_row
 from exogym_core.workers.torchrun.rank import TorchrunHost, torchrun_rank
+from netsim import section_of
 from netsim.errors import DeadlockError, InputError, MismatchError, RankError
 from netsim.units import format_count
 
@@ -222,7 +222,7 @@ def _with_keywords_of(
         made = Signature([own, *options], return_annotation=signature(fit).return_annotation)
         checked.__signature__ = made  # type: ignore[attr-defined]
         del checked.__wrapped__  # tools would show its one parameter
-        attributes = indent(attributes_section(RunConfig), " " * 8)
+        attributes = indent(section_of(RunConfig), " " * 8)
         checked.__doc__ = re.sub(r" +options: .*\n", lambda _: f"{attributes}\n", fit.__doc__ or "")
         return checked
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from exogym_core.cli.common_options import debug_flag, plain_json
+from exogym_core.cli.common_options import takes
 from exogym_core.meeting_place import SERVICE, allow_many_files, parse_address
 from exogym_core.names import visible, visible_text
 from exogym_core.sites.listener import SignedListener
 from exogym_core.sites.membership import WAIT_SECONDS
 from exogym_core.sites.session import RunSession, differences, known_facts
-from netsim import PeerError, shared_secret
+from netsim import PeerError, given, shared_secret
 from netsim.errors import InputError
 from netsim.units import format_count, parse_seconds
 
@@ -203,43 +203,24 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 @click.command()
-@click.option(
-    "--sites",
-    metavar="N",
-    type=click.IntRange(1, 4096),
-    required=True,
-    help="Maximum number of sites of a run.",
-)
-@click.option(
-    "--listen",
-    metavar="HOST:PORT",
-    default="127.0.0.1:29400",
-    show_default=True,
-    help="Address of this machine that the other sites reach; the only one that it listens at.",
-)
-@click.option(
-    "--silent",
-    metavar="SECONDS",
-    type=click.FloatRange(1.0),
-    default=10.0,
-    show_default=True,
-    help="Silence after which a site counts as lost.",
-)
-@click.option(
-    "--wait",
-    metavar="TIME",
-    callback=_seconds,
-    default="10 min",
-    show_default=True,
-    help="Time to wait for all sites (except those of join_at) at the start of a run, from the first arrival.",
-)
-@plain_json
-@debug_flag
-def rendezvous(sites: int, listen: str, silent: float, wait: float, as_json: bool) -> None:
+@takes()
+def rendezvous(
+    sites: int = given(metavar="N", type=click.IntRange(1, 4096), required=True),
+    listen: str = given(metavar="HOST:PORT", default="127.0.0.1:29400"),
+    silent: float = given(metavar="SECONDS", type=click.FloatRange(1.0), default=10.0),
+    wait: Any = given(metavar="TIME", callback=_seconds, default="10 min"),
+    as_json: bool = given(),
+) -> None:
     """Serve as rendezvous of sites that may fail, hang, arrive late and return; it outlives them and holds no model.
 
     A site is a process, or a torchrun group, started with NETGYM_RENDEZVOUS=HOST:PORT and the same secret; see
     docs/several-machines.md. A restarted rendezvous finds its sites again.
+
+    Args:
+        sites: Maximum number of sites of a run.
+        listen: Address of this machine that the other sites reach; the only one that it listens at.
+        silent: Silence after which a site counts as lost.
+        wait: Time to wait for all sites (except those of join_at) at the start of a run, from the first arrival.
     """
     began = time.monotonic()
 

@@ -13,10 +13,11 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from exogym_core.cli.common_options import confirm_seeds, given, not_empty, takes, topology_here
+from exogym_core.cli.common_options import confirm_seeds, not_empty, takes, topology_here
 from exogym_core.cli.run_commands import reported, show_report, stdout
 from exogym_core.names import visible
 from exogym_core.results.progress import format_loss
+from netsim import given
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
 
@@ -63,12 +64,12 @@ class _Asked:
     seeds: str | None = given(metavar="N")
     topology: str | None = given(metavar="NAME", callback=not_empty)
     scale: str | None = given(metavar="NAME")
-    overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE", multiple=True)
+    overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE")
     out: str | None = given(metavar="DIR", callback=not_empty)
     place: str | None = given("--on", metavar="WHERE")
     jobs: int | None = given(type=click.IntRange(1))
     yes: bool = given()
-    as_json: bool = given("--json")
+    as_json: bool = given()
 
     def resumed(self, command: str, what: str, *others: object) -> Path | None:
         """The folder to resume, which takes no other options; None: begin with the experiment.
@@ -134,20 +135,19 @@ def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None
 
 @click.command()
 @takes(_Asked, command="sweep", seeds="Seeds of every point", place=ON_HELP)
-@click.option(
-    "--vary",
-    metavar="KEY=[VALUE,...]",
-    multiple=True,
-    help="Add a key to `sweep:`, such as 'strategies.*.lr=[0.01, 0.03]'. May be repeated.",
-)
-@click.option(
-    "--minimise", metavar="FIELD", help="Field of the summary that the search minimises, such as final_loss."
-)
-@click.option(
-    "--estimate", "only_estimate", is_flag=True, help="Print the estimated time and memory, and run nothing."
-)
-def sweep(asked: _Asked, vary: tuple[str, ...], minimise: str | None, only_estimate: bool) -> None:
-    """Train EXPERIMENT at every point of its `sweep:`, or resume a sweep."""
+def sweep(
+    asked: _Asked,
+    vary: tuple[str, ...] = given(metavar="KEY=[VALUE,...]"),
+    minimise: str | None = given(metavar="FIELD"),
+    only_estimate: bool = given("--estimate"),
+) -> None:
+    """Train EXPERIMENT at every point of its `sweep:`, or resume a sweep.
+
+    Args:
+        vary: Add a key to `sweep:`, such as 'strategies.*.lr=[0.01, 0.03]'. May be repeated.
+        minimise: Field of the summary that the search minimises, such as final_loss.
+        only_estimate: Print the estimated time and memory, and run nothing.
+    """
     from exogym_core.studies.runners import run_points
     from exogym_core.studies.study import LineWriter, Study
 
@@ -268,15 +268,13 @@ def _time(seconds: float | None) -> str:
 
 @click.command()
 @takes(_Asked, command="tune", seeds=_TUNING_SEEDS, place=ON_HELP)
-@click.option(
-    "--over",
-    metavar="[STRATEGY.]KEY=VALUES",
-    multiple=True,
-    help="Search an option over values, such as lr=1e-3,3e-3, or DiLoCo.H=20,40, or 'lr={low: 1e-4, high: 0.1}'. "
-    "May be repeated [the lr of the file x 1/4, 1/2, 1, 2, 4].",
-)
-def tune(asked: _Asked, over: tuple[str, ...]) -> None:
-    """Search each strategy's best settings on tuning seeds, then compare all at their best on other seeds."""
+def tune(asked: _Asked, over: tuple[str, ...] = given(metavar="[STRATEGY.]KEY=VALUES")) -> None:
+    """Search each strategy's best settings on tuning seeds, then compare all at their best on other seeds.
+
+    Args:
+        over: Search an option over values, such as lr=1e-3,3e-3, or DiLoCo.H=20,40, or 'lr={low: 1e-4, high: 0.1}'.
+            May be repeated [the lr of the file x 1/4, 1/2, 1, 2, 4].
+    """
     from exogym_core.studies.study import LineWriter
     from exogym_core.studies.tuning import Tuning, with_tune
 

@@ -207,14 +207,8 @@ def values_schema() -> dict[str, Any]:
 
 def sweep_schema() -> dict[str, Any]:
     """JSON Schema of `sweep:`, with the definitions that it refers to."""
-    own: dict[str, Any] = {
-        "points": {"type": "array", "minItems": 1, "items": {"type": "object"}},
-        "search": {"enum": ["grid", "random", "optuna"]},
-        "trials": {"type": "integer", "minimum": 1},
-        "minimise": {"type": "string"},
-        "search_seed": {"type": "integer", "minimum": 0},
-        "seeds": {},
-    }
+    own = Sweep.model_json_schema()["properties"]
+    del own["axes"]
     return {
         "type": "object",
         "minProperties": 1,

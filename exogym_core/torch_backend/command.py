@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from exogym_core.cli.common_options import takes
 from exogym_core.names import visible
-from netsim import Stoppable
+from netsim import Stoppable, given
 from netsim.errors import InputError
 from netsim.units import parse_seconds
 
@@ -23,60 +24,44 @@ __all__ = ["command"]
 
 
 @click.command("launch", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option(
-    "-n",
-    "--nproc-per-node",
-    "num_ranks",
-    metavar="N",
-    type=int,
-    help="Processes that run SCRIPT, a rank each [one, which starts its ranks itself].",
-)
-@click.option(
-    "--topology", metavar="NAME", default="lan", show_default=True, help="A shipped name or a file."
-)
-@click.option(
-    "--protocol",
-    metavar="NAME",
-    help="How transfers use links [the topology's, else gloo; with --cuda-as-cpu nccl-sockets].",
-)
-@click.option("--placement", metavar="HOSTS", help="Host names, comma-separated, one per rank.")
-@click.option(
-    "--compute",
-    metavar="HOW",
-    default="live",
-    show_default=True,
-    help="Cost of computing: 'live', 'live 0.1' (measured, times a factor), 'flops h100 0.4', or 'marks'.",
-)
-@click.option("--collectives", metavar="NAME", help="Algorithm of all collectives [the fastest here].")
-@click.option("--until", metavar="TIME", help="Cut the run at this virtual time, such as '60 s'.")
-@click.option("--cuda-as-cpu", is_flag=True, help="Map CUDA devices that SCRIPT names to the CPU.")
-@click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
-@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="A run folder, new or empty.")
-@click.option("--trace", is_flag=True, help="Write trace.json.gz into it, for Perfetto.")
-@click.option("--chakra", is_flag=True, help="Write Chakra execution traces into it, chakra.RANK.et each.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document; SCRIPT prints to stderr.")
-@click.argument("script")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@takes()
 def command(
-    script: str,
-    arguments: tuple[str, ...],
-    is_module: bool,
-    num_ranks: int | None,
-    topology: str,
-    placement: str | None,
-    compute: str,
-    until: str | None,
-    out: Path | None,
-    trace: bool,
-    chakra: bool,
-    as_json: bool,
-    **others: Any,
+    num_ranks: int | None = given("-n", "--nproc-per-node", metavar="N"),
+    topology: str = given(metavar="NAME", default="lan"),
+    protocol: str | None = given(metavar="NAME"),
+    placement: str | None = given(metavar="HOSTS"),
+    compute: str = given(metavar="HOW", default="live"),
+    collectives: str | None = given(metavar="NAME"),
+    until: str | None = given(metavar="TIME"),
+    cuda_as_cpu: bool = given(),
+    is_module: bool = given("-m", "--module"),
+    out: Path | None = given(metavar="DIR"),
+    trace: bool = given(),
+    chakra: bool = given(),
+    as_json: bool = given(),
+    script: str = given(is_argument=True, required=True),
+    arguments: tuple[str, ...] = given(is_argument=True, type=click.UNPROCESSED),
 ) -> None:
     """Run the torch.distributed program SCRIPT on a simulated network.
 
     With -n the script runs as under torchrun; without -n as under python, and starts its ranks itself. SCRIPT stays
     unchanged: its groups carry real values and cost virtual time, whatever backend it names. At the
     end the virtual time is printed, and where it went. Options of netgym go before SCRIPT, the script's own after it.
+
+    Args:
+        num_ranks: Processes that run SCRIPT, a rank each [one, which starts its ranks itself].
+        topology: A shipped name or a file.
+        protocol: How transfers use links [the topology's, else gloo; with --cuda-as-cpu nccl-sockets].
+        placement: Host names, comma-separated, one per rank.
+        compute: Cost of computing: 'live', 'live 0.1' (measured, times a factor), 'flops h100 0.4', or 'marks'.
+        collectives: Algorithm of all collectives [the fastest here].
+        until: Cut the run at this virtual time, such as '60 s'.
+        cuda_as_cpu: Map CUDA devices that SCRIPT names to the CPU.
+        is_module: SCRIPT is a module, as for python -m.
+        out: A run folder, new or empty.
+        trace: Write trace.json.gz into it, for Perfetto.
+        chakra: Write Chakra execution traces into it, chakra.RANK.et each.
+        as_json: Print one JSON document; SCRIPT prints to stderr.
     """
     from exogym_core.results.run_folder import RunFolder
     from exogym_core.torch_backend.run import Launch, Script
@@ -107,7 +92,9 @@ def command(
         until_seconds=until_seconds,
         trace=folder.path / "trace.json.gz" if folder is not None and trace else None,
         chakra=folder.path if folder is not None and chakra else None,
-        **others,
+        protocol=protocol,
+        collectives=collectives,
+        cuda_as_cpu=cuda_as_cpu,
     )
     _run(launch, folder, as_json=as_json)
 

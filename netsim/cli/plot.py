@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from netsim.cli.terminal import OneLineCommand, protocol_option
+from netsim.cli.terminal import OneLineCommand, given, takes
 from netsim.errors import InputError
 from netsim.files.plain_files import output_file
 from netsim.network.trace import Recorder
@@ -51,22 +51,21 @@ _STYLE: dict[Any, Any] = {
 
 
 @click.command("plot", cls=OneLineCommand)
-@click.argument("topology", metavar="TOPOLOGY.yaml")
-@click.option(
-    "--flows",
-    type=click.Path(path_type=Path),
-    metavar="FLOWS.csv",
-    help="Draw how these transfers use the links.",
-)
-@protocol_option
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="FILE.png", help="Also .svg, .pdf [NAME.png]."
-)
-def command(topology: str, flows: Path | None, protocol: str | None, out: Path | None) -> None:
+@takes()
+def command(
+    topology: str = given(is_argument=True, required=True, metavar="TOPOLOGY.yaml"),
+    flows: Path | None = given(metavar="FLOWS.csv"),
+    protocol: str | None = given(metavar="NAME"),
+    out: Path | None = given(metavar="FILE.png"),
+) -> None:
     """Draw TOPOLOGY: its regions, and its links with bandwidth and one-way latency.
 
     With FLOWS.csv, as `netsim flows` takes it, the use of the links over time is drawn below. The last line
     printed is the file's path.
+
+    Args:
+        flows: Draw how these transfers use the links.
+        out: Also .svg, .pdf [NAME.png].
     """
     network = Topology.load(topology)
     path = out if out is not None else Path(f"{Path(topology).stem}.png")

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from netsim.cli.terminal import given, takes
 from netsim.errors import InputError
 from netsim.topology.devices import device_name
-from netsim.topology.file import TopologyFile
 from netsim.topology.topology import Topology
 from netsim.units import format_bits_per_second, format_count, format_fraction, format_seconds
 
@@ -38,15 +38,9 @@ _PLAIN_WIDTH = 160  # columns of output that goes to a file or a pipe
 
 
 @click.command("validate")
-@click.argument("file", metavar="FILE", required=False)
-@click.option("--json-schema", is_flag=True, help="Print the format as a JSON Schema, for editors.")
-def validate_command(file: str | None, json_schema: bool) -> None:
+@takes()
+def validate_command(file: str = given(is_argument=True, required=True)) -> None:
     """Check a topology FILE; every error names file, line and key."""
-    if json_schema:
-        click.echo(json.dumps(TopologyFile.model_json_schema(), indent=2))
-        return
-    if file is None:
-        raise click.UsageError("Missing argument 'FILE'.")
     topology = Topology.load(file)
     counts = {"host": topology.hosts, "region": topology.regions, "link": topology.links}
     text = ", ".join(format_count(len(entries), noun) for noun, entries in counts.items())
@@ -65,9 +59,8 @@ def _warn_of_unknown_devices(file: str, topology: Topology) -> None:
 
 
 @click.command("show")
-@click.argument("topology")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def show_command(topology: str, as_json: bool) -> None:
+@takes()
+def show_command(topology: str = given(is_argument=True, required=True), as_json: bool = given()) -> None:
     """Print hosts, links and the matrix of bandwidth and latency of a TOPOLOGY (a file, or a shipped name)."""
     network = Topology.load(topology)
     if as_json:

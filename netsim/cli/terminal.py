@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
+from dataclasses import Field, field, fields
+from functools import wraps
+from inspect import cleandoc, signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from netsim.annexes import annex_entries, load_reference
 from netsim.cli.signals import NOTHING_FINISHED, Interruption
+from netsim.docstrings import documented_lines
 from netsim.errors import InputError, NetsimError, unknown_name
 from netsim.files.plain_files import is_written_in_place, output_file
 from netsim.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from rich.console import Console
@@ -28,8 +33,9 @@ __all__ = [
     "DelayedProgress",
     "OneLineCommand",
     "check_new",
+    "given",
     "plain_lines",
-    "protocol_option",
+    "takes",
     "usage_message",
     "write_new",
 ]
@@ -144,11 +150,75 @@ def _refuse_repeated(ctx: click.Context, args: list[str]) -> None:
             raise click.UsageError(f"{option.opts[0]} is given {options.count(option)} times: keep one", ctx)
 
 
-protocol_option = click.option(
-    "--protocol",
-    metavar="NAME",
-    help="ideal, linux-tcp, nccl-sockets or gloo; default: the topology's, else linux-tcp.",
-)
+def given(*flags: str, is_argument: bool = False, **settings: Any) -> Any:
+    """An option of a command, as a parameter's default or a field of its arguments; or a positional argument.
+
+    Args:
+        flags: other than `--name`; of `as_json` that is `--json`.
+        is_argument: positional, and optional unless click's `required` is set.
+        settings: click's; type, flags and numbers follow from the annotation where they are not there.
+    """
+    return field(metadata={"flags": flags, "is_argument": is_argument, "settings": settings})
+
+
+_HELP = {
+    "as_json": "Print JSON.",
+    "protocol": "ideal, linux-tcp, nccl-sockets or gloo; default: the topology's, else linux-tcp.",
+}
+
+
+def takes(
+    kind: type[Any] | None = None, lines: Mapping[str, str] = _HELP, **words: str
+) -> Callable[[Any], Any]:
+    """Decorator of a command whose parameters with a `given` default are its options; their help are lines of "Args".
+
+    Args:
+        kind: a dataclass, each field of which is an option too; one object of it is the command's first argument.
+        lines: help of options that several commands have.
+        words: for names in braces in the help.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        options = {} if kind is None else {each.name: (each.type, each) for each in fields(kind)}
+        shared = list(options)
+        options |= {
+            name: (each.annotation, each.default)
+            for name, each in signature(command).parameters.items()
+            if isinstance(each.default, Field)
+        }
+        helps = {**lines, **({} if kind is None else documented_lines(kind))}
+        helps |= documented_lines(command, "Args")
+
+        @wraps(command)
+        def called(**values: Any) -> Any:
+            first = [] if kind is None else [kind(**{name: values.pop(name) for name in shared})]
+            return command(*first, **values)
+
+        called.__doc__ = cleandoc(command.__doc__ or "").partition("\n\nArgs:\n")[0]
+        for name, (annotation, option) in reversed(options.items()):
+            line = re.sub(r"\{(\w+)\}", lambda word: words.get(word[1], word[0]), helps.get(name, ""))
+            called = _parameter(name, str(annotation), option.metadata, line)(called)
+        return called
+
+    return decorate
+
+
+def _parameter(name: str, annotation: str, declared: Mapping[str, Any], line: str) -> Callable[[Any], Any]:
+    """click's decorator of one option or argument."""
+    settings, kind = dict(declared["settings"]), annotation.removesuffix(" | None")
+    is_argument, is_many = declared["is_argument"], kind.startswith("tuple[")
+    if "Path" in kind:
+        settings.setdefault("type", click.Path(path_type=Path))
+    if kind in ("int", "float"):
+        settings.setdefault("type", int if kind == "int" else float)
+    if is_argument:
+        inferred: dict[str, Any] = {"required": False} | ({"nargs": -1} if is_many else {})
+        return click.argument(name, **inferred | settings)
+    if settings.get("default") not in (None, ""):
+        settings.setdefault("show_default", True)
+    inferred = {"is_flag": True} if kind == "bool" else {"multiple": True} if is_many else {}
+    flags = declared["flags"] or ["--json" if name == "as_json" else f"--{name.replace('_', '-')}"]
+    return click.option(*flags, name, help=line, **inferred | settings)
 
 
 class OneLineCommand(click.Command):

@@ -7,7 +7,6 @@ import json
 import math
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from netsim.cli.signals import Stoppable
-from netsim.cli.terminal import DelayedProgress, OneLineCommand, plain_lines, protocol_option
+from netsim.cli.terminal import DelayedProgress, OneLineCommand, given, plain_lines, takes
 from netsim.collectives.collective import collective
 from netsim.collectives.schedules.algorithms import OPERATIONS, algorithm_names
 from netsim.errors import InputError
@@ -28,6 +27,8 @@ from netsim.transfers import later_weather, read_flows, time_flows
 from netsim.units import format_bits_per_second, format_bytes, format_count, format_seconds, parse_seconds
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from netsim.collectives.collective import CollectiveTimes
     from netsim.collectives.start import Timing
 
@@ -38,25 +39,22 @@ _AFTER_END = "weather after the end, which changed nothing: {}"
 
 
 @click.command("flows", cls=OneLineCommand)
-@click.argument("topology", metavar="TOPOLOGY.yaml")
-@click.argument("flows", metavar="FLOWS.csv", type=click.Path(path_type=Path))
-@protocol_option
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="RESULTS.csv", help="Default: standard output."
-)
-@click.option(
-    "--trace",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write a trace for Perfetto, such as t.json.gz.",
-)
+@takes()
 def flows_command(
-    topology: str, flows: Path, protocol: str | None, out: Path | None, trace: Path | None
+    topology: str = given(is_argument=True, required=True, metavar="TOPOLOGY.yaml"),
+    flows: Path = given(is_argument=True, required=True, metavar="FLOWS.csv"),
+    protocol: str | None = given(metavar="NAME"),
+    out: Path | None = given(metavar="RESULTS.csv"),
+    trace: Path | None = given(metavar="FILE"),
 ) -> None:
     """Simulate the transfers listed in FLOWS.csv and print when each is delivered.
 
     FLOWS.csv has the columns start_s, src, dst and bytes; the result has the same rows and finish_s. The protocol
     and what limits transfers are printed on stderr.
+
+    Args:
+        out: Default: standard output.
+        trace: Write a trace for Perfetto, such as t.json.gz.
     """
     network = Topology.load(topology)
     parsed = Protocol.resolve(protocol, network.protocol)
@@ -95,39 +93,34 @@ def flows_command(
 
 
 @click.command("collective", cls=OneLineCommand)
-@click.argument("topology", metavar="TOPOLOGY.yaml")
-@click.argument("op", metavar="|".join(OPERATIONS))
-@click.option("--bytes", "size", metavar="SIZE", help="Such as 25MB; not needed for barrier. See below.")
-@click.option(
-    "--algorithm", metavar="NAME", default="auto", show_default=True, help="auto: the fastest here."
-)
-@click.option("--ranks", metavar="HOST,...", help="Hosts in rank order; default: all in natural order.")
-@click.option("--root", metavar="HOST", help="Default: the first rank.")
-@protocol_option
-@click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Repetitions.")
-@click.option("--pause", default="50ms", show_default=True, metavar="TIME", help="Between repetitions.")
-@click.option(
-    "--trace", type=click.Path(), metavar="FILE", help="Write a trace for Perfetto, such as t.json.gz."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@takes()
 def collective_command(
-    topology: str,
-    op: str,
-    size: str | None,
-    algorithm: str,
-    ranks: str | None,
-    root: str | None,
-    protocol: str | None,
-    repeat: int,
-    pause: str,
-    trace: str | None,
-    as_json: bool,
+    topology: str = given(is_argument=True, required=True, metavar="TOPOLOGY.yaml"),
+    op: str = given(is_argument=True, required=True, metavar="|".join(OPERATIONS)),
+    size: str | None = given("--bytes", metavar="SIZE"),
+    algorithm: str = given(metavar="NAME", default="auto"),
+    ranks: str | None = given(metavar="HOST,..."),
+    root: str | None = given(metavar="HOST"),
+    protocol: str | None = given(metavar="NAME"),
+    repeat: int = given(default=1, type=click.IntRange(1)),
+    pause: str = given(default="50ms", metavar="TIME"),
+    trace: str | None = given(metavar="FILE"),
+    as_json: bool = given(),
 ) -> None:
     """Time a collective on TOPOLOGY: completion by rank, bytes by link, and the least time possible.
 
     SIZE is the whole tensor for all_reduce, broadcast and reduce; the sum over ranks for all_gather, gather,
     scatter and reduce_scatter; the sum of what a rank sends for all_to_all; the message for
     sendrecv, which goes from the first rank to the second.
+
+    Args:
+        size: Such as 25MB; not needed for barrier. See below.
+        algorithm: auto: the fastest here.
+        ranks: Hosts in rank order; default: all in natural order.
+        root: Default: the first rank.
+        repeat: Repetitions.
+        pause: Between repetitions.
+        trace: Write a trace for Perfetto, such as t.json.gz.
     """
     net = Topology.load(topology)
     algorithm_names(op)  # raises for an unknown operation before anything else

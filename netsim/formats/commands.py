@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from netsim.cli.terminal import OneLineCommand, check_new, plain_lines, write_new
+from netsim.cli.terminal import OneLineCommand, check_new, given, plain_lines, takes, write_new
 from netsim.errors import InputError
 from netsim.files.documents import parse_document
 from netsim.files.plain_files import read_text
@@ -129,33 +129,16 @@ _MOST_HOSTS = 1000
 
 
 @click.command("import", cls=OneLineCommand)
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
-@click.option("--name", metavar="NAME", help="Of the topology; default: the file's.")
-@click.option("--only", metavar="PLACE,...", default="", help="Only these of the measured places.")
-@click.option(
-    "--hosts",
-    multiple=True,
-    metavar="[PLACE=]NUMBER",
-    help="Number of hosts of each place, or of this one; may be repeated.  [default: 1]",
-)
-@click.option(
-    "--nic",
-    multiple=True,
-    metavar="[PLACE=]RATE[:RATE]",
-    help="Each host's own link (up:down), everywhere or at this place; may be repeated.  [default: 10 Gbit/s]",
-)
-@click.option("--bandwidth", metavar="RATE", help="Rate of links without one, such as '1 Gbit/s'.")
-@click.option("--latency", metavar="TIME", help="One-way latency of links without one.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE.yaml", help="Default: standard output.")
+@takes()
 def import_command(
-    files: tuple[Path, ...],
-    name: str | None,
-    only: str,
-    hosts: tuple[str, ...],
-    nic: tuple[str, ...],
-    bandwidth: str | None,
-    latency: str | None,
-    out: Path | None,
+    files: tuple[Path, ...] = given(is_argument=True, required=True, metavar="FILE..."),
+    name: str | None = given(metavar="NAME"),
+    only: str = given(metavar="PLACE,...", default=""),
+    hosts: tuple[str, ...] = given(metavar="[PLACE=]NUMBER"),
+    nic: tuple[str, ...] = given(metavar="[PLACE=]RATE[:RATE]"),
+    bandwidth: str | None = given(metavar="RATE"),
+    latency: str | None = given(metavar="TIME"),
+    out: Path | None = given(metavar="FILE.yaml"),
 ) -> None:
     """Make a topology from measurements, or from another tool's network file.
 
@@ -163,6 +146,15 @@ def import_command(
     (FROM--TO.txt), tables of round trip, throughput and loss as CSV (columns from,to,rtt,throughput,loss; or a square
     whose first cell says 'rtt ms') or JSON; CloudPing's, WonderNetwork's and skyplane's tables. Descriptions, alone:
     GraphML and GML (Topology Zoo), ASTRA-sim's YAML, SimGrid's XML. Comments in the file name all assumptions.
+
+    Args:
+        name: Of the topology; default: the file's.
+        only: Only these of the measured places.
+        hosts: Number of hosts of each place, or of this one; may be repeated. [default: 1]
+        nic: Each host's own link (up:down), everywhere or at this place; may be repeated. [default: 10 Gbit/s]
+        bandwidth: Rate of links without one, such as '1 Gbit/s'.
+        latency: One-way latency of links without one.
+        out: Default: standard output.
     """
     check_new(out)
     number, hosts_of = _by_place("--hosts", hosts, _number, 1)
@@ -221,18 +213,20 @@ _WRITERS = {"simgrid": write_simgrid, "astra-sim": write_astrasim}
 
 
 @click.command("export", cls=OneLineCommand)
-@click.argument("topology")
-@click.option(
-    "--format", "form", required=True, type=click.Choice([*_WRITERS, "tc"]), help="Format to write."
-)
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="PATH", help="A new file; for tc a new folder."
-)
-def export_command(topology: str, form: str, out: Path | None) -> None:
+@takes()
+def export_command(
+    topology: str = given(is_argument=True, required=True),
+    form: str = given("--format", required=True, type=click.Choice([*_WRITERS, "tc"])),
+    out: Path | None = given(metavar="PATH"),
+) -> None:
     """Write TOPOLOGY as SimGrid's XML, as ASTRA-sim's network YAML, or as shell scripts with tc commands.
 
     `tc` writes a folder with a script for each host, which shapes what leaves it (rate, latency and loss to each
     other host), and addresses.sh, in which you enter their addresses.
+
+    Args:
+        form: Format to write.
+        out: A new file; for tc a new folder.
     """
     net = Topology.load(topology)
     if form != "tc":

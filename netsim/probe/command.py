@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -19,8 +18,9 @@ from netsim.units import format_bytes, format_seconds, parse_bytes, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 from netsim.cli.signals import Stoppable
-from netsim.cli.terminal import check_new, write_new
+from netsim.cli.terminal import check_new, given, takes, write_new
 
 __all__ = ["command"]
 
@@ -28,54 +28,18 @@ _PORT = 7171
 
 
 @click.command("probe")
-@click.argument("hosts", nargs=-1, required=True, metavar="NAME=ADDRESS[:PORT]...")
-@click.option(
-    "--me", metavar="NAME", help="Name of this host; default: the host whose address this machine has."
-)
-@click.option(
-    "--listen", metavar="ADDRESS[:PORT]", help="Address to listen at, if not this host's entry (behind NAT)."
-)
-@click.option(
-    "--seconds",
-    default=3.0,
-    show_default=True,
-    type=click.FloatRange(0.5, 60),
-    help="Duration of a throughput measurement.",
-)
-@click.option(
-    "--streams",
-    default=8,
-    show_default=True,
-    type=click.IntRange(2, 64),
-    help="Streams of the second throughput measurement.",
-)
-@click.option("--most", default="2 GB", show_default=True, metavar="BYTES", help="Limit of a measurement.")
-@click.option(
-    "--wait",
-    default=60.0,
-    show_default=True,
-    type=click.FloatRange(1, 86400),
-    help="Seconds to wait for all hosts.",
-)
-@click.option("--gloo", is_flag=True, help="Time torch's gloo between each two hosts too.")
-@click.option("--name", default="probed", show_default=True, help="Name of the topology.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="FILE.yaml",
-    help="A new file; default: standard output.",
-)
+@takes()
 def command(
-    hosts: tuple[str, ...],
-    me: str | None,
-    listen: str | None,
-    seconds: float,
-    streams: int,
-    most: str,
-    wait: float,
-    gloo: bool,
-    name: str,
-    out: Path | None,
+    hosts: tuple[str, ...] = given(is_argument=True, required=True, metavar="NAME=ADDRESS[:PORT]..."),
+    me: str | None = given(metavar="NAME"),
+    listen: str | None = given(metavar="ADDRESS[:PORT]"),
+    seconds: float = given(default=3.0, type=click.FloatRange(0.5, 60)),
+    streams: int = given(default=8, type=click.IntRange(2, 64)),
+    most: str = given(default="2 GB", metavar="BYTES"),
+    wait: float = given(default=60.0, type=click.FloatRange(1, 86400)),
+    gloo: bool = given(),
+    name: str = given(default="probed"),
+    out: Path | None = given(metavar="FILE.yaml"),
 ) -> None:
     """Measure the network between hosts, and write it as a topology.
 
@@ -93,6 +57,17 @@ def command(
     through your firewall there (with --gloo: at all ports). All must share a secret: the same NETGYM_SECRET
     (openssl rand -hex 32), NETGYM_SECRET_FILE, or ~/.config/netgym/secret. Measurements send random bytes,
     not encrypted.
+
+    Args:
+        me: Name of this host; default: the host whose address this machine has.
+        listen: Address to listen at, if not this host's entry (behind NAT).
+        seconds: Duration of a throughput measurement.
+        streams: Streams of the second throughput measurement.
+        most: Limit of a measurement.
+        wait: Seconds to wait for all hosts.
+        gloo: Time torch's gloo between each two hosts too.
+        name: Name of the topology.
+        out: A new file; default: standard output.
     """
     places = _places(hosts)
     own = _own(places, me)

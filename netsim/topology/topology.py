@@ -3,7 +3,7 @@
     topology = Topology.load("wan-4-regions")        # one that ships, or the path of a YAML file
     topology.route(0, 5)                             # indices into topology.links
 
-`netsim show` prints a topology, `netsim validate` checks one, `netsim validate --json-schema` prints the format.
+`netsim show` prints a topology, `netsim validate` checks one, `netgym schema topology` prints the format.
 """
 
 from __future__ import annotations

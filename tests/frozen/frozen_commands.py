@@ -118,7 +118,6 @@ def names() -> list[str]:
     ]
     experiments = ("experiment.yaml", "mistaken.yaml", "stormy.yaml", "broken.yaml")
     validated = [f"netgym validate {name}{form}" for name in experiments for form in ("", " --json")]
-    schemas.append("netsim validate --json-schema stormy.yaml")
     return [*shown, *checked, *timed, *collectives, *wrong, *schemas, *listed, *validated]
 
 
