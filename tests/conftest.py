@@ -7,6 +7,9 @@ import itertools
 import os
 import signal
 
+# Imports and collection leave hardly any garbage, and each search of torch's objects takes a third of a second.
+gc.disable()
+
 # Results are those of every x86-64 processor with AVX2 under these, but for last digits where MKL rounds otherwise on
 # processors of another maker; before torch loads.
 os.environ |= {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
@@ -65,9 +68,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Begin with such files in each of the equal parts that xdist's processes take."""
     num_parts = getattr(config, "workerinput", {}).get("workercount", 1)
     parts: list[list[pytest.Item]] = [[] for _ in range(num_parts)]
+    of_file: dict[str, list[pytest.Item]] = {name: [] for name in FIRST}
+    others: list[pytest.Item] = []
+    for item in items:
+        of_file.get(item.path.stem, others).append(item)
     for place, name in enumerate(FIRST):
-        parts[place % num_parts] += [item for item in items if item.path.stem == name]
-    others = [item for item in items if item.path.stem not in FIRST]
+        parts[place % num_parts] += of_file[name]
     for place, part in enumerate(parts):
         size = (len(items) * (place + 1)) // num_parts - (len(items) * place) // num_parts
         taken = max(0, size - len(part))
@@ -81,6 +87,8 @@ def pytest_collection_finish() -> None:
     """Keep what is there by now out of garbage collections, which take long, and in forks copy what they look at."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 10)
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
