@@ -71,14 +71,15 @@ lint: setup
 
 setup: $(VENV)/.ready
 
-# What is never imported need not be compiled: of most packages that is most.
+# What is never imported need not be compiled: of most packages that is most. The pip that Python 3.11 brings takes three times as long.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
-EDITABLE := $(INSTALL) --no-build-isolation --config-settings editable_mode=compat --editable
+# Type checkers follow this mode of editable installs, whose end setuptools announces at each.
+EDITABLE := PYTHONWARNINGS=ignore $(INSTALL) --no-build-isolation --config-settings editable_mode=compat --editable
 
 # The engine is compiled while torch, most of what is downloaded, is installed: pip finds it compiled afterwards.
 $(VENV)/.engine: constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) 'mypy>=1.15' 'setuptools>=77'
+	$(INSTALL) 'mypy>=1.15' 'pip>=26' 'setuptools>=77'
 	$(BIN)/python setup.py --quiet build_ext --inplace >/dev/null 2>&1 & $(INSTALL) torch && wait
 	touch $@
 
