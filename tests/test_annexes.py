@@ -78,10 +78,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(
             package,
             folder / package.name,
-            ignore=lambda at, names: [
-                "__pycache__",
-                *(each for each in names if Path(at) / each in left_out),
-            ],
+            ignore=lambda at, names: [each for each in names if Path(at) / each in left_out],
         )
     for shared in ROOT.glob("*__mypyc*.so"):  # of the compiled engine
         (folder / shared.name).symlink_to(shared)
