@@ -227,15 +227,3 @@ def test_a_missing_extra_is_reported(result: netgym.Comparison, monkeypatch: pyt
 def test_a_name_that_it_has_not_is_an_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'compares'"):
         _ = netgym.compares  # type: ignore[attr-defined]
-
-
-def test_report_says_that_a_log_of_fit_is_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "logs" / "ddp").mkdir(parents=True)
-    for name in ("train.csv", "config.json"):
-        (tmp_path / "logs" / "ddp" / name).write_text("")
-    assert main(["report", "logs/ddp"]) == 2
-    message = "error: logs/ddp: holds the tables train.csv and validation.csv of fit(run_name=...), no run: for a page"
-    assert message in capsys.readouterr().err
