@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
 from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
+from exogym_core.cli.main import main
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.report import Results, comparison_table, verdict
 from exogym_core.strategy import AllReduceStrategy, OptimSpec
@@ -67,6 +70,12 @@ def fit(model: Any = None, data: Any = None, validation: Any = None, **options: 
 def fitted(*arguments: Any, **options: Any) -> FitResult:
     """The result of `fit`."""
     return fit(*arguments, **options).fit_result  # type: ignore[return-value]
+
+
+def json_of(command: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
+    """What a command of `netgym` prints as JSON where it ends well."""
+    assert main(command) == 0
+    return json.loads(capsys.readouterr().out)
 
 
 def results_of(folder: Path) -> dict[str, bytes]:

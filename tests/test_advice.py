@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 import signal
@@ -11,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from experiments import json_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,8 +88,7 @@ def test_advice_ranks_and_says_what_it_does_not_know(
     chosen = (("AllReduce", {}), ("DiLoCo", {"H": 10}), ("DiLoCo", {"H": 10, "codec": "int8"}))
     monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", chosen)
     words = "advise wan-4-regions --device a100 --model llama-2m --sequence 64 --tokens 1B --workers 4 --json"
-    assert main(words.split()) == 0
-    output = json.loads(capsys.readouterr().out)
+    output = json_of(words.split(), capsys)
     ranked = output["ranked"]
     assert [row["place"] for row in ranked] == sorted(row["place"] for row in ranked)
     assert ranked[0]["strategy"] == "DiLoCo"
@@ -117,8 +116,7 @@ def test_money_is_ranked_by_what_it_buys(
     chosen = (("AllReduce", {}), ("DiLoCo", {"H": 30}), ("DiLoCo", {"H": 10, "codec": "int8"}))
     monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", chosen)
     words = "advise wan-4-regions --device a100 --model llama-2m --sequence 64 --workers 4 --json"
-    assert main([*words.split(), "--budget", "1k", "--price", "2"]) == 0
-    output = json.loads(capsys.readouterr().out)
+    output = json_of([*words.split(), "--budget", "1k", "--price", "2"], capsys)
     assert output["budget"] == {"dollars": 1000.0}
     ranked = output["ranked"]
     for row in ranked:
@@ -194,8 +192,7 @@ def test_nothing_is_simulated_where_nothing_fits_and_what_is_named_does_fit(
         "nothing fits: AllReduce needs 119.1 GB at the least of a worker's 24 GB; enough"
     )
     assert "--memory bf16,offload,checkpointing with --devices-per-worker 2" in printed[1]
-    assert main([*words.split(), "--json"]) == 0
-    output = json.loads(capsys.readouterr().out)
+    output = json_of([*words.split(), "--json"], capsys)
     assert (output["ranked"], output["ring"]) == ([], None)
     assert len(output["not_simulated"]) == len(chosen)
 
@@ -286,8 +283,7 @@ def test_steps_of_own_runs_are_applied_and_named(
     assert main(["compare", str(experiment), "--out", str(tmp_path / "run")]) == 0
     capsys.readouterr()
     words = "advise wan-4-regions --device a100 --model llama-2m --sequence 64 --tokens 1B --workers 2 --json --runs"
-    assert main([*words.split(), str(tmp_path / "run")]) == 0
-    output = json.loads(capsys.readouterr().out)
+    output = json_of([*words.split(), str(tmp_path / "run")], capsys)
     every = [*output["ranked"], *output["dominated"]]
     ratios = {row["strategy"]: row["steps_ratio"]["mean"] for row in every}
     assert min(ratios.values()) == pytest.approx(1.0)
@@ -335,7 +331,14 @@ def homes(topology: str = "home-broadband", workers: int = 8, **options: Any) ->
     return Setting(planned_model("llama-2m", 64), where, Compute.parse("100 ms"), workers, 8, 2e7, **options)
 
 
-@pytest.mark.parametrize("where", [homes(), homes("wan-4-regions", 4, protocol="ideal")])
+@pytest.fixture(
+    scope="module", params=[("home-broadband", {}), ("wan-4-regions", {"workers": 4, "protocol": "ideal"})]
+)
+def where(request: pytest.FixtureRequest) -> Setting:
+    name, options = request.param
+    return homes(name, **options)
+
+
 @pytest.mark.parametrize(("name", "options"), UNLIKE)
 def test_no_plan_takes_less_than_its_bound(name: str, options: dict[str, Any], where: Setting) -> None:
     strategy = build_strategy(name, **options)

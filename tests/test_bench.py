@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments import json_of
 
 from exogym_core.bench.entry import board_rows, digest_of, entries_of, own_entry
 from exogym_core.cli.main import main
@@ -166,8 +167,7 @@ def test_the_table_leaves_out_what_was_changed(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "tier.yaml").write_text(TIER)
     assert main(["bench", "--tier", str(tmp_path / "tier.yaml"), "--out", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "out")
-    assert main(["bench", "--table", str(tmp_path / "out"), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json_of(["bench", "--table", str(tmp_path / "out"), "--json"], capsys)
     assert {row["strategy"] for row in document["rows"]} == {"AllReduce", "DiLoCo"}
     path = tmp_path / "out/entries/DiLoCo.json"
     entry = json.loads(path.read_text())
@@ -227,8 +227,7 @@ def test_one_shipped_strategy_or_all_of_a_tier(tmp_path: Path, capsys: pytest.Ca
 
     def ran(*what: str) -> dict[str, Any]:
         out = tmp_path / "-".join(["out", *(Path(each).stem for each in what)])
-        assert main(["bench", *what, *tier, "--out", str(out)]) == 0
-        entries = json.loads(capsys.readouterr().out)["entries"]
+        entries = json_of(["bench", *what, *tier, "--out", str(out)], capsys)["entries"]
         stored = Study.open(out).experiment_at(Study.open(out).sweep.grid()[0])
         rates = {each.label: each.options["lr"] for each in stored.strategies}
         assert set(rates) == {entry["strategy"] for entry in entries}
@@ -244,8 +243,10 @@ def test_one_shipped_strategy_or_all_of_a_tier(tmp_path: Path, capsys: pytest.Ca
     )
     assert ran(str(tmp_path / "mine.py")) == {"mine": 0.03}
     assert len(digests) == 1, "all are on one board"
-    assert main(["bench", "--resume", str(tmp_path / "out"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["entries"][0]["tier_digest"] in digests
+    assert (
+        json_of(["bench", "--resume", str(tmp_path / "out"), "--json"], capsys)["entries"][0]["tier_digest"]
+        in digests
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments import experiment
+from experiments import experiment, json_of
 
 from exogym_core.bench.entry import digest_of
 from exogym_core.cli.main import main
@@ -168,8 +168,7 @@ def test_a_tuning_shows_the_best_points_so_far(
     assert printed.out.startswith("Best of each strategy so far on tuning seeds 1000:")
     assert [line.split()[0] for line in printed.out.splitlines()[1:-1]] == ["strategy", "AllReduce", "DiLoCo"]
     assert printed.err.endswith("to continue: netgym tune --resume out\n")
-    assert main(["tune", "--resume", "out", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["chosen"]) == 2
+    assert len(json_of(["tune", "--resume", "out", "--json"], capsys)["chosen"]) == 2
 
 
 def test_an_interrupted_resumption_keeps_a_search(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from experiments import json_of
 from test_planning import NETWORK, setting
 
 from exogym_core.cli.main import main
@@ -132,8 +132,7 @@ def test_a_refused_row_leaves_the_others(capsys: pytest.CaptureFixture[str], tmp
         f"plan --model llama-2m --sequence 64 --topology {network} --tokens 300M --set compute=10s --json "
     )
     words += "--strategy AllReduce --strategy DiLoCo --set strategies.DiLoCo.H=1000"
-    assert main(words.split()) == 0
-    refused, planned = json.loads(capsys.readouterr().out)
+    refused, planned = json_of(words.split(), capsys)
     assert refused["name"] == "AllReduce"
     assert "the network changes 2 times" in refused["refused"]
     assert planned["days"] > 8 / 24
@@ -183,8 +182,7 @@ def test_what_a_step_takes_is_what_the_devices_reach(capsys: pytest.CaptureFixtu
     """MFU times the peak times the seconds of a step are the model's operations, at each site by its own share."""
     words = "plan --model llama-2m --sequence 64 --strategy AllReduce --topology wan-4-regions --workers 4 --tokens 1B"
     words += " --device h100 --utilisation asia=0.2,eu=0.4,us-east=0.4,us-west=0.4 --json"
-    assert main(words.split()) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = json_of(words.split(), capsys)
     flops = planned_model("llama-2m", 64).sequence_flops * 256
     assert set(row["mfu"]) == {"asia", "eu", "us-east", "us-west"}
     for share in row["mfu"].values():  # in every step each site computes the same
@@ -257,8 +255,7 @@ SMALL = "plan --model llama-2m --sequence 64 --topology wan-4-regions --workers 
 
 def planned(words: str, capsys: pytest.CaptureFixture[str]) -> Any:
     """Output of `netgym plan` for the small model."""
-    assert main([*SMALL.split(), *words.split()]) == 0
-    return json.loads(capsys.readouterr().out)
+    return json_of([*SMALL.split(), *words.split()], capsys)
 
 
 @pytest.mark.parametrize("given", ["--utilisation 0.4", "--set compute.flops.utilisation=0.4"])
@@ -399,8 +396,7 @@ def test_sequences_longer_than_published_ones_are_remarked(capsys: pytest.Captur
     )
     remarks = {}
     for length in (8192, 16384):
-        assert main([*words.split(), "--sequence", str(length)]) == 0
-        (row,) = json.loads(capsys.readouterr().out)
+        (row,) = json_of([*words.split(), "--sequence", str(length)], capsys)
         remarks[length] = [remark for remark in row["remarks"] if "self-attention" in remark]
     assert remarks[8192] == []
     (remark,) = remarks[16384]
@@ -418,6 +414,7 @@ def test_plans_name_the_protocols_of_torchs_backends(capsys: pytest.CaptureFixtu
     for protocol in ("linux-tcp", "gloo"):
         assert main([*words.split(), "--protocol", protocol]) == 0
         assert ("plan them with --protocol gloo" in capsys.readouterr().out) == (protocol == "linux-tcp")
-        assert main([*words.split(), "--protocol", protocol, "--json"]) == 0
-        waiting[protocol] = json.loads(capsys.readouterr().out)[0]["exposed_seconds_per_round"]
+        waiting[protocol] = json_of([*words.split(), "--protocol", protocol, "--json"], capsys)[0][
+            "exposed_seconds_per_round"
+        ]
     assert waiting["gloo"] > 2 * waiting["linux-tcp"]

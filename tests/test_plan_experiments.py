@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments import json_of
 
 from exogym_core.cli.main import main
 from exogym_core.planning import plan as plan_module
@@ -31,8 +32,7 @@ strategies: [AllReduce, {name: DiLoCo, H: 2}]
 
 def printed_rows(words: str, capsys: pytest.CaptureFixture[str]) -> Any:
     """What `netgym` prints as JSON."""
-    assert main([*words.split(), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    return json_of([*words.split(), "--json"], capsys)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,7 @@ def test_coding_that_is_not_charged_is_named(tmp_path: Path, capsys: pytest.Capt
     path.write_text("task: digits\ncompute: {fixed: 50 ms}" + SITES.replace("H: 2", "H: 2, codec: int8"))
     for options, expected in ([], [0, 1]), (["--set", "compute.coding=1 GB/s"], [0, 0]):
         words = ["plan", str(path), *options, "--json"]
-        assert main(words) == 0
-        rows = json.loads(capsys.readouterr().out)
+        rows = json_of(words, capsys)
         assert [sum("coding is not charged" in each for each in row["remarks"]) for row in rows] == expected
 
 
@@ -153,8 +152,7 @@ def test_stragglers_are_reported_where_rounds_wait_for_them(
     path = tmp_path / "stragglers.yaml"
     path.write_text(UNLIKE.replace("a100", "h100"))
     chance = "compute={flops: {utilisation: 0.0001}, stragglers: {fraction: 0.2, slowdown: 20}}"
-    assert main(["plan", str(path), "--set", chance, "--set", "strategies.DiLoCo.H=5", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = json_of(["plan", str(path), "--set", chance, "--set", "strategies.DiLoCo.H=5", "--json"], capsys)
     assert row["limit"]["by"] == "stragglers"
     assert " s of " in row["limit"]["remedy"] or " ms of " in row["limit"]["remedy"]
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from experiments import json_of
 from test_planning import NETWORK, setting, trained
 
 from exogym_core.cli.main import main
@@ -131,8 +132,7 @@ def test_a_lost_site_is_planned_in_a_row_of_its_own(capsys: pytest.CaptureFixtur
     """`--without` adds a row a site and one without them all; an unknown one is an error."""
     words = "plan --model llama-2m --sequence 64 --strategy DiLoCo --topology wan-4-regions --workers 4 --tokens 1B "
     words += "--device a100 "
-    assert main([*words.split(), "--without", "asia", "--without", "eu", "--json"]) == 0
-    whole, *lost = json.loads(capsys.readouterr().out)
+    whole, *lost = json_of([*words.split(), "--without", "asia", "--without", "eu", "--json"], capsys)
     assert [row["name"] for row in lost] == [
         f"DiLoCo without {site}" for site in ("asia", "eu", "asia and eu")
     ]
@@ -148,8 +148,7 @@ def test_an_experiments_failures_and_end_are_planned(capsys: pytest.CaptureFixtu
     words = "plan --model llama-2m --sequence 64 --strategy DiLoCo --topology wan-4-regions --workers 4 --tokens 1B "
     words += "--device a100 "
     sets = ["--set", "failures.mtbf=1 h", "--set", "until=1 s"]
-    assert main([*words.split(), *sets, "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = json_of([*words.split(), *sets, "--json"], capsys)
     assert row["failures"]["times_as_long"] > 1.5
     assert row["days"] == pytest.approx(1 / 86_400)
     assert row["tokens"] < 1e9
@@ -178,8 +177,7 @@ def test_workers_that_share_a_hosts_devices_share_their_time_and_memory(
     )
     rows = []
     for number in (2, 4):
-        assert main([*words.split(), "--workers", str(number)]) == 0
-        rows += json.loads(capsys.readouterr().out)
+        rows += json_of([*words.split(), "--workers", str(number)], capsys)
     two, four = rows
     computing = [row["seconds_per_round"] - row["exposed_seconds_per_round"] for row in rows]
     assert computing[1] == pytest.approx(2 * computing[0])
@@ -194,14 +192,6 @@ def test_a_batch_that_devices_cannot_share_in_whole_sequences_is_remarked() -> N
     assert any("in whole sequences computing takes 1.6 times as long" in remark for remark in plan.remarks)
     even = measure(build_strategy("DiLoCo", H=5), replace(where, batch_size=4, devices_per_worker=2))
     assert not any("whole sequences" in remark for remark in even.remarks)
-
-
-def test_one_worker_gets_no_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It ended in a division by zero."""
-    path = tmp_path / "alone.yaml"
-    path.write_text("name: alone\nregions: {here: {hosts: 1, nic: 1 Gbit/s, latency: 1 ms, device: h100}}\n")
-    assert main(["advise", str(path), "--model", "llama-2m", "--tokens", "1B"]) == 2
-    assert "advise: there is one worker" in capsys.readouterr().err
 
 
 def test_a_network_that_stays_dead_ends_its_row_alone(

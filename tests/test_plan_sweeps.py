@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments import json_of
 
 from exogym_core.cli.main import main
 from exogym_core.planning.sweep import break_even, placed, sooner_throughout, step_ratio_lines
@@ -92,8 +93,7 @@ def test_networks_are_swept(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     words = WORDS.replace("--topology wan-4-regions ", "").replace("--strategy AllReduce ", "").split()
     path = tmp_path / "near.yaml"
     path.write_text(TOPOLOGY)
-    assert main([*words, "--sweep", f"topology=wan-4-regions,{path}", "--json"]) == 0
-    wan, near = json.loads(capsys.readouterr().out)["plans"]
+    wan, near = json_of([*words, "--sweep", f"topology=wan-4-regions,{path}", "--json"], capsys)["plans"]
     assert wan["seconds_per_round"] > near["seconds_per_round"] > 0
     assert main([*words, "--topology", "wan-4-regions", "--sweep", f"topology={path}"]) == 2
     assert "--sweep topology: --topology is given too: leave one of them out" in capsys.readouterr().err

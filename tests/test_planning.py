@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from experiments import json_of
 from torch import nn
 from torch.utils.data import TensorDataset
 from worlds import regions_form
@@ -451,8 +452,7 @@ def test_the_command_prints_an_object_a_strategy(capsys: pytest.CaptureFixture[s
     """`netgym plan --json` has the promised keys; it needs no data."""
     words = "plan --model llama-2m --strategy DiLoCo --strategy DeMo --topology wan-4-regions --workers 4 "
     words += "--device h100 --utilisation 0.4 --tokens 1B --price 2 --sequence 64 --json "
-    assert main([*words.split(), "--set", "strategies.DiLoCo.H=4"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json_of([*words.split(), "--set", "strategies.DiLoCo.H=4"], capsys)
     assert [row["name"] for row in rows] == ["DiLoCo", "DeMo"]
     keys = (
         "seconds_per_step seconds_per_round compute_utilisation tokens_per_second days cost bytes_per_worker "
@@ -487,8 +487,7 @@ def test_a_flag_names_a_protocol_and_a_sweep_sets_what_is_inside(
     )
     words += "--device a100 --tokens 1M "
     sweep = ["--sweep", "protocol.streams=1,8", "--set", "strategies.DiLoCo.H=4"]
-    assert main([*words.split(), *flags.split(), *sweep]) == 0
-    one, eight = json.loads(capsys.readouterr().out)["plans"]
+    one, eight = json_of([*words.split(), *flags.split(), *sweep], capsys)["plans"]
     assert eight["days"] < one["days"]
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments import json_of
 
 from exogym_core.cli.main import main
 from exogym_core.planning.published import METHODS, PUBLISHED, TARGETS, reproduce, utilisation
@@ -48,8 +48,7 @@ def test_the_first_rows_have_a_closed_form() -> None:
 def test_other_sizes_by_the_same_command(capsys: pytest.CaptureFixture[str]) -> None:
     """A larger model with slower steps needs other bandwidths; the names stay."""
     words = "reproduce streaming-diloco --params 10e9 --layers 48 --step 0.8s --json"
-    assert main(words.split()) == 0
-    cells = json.loads(capsys.readouterr().out)["cells"]
+    cells = json_of(words.split(), capsys)["cells"]
     assert {cell["method"] for cell in cells} == set(METHODS)
     assert cells[0]["gbit_per_second"] == pytest.approx(104.8, rel=1e-3)
 

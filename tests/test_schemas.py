@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from experiments import json_of
 
 from exogym_core.cli.inspect_commands import documented, formats, schema_of, sections
 from exogym_core.cli.main import cli, main
@@ -121,7 +121,5 @@ def test_listed_sizes_are_those_of_the_shipped_topologies() -> None:
 
 
 def test_documents_of_commands_that_look(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "protocols", "--json"]) == 0
-    assert "ideal" in json.loads(capsys.readouterr().out)["protocols"]
-    assert main(["validate", str(ROOT / "topologies/lan.yaml"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["valid"] is True
+    assert "ideal" in json_of(["list", "protocols", "--json"], capsys)["protocols"]
+    assert json_of(["validate", str(ROOT / "topologies/lan.yaml"), "--json"], capsys)["valid"] is True

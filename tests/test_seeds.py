@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from experiments import VERDICTS, check_verdict, entry, experiment, results_of
+from experiments import VERDICTS, check_verdict, entry, experiment, json_of, results_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -200,8 +200,7 @@ class TestCompare:
     def test_every_strategy_meets_every_seed_and_each_pair_is_what_it_is_alone(
         self, small: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert main(["compare", "small.yaml", "--seeds", "1,2", "--json", "--out", "both"]) == 0
-        output = json.loads(capsys.readouterr().out)
+        output = json_of(["compare", "small.yaml", "--seeds", "1,2", "--json", "--out", "both"], capsys)
         assert (output["run_folder"], output["winner"]) == (
             "both",
             verdict(Results.load(RunFolder.open("both"))).winner,

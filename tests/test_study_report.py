@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from experiments import experiment
+from experiments import experiment, json_of
 from forks import Fork
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -504,8 +504,7 @@ def test_a_run_in_the_folder_of_another_is_no_part_of_its_page(
     assert main(["run", str(tmp_path / "e.yaml"), "--out", str(outer)]) == 0
     write_run(outer / "inner", {"B": [2.0]}, seed=0)
     capsys.readouterr()
-    assert main(["report", str(outer), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json_of(["report", str(outer), "--json"], capsys)
     assert document["run_folder"] == str(outer)
     assert [entry["name"] for entry in document["summary"]] == ["AllReduce"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from experiments import experiment
+from experiments import experiment, json_of
 from forks import Fork
 from hypothesis import given
 from hypothesis import strategies as st
@@ -168,16 +168,14 @@ def test_a_sweep_that_was_killed_goes_on(tmp_path: Path, capsys: pytest.CaptureF
     """After kill -9 in the middle of a point the digest is that of a sweep that was not stopped."""
     sweep = "{strategies.DiLoCo.H: {low: 1, high: 4}, search: random, trials: 3}"
     path = write(tmp_path, f"sweep: {sweep}\n")
-    assert main(["sweep", str(path), "--out", str(tmp_path / "whole"), "--json"]) == 0
-    whole = json.loads(capsys.readouterr().out)
+    whole = json_of(["sweep", str(path), "--out", str(tmp_path / "whole"), "--json"], capsys)
     running = Fork(main, ["sweep", str(path), "--out", str(tmp_path / "cut"), "--jobs", "1"])
     running.wait_for(lambda: "\npoint 2 of 3" in running.err)
     running.kill()
     cut = read(tmp_path / "cut")
     assert len(cut) < 3
     before = (tmp_path / "cut/points/0000/summary.json").stat().st_mtime_ns
-    assert main(["sweep", "--resume", str(tmp_path / "cut"), "--json"]) == 0
-    resumed = json.loads(capsys.readouterr().out)
+    resumed = json_of(["sweep", "--resume", str(tmp_path / "cut"), "--json"], capsys)
     assert resumed["digest"] == whole["digest"]
     assert resumed["points"] == whole["points"]
     assert (tmp_path / "cut/points/0000/summary.json").stat().st_mtime_ns == before, "left as it was"
@@ -208,14 +206,14 @@ def test_flags_vary_keys_and_search(tmp_path: Path, capsys: pytest.CaptureFixtur
         "strategies.*.lr={low: 1e-3, high: 1e-1, log: true}",
     ]
     arguments += ["--search", "optuna", "--trials", "2", "--minimise", "virtual_seconds_to_target"]
-    assert main([*arguments, "--out", str(tmp_path / "out"), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json_of([*arguments, "--out", str(tmp_path / "out"), "--json"], capsys)
     assert document["run_folder"] == str(tmp_path / "out")
     assert len({entry["point"]["strategies.*.lr"] for entry in document["points"]}) == 2
     assert main(["sweep", str(write(tmp_path)), "--vary", "steps=[2, 3]", "--estimate"]) == 0
     assert "2 points: about" in capsys.readouterr().out
-    assert main(["sweep", str(write(tmp_path)), "--vary", "steps=[2, 3]", "--estimate", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json_of(
+        ["sweep", str(write(tmp_path)), "--vary", "steps=[2, 3]", "--estimate", "--json"], capsys
+    )
     assert (document["num_points"], document["num_runs"]) == (2, 4)
     assert document["seconds"] > 0
     assert document["memory_bytes"] > 1e6

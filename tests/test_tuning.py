@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from experiments import experiment
+from experiments import experiment, json_of
 
 import exogym_core
 import netgym
@@ -128,8 +128,7 @@ def test_a_point_that_fails_is_left_out_and_a_strategy_without_points_too(
         "1",
         "--json",
     ]
-    assert main(arguments) == 0
-    found = {each["strategy"]: each for each in json.loads(capsys.readouterr().out)["chosen"]}
+    found = {each["strategy"]: each for each in json_of(arguments, capsys)["chosen"]}
     assert (found["DiLoCo"]["point"], found["DiLoCo"]["num_failed"]) == ({"lr": 0.01, "H": 2}, 1)
     assert (
         main(["tune", "small.yaml", "--over", "DiLoCo.H=-1", "--over", "AllReduce.lr=0.01", "--seeds", "1"])
@@ -163,8 +162,10 @@ def test_an_interrupted_search_resumes_to_the_same_result(
     assert "to continue: netgym tune --resume again" in capsys.readouterr().err
     assert main(["report", "again"]) == 2
     assert "again: the comparison has not begun" in capsys.readouterr().err
-    assert main(["tune", "--resume", "again", "--json", "--jobs", "1"]) == 0
-    assert json.loads(capsys.readouterr().out)["digest"] == planted.comparison.digest()
+    assert (
+        json_of(["tune", "--resume", "again", "--json", "--jobs", "1"], capsys)["digest"]
+        == planted.comparison.digest()
+    )
     assert len(calls) == 5 + 3  # the interrupted point, the one after it, and the comparison
 
 
