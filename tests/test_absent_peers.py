@@ -152,6 +152,14 @@ def test_a_late_rank_gets_the_others_state() -> None:
     assert [row[2] for row in results[2]] == pytest.approx(values[3:], rel=1e-4)
 
 
+def test_before_it_joins_a_rank_neither_computes_nor_has_work_to_lose() -> None:
+    """Its wait counted as computing, which a crash of its host began again: it came 13 s late."""
+    crash = {"host": "home", "at": "12 s", "crash": True, "for": "1 s"}
+    runs = [run_ranks(lambda comm: loop(comm, join_at={2: 17}), 3, star(events)) for events in ([], [crash])]
+    assert runs[0].results == runs[1].results
+    assert [run.compute_seconds for run in runs] == [[40.0, 40.0, 25.0]] * 2
+
+
 @pytest.mark.parametrize(
     "wait", [{"timeout_waiting_for_peers": 1}, {"all_reduce_strategy": "no_wait", "matchmaking_time": 1}]
 )
@@ -271,6 +279,15 @@ def test_a_rank_that_never_returns_is_not_in_the_model() -> None:
     assert (
         result.virtual_seconds > waiting.virtual_seconds
     )  # 2 s once, against an outage that ends in between
+
+
+def test_a_rank_that_joins_after_the_end_changes_no_figure() -> None:
+    """It counted as computing all the time, and weather between the end and its coming as met."""
+    result = fit([down(400, 1)], {**AWAY, "join_at": {2: "500 s"}})
+    assert result.dropped_peers is not None
+    assert [(row["rank"], row["back_step"]) for row in result.dropped_peers] == [(2, None)]
+    assert result.computing_seconds == pytest.approx(2 / 3 * 40)
+    assert result.later_weather == "event of link home-switch at 6 min 40 s"
 
 
 def test_a_lone_rank_waits_for_no_other() -> None:

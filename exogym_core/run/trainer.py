@@ -71,8 +71,8 @@ def fit_local(program: Program, result: FitResult, listeners: Sequence[_Listener
         run, final = _carry(program, result, monitor)
     request = program.request
     _account(run, result, monitor.recorder.rounds.has_any, request.num_nodes)
-    if run.virtual_seconds is not None:
-        result.later_weather = request.weather_after(run.virtual_seconds)
+    if result.virtual_seconds is not None:  # where ranks were left behind, they may have gone on for longer
+        result.later_weather = request.weather_after(result.virtual_seconds)
     workers = run.results[: request.num_nodes]
     result.rank_states = [outcome.state for outcome in workers]
     result.max_steps = run.results[0].max_steps

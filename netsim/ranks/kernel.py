@@ -468,7 +468,7 @@ class Kernel:
         yield from self._wait(rank, self._calls.op(wait.key), self._calls.wait(rank, wait.key), wait.key)
 
     def _stand(self, rank: int, stand: Stand) -> Generator[simpy.Event, None, None]:
-        yield from self._wait(rank, "others", _until(self.clock.at(stand.until)))
+        yield from self._wait(rank, "others", _until(self.clock.at(on_grid(stand.until))))
 
     def _question(self, rank: int, question: _TimedQuestion) -> Generator[simpy.Event, None, None]:
         self._sink.served(rank, question._replace(is_past=True))

@@ -302,7 +302,7 @@ class Withdraw(NamedTuple):
 
 
 class Stand(NamedTuple):
-    """Wait, off the clock, for other ranks until this time."""
+    """Wait until this time: held off the clock for other ranks, or not there before."""
 
     until: float
 

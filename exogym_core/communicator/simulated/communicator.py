@@ -38,6 +38,7 @@ from netsim.ranks import (
     Post,
     Publish,
     Put,
+    Stand,
     Take,
 )
 
@@ -404,6 +405,9 @@ class SimulatedCommunicator(Communicator):
             )
         if not self._state.off_clock:
             self._state.pending_seconds += seconds
+
+    def arrive_at(self, seconds: float) -> None:
+        self._request(Stand(seconds))
 
     def mark(self, row: Mapping[str, Any]) -> None:
         self._request(Mark(row))
