@@ -222,6 +222,11 @@ class Silent(CommunicationModule):
             "Chain: rounds that continue without absent ranks do not combine with Silent, which waits for all",
         ),
         (
+            # Rounds of both met under the same numbers: each averaged the other's values.
+            lambda: Chain([DiLoCoCommunicator(H=h, averaging_timeout="9 s") for h in (1, 2)]),
+            "Chain: rounds that continue without absent ranks do not combine with those of a second module; leave",
+        ),
+        (
             lambda: all_reduce(torch.ones(1)),
             "all_reduce: a strategy's exchanges go through its communicator: write self.comm.all_reduce(tensor)",
         ),

@@ -379,12 +379,15 @@ class AmongPresent(RoundModule):
         self._ranks_per_site = ranks_per_site
 
     def check_beside(self, others: Sequence[Module], where: str) -> None:
-        """Refuse modules that wait for all."""
-        waiting = [each for each in others if not (each.goes_first or isinstance(each, AmongPresent))]
-        if waiting:
+        """Refuse modules that wait for all, and a second one with absences of its own."""
+        for each in others:
+            if each.goes_first:
+                continue
+            with_what, remedy = f"{type(each).__name__}, which waits for all", "leave the time-outs out"
+            if isinstance(each, AmongPresent):  # of which others would be absent
+                with_what, remedy = "those of a second module", "leave one of both modules out"
             raise InputError(
-                f"{where}: rounds that continue without absent ranks do not combine with "
-                f"{type(waiting[0]).__name__}, which waits for all; leave the time-outs out"
+                f"{where}: rounds that continue without absent ranks do not combine with {with_what}; {remedy}"
             )
 
     def enter(self, strategy: Chain, scope: Scope) -> Scope:
