@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from experiments import Squares, fitted
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -799,6 +800,27 @@ def test_edited_code_of_ones_own_is_refused_on_the_way_on(what: str, tmp_path: P
     with pytest.warns(UserWarning, match="the run continues with the current code"):
         accepted = fit(strategy=own_strategy(tmp_path, name, **edited), edited_code=True, **again)
     assert accepted.resumed_step == 4
+
+
+class Scaled(Squares):
+    """What its constructor is given is in no tensor."""
+
+    def __init__(self, scales: list[float]) -> None:
+        super().__init__()
+        self.scales = scales
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.scales[0] * super().forward(batch)
+
+
+def test_another_plain_attribute_of_ones_own_model_is_refused_on_the_way_on(tmp_path: Path) -> None:
+    """It went on with the new loss, without a word."""
+    options: dict[str, Any] = {"workers": "threads", "checkpoint_interval": 1, "save_dir": tmp_path}
+    begun = fitted(Scaled([1.0]), max_steps=2, **options)
+    again = {**options, "resume_from": begun.checkpoint_folder}
+    with pytest.raises(InputError, match=r"test_checkpoint\.Scaled.scales was edited since this checkpoint"):
+        fitted(Scaled([2.0]), **again)
+    assert fitted(Scaled([1.0]), **again).resumed_step == 2
 
 
 def test_a_state_that_lacks_something_is_found_at_the_start(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """User code and checkpoints: digests by which a resume finds edits, and a trial of `state_dict`.
 
 Hashed are the classes and functions of strategy and model, and what these name in turn, constants of their modules
-included. The rest of a script may change, such as how long it trains; so may comments.
+included, and plain attributes of a model's modules. The rest of a script may change, such as how long it trains; so
+may comments.
 
 The trial saves a strategy's state, has a fresh one load it, and compares the two: a `state_dict` that lacks something
 would show up only when a run is resumed, and then as another run, without an error.
@@ -19,6 +20,7 @@ import json
 import sys
 import sysconfig
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
 
 
-__all__ = ["StateTrial", "code_digests", "is_own_module"]
+__all__ = ["StateTrial", "attribute_digests", "code_digests", "is_own_module"]
 
 _OURS = ("exogym_core", "netgym", "netsim")
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None))
@@ -80,6 +82,18 @@ def code_digests(roots: Iterable[object]) -> dict[str, str]:
                     _loaded(compile(given, "", "exec"), module, vars(sys.modules[module])) if given else ()
                 )
     return dict(sorted(digests.items()))
+
+
+def attribute_digests(model: nn.Module) -> dict[str, str]:
+    """`module.class.attribute` -> digest of the plain values that modules of one's own in a model have for it."""
+    values: dict[str, list[object]] = defaultdict(list)
+    for path, module in model.named_modules():
+        kind = type(module)
+        if is_own_module(kind.__module__):
+            for name in vars(module).keys() - vars(nn.Module()).keys():
+                if _is_plain(value := vars(module)[name]):
+                    values[f"{kind.__module__}.{kind.__qualname__}.{name}"].append((path, value))
+    return {name: _digest(repr(each)) for name, each in values.items()}
 
 
 def is_own_module(module: str) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from exogym_core.checkpoints.checkpoint import MANIFEST, StoredCheckpoint, find_checkpoint, run_identity
-from exogym_core.checkpoints.own_code import code_digests
+from exogym_core.checkpoints.own_code import attribute_digests, code_digests
 from exogym_core.checkpoints.writing import CheckpointWriter, OwnParts, RankCheckpoints, mark_of
 from exogym_core.config import OPTIONS
 from exogym_core.cost.compute import Compute
@@ -247,7 +247,7 @@ def _identity(program: Program, training_set: str | None, *, with_code: bool) ->
     options = {key: value for key, value in vars(request.strategy).items() if not key.startswith("_")}
     options |= request.strategy.arguments  # some are kept by parts of it only
     name, settings = type(request.strategy).__name__, run_settings(program)
-    code = code_digests(program.code_roots()) if with_code else {}
+    code = code_digests(program.code_roots()) | attribute_digests(program.model) if with_code else {}
     return run_identity(program.model, name, options, request.num_ranks, settings, training_set, code)
 
 

@@ -331,9 +331,11 @@ class SimulatedCommunicator(Communicator):
             if left == present:
                 return members, result
             if not left:
+                named = ", ".join(map(str, members))  # by each of them, and the first error is the run's
                 raise InputError(
-                    f"rank {self.rank}, average_present: not finished in {averaging_seconds:g} s, though all "
-                    "members answer and none has a narrower connection than the others; raise averaging_seconds"
+                    f"average_present of ranks {named}: not finished in {averaging_seconds:g} s, though all members "
+                    "answer and none has a narrower connection than the others; raise averaging_seconds "
+                    "(averaging_timeout of a strategy)"
                 )
             present = left
         return members, None
