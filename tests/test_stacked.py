@@ -32,6 +32,7 @@ from exogym_core.strategy import (
 )
 from exogym_core.strategy.chain import Module
 from exogym_core.workers.turns import Turns
+from netsim.errors import InputError
 
 
 class Classifier(nn.Module):
@@ -65,6 +66,28 @@ class WithBranch(Classifier):
     def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         loss = super().forward(batch)
         return loss * 2 if loss > 0.5 else loss
+
+
+class Restless(Classifier):
+    """Does something at a later pass, one for all replicas, and leaves its last layer out of another."""
+
+    does: Callable[[Any], object] = staticmethod(lambda model: None)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_passes = 0
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        self.num_passes += self.training
+        if self.num_passes == 6:
+            self.does(self)
+        return super().forward(batch) if self.num_passes != 8 else self.first(batch[0]).square().mean()
+
+
+class Replacing(Restless):
+    @staticmethod
+    def does(model: Any) -> None:
+        model.last.weight = nn.Parameter(torch.zeros(3, 8))
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +153,17 @@ def test_stacked_replicas_have_the_clock_and_the_losses_of_threads(
     ]
     assert stacked.bytes_sent == single.bytes_sent
     assert losses(stacked) == pytest.approx(losses(single), rel=1e-4)
+
+
+@pytest.mark.parametrize("make", [AllReduceStrategy, partial(FedAvgStrategy, H=4)])
+def test_parameters_left_out_or_replaced_at_a_later_pass(
+    samples: TensorDataset, make: Callable[[], Strategy]
+) -> None:
+    """Either was a KeyError where gradients are sent one by one; else nothing noticed the second."""
+    single, stacked = (losses(train(samples, make(), kind, Restless)) for kind in ("threads", "stacked"))
+    assert stacked == pytest.approx(single, rel=1e-4)
+    with pytest.raises(InputError, match=r"Replacing: the model replaces its parameter 'last.weight' after"):
+        train(samples, make(), "stacked", Replacing)
 
 
 def test_gradients_and_updates_are_computed_once_for_all_replicas(

@@ -307,7 +307,8 @@ class DetachedLearner(TorchLearner):
         with self._time_of_backward(seconds, last):
             if self._order is not None:
                 for name in self._order:
-                    self._trained[name].backward(self._gradients[name])  # type: ignore[no-untyped-call]
+                    if name in self._gradients:  # a pass may leave a parameter out
+                        self._trained[name].backward(self._gradients[name])  # type: ignore[no-untyped-call]
                 return
             for name, gradient in self._gradients.items():
                 parameter = self._trained[name]

@@ -180,6 +180,18 @@ def _check_judged(strategy: Strategy) -> None:
         )
 
 
+def refuse_other_parameters(model: nn.Module, objects: Mapping[str, int]) -> None:
+    """Raise InputError where a model's parameters are no longer the `objects`, by name, that are trained."""
+    found = {name: id(value) for name, value in model.named_parameters()}
+    if found != objects:
+        odd = next(name for name in [*objects, *found] if found.get(name) != objects.get(name))
+        what = "adds" if odd not in objects else "replaces" if odd in found else "removes"
+        raise InputError(
+            f"{type(model).__name__}: the model {what} its parameter {odd!r} after training has begun, which no "
+            "optimizer would notice: create parameters in __init__ and change their values in place"
+        )
+
+
 class Snapshots(Stateful):
     """Snapshots of one rank, deposited for evaluation.
 
@@ -325,15 +337,8 @@ class Snapshots(Stateful):
         Raises:
             InputError: they are not those with which the strategy was set up, which it still updates.
         """
-        found = dict(self._model.named_parameters())
-        objects, name = self._objects, type(self._model).__name__
-        if {each: id(value) for each, value in found.items()} != objects:
-            odd = next(each for each in [*objects, *found] if id(found.get(each)) != objects.get(each))
-            what = "adds" if odd not in objects else "replaces" if odd in found else "removes"
-            raise InputError(
-                f"{name}: the model {what} its parameter {odd!r} after training has begun, which no optimizer would "
-                "notice: create parameters in __init__ and change their values in place"
-            )
+        found, name = dict(self._model.named_parameters()), type(self._model).__name__
+        refuse_other_parameters(self._model, self._objects)
         if late := [each for each, value in found.items() if value.requires_grad > self._trained[each]]:
             raise InputError(
                 f"{name}: the model sets requires_grad of its parameter {late[0]!r} after training has begun, which no "

@@ -31,6 +31,7 @@ from exogym_core.data.batches import (
 )
 from exogym_core.run.cuda_graphs import GraphedPass, near
 from exogym_core.run.learner import DetachedLearner, LocalStep
+from exogym_core.run.snapshots import refuse_other_parameters
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -316,7 +317,7 @@ class Stack:
                     taken[rank].append((steps[rank], loss))
                 update()
             for _, values, column in self._columns:  # of the last step, which is ended by each rank
-                for own, gradient in zip(column, cast("Tensor", values.grad), strict=True):
+                for own, gradient in zip(column, _rows_of(values.grad, column), strict=True):
                     own.grad = gradient
         return taken
 
@@ -327,14 +328,22 @@ class Stack:
         losses: list[tuple[int, float]] = []
         for ranks, own in self._vectorised(batches):
             for name, values, _ in self._columns:
+                gradient = self._gradients.get(name)  # a pass may leave a parameter out
                 if len(ranks) == len(values):
-                    values.grad = self._gradients[name]
-                else:
-                    if not losses:
-                        values.grad = torch.empty_like(values)
-                    cast("Tensor", values.grad)[ranks] = self._gradients[name]
+                    values.grad = gradient
+                    continue
+                if gradient is None:
+                    text = f"workers: stacked: a pass of batches of several sizes leaves {name!r} out"
+                    raise InputError(f"{text}: write workers: threads")
+                if not losses:
+                    values.grad = torch.empty_like(values)
+                cast("Tensor", values.grad)[ranks] = gradient
             losses += zip(ranks, own.tolist(), strict=True)
         return losses
+
+
+def _rows_of(gradient: Tensor | None, column: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    return [None] * len(column) if gradient is None else gradient.unbind()
 
 
 def _are_rows(tensors: Sequence[Tensor], stacked: Tensor) -> bool:
@@ -411,7 +420,10 @@ def batched_losses(
     )
 
     def loss(own: dict[str, Tensor], samples: Any) -> Tensor:
-        with autocast_to(precision, device), attention:
+        objects = {name: id(value) for name, value in own.items()}
+        # The model has its own parameters again after the call.
+        hook = model.register_forward_hook(lambda *_: refuse_other_parameters(model, objects))
+        with autocast_to(precision, device), attention, hook:
             return as_mean_loss(functional_call(model, own, (samples,)), "workers: stacked").reshape(())
 
     losses: Tensor = torch.vmap(loss)(dict(parameters), batch)
