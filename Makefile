@@ -40,7 +40,7 @@ test-all: test docs $(VENV)/.soak
 	$(BIN)/python tests/frozen/make.py compare
 	$(BIN)/python tests/soak/kills.py --kills $$((100 / $(SOAK)))
 	$(BIN)/python tests/soak/broken_pairs.py --schedules $$((50 / $(SOAK)))
-	$(BIN)/python tests/differential/soak.py --programs $$((5000 / $(SOAK)))
+	$(BIN)/python tests/differential/soak.py --programs $$((5000 / $(SOAK))) --experiments $$((500 / $(SOAK)))
 
 # Looks at pages in Chromium; where there is none it says how to have one, and passes.
 test-browser: $(VENV)/.browser

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -490,18 +490,21 @@ def _weather(draw: random.Random, num_hosts: int) -> tuple[dict[str, Any], ...]:
 # --- making them smaller -------------------------------------------------------------------------------------
 
 
-def reduced(program: Program, fails: Callable[[Program], bool]) -> Program:
-    """A smaller program that still fails."""
+T = TypeVar("T")
+
+
+def reduced(piece: T, fails: Callable[[T], bool], smaller_ones: Callable[[T], Iterator[T]]) -> T:
+    """A smaller program, or whatever it is, that still fails."""
     while True:
-        for smaller in _smaller(program):
+        for smaller in smaller_ones(piece):
             if fails(smaller):
-                program = smaller
+                piece = smaller
                 break
         else:
-            return program
+            return piece
 
 
-def _smaller(program: Program) -> Iterator[Program]:
+def smaller_programs(program: Program) -> Iterator[Program]:
     """Without weather; without some events; without a rank; without a single action that stands alone."""
     if program.events:
         yield replace(program, events=())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rank_programs import Action, Program, disagreement, drawn, outcome, reduced
+from rank_programs import Action, Program, disagreement, drawn, outcome, reduced, smaller_programs
 
 IN_PROCESSES = ("1 process", "2 processes", "3 processes", "4 processes")
 
@@ -11,7 +11,9 @@ IN_PROCESSES = ("1 process", "2 processes", "3 processes", "4 processes")
 def check(seed: int, carriers: tuple[str, ...]) -> None:
     """Fail with a script that shows it, as small as it could be made."""
     if disagreement(drawn(seed), carriers):
-        smaller = reduced(drawn(seed), lambda program: bool(disagreement(program, carriers)))
+        smaller = reduced(
+            drawn(seed), lambda program: bool(disagreement(program, carriers)), smaller_programs
+        )
         pytest.fail(f"program {seed}:\n{smaller.code()}\n{disagreement(smaller, carriers)}")
 
 
