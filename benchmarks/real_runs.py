@@ -2,7 +2,6 @@
 
     sudo python benchmarks/real_runs.py [--out DIR] [--repeat 3] [--set KEY=VALUE ...]
     python benchmarks/real_runs.py --table REAL_DIR SIMULATED_DIR       of runs made elsewhere
-    python benchmarks/real_runs.py --cores 5.5 12 11        simulated rounds of DeMo where ranks share two cores
 
 Each rank is started by torchrun in a network namespace of its own (benchmarks/shaped_links.py), and runs `exogym_core
 compare` on the experiment below. Then the same file is run on the simulated network, with the compute time that was
@@ -36,20 +35,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import harness
-import simpy
 import yaml
 from harness import REALTIME
 from shaped_links import NAMESPACES, ShapedLinks, enter_namespace, why_not
 
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
-from exogym_core.communicator.simulated.simulation import Schedules, World
 from exogym_core.run.request import with_servers
 from exogym_core.workers.gloo import ranks
-from netsim import Clock, Network, Topology, start_collective
-from netsim.ranks import Call
+from exogym_core.workers.spec import num_cores
+from netsim import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 # Rates and a model with which the network decides and two cores are not the limit.
 TOPOLOGY = {
@@ -74,7 +71,7 @@ EXPERIMENT = {
     "device": "cpu",
     "protocol": "gloo",
     "collectives": "gloo",
-    "compute": {"measured": {}, "coding": "measured", "updates": "measured", "at_once": 4},
+    "compute": {"measured": {}, "coding": "measured", "updates": "measured", "shared_cores": num_cores()},
     "steps": 30,
     "batch_size": 16,
     "evaluate": {"samples": 0},  # looking takes whole models to rank 0, over the same links
@@ -221,54 +218,6 @@ def print_table(entries: list[dict[str, Any]]) -> None:
         )
 
 
-def print_rounds_on_cores(milliseconds: list[float]) -> None:
-    """Seconds of five steps of DeMo: charged as if four ranks worked at once, and with ranks that wait for a core.
-
-    Args:
-        milliseconds: of a rank's gradients, encoding and decoding, on a core of its own.
-    """
-    print("charged:", _round_on_cores(milliseconds, num_cores=4, times=2.0))
-    print("two cores:", _round_on_cores(milliseconds, num_cores=2))
-
-
-def _round_on_cores(milliseconds: list[float], num_cores: int, times: float = 1.0) -> float:
-    gradients, encoding, decoding = (1e-3 * times * each for each in milliseconds)
-    topology, num_steps = Topology.from_mapping(TOPOLOGY), 10
-    world = World.build(4, topology, None, "gloo", "gloo")
-    message = 12 * (
-        288 * 32 + 32 * 32 + 10
-    )  # entries of 12 bytes: 288 blocks of matrices, 32 of biases, one of 10
-    made = Schedules(world).of(Call("all_gather", (0, 1, 2, 3), 4 * message))
-    network = Network(Clock(), topology, world.protocol)
-    env, ends = network.env, [0.0] * num_steps
-    cores = simpy.Resource(env, num_cores)
-    done = [[env.event() for _ in range(4)] for _ in range(num_steps)]
-    calls = [
-        start_collective(
-            network, made, world.hosts, group=0, on_done=lambda member, own=own: own[member].succeed()
-        )
-        for own in done
-    ]
-
-    def work(seconds: float) -> Iterator[simpy.Event]:
-        with cores.request() as core:
-            yield core
-            yield env.timeout(seconds)
-
-    def rank(member: int) -> Iterator[simpy.Event]:
-        for step, (call, own) in enumerate(zip(calls, done, strict=True)):
-            yield from work(gradients + encoding)
-            call.arrive(member)
-            yield own[member]
-            yield from work(decoding)
-            ends[step] = max(ends[step], env.now)
-
-    for member in range(4):
-        env.process(rank(member))
-    env.run()
-    return round(ends[9] - ends[4], 3)
-
-
 def write_experiments(folder: Path) -> tuple[Path, Path]:
     """Files of the strategies that torchrun runs, and of those with servers."""
     (folder / "four-shaped-sites.yaml").write_text(yaml.safe_dump(TOPOLOGY, sort_keys=False))
@@ -293,13 +242,7 @@ def main() -> None:
     parser.add_argument(
         "--only", choices=("torchrun", "servers"), help="strategies without servers, or those with them"
     )
-    parser.add_argument(
-        "--cores", type=float, nargs=3, metavar="MS", help="simulate DeMo on shared cores, and end"
-    )
     args = parser.parse_args()
-    if args.cores:
-        print_rounds_on_cores(args.cores)
-        return
     if args.table:
         print_table(compared([args.table[0]], args.table[1]))
         return

@@ -176,7 +176,7 @@ def test_counting_and_measuring_change_nothing():
     torch.manual_seed(0)
     count_flops(Loss(), torch.ones(8, 4))
     assert measure_seconds(Loss(), torch.ones(8, 4)) > 0
-    assert measure_seconds(Loss(), torch.ones(8, 4), at_once=2) > 0
+    assert measure_seconds(Loss(), torch.ones(8, 4), shared_cores=2) > 0
     assert torch.equal(torch.rand(2), expected)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -162,7 +162,7 @@ def test_a_measured_experiment_is_planned_by_its_run(
 ) -> None:
     """One message has the whole line to type; the folder of a run has what was measured."""
     path = tmp_path / "own.yaml"
-    measured = "task: digits\ncompute: {measured: {}, updates: measured, at_once: 2, jitter: 0.1}"
+    measured = "task: digits\ncompute: {measured: {}, updates: measured, shared_cores: 1, jitter: 0.1}"
     path.write_text(measured + SITES)
     assert main(["plan", str(path)]) == 2
     line = capsys.readouterr().err
@@ -174,6 +174,7 @@ def test_a_measured_experiment_is_planned_by_its_run(
     assert [row["name"] for row in rows] == [each["name"] for each in ran]
     assert all(row["days"] * 86_400 < run["virtual_seconds"] for row, run in zip(rows, ran, strict=True))
     assert any("optimizers' steps are not charged" in remark for remark in rows[0]["remarks"])
+    assert any("a machine of its own" in remark for remark in rows[0]["remarks"])
 
 
 def test_what_traffic_costs_has_a_cheaper_neighbour(

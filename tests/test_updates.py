@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 import pytest
@@ -80,22 +79,14 @@ def test_updates_change_no_value_and_resume(tmp_path: Any) -> None:
 
 
 def test_measured_updates_are_stored_and_run_again_as_they_are() -> None:
-    compute = {"measured": {}, "updates": "measured", "at_once": 2}
+    compute = {"measured": {}, "updates": "measured", "shared_cores": 2}
     measured = fit(DiLoCoStrategy(H=1, optim_spec="adamw"), compute=compute)
     found = Compute.parse(measured.compute)
     assert found.fixed is not None
-    assert found.at_once == 1
+    assert found.shared_cores == 2
     assert {"AdamW", "SGD", "SGD with momentum", "other"} <= set(found.updates.speeds)
     again = fit(DiLoCoStrategy(H=1, optim_spec="adamw"), compute=measured.compute)
     assert again.virtual_seconds == measured.virtual_seconds
-
-
-def test_more_at_once_than_cores_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one core four take four times as long; nobody else works then, as each would have a core to itself."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
-    ticks = iter(range(1000))
-    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
-    assert seconds_of(lambda: None, at_once=4) == 4 * seconds_of(lambda: None)
 
 
 def test_others_work_while_it_is_measured(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +96,7 @@ def test_others_work_while_it_is_measured(tmp_path: Any, monkeypatch: pytest.Mon
     def work() -> None:
         (tmp_path / str(os.getpid())).touch()
 
-    assert seconds_of(work, at_once=3) > 0
+    assert seconds_of(work, shared_cores=3) > 0
     pids = {int(path.name) for path in tmp_path.iterdir()}
     assert len(pids) == 3
     assert os.getpid() in pids

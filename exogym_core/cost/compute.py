@@ -251,7 +251,8 @@ class Compute(_TextToo, Schema):
         stragglers: slow steps.
         coding: cost of compression.
         updates: cost of optimizers' steps.
-        at_once: measure while so many processes do the same on this machine.
+        shared_cores: cores of the one machine on which all ranks compute, also while it is measured; None: each rank
+            has its own.
     """
 
     fixed: _Seconds | None = None
@@ -263,7 +264,7 @@ class Compute(_TextToo, Schema):
     stragglers: Stragglers | None = None
     coding: Coding = Coding({})
     updates: Updates = Updates({})
-    at_once: Annotated[int, Field(ge=1, le=1024)] = 1
+    shared_cores: Annotated[int, Field(ge=1, le=1024)] | None = None
 
     @classmethod
     def parse(cls, spec: Any) -> Compute:
@@ -294,12 +295,6 @@ class Compute(_TextToo, Schema):
         if len(kinds) > 1:
             raise InputError(f"{' and '.join(kinds)} exclude each other; keep one")
         return given if kinds else {"flops": {}, **given}
-
-    @model_validator(mode="after")
-    def _measures(self) -> Compute:
-        if self.at_once > 1 and not self.is_measured:
-            raise InputError("at_once: nothing is measured; leave it out, or measure something")
-        return self
 
     @model_serializer(mode="wrap")
     def _plain(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -349,7 +344,7 @@ class Compute(_TextToo, Schema):
     def with_seconds(self, seconds: float) -> Compute:
         """Copy with the seconds of a step that were measured."""
         assert self.measured is not None
-        settled = {"fixed": seconds * self.measured.factor, "measured": None, "at_once": 1}
+        settled = {"fixed": seconds * self.measured.factor, "measured": None}
         return self.model_copy(update=settled)
 
     def step_seconds(self, flops: float, device: str | None, where: str = "", half: bool = False) -> float:

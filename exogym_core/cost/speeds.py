@@ -38,11 +38,13 @@ _REPEATS = 5
 _BUDGET_SECONDS = 1.0  # slow work is not repeated for longer
 
 
-def seconds_of(work: Callable[[], Any], at_once: int = 1, device: torch.device = _CPU) -> float:
+def seconds_of(
+    work: Callable[[], Any], shared_cores: int | None = None, device: torch.device = _CPU
+) -> float:
     """Seconds of `work` on a device of this machine: the median of up to five runs, after one to warm up.
 
-    `at_once` processes run it in parallel, each on its own core where there are enough, with shared caches and memory;
-    more processes than cores take longer in proportion. Work must then be possible in a forked process.
+    Where ranks are to share cores, processes keep the others of them busy with the same, as far as this machine has
+    them, for caches and memory are shared. Work must then be possible in a forked process.
     """
     if device.type == "cuda":
 
@@ -51,9 +53,8 @@ def seconds_of(work: Callable[[], Any], at_once: int = 1, device: torch.device =
             torch.cuda.synchronize(device)
 
         return _median(finished)
-    cores = num_cores()
-    with _parallel_work(work, min(at_once, cores) - 1):
-        return _median(work) * max(1.0, at_once / cores)
+    with _parallel_work(work, min(shared_cores or 1, num_cores()) - 1):
+        return _median(work)
 
 
 def _median(work: Callable[[], Any]) -> float:
@@ -118,25 +119,20 @@ def with_measured_speeds(
         device: of the ranks, and of what is tried.
 
     Raises:
-        InputError: `compute.at_once` asks for several processes, which share no GPU as ranks do.
+        InputError: ranks are to share cores, and compute on a GPU.
     """
-    at_once = compute.at_once
-    if at_once > 1 and device.type != "cpu":
-        raise InputError(
-            f"compute.at_once: {at_once} processes are measured on processors alone, and ranks compute on "
-            f"{device.type}; leave it out"
-        )
+    if compute.shared_cores is not None and device.type != "cpu":
+        raise InputError(f"compute.shared_cores: ranks compute on {device.type}, not on cores; leave it out")
 
     def seconds(work: Callable[[], Any]) -> float:
-        return seconds_of(work, at_once, device)
+        return seconds_of(work, compute.shared_cores, device)
 
     with intra_op_threads(threads):
         coding = _measured_coding(compute.coding, trials, own, seconds)
         updates = compute.updates
         if updates.is_measured:
             updates = _measured_updates(shapes, device, seconds)
-    found = {"coding": coding, "updates": updates, "at_once": 1 if compute.measured is None else at_once}
-    return compute.model_copy(update=found)
+    return compute.model_copy(update={"coding": coding, "updates": updates})
 
 
 def _measured_coding(
@@ -191,7 +187,9 @@ def charge_updates(
         after_each(optimizer)
 
 
-def measure_seconds(model: nn.Module, batch: Any, at_once: int = 1, precision: str | None = None) -> float:
+def measure_seconds(
+    model: nn.Module, batch: Any, shared_cores: int | None = None, precision: str | None = None
+) -> float:
     """Host seconds of a forward and backward pass over `batch` on a copy of the model, see `seconds_of`.
 
     The RNG is left as it was.
@@ -199,7 +197,7 @@ def measure_seconds(model: nn.Module, batch: Any, at_once: int = 1, precision: s
     Args:
         model: on its device.
         batch: there too.
-        at_once: as for `seconds_of`.
+        shared_cores: as for `seconds_of`.
         precision: of the forward pass, as `autocast`.
     """
     replica, device = copy.deepcopy(model), device_of(model)
@@ -212,4 +210,4 @@ def measure_seconds(model: nn.Module, batch: Any, at_once: int = 1, precision: s
 
     with kept_rng(device):
         work()
-        return seconds_of(work, at_once, device)
+        return seconds_of(work, shared_cores, device)

@@ -335,13 +335,17 @@ def _long_remarks(model: SequenceModel, half: SequenceModel) -> tuple[str, ...]:
 def _refuse_measured(experiment: Experiment) -> None:
     """Raise InputError, with the option that settles it, where a plan would have to run something to know its time."""
     compute = experiment.compute
-    plain = {key: value for key, value in compute.to_mapping().items() if key not in ("updates", "at_once")}
+    plain = {
+        key: value for key, value in compute.to_mapping().items() if key not in ("updates", "shared_cores")
+    }
     if plain.pop("measured", None) is not None:
         words = ", ".join(f"{key}: {_in_one_line(value)}" for key, value in {"fixed": "1 s", **plain}.items())
         raise InputError(
             f"plan: the time of a step is measured by running it, which a plan does not do; add "
             f"--set compute='{{{words}}}' with your seconds, or plan a run folder, which holds the measured time"
         )
+    if compute.shared_cores is not None:
+        raise InputError("plan: each worker has a machine of its own; add --set compute.shared_cores=null")
     if compute.updates.speeds or compute.updates.is_measured:
         raise InputError("plan: optimizers' steps are free in plans; add --set compute.updates=free")
 
@@ -467,9 +471,13 @@ def _experiment_of(
         is_folder = path.is_dir()
         path = path / "experiment.yaml" if is_folder else path  # of a run, with its measured times
         document, folder, name = load_document(path), path.parent, path.stem
-        if is_folder and "updates" in _mapping(document.data, "compute"):
+        computing = _mapping(document.data, "compute") if is_folder else {}
+        if "updates" in computing:
             sets = [*sets, "compute.updates=free"]
             remarks = ("optimizers' steps are not charged, which the run did",)
+        if "shared_cores" in computing:
+            sets = [*sets, "compute.shared_cores=null"]
+            remarks += ("each worker has a machine of its own; the run's shared cores",)
     if isinstance(document.data, dict):  # else the schema names the mistake
         data = document.data
         if model:
@@ -516,6 +524,4 @@ def _mapping(data: object, key: str) -> dict[str, Any]:
 def _with_flops(compute: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """`compute` with steps timed by operations on devices; other keys, such as jitter and coding, stay."""
     kept = {key: value for key, value in compute.items() if key not in ("fixed", "measured")}
-    if compute.get("measured") is not None:
-        kept.pop("at_once", None)
     return {**kept, "flops": {**_mapping(compute, "flops"), **given}}

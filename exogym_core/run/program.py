@@ -372,7 +372,8 @@ class Program:
             if measured:
                 assert self.compute is not None
                 with intra_op_threads(request.workers.intra_op_threads):
-                    seconds = measure_seconds(model, batch, self.compute.at_once, request.autocast) * repeats
+                    cores = self.compute.shared_cores
+                    seconds = measure_seconds(model, batch, cores, request.autocast) * repeats
                 self.compute = self.compute.with_seconds(seconds)
         for rank in range(request.num_nodes):
             self._durations(rank)  # an unknown device is reported now, not in a rank

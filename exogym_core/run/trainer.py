@@ -112,6 +112,7 @@ def _carry(
         journal=monitor.writer.journal,
         timeout_seconds=request.timeout_seconds,
         compare_calls=request.compare_calls,
+        shared_cores=program.compute.shared_cores if program.compute is not None else None,
     )
     return run, monitor.final_models()
 

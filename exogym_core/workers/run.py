@@ -60,6 +60,7 @@ class RankRun:
     trace: str | Path | None
     timeout_seconds: float | None = 60.0
     compare_calls: bool = True
+    shared_cores: int | None = None
 
     def sinks(self, rows: list[StampedRow], recorder: Recorder | None = None) -> Sinks:
         """Receivers of this run's events; `rows` gets the marked rows where they are kept."""
@@ -138,6 +139,7 @@ def run_ranks(
     trace: str | Path | None = None,
     timeout_seconds: float | None = 60.0,
     compare_calls: bool = True,
+    shared_cores: int | None = None,
 ) -> RunResult[T]:
     """Run `body(comm)` on every rank and gather what it returns.
 
@@ -155,6 +157,7 @@ def run_ranks(
         journal: requests to replay before the ranks' own; it logs every request.
         trace: a file for a trace for Perfetto, such as `trace.json.gz`; a run that is cut short leaves what it has.
         timeout_seconds, compare_calls: over `gloo`, as for `fit`.
+        shared_cores: cores of the one machine on which all simulated ranks compute; None: each has its own.
 
     Raises:
         InputError: an argument is wrong.
@@ -174,7 +177,7 @@ def run_ranks(
         )
     where = (loaded_topology(topology), workers, placement, protocol, collectives)
     sinks = (on_row, on_deposit, keep_rows, journal if journal is not None else Journal())
-    run = RankRun(body, num_ranks, *where, seed, *sinks, trace, timeout_seconds, compare_calls)
+    run = RankRun(body, num_ranks, *where, seed, *sinks, trace, timeout_seconds, compare_calls, shared_cores)
     try:
         return chosen.carry(run)
     except NetsimError as error:  # its text has the place in a rank's code; our own frames say nothing
@@ -183,7 +186,8 @@ def run_ranks(
 
 def _over_netsim(asked: RankRun) -> RunResult[Any]:
     """Run ranks on the simulated network."""
-    world = World.build(asked.num_ranks, asked.topology, asked.placement, asked.protocol, asked.collectives)
+    where = (asked.topology, asked.placement, asked.protocol, asked.collectives)
+    world = World.build(asked.num_ranks, *where, asked.shared_cores)
     spec = WorkerSpec.parse(asked.workers).settle(asked.num_ranks, num_cores())
     rows: list[StampedRow] = []
     with tracing(asked.trace, world.hosts, warnings.warn) as recorder:

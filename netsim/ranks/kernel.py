@@ -59,6 +59,7 @@ __all__ = ["Kernel", "RankSink", "RankSource", "StampedRow"]
 T = TypeVar("T")
 
 _MOST_NAMED = 8  # ranks in one line
+_ROUNDING = 2.0**-31  # seconds, half of the grid's
 
 _TimedQuestion = Join | Confirm | Fetch | Take | FirstSent | Withdraw | Await
 
@@ -97,6 +98,61 @@ class _SpanLog:
         return [span._replace(end_seconds=self._clock.now) for _, span in sorted(self._open.items())]
 
 
+class _SharedCores:
+    """Cores of one machine on which all ranks compute: processor sharing.
+
+    While more ranks compute than there are cores, each is slowed down by the same factor, as an operating system does
+    to equal processes. Where nobody is slowed down, work takes the time that it takes on a clock without this.
+    """
+
+    def __init__(self, clock: Clock, num_cores: int) -> None:
+        self._clock, self._num_cores = clock, num_cores
+        self._left: dict[simpy.Event, float] = {}  # seconds of work on a core of its own
+        self._since = 0.0
+        self._alarm: simpy.Event | None = None
+
+    def begin(self, seconds: float) -> simpy.Event:
+        """Event of the end of so many seconds of work that begins now."""
+        self._catch_up()
+        event = self._clock.event()
+        self._left[event] = seconds
+        self._set_alarm()
+        return event
+
+    def lose(self, event: simpy.Event) -> None:
+        """End the work of `event` without it."""
+        self._catch_up()
+        self._left.pop(event, None)
+        self._set_alarm()
+
+    @property
+    def _speed(self) -> float:
+        return min(1.0, self._num_cores / len(self._left)) if self._left else 1.0
+
+    def _catch_up(self) -> None:
+        now = self._clock.now
+        done = (now - self._since) * self._speed
+        self._since = now
+        for event in self._left:
+            self._left[event] -= done
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._clock.cancel(self._alarm)
+            self._alarm = None
+        if self._left:
+            instant = self._clock.now + max(min(self._left.values()), 0.0) / self._speed
+            self._alarm = self._clock.at(instant, call=self._finish)
+
+    def _finish(self, _: simpy.Event) -> None:
+        self._alarm = None
+        self._catch_up()
+        for event in [event for event, seconds in self._left.items() if seconds < _ROUNDING]:
+            del self._left[event]
+            event.succeed()
+        self._set_alarm()
+
+
 class _Uptime:
     """Computing of ranks, interrupted by crashes of their hosts.
 
@@ -112,29 +168,37 @@ class _Uptime:
         hosts: Sequence[int],
         lost: Collection[int],
         spans: _SpanLog,
+        cores: _SharedCores | None,
     ) -> None:
         self.processes: list[simpy.Process] = []
         self.standing: set[int] = set()
         self._clock, self._downtime, self._hosts = clock, downtime, hosts
-        self._lost, self._spans = lost, spans
+        self._lost, self._spans, self._cores = lost, spans, cores
         self._busy: set[int] = set()
         if downtime is not None:
             downtime.on_crash = self._crashed
 
-    def compute(self, rank: int, seconds: float) -> Generator[simpy.Event, None, None]:
-        """Compute for `seconds` without a crash: a crash loses the work, which begins again when the host is up."""
+    def compute(self, rank: int, seconds: float) -> Generator[simpy.Event, None, float]:
+        """Compute for `seconds` without a crash: a crash loses the work, which begins again when the host is up.
+
+        Returns the seconds by which others on shared cores slowed it down.
+        """
         while True:
             self._spans.begin(rank, "compute", "compute")
             self._busy.add(rank)
+            begin = self._clock.now
+            end = self._clock.timeout(seconds) if self._cores is None else self._cores.begin(seconds)
             try:
-                yield self._clock.timeout(seconds)
+                yield end
             except Interrupt:
+                if self._cores is not None:
+                    self._cores.lose(end)
                 self._spans.end(rank, as_kind="lost")
                 yield from self.until_up(rank)
             else:
                 self._busy.discard(rank)
                 self._spans.end(rank)
-                return
+                return 0.0 if self._cores is None else self._clock.now - begin - seconds
 
     def _crashed(self, host: int) -> None:
         """Interrupt the ranks of a host that compute while it goes down."""
@@ -242,6 +306,7 @@ class Kernel:
         downtime: downtimes of hosts: their ranks pause, and the work that they were computing begins again.
         hosts: the host of each rank, with `downtime`.
         reach: reachability between ranks, and downloads; None: every rank reaches every other, in no time.
+        shared_cores: cores of the one machine on which all ranks compute, each on one; None: all have their own.
 
     Attributes:
         streams: one queue of requests a rank; the source appends to them.
@@ -265,6 +330,7 @@ class Kernel:
         downtime: Downtime | None = None,
         hosts: Sequence[int] = (),
         reach: Reach | None = None,
+        shared_cores: int | None = None,
     ) -> None:
         self.clock = clock if clock is not None else Clock()
         self.streams: list[deque[Request]] = [deque() for _ in range(num_ranks)]
@@ -281,7 +347,10 @@ class Kernel:
         self._spans = _SpanLog(self.clock, sink.on_span)
         self._lost: set[int] = set()  # ranks that others have gone on without, for ever
         self._down = downtime.hosts if downtime is not None else frozenset()
-        self._uptime = _Uptime(self.clock, downtime, hosts, self._lost, self._spans)
+        cores = None
+        if shared_cores is not None and shared_cores < num_ranks:
+            cores = _SharedCores(self.clock, shared_cores)
+        self._uptime = _Uptime(self.clock, downtime, hosts, self._lost, self._spans, cores)
         self._calls = Calls(self.clock, start, collectives_in_flight, sink, self.network_seconds)
         self._on_progress: OnProgress | None = None
         self._mailboxes = Mailboxes(self.clock, start, start_at_once)
@@ -462,7 +531,7 @@ class Kernel:
         seconds = on_grid(advance.seconds)
         self.compute_seconds[rank] += seconds
         if seconds:
-            yield from self._uptime.compute(rank, seconds)
+            self.compute_seconds[rank] += yield from self._uptime.compute(rank, seconds)
 
     def _wait_for_call(self, rank: int, wait: Wait) -> Generator[simpy.Event, None, None]:
         yield from self._wait(rank, self._calls.op(wait.key), self._calls.wait(rank, wait.key), wait.key)

@@ -99,6 +99,7 @@ class World:
         hosts: the host of each rank (index into `topology.hosts`).
         protocol: use of links by transfers.
         collectives: op -> algorithm, for ops that shall not use the fastest one.
+        shared_cores: see `Kernel`.
     """
 
     num_ranks: int
@@ -106,6 +107,7 @@ class World:
     hosts: tuple[int, ...]
     protocol: Protocol
     collectives: Mapping[str, str]
+    shared_cores: int | None = None
 
     @classmethod
     def build(
@@ -115,6 +117,7 @@ class World:
         placement: Sequence[str] | None,
         protocol: str | Mapping[str, Any] | Protocol | None,
         collectives: str | Mapping[str, str] | None,
+        shared_cores: int | None = None,
     ) -> World:
         """Place the ranks, and settle the protocol: the one given, else the topology's, else `linux-tcp`.
 
@@ -124,7 +127,7 @@ class World:
         hosts = topology.place(num_ranks, placement) if topology is not None else ()
         of_topology = topology.protocol if topology is not None else None
         resolved = Protocol.resolve(protocol, of_topology)
-        return cls(num_ranks, topology, hosts, resolved, parse_collectives(collectives))
+        return cls(num_ranks, topology, hosts, resolved, parse_collectives(collectives), shared_cores)
 
     def regions(self, ranks: Sequence[int]) -> list[str]:
         """The region of each of these ranks."""
@@ -275,6 +278,7 @@ class Simulation(RankSource, RankSink):
             downtime=network.downtime if network is not None else None,
             hosts=world.hosts,
             reach=Reach(network, world.hosts, faults.may_come_back if faults is not None else _never),
+            shared_cores=world.shared_cores,
         )
         if recorder is not None:
             recorder.unfinished_spans = kernel.unfinished_spans

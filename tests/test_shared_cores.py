@@ -1,0 +1,73 @@
+"""Ranks that share the cores of one machine (`compute.shared_cores`)."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_ports import finished
+from test_coding import fit
+
+from exogym_core.strategy import DiLoCoStrategy
+from netsim.ranks import Advance, Mark
+
+GRID = 2.0**-30
+_Works = st.lists(st.lists(st.integers(0, 5 << 28), max_size=4), min_size=1, max_size=6)
+
+
+def shared_ends(works: list[list[int]], num_cores: int) -> list[Fraction]:
+    """The end of each rank's works (in steps of the grid), one after the other, by equal shares of all cores."""
+    left = [[Fraction(each) for each in work if each] for work in works]
+    now, ends = Fraction(0), [Fraction(0)] * len(works)
+    while busy := [rank for rank, work in enumerate(left) if work]:
+        speed = min(Fraction(1), Fraction(num_cores, len(busy)))
+        step = min(left[rank][0] for rank in busy)
+        now += step / speed
+        for rank in busy:
+            left[rank][0] -= step
+            if not left[rank][0]:
+                del left[rank][0]
+                ends[rank] = now
+    return ends
+
+
+@given(_Works, st.integers(1, 7))
+def test_computing_ranks_have_equal_shares(works: list[list[int]], num_cores: int) -> None:
+    streams = [[Advance(each * GRID) for each in work] for work in works]
+    kernel, _ = finished(streams, shared_cores=num_cores)
+    expected = [float(end * Fraction(GRID)) for end in shared_ends(works, num_cores)]
+    assert kernel.end_seconds == pytest.approx(expected, rel=0, abs=30 * GRID)
+    assert max(kernel.end_seconds) * num_cores >= sum(map(sum, works)) * GRID - 30 * GRID
+    if num_cores >= len(works):
+        alone, _ = finished(streams)
+        assert kernel.end_seconds == alone.end_seconds
+
+
+def test_computing_is_what_it_takes_and_not_what_was_asked() -> None:
+    """Three ranks on two cores: 1.5 times as long for each, until the shortest is through."""
+    streams = [[Advance(1.0), Mark({})], [Advance(1.0), Mark({})], [Advance(3.0), Mark({})]]
+    kernel, ports = finished(streams, shared_cores=2)
+    assert [row.virtual_seconds for row in ports.rows] == [1.5, 1.5, 3.5]
+    assert kernel.compute_seconds == [1.5, 1.5, 3.5]
+
+
+def test_carriers_and_resumed_runs_agree(tmp_path: Any) -> None:
+    options: dict[str, Any] = {
+        "compute": {"fixed": "10 ms", "jitter": 0.5, "coding": "1 MB/s", "shared_cores": 2},
+        "num_nodes": 4,
+        "topology": "wan-4-regions",
+        "checkpoint_interval": 3,
+        "max_steps": 6,
+    }
+    strategy = DiLoCoStrategy(H=3, optim_spec="adamw", codec="int8")
+    threads = fit(strategy, **options, save_dir=tmp_path)
+    assert (
+        threads.virtual_seconds
+        > fit(strategy, **{**options, "compute": {**options["compute"], "shared_cores": 4}}).virtual_seconds
+    )
+    assert fit(strategy, **options, workers={"kind": "processes", "processes": 2}).history == threads.history
+    resumed = fit(strategy, **options, resume_from=threads.checkpoint_folder)
+    assert resumed.virtual_seconds == threads.virtual_seconds
