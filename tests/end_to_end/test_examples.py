@@ -38,7 +38,6 @@ def test_output_without_training_is_the_recorded_one(name: str, script: Callable
 
 
 def test_the_smallest_example_prints_the_recorded_steps_seconds_and_bytes(script: Callable[..., str]) -> None:
-    pytest.importorskip("sklearn")
     recorded = (EXAMPLES / "smallest.out").read_text()
     first, loss = script("smallest.py").splitlines()
     assert first == recorded.splitlines()[0]
@@ -47,7 +46,6 @@ def test_the_smallest_example_prints_the_recorded_steps_seconds_and_bytes(script
 
 
 def test_strategies_are_ranked_by_loss_and_by_seconds(script: Callable[..., str], tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
     out = script("digits.py", "--plot", "digits.png")
     assert table(out, "By time") == table((EXAMPLES / "digits.out").read_text(), "By time")
     # Losses differ between processors in their last digits, and with them the order of near ones.
@@ -199,7 +197,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_strategy.py"
 
 
 def test_output_is_the_recorded_one() -> None:
-    pytest.importorskip("sklearn")
     done = Fork(run_script, str(EXAMPLE)).end()
     assert done.returncode == 0, done.stderr
     recorded = EXAMPLE.with_suffix(".out").read_text()

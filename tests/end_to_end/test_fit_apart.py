@@ -27,7 +27,6 @@ CANARY = "canary-0cc175b9c0f1b6a831c399e269772661"
 # Forks: each site is a process as one that a shell has started, but sooner. All end with the test.
 DRIVER = """
 import ctypes, glob, os, re, signal, socket, sys, time
-import sklearn.datasets, torch._dynamo
 from exogym_core.cli.main import main
 
 names = {}

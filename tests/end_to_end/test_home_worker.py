@@ -17,7 +17,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "home_worker.yaml"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("sklearn")
     out = tmp_path_factory.mktemp("runs") / "out"
     small = [arg for key in ("steps=440", "evaluate.every=110") for arg in ("--set", key)]
     assert netgym(["compare", str(EXAMPLE), *small, "--out", str(out)]) == 0
@@ -58,7 +57,6 @@ def test_the_report_tells_it_too(folder: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_late_joiner_is_a_key_too(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
     out = tmp_path / "out"
     join = "strategies.time-outs.join_at={2: 10 s}"
     options = ["--strategy", "time-outs", "--set", "steps=80", "--set", "evaluate.every=80", "--set", join]

@@ -19,7 +19,6 @@ STEPS = 40  # two rounds of DiLoCo
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Each strategy's entry of the summary."""
-    pytest.importorskip("sklearn")
     out = tmp_path_factory.mktemp("runs") / "out"
     assert netgym(["compare", str(EXAMPLE), "--set", f"steps={STEPS}", "--out", str(out)]) == 0
     return {entry["name"]: entry for entry in json.loads((out / "summary.json").read_text())}
