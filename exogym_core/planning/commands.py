@@ -100,12 +100,12 @@ class _PlanArguments:
         device: Device of every worker [the hosts' own].
         utilisation: Share of the device's peak that computing reaches [0.4]; by host or region where they differ.
         devices_per_worker: Devices that share a worker's batch; by host or region where they differ.
-        memory: How workers save memory.
+        memory: Methods of workers that save memory.
         micro_batch: Sequences that a device computes at once, for its activations' memory.
         batch_by_speed: Divide all workers' sequences of a step by the devices' speed.
         batch_size: Sequences of a worker in a step [the experiment's, else 256].
         sequence: Tokens of a sequence of --model [the task's block_size, else 2048].
-        protocol: Another protocol.
+        protocol: ideal, linux-tcp, nccl-sockets or gloo [the topology's, else linux-tcp].
         price: Price of a worker's hour; by host or region where they differ.
     """
 
@@ -374,11 +374,11 @@ def advise(
     runs: str | None = given(metavar="DIR"),
     as_json: bool = given(),
 ) -> None:
-    """Search strategies, rounds, codecs, streams, sites and the ring's order for the fastest training of a budget.
+    """Search the strategy, rounds, codec, streams and sites that finish a budget first.
 
     Args:
-        model: As in netgym plan.
-        runs: Folder of a run of yours, whose steps to a loss are applied.
+        model: Model, such as llama-13b; see: netgym list 'planned models'.
+        runs: Folder of a run of yours: rank by its steps to a loss.
     """
     from exogym_core.planning.advice_text import advice_lines, best_so_far
     from exogym_core.planning.advise import Advice

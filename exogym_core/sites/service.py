@@ -211,14 +211,14 @@ def rendezvous(
     wait: Any = given(metavar="TIME", callback=_seconds, default="10 min"),
     as_json: bool = given(),
 ) -> None:
-    """Serve as rendezvous of sites that may fail, hang, arrive late and return; it outlives them and holds no model.
+    """Serve as the meeting point of sites that may fail, hang, join late and return.
 
     A site is a process, or a torchrun group, started with NETGYM_RENDEZVOUS=HOST:PORT and the same secret; see
-    docs/several-machines.md. A restarted rendezvous finds its sites again.
+    docs/several-machines.md. The rendezvous holds no model; a restarted one finds its sites again.
 
     Args:
         sites: Maximum number of sites of a run.
-        listen: Address of this machine that the other sites reach; the only one that it listens at.
+        listen: Address of this machine at which the rendezvous listens, reachable from all sites.
         silent: Silence after which a site counts as lost.
         wait: Time to wait for all sites (except those of join_at) at the start of a run, from the first arrival.
     """

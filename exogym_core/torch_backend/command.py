@@ -45,17 +45,18 @@ def command(
     """Run the torch.distributed program SCRIPT on a simulated network.
 
     With -n the script runs as under torchrun; without -n as under python, and starts its ranks itself. SCRIPT stays
-    unchanged: its groups carry real values and cost virtual time, whatever backend it names. At the
-    end the virtual time is printed, and where it went. Options of netgym go before SCRIPT, the script's own after it.
+    unchanged: its collectives exchange real values and take virtual time, whatever backend it names. At the end the
+    virtual time is printed, by kind and by line of SCRIPT. Options of netgym go before SCRIPT, the script's own
+    after it.
 
     Args:
-        num_ranks: Processes that run SCRIPT, a rank each [one, which starts its ranks itself].
+        num_ranks: Processes that run SCRIPT, one rank each [one process, which starts its ranks itself].
         topology: A shipped name or a file.
-        protocol: How transfers use links [the topology's, else gloo; with --cuda-as-cpu nccl-sockets].
+        protocol: Protocol of transfers [the topology's, else gloo; with --cuda-as-cpu nccl-sockets].
         placement: Host names, comma-separated, one per rank.
         compute: Cost of computing: 'live', 'live 0.1' (measured, times a factor), 'flops h100 0.4', or 'marks'.
         collectives: Algorithm of all collectives [the fastest here].
-        until: Cut the run at this virtual time, such as '60 s'.
+        until: Stop the run at this virtual time, such as '60 s'.
         cuda_as_cpu: Map CUDA devices that SCRIPT names to the CPU.
         is_module: SCRIPT is a module, as for python -m.
         out: A run folder, new or empty.

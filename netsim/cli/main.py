@@ -27,7 +27,7 @@ _COMMANDS = {
     },
     "validate": {
         "command": "netsim.cli.show:validate_command",
-        "help": "Check a topology file; every mistake with its line.",
+        "help": "Check a topology file; every error with its line.",
     },
     "flows": {"command": "netsim.cli.timing:flows_command", "help": "Time transfers from a CSV file."},
     "collective": {"command": "netsim.cli.timing:collective_command", "help": "Time one collective."},

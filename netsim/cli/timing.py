@@ -50,7 +50,7 @@ def flows_command(
     """Simulate the transfers listed in FLOWS.csv and print when each is delivered.
 
     FLOWS.csv has the columns start_s, src, dst and bytes; the result has the same rows and finish_s. The protocol
-    and what limits transfers are printed on stderr.
+    and the links that limit transfers are printed on stderr.
 
     Args:
         out: Default: standard output.
@@ -107,19 +107,19 @@ def collective_command(
     trace: str | None = given(metavar="FILE"),
     as_json: bool = given(),
 ) -> None:
-    """Time a collective on TOPOLOGY: completion by rank, bytes by link, and the least time possible.
+    """Time a collective on TOPOLOGY: completion by rank, bytes by link, and a lower bound of the time.
 
     SIZE is the whole tensor for all_reduce, broadcast and reduce; the sum over ranks for all_gather, gather,
     scatter and reduce_scatter; the sum of what a rank sends for all_to_all; the message for
     sendrecv, which goes from the first rank to the second.
 
     Args:
-        size: Such as 25MB; not needed for barrier. See below.
-        algorithm: auto: the fastest here.
+        size: SIZE, such as 25MB; none for barrier.
+        algorithm: Algorithm; auto is the fastest on this network.
         ranks: Hosts in rank order; default: all in natural order.
-        root: Default: the first rank.
-        repeat: Repetitions.
-        pause: Between repetitions.
+        root: Host of the root; default: the first rank's.
+        repeat: Number of repetitions.
+        pause: Pause between repetitions.
         trace: Write a trace for Perfetto, such as t.json.gz.
     """
     net = Topology.load(topology)

@@ -142,14 +142,14 @@ def import_command(
 ) -> None:
     """Make a topology from measurements, or from another tool's network file.
 
-    Measurements, together: iperf3 -J (a run a file, called FROM--TO.json, or by address), ping's output
-    (FROM--TO.txt), tables of round trip, throughput and loss as CSV (columns from,to,rtt,throughput,loss; or a square
-    whose first cell says 'rtt ms') or JSON; CloudPing's, WonderNetwork's and skyplane's tables. Descriptions, alone:
-    GraphML and GML (Topology Zoo), ASTRA-sim's YAML, SimGrid's XML. Comments in the file name all assumptions.
+    Measurements, any number of files: iperf3 -J (FROM--TO.json, else by address), ping's output (FROM--TO.txt), tables
+    of round trip, throughput and loss as CSV (columns from,to,rtt,throughput,loss; or a square whose first cell is
+    'rtt ms') or JSON; tables of CloudPing, WonderNetwork and skyplane. Whole networks, one file: GraphML and GML
+    (Topology Zoo), ASTRA-sim's YAML, SimGrid's XML. Comments in the topology name all assumptions.
 
     Args:
-        name: Of the topology; default: the file's.
-        only: Only these of the measured places.
+        name: Name of the topology; default: the file's.
+        only: Measured places to import; default: all.
         hosts: Number of hosts of each place, or of this one; may be repeated. [default: 1]
         nic: Each host's own link (up:down), everywhere or at this place; may be repeated. [default: 10 Gbit/s]
         bandwidth: Rate of links without one, such as '1 Gbit/s'.
@@ -221,8 +221,8 @@ def export_command(
 ) -> None:
     """Write TOPOLOGY as SimGrid's XML, as ASTRA-sim's network YAML, or as shell scripts with tc commands.
 
-    `tc` writes a folder with a script for each host, which shapes what leaves it (rate, latency and loss to each
-    other host), and addresses.sh, in which you enter their addresses.
+    `tc` writes a folder with a script for each host, which shapes its outgoing traffic (rate, latency and loss to
+    each other host), and addresses.sh, in which you enter the hosts' addresses.
 
     Args:
         form: Format to write.

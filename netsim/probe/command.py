@@ -48,24 +48,23 @@ def command(
     \b
         netsim probe us=203.0.113.5 eu=198.51.100.7 asia=192.0.2.9:7200 --out mine.yaml
 
-    The first of the list leads: it asks for one measurement after the other, and all hosts write the same file.
-    Of each pair it measures the round trip and the throughput each way with one stream and with several; then each
-    host with all others at once, which separates its own limit from those of its routes. A comment in the file gives
-    the uncertainty of each figure. Nothing else should use the network meanwhile.
+    The first host of the list coordinates the measurements, one after another, and all hosts write the same file:
+    of each pair the round trip and the throughput each way, with one stream and with several; then each host with
+    all others at once, which separates its own limit from those of its routes. A comment in the file gives the
+    uncertainty of each figure. Leave the network idle while the probe runs.
 
-    Each host listens at its own address of the list (port 7171 if none is given), TCP, and nowhere else; let the others
-    through your firewall there (with --gloo: at all ports). All must share a secret: the same NETGYM_SECRET
-    (openssl rand -hex 32), NETGYM_SECRET_FILE, or ~/.config/netgym/secret. Measurements send random bytes,
-    not encrypted.
+    Each host listens only at its own address of the list, TCP port 7171 if none is given: open it to the others in
+    your firewall (with --gloo all ports). All must share a secret: the same NETGYM_SECRET (openssl rand -hex 32),
+    NETGYM_SECRET_FILE, or ~/.config/netgym/secret. Measurements send random bytes, not encrypted.
 
     Args:
         me: Name of this host; default: the host whose address this machine has.
         listen: Address to listen at, if not this host's entry (behind NAT).
         seconds: Duration of a throughput measurement.
         streams: Streams of the second throughput measurement.
-        most: Limit of a measurement.
+        most: Most bytes that a measurement sends.
         wait: Seconds to wait for all hosts.
-        gloo: Time torch's gloo between each two hosts too.
+        gloo: Time torch's gloo between each pair of hosts too.
         name: Name of the topology.
         out: A new file; default: standard output.
     """
