@@ -107,7 +107,7 @@ def test_every_protocol_key_is_one() -> None:
 
 def test_every_compute_key_is_one() -> None:
     names = re.findall(r"^\| `(\w+)` \|", EXPERIMENT.split("**`compute`**")[1].split("##")[0], re.M)
-    assert names == ["fixed", "flops", "measured", "jitter", "stragglers", "coding", "updates", "shared_cores"]
+    assert " ".join(names) == "fixed flops measured jitter stragglers coding updates shared_cores"
     Compute.parse(
         {"flops": {"utilisation": "40 %", "device": "a100", "dtype": "fp32"}, "jitter": 0.1, "coding": "free"}
     )
