@@ -135,7 +135,7 @@ def check(
     num_steps: int = 20,
     progress: Callable[[str, int, int], None] = lambda law, position, count: None,
 ) -> CheckReport:
-    """Hold a strategy to the laws.
+    """Test a strategy against the laws that shipped strategies keep.
 
     Args:
         strategy: a class, a factory, an instance that is not set up, `module:Class`, or the name of a shipped one.
