@@ -8,13 +8,10 @@ Both sweeps must come to the same digest. Writes docs/shown-study.md with its pi
 from __future__ import annotations
 
 import json
-import os
-import platform
 import shutil
 import subprocess
 import threading
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +27,16 @@ NODES = 3  # of one core each
 KILLED_AFTER = 12  # points
 
 
-def one_core(folder: Path) -> float:
-    """Seconds of the sweep in one process on one core; of what is left of it, where the folder is there."""
-    begun = time.perf_counter()
+def one_core(folder: Path) -> None:
+    """Run the sweep in one process on one core; resume it if the folder exists."""
     what = ["--resume", str(folder)] if folder.is_dir() else [str(FILE), "--out", str(folder)]
     subprocess.run(
         [*harness.NETGYM, "sweep", *what], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    return time.perf_counter() - begun
 
 
 def over_a_cluster(folder: Path) -> dict[str, Any]:
-    """Seconds of the sweep over a cluster, and what became of the points under way on the node that was killed."""
+    """Seconds and finished points of the sweep over a cluster when a node was killed."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     for _ in range(NODES - 1):
         cluster.add_node(num_cpus=1)
@@ -63,7 +58,7 @@ def over_a_cluster(folder: Path) -> dict[str, Any]:
         cluster.shutdown()
     if code:
         raise SystemExit(code)
-    return {**values, "seconds": time.perf_counter() - begun}
+    return values
 
 
 def _done(folder: Path) -> int:
@@ -104,29 +99,21 @@ def table(folder: Path) -> list[str]:
     return rows
 
 
-def page(times: dict[str, Any], digest: str, rows: list[str]) -> str:
+def page(killed: dict[str, Any], rows: list[str]) -> str:
     """The page."""
-    spread, goes = times["spread"], times["goes"]
-    stopped = "" if goes == 1 else f" (stopped and resumed: in {goes} parts)"
     text = f"""
 # A study of 48 points
 
-Made by `python benchmarks/study.py` on {datetime.now(UTC):%Y-%m-%d}: {platform.machine()}, {os.cpu_count()} cores,
-Python {platform.python_version()}, load of the machine {times["load"]:.1f}.
-
 `examples/study.yaml` has three networks, four learning rates and four lengths of a round: 48 points of two strategies
-and two seeds, 192 trainings. It ran twice: in one process on one core, and over a Ray cluster of {NODES} nodes of one
-core each on the same machine (`ray.cluster_utils.Cluster`), of which one was killed, without notice,
-{spread["killed_at"]:.0f} s after the start, when {spread["done_before"]} points had finished.
+and two seeds, 192 trainings. It ran in one process on one core, and over a Ray cluster of {NODES} nodes of one core,
+one of which was killed without notice {killed["killed_at"]:.0f} s after the start, when {killed["done_before"]} points
+had finished:
 
-| | seconds of the machine |
-|---|---|
-| one core: `netgym sweep examples/study.yaml`{stopped} | {times["alone"]:.0f} |
-| {NODES} nodes, {NODES - 1} after the kill: the same with `--on ADDRESS` | {spread["seconds"]:.0f} |
+    netgym sweep examples/study.yaml
+    netgym sweep examples/study.yaml --on 10.0.0.1:6379
 
-Both folders have the digest `{digest}`: points that were under way on
-the node that was lost ran again on another one. A cluster's seconds include the start of its workers, each of which
-imports torch.
+Both folders have the same digest: points under way on the lost node ran again on another one.
+`python benchmarks/study.py` repeats both, with a cluster of processes on one machine.
 
 The best of the 16 points on each network, by the mean time to the target over both seeds:
 
@@ -134,10 +121,11 @@ The best of the 16 points on each network, by the mean time to the target over b
 
 ![Loss against virtual time](shown-study.png)
 
-Lines are means over both seeds, at a learning rate of 16e-3 and rounds of ten steps; bands go from the lowest to the
-highest run. The picture is that of `netgym report FOLDER --group-by topology --group-by strategy --where
-'strategies.*.lr=0.016' --where 'strategies.*.H=10' --format png`; <a href="shown-study-page.html">the page</a> that the
-same command writes has every curve.
+Lines are means over both seeds, at a learning rate of 0.016 and rounds of ten steps; bands go from the lowest to the
+highest run. <a href="shown-study-page.html">The page</a> has every curve. Page and picture are made by
+
+    netgym report FOLDER --group-by topology --group-by strategy --format png \\
+        --where 'strategies.*.lr=0.016' --where 'strategies.*.H=10'
 """
     return text.lstrip().replace("{rows}", "\n".join(rows))
 
@@ -151,21 +139,17 @@ def main() -> None:
     given = parser.parse_args()
     parts = given.part or ["one", "cluster", "page"]
     given.out.mkdir(parents=True, exist_ok=True)
-    known = given.out / "times.json"
-    times: dict[str, Any] = json.loads(known.read_text()) if known.is_file() else {}
+    known = given.out / "killed.json"
     if "one" in parts:
-        times["alone"] = times.get("alone", 0.0) + one_core(given.out / "one")
-        times["goes"] = times.get("goes", 0) + 1
+        one_core(given.out / "one")
     if "cluster" in parts:
-        times["spread"] = over_a_cluster(given.out / "cluster")
-        times["load"] = os.getloadavg()[1]
-    known.write_text(json.dumps(times))
+        known.write_text(json.dumps(over_a_cluster(given.out / "cluster")))
     if "page" not in parts:
         return
     digests = {Study.open(given.out / name).digest() for name in ("one", "cluster")}
     if len(digests) != 1:
         raise SystemExit(f"the digests differ: {digests}")
-    text = page(times, digests.pop(), table(given.out / "cluster"))
+    text = page(json.loads(known.read_text()), table(given.out / "cluster"))
     print(text)
     if given.docs is None:
         return
