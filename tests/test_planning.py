@@ -511,12 +511,16 @@ def test_a_command_leaves_the_garbage_collector_as_it_was() -> None:
     assert gc.get_threshold() == before
 
 
-def test_settings_go_inside_a_protocol_that_is_one_word(tmp_path: Any) -> None:
+def test_settings_go_inside_a_protocol_and_a_compute_time_that_are_one_word(tmp_path: Any) -> None:
     """`--set protocol.streams=8` changes one setting of the file's `protocol: linux-tcp`."""
     path = tmp_path / "small.yaml"
     path.write_text(
         "task: digits\nworkers: {count: 2}\ntopology: lan\nprotocol: linux-tcp\ncompute: 1 s\nsteps: 1\n"
         "strategies: [AllReduce]\n"
     )
-    loaded = Experiment.load(path, ["protocol.streams=8"])
+    loaded = Experiment.load(path, ["protocol.streams=8", "compute.jitter=0.1"])
     assert loaded.settings.protocol == {"preset": "linux-tcp", "streams": 8}
+    assert (loaded.settings.compute.fixed, loaded.settings.compute.jitter) == (1.0, 0.1)
+    path.write_text(path.read_text().replace("1 s", "flops"))
+    loaded = Experiment.load(path, ["compute.flops.device=a100"])
+    assert loaded.settings.compute.flops.device == "a100"

@@ -449,8 +449,11 @@ def _load_topology(settings: Settings, document: Document, folder: Path) -> Topo
     return Topology.from_document(document.part(("topology",)))
 
 
-# Keys whose plain value in place of a mapping stands for another key than `name`.
-_PLAIN: dict[str | int, str] = {"protocol": "preset"}
+def _expanded(key: str | int, plain: str) -> dict[str, Any]:
+    """Mapping for which a plain text stands under a key of experiments."""
+    if key == "compute":
+        return {plain: {}} if plain in ("flops", "measured") else {"fixed": plain}
+    return {"preset" if key == "protocol" else "name": plain}
 
 
 @dataclass(frozen=True)
@@ -488,7 +491,7 @@ def apply_overrides(
 
     A path leads through mappings by key and through lists by position or by an entry's name
     (`strategies.DiLoCo.H=20`); `*` is every key or entry there is (`strategies.*.lr=0.01`). Missing
-    mappings are made; a plain name inside the path becomes `{name: ...}`.
+    mappings are made; a plain text inside the path becomes the mapping for which it stands, such as `{name: ...}`.
 
     Raises:
         InputError: an override cannot be read or placed; the line begins with the flag.
@@ -585,7 +588,7 @@ def _inside(container: Any, step: str | int, keys: Sequence[str], flag: str) -> 
     """Value at a key, replaced by a mapping where it is missing or a plain name."""
     inside = container.get(step) if isinstance(container, dict) else container[step]
     if isinstance(inside, str):
-        inside = {_PLAIN.get(step, "name"): inside}
+        inside = _expanded(step, inside)
     elif inside is None:
         inside = {}
     if not isinstance(inside, dict | list):
