@@ -26,7 +26,7 @@ ray: $(VENV)/.compiled  # whose processes would go behind all others
 rates: $(VENV)/.compiled
 	nice -n -15 $(BIN)/python -m pytest tests/test_probe.py -m rates
 
-# The pages with all notebooks, and the long soaks, about two hours: a million damaged files, 2,000 networks that fail, 100 kills, 50 broken runs. What they find
+# The pages with all notebooks, and the long soaks, about two hours: a million damaged files, 2,000 networks that fail, 100 kills, 50 broken runs, 500 experiments. What they find
 # lies in build/soak, one line of JSON a piece; docs/promises.md tells what they found. SOAK=10 runs a tenth of each.
 SOAK ?= 1
 FUZZED := flows:300000 topology:220000 traces:220000 checkpoint:80000 foreign:80000 experiment:40000

@@ -17,8 +17,6 @@ from forks import Fork
 
 from exogym_core.cli import comparison
 from exogym_core.cli.main import main
-from exogym_core.results import report
-from exogym_core.results.run_folder import RunFolder
 from exogym_core.run.loop import Loop
 
 EXPERIMENT = experiment(
@@ -34,10 +32,6 @@ EXPERIMENT = experiment(
 )
 
 
-def report_briefly(folder: RunFolder) -> None:
-    folder.write_text("report.html", "")
-
-
 def contents_of(folder: Path) -> dict[Path, tuple[int, bytes]]:
     return {
         path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()
@@ -47,7 +41,6 @@ def contents_of(folder: Path) -> dict[Path, tuple[int, bytes]]:
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(report, "write_report", report_briefly)  # drawing takes longer than all the rest
     (tmp_path / "small.yaml").write_text(EXPERIMENT)
     return tmp_path
 

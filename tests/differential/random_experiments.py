@@ -144,7 +144,11 @@ def drawn(seed: int) -> Case:
     experiment = draw.of("$experiment")
     for number, entry in enumerate(experiment["strategies"]):
         entry["label"] = f"s{number}"
-    return Case(experiment, *map(draw.of, ("$carrier", "$jobs", "$stops")))
+    carrier, jobs, stops = map(draw.of, ("$carrier", "$jobs", "$stops"))
+    num_labels, steps = len(experiment["strategies"]), experiment["steps"]
+    return Case(
+        experiment, carrier, jobs, [[place % num_labels, 1 + at % steps, how] for place, at, how in stops]
+    )
 
 
 # --- running -------------------------------------------------------------------------------------------------

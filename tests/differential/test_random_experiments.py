@@ -6,7 +6,8 @@ import pytest
 from random_experiments import drawn, shown
 
 
-@pytest.mark.parametrize("seed", range(8))
+# Absences, sites and chains, some with several seeds: in threads, stacked and in 1 to 4 processes; stopped, killed.
+@pytest.mark.parametrize("seed", [1, 2, 7, 13, 14, 18, 20])
 def test_experiments_give_the_same_everywhere(seed: int) -> None:
     problem = shown(drawn(seed))
     assert not problem, problem

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from exogym_core.cli.main import main as netgym
-from exogym_core.results import report
+from exogym_core.results.report import page
 
 EXPERIMENT = """\
 name: small
@@ -198,7 +198,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    report.write_report = lambda folder: folder.write_text("report.html", "")  # type: ignore[assignment]
+    page.draw_pictures = lambda *_: {}  # which takes longer than all the rest
     before = set(os.listdir("/dev/shm"))
     done: dict[str, int] = {}
     found: list[str] = []
