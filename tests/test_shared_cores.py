@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_ports import finished
 from test_coding import fit
+from test_crashed_hosts import compute, crash, star
 
+from exogym_core.communicator import run_ranks
 from exogym_core.strategy import DiLoCoStrategy
 from netsim.ranks import Advance, Mark
 
@@ -40,6 +42,7 @@ def test_computing_ranks_have_equal_shares(works: list[list[int]], num_cores: in
     kernel, _ = finished(streams, shared_cores=num_cores)
     expected = [float(end * Fraction(GRID)) for end in shared_ends(works, num_cores)]
     assert kernel.end_seconds == pytest.approx(expected, rel=0, abs=30 * GRID)
+    assert all((end / GRID).is_integer() for end in kernel.end_seconds)
     assert max(kernel.end_seconds) * num_cores >= sum(map(sum, works)) * GRID - 30 * GRID
     if num_cores >= len(works):
         alone, _ = finished(streams)
@@ -52,6 +55,24 @@ def test_computing_is_what_it_takes_and_not_what_was_asked() -> None:
     kernel, ports = finished(streams, shared_cores=2)
     assert [row.virtual_seconds for row in ports.rows] == [1.5, 1.5, 3.5]
     assert kernel.compute_seconds == [1.5, 1.5, 3.5]
+
+
+@pytest.mark.parametrize("seconds", [1e7, 1e9])
+def test_runs_of_years_end(seconds: float) -> None:
+    """So far from zero the clock is coarser than the grid."""
+    streams = [[Advance(seconds + 0.7 * rank), Advance(1 / 3), Advance(0.1)] for rank in range(3)]
+    kernel, _ = finished(streams, shared_cores=2)
+    assert kernel.end_seconds == pytest.approx([1.5 * seconds] * 3, rel=1e-6)
+
+
+def test_a_crash_leaves_its_core_to_the_others() -> None:
+    """Steps of 1 s of three ranks on two cores; the second's host is down from 1 s to 11 s, and its step is lost."""
+    run = run_ranks(compute, 3, star(crash("b", 1.0, 10)), shared_cores=2)
+    others, second = run.results[0], run.results[1]
+    thirds = [1 + 1 / 3, 2 + 1 / 3, 3 + 1 / 3]
+    assert others == run.results[2] == pytest.approx(thirds, abs=3 * GRID)
+    assert second == [12.0, 13.0, 14.0]
+    assert run.compute_seconds == pytest.approx([10 / 3, 3.0, 10 / 3], abs=3 * GRID)
 
 
 def test_carriers_and_resumed_runs_agree(tmp_path: Any) -> None:

@@ -10,8 +10,10 @@ Request times lie on a grid of 2**-30 s, so that equal steps are really equal wh
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from simpy import Interrupt
@@ -102,54 +104,57 @@ class _SharedCores:
     """Cores of one machine on which all ranks compute: processor sharing.
 
     While more ranks compute than there are cores, each is slowed down by the same factor, as an operating system does
-    to equal processes. Where nobody is slowed down, work takes the time that it takes on a clock without this.
+    to equal processes. Where none is slowed down, work takes the time that it takes on a clock without this.
     """
 
     def __init__(self, clock: Clock, num_cores: int) -> None:
         self._clock, self._num_cores = clock, num_cores
-        self._left: dict[simpy.Event, float] = {}  # seconds of work on a core of its own
-        self._since = 0.0
+        # Work under way: the service at which it ends, a number that breaks ties, the event of its end. Each rank that
+        # computes gets the same service, in seconds on a core of its own, counted from when all were idle.
+        self._ends: list[tuple[float, int, simpy.Event]] = []
+        self._numbers = itertools.count()
+        self._service, self._since = 0.0, 0.0
         self._alarm: simpy.Event | None = None
 
     def begin(self, seconds: float) -> simpy.Event:
         """Event of the end of so many seconds of work that begins now."""
         self._catch_up()
         event = self._clock.event()
-        self._left[event] = seconds
+        heappush(self._ends, (self._service + seconds, next(self._numbers), event))
         self._set_alarm()
         return event
 
     def lose(self, event: simpy.Event) -> None:
         """End the work of `event` without it."""
         self._catch_up()
-        self._left.pop(event, None)
+        self._ends = [each for each in self._ends if each[2] is not event]
+        heapify(self._ends)
         self._set_alarm()
 
     @property
-    def _speed(self) -> float:
-        return min(1.0, self._num_cores / len(self._left)) if self._left else 1.0
+    def _slowdown(self) -> float:
+        return max(1.0, len(self._ends) / self._num_cores)
 
     def _catch_up(self) -> None:
-        now = self._clock.now
-        done = (now - self._since) * self._speed
-        self._since = now
-        for event in self._left:
-            self._left[event] -= done
+        elapsed, self._since = self._clock.now - self._since, self._clock.now
+        self._service = self._service + elapsed / self._slowdown if self._ends else 0.0
 
     def _set_alarm(self) -> None:
         if self._alarm is not None:
             self._clock.cancel(self._alarm)
-            self._alarm = None
-        if self._left:
-            instant = self._clock.now + max(min(self._left.values()), 0.0) / self._speed
-            self._alarm = self._clock.at(instant, call=self._finish)
+        self._alarm = None
+        if self._ends:
+            left = max(self._ends[0][0] - self._service, 0.0)
+            self._alarm = self._clock.at(on_grid(self._clock.now + left * self._slowdown), call=self._finish)
 
     def _finish(self, _: simpy.Event) -> None:
+        """End the work that the alarm was set for, and all that ends within a step of the grid."""
         self._alarm = None
         self._catch_up()
-        for event in [event for event, seconds in self._left.items() if seconds < _ROUNDING]:
-            del self._left[event]
-            event.succeed()
+        # The first ends now whatever the service says: far from zero the clock is coarser than the grid.
+        due = max(self._service, self._ends[0][0]) + _ROUNDING
+        while self._ends and self._ends[0][0] <= due:
+            heappop(self._ends)[2].succeed()
         self._set_alarm()
 
 
