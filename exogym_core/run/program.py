@@ -531,7 +531,8 @@ class Program:
         seconds = compute.step_seconds(
             self.step_flops, host.device, f"host {host.name}: ", request.autocast is not None
         )
-        seconds *= host.slowdown(hosts[: request.num_nodes].count(hosts[rank]))  # servers compute nothing
+        if compute.shared_cores is None:  # else ranks compute on those, and not on the hosts' devices
+            seconds *= host.slowdown(hosts[: request.num_nodes].count(hosts[rank]))  # servers compute nothing
         # A host is named by its first rank, so that renaming hosts changes no draw.
         batch_size = None if compute.flops is None else request.batch_size
         return StepDurations(compute, seconds, request.seed, hosts.index(hosts[rank]), batch_size)
