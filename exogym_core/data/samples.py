@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -215,10 +215,11 @@ class Reading:
         return self.draws if self.draws is not None else Draws(dataset, 0)
 
 
+@lru_cache(maxsize=16)
 def dealt(total: int, num_ranks: int) -> Sequence[int]:
     """Number of samples of each rank when `total` are dealt out in turn; empty where all get as many."""
     most, left = divmod(total, num_ranks)
-    return [most + (rank < left) for rank in range(num_ranks)] if left else ()
+    return tuple(most + (rank < left) for rank in range(num_ranks)) if left else ()
 
 
 class EpochOrder:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 import math
 import os
@@ -45,6 +44,7 @@ from exogym_core.run.snapshots import EvaluationTimes
 from exogym_core.run.stacked import Stack, StackedLearner, StackingError, backward_order
 from exogym_core.strategy.trials import coding_trials, own_codec_trials
 from exogym_core.workers.failures import own_frames
+from exogym_core.workers.processes.jobs import import_compiler
 from exogym_core.workers.rng import kept_rng, seed_device
 from exogym_core.workers.spec import num_cores
 from exogym_core.workers.turns import intra_op_threads
@@ -339,9 +339,7 @@ class Program:
             self.data.request = self.request
         request = self.request
         if all(request.device_of(rank).type == "cpu" for rank in range(request.num_nodes)):
-            # Every optimizer imports torch's compiler at its first step, which takes a second and more: here
-            # once, where processes for ranks are forked, and not in each of them.
-            importlib.import_module("torch._dynamo")
+            import_compiler()
         if request.workers.kind == "stacked":
             self._decide_on_stack()
         self.compute = request.compute

@@ -238,11 +238,10 @@ class Network:
             group, path = transfer.connection.group, transfer.connection.path
             if transfer.drains and (group.is_background or not is_background):
                 by_path[path.index] += self.engine.crossed_bytes(transfer)
-        totals = [0.0] * len(self._stated)
-        for path, num_bytes in zip(self.engine.paths, by_path, strict=True):
-            for link in path.links:
-                totals[link] += num_bytes
-        return np.array(totals)
+        links = [link for path in self.engine.paths for link in path.links]
+        lengths = np.array([len(path.links) for path in self.engine.paths], dtype=int)
+        payload = np.repeat(np.array(by_path, dtype=np.float64), lengths)
+        return np.bincount(np.array(links, dtype=int), payload, len(self._stated)).astype(np.float64)
 
     @property
     def num_in_flight(self) -> int:

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 
 from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe, can_fork
-from netsim import raise_lost_interrupt
+from netsim import raise_lost_interrupt, rare_collections
 from netsim.errors import NetsimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
     from types import FrameType
 
-__all__ = ["Job", "JobEnd", "call_each", "run_jobs"]
+__all__ = ["Job", "JobEnd", "call_each", "import_compiler", "run_jobs"]
 
 
 @dataclass(eq=False)
@@ -116,6 +116,15 @@ def _attempt(call: Callable[[Any], Any], report: Any) -> JobEnd:
         return JobEnd(error=error)
 
 
+def import_compiler() -> None:
+    """Import torch's compiler, as every optimizer does at its first step: before processes are forked, so once.
+
+    It takes a second and more, another third of that with garbage collections.
+    """
+    with rare_collections():
+        importlib.import_module("torch._dynamo")
+
+
 class _Running(NamedTuple):
     job: Job
     share: int  # of the cores
@@ -134,8 +143,7 @@ class _Pool:
         self._children = Children(self._run, 0, method="fork")
 
     def __enter__(self) -> Self:
-        # Every optimizer imports torch's compiler at its first step, which takes a second and more: here once.
-        importlib.import_module("torch._dynamo")
+        import_compiler()
         self._children.__enter__()
         return self
 
