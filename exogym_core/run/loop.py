@@ -141,6 +141,10 @@ class Role(Stateful):
             self.start()
         else:
             self._resume(saved)
+        if not self.is_copy and not self.comm.members_change:
+            # Real ranks end the broadcast of the model one after the other, and begin their steps together.
+            with self.comm.off_clock():
+                self.comm.barrier()
         return saved is not None
 
     def _save(self, step: int) -> None:

@@ -24,6 +24,7 @@ __all__ = ["BY_RANKS", "Clock", "Order", "call_at", "on_grid", "rare_collections
 
 _GRID_PER_SECOND = 2.0**30
 _MOST_CANCELLED = 64
+_RARELY = 700_000  # new objects, a thousand times Python's default
 
 
 class Order(IntEnum):
@@ -198,9 +199,10 @@ def call_at(
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Collect garbage a thousand times less often: millions of live objects are searched for hardly any."""
+    """Collect garbage after a thousand times as many new objects: millions of live ones are searched for hardly any."""
     before = gc.get_threshold()
-    gc.set_threshold(1_000 * before[0], *before[1:])
+    if before[0]:  # 0: never, as the caller wants it
+        gc.set_threshold(max(before[0], _RARELY), *before[1:])
     try:
         yield
     finally:
