@@ -35,6 +35,7 @@ __all__ = ["charge_updates", "measure_seconds", "seconds_of", "with_measured_spe
 
 _CPU = torch.device("cpu")
 _REPEATS = 5
+_CACHE_BYTES = 1 << 26  # more than a core's caches hold
 _BUDGET_SECONDS = 1.0  # slow work is not repeated for longer
 
 
@@ -60,7 +61,9 @@ def seconds_of(
 def _median(work: Callable[[], Any]) -> float:
     times: list[float] = []
     began = time.perf_counter()
+    others = torch.zeros(_CACHE_BYTES, dtype=torch.uint8)
     for _ in range(_REPEATS + 1):
+        others.add_(1)  # fills the caches, as other work does between two steps of a run
         start = time.perf_counter()
         work()
         times.append(time.perf_counter() - start)
