@@ -73,7 +73,7 @@ def fitted(*arguments: Any, **options: Any) -> FitResult:
 
 
 def json_of(command: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
-    """What a command of `netgym` prints as JSON where it ends well."""
+    """JSON that a command of `netgym` prints; it has to end well."""
     assert main(command) == 0
     return json.loads(capsys.readouterr().out)
 

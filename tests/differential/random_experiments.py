@@ -196,7 +196,7 @@ def _netgym(folder: Path, stops: list[list[int]], *arguments: str) -> int:
 
 
 class Ended(NamedTuple):
-    """What is left of a run: its exit code, its errors, and the files that equal runs have equal."""
+    """End of a run: exit code, errors, and the files that equal runs have equal."""
 
     code: int
     errors: str
@@ -210,7 +210,7 @@ class Ended(NamedTuple):
 
 
 def run(case: Case, folder: Path, *changes: str, jobs: int = 1, stops: Any = ()) -> Ended:
-    """Run it as a command does, and go on with it until it was stopped as often as asked for."""
+    """Run the case by the command line, and resume it until all its stops have happened."""
     folder.mkdir()
     (folder / "own.py").write_text(OWN)
     (folder / "drawn.yaml").write_text(yaml_text(case.experiment))
@@ -251,7 +251,7 @@ def left_of(session: int | None) -> list[int]:
 
 
 def differences(case: Case) -> str:
-    """In what the case's runs differ, or what was asked for and took no part, in a line; "" where there is nothing."""
+    """First difference of the case's runs, or part of the experiment that was not simulated, in a line; "" for none."""
     with tempfile.TemporaryDirectory() as name:
         plain = run(case, Path(name, "plain"))
         if not 0 <= plain.code <= 2 or "Traceback" in plain.errors:
@@ -268,7 +268,7 @@ def differences(case: Case) -> str:
 
 
 def apart(plain: Ended, other: Ended, is_stacked: bool) -> str:
-    """In what two runs differ; where one has all replicas in one model, losses and parameters may round otherwise."""
+    """First difference of two runs; where one has all replicas in one model, losses and parameters may round otherwise."""
     if (plain.code, plain.complaint) != (other.code, other.complaint):
         return f"ends: {plain.code} {plain.complaint!r}, then {other.code} {other.complaint!r}"
     if plain.code and "strategies failed" not in plain.complaint:
@@ -293,7 +293,7 @@ def apart(plain: Ended, other: Ended, is_stacked: bool) -> str:
 
 
 def timed(table: bytes) -> bytes:
-    """The columns of a table that hang on no loss."""
+    """Columns of a table that depend on no loss."""
     rows = list(csv.reader(table.decode().splitlines()))
     places = [
         place
@@ -304,7 +304,7 @@ def timed(table: bytes) -> bytes:
 
 
 def absent(experiment: Mapped, ended: Ended) -> str:
-    """What was asked for and took no part in a run, though it ended well."""
+    """Part of the experiment that was not simulated in a run, though it ended well."""
     strategies = {each["label"]: each for each in experiment["strategies"]}
     for entry in json.loads(ended.files["summary.json"]):
         label = entry["name"]
@@ -324,7 +324,7 @@ def absent(experiment: Mapped, ended: Ended) -> str:
 
 
 def _wrong_rows(experiment: Mapped, strategy: Mapped, entry: Mapped, rows: list[dict[str, str]]) -> str:
-    """What is wrong with the rows of a run, or with what its object of the summary says of them."""
+    """First error in the rows of a run, or in its object of the summary."""
     end, times = entry["virtual_seconds"], [float(row["virtual_seconds"]) for row in rows]
     is_ordered = times == sorted(times) or "until" in experiment  # then slow ranks may do fewer steps
     if not is_ordered or [int(row["step"]) for row in rows] != list(range(1, len(rows) + 1)):
@@ -346,7 +346,7 @@ def _wrong_rows(experiment: Mapped, strategy: Mapped, entry: Mapped, rows: list[
 
 
 def seconds(text: str) -> float:
-    """Of a time as it is drawn."""
+    """Seconds of a time as it is drawn."""
     return float(text.removesuffix(" ms")) / 1000
 
 

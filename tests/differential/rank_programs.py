@@ -494,7 +494,7 @@ T = TypeVar("T")
 
 
 def reduced(piece: T, fails: Callable[[T], bool], smaller_ones: Callable[[T], Iterator[T]]) -> T:
-    """A smaller program, or whatever it is, that still fails."""
+    """Smallest program or experiment found that still fails."""
     while True:
         for smaller in smaller_ones(piece):
             if fails(smaller):
