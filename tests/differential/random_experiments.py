@@ -268,7 +268,7 @@ def differences(case: Case) -> str:
 
 
 def apart(plain: Ended, other: Ended, is_stacked: bool) -> str:
-    """First difference of two runs; where one has all replicas in one model, losses and parameters may round otherwise."""
+    """First difference of two runs; where one has stacked replicas, losses and parameters may round otherwise."""
     if (plain.code, plain.complaint) != (other.code, other.complaint):
         return f"ends: {plain.code} {plain.complaint!r}, then {other.code} {other.complaint!r}"
     if plain.code and "strategies failed" not in plain.complaint:
