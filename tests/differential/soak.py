@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # helpers of all tests
 
 import random_experiments
 from rank_programs import CARRIERS, disagreement, drawn, reduced, smaller_programs
