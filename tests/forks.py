@@ -191,3 +191,16 @@ def torchrun(num_ranks: int, *arguments: str, max_restarts: int = 0) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     agent = importlib.import_module("torch.distributed.run")
     agent.main([*options, *arguments])
+
+
+def left_of(session: int | None) -> list[int]:
+    """Living processes of a session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found

@@ -26,7 +26,7 @@ import sklearn.datasets  # noqa: F401
 import torch
 import yaml
 from experiments import results_of
-from forks import Fork
+from forks import Fork, left_of
 from rank_programs import reduced
 
 from exogym_core.cli import comparison
@@ -235,19 +235,6 @@ def run(case: Case, folder: Path, *changes: str, jobs: int = 1, stops: Any = ())
     out = folder / "out"
     links = {f"links/{path.name}": path.read_bytes() for path in out.glob("links/*")}
     return Ended(done.returncode, done.stderr, {**results_of(out), **links} if out.is_dir() else {})
-
-
-def left_of(session: int | None) -> list[int]:
-    """Processes of a session that has ended, and that live."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            found.append(int(path.parent.name))
-    return found
 
 
 def differences(case: Case) -> str:

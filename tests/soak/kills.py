@@ -26,6 +26,10 @@ from typing import Any
 
 import torch
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from forks import left_of
+
 from exogym_core.cli.main import main as netgym
 from exogym_core.results.report import page
 
@@ -92,19 +96,6 @@ def children_of(pid: int) -> list[int]:
             found += [int(word) for word in task.read_text().split()]
         except OSError:
             continue
-    return found
-
-
-def left_of(session: int) -> list[int]:
-    """Processes of a session that live."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            found.append(int(path.parent.name))
     return found
 
 

@@ -121,7 +121,7 @@ class _LargestOfTensor(Codec):
         self.num_kept = self.num_blocks * self.count
 
     def encode(self, values: Tensor) -> Tensor:
-        """Places, then values."""
+        """Packed places of the largest values of all blocks, followed by the encoded values."""
         blocks = cut(values.view(self.shape), self.block)
         places = blocks.abs().topk(self.count, dim=1).indices
         kept = blocks.gather(1, places).view(-1)
