@@ -477,7 +477,7 @@ def _experiment_of(
             remarks = ("optimizers' steps are not charged, which the run did",)
         if "shared_cores" in computing:
             sets = [*sets, "compute.shared_cores=null"]
-            remarks += ("each worker has a machine of its own; the run's shared cores",)
+            remarks += ("each worker has a machine of its own, while the run's ranks shared cores",)
     if isinstance(document.data, dict):  # else the schema names the mistake
         data = document.data
         if model:
