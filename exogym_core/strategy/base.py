@@ -27,7 +27,7 @@ from exogym_core.strategy.options import (
     resolved_synonyms,
 )
 from exogym_core.strategy.participation import Participants
-from exogym_core.strategy.parts.codecs import charge, charged_codec
+from exogym_core.strategy.parts.codecs import ChargedCodec
 from exogym_core.strategy.parts.gradients import clip_norm
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError
@@ -117,6 +117,7 @@ class Strategy(Participants, Configured, Stateful):
         default_optim: the optimizer where none is given.
         overlaps_backward: the strategy communicates during the last backward pass.
         context: the step under way.
+        coding: cost of coding in virtual time, as `setup` got it; None where it is free.
         judged: what targets, tables and verdicts judge: "replica" (all ranks' models are equal, which is checked at
             each evaluation), "outer" (parameters that rounds lead to), "server", or "own" (every rank's own; the mean
             of their losses).
@@ -178,7 +179,7 @@ class Strategy(Participants, Configured, Stateful):
         self.scheduler: LRScheduler | None = None
         self.lr_callbacks: list[Callable[[float], None]] = []
         self.context = StepContext()
-        self._coding: Coding | None = None
+        self.coding: Coding | None = None
         self.max_steps = 1
         self.seed = 0
         self.local_step = 0
@@ -200,7 +201,7 @@ class Strategy(Participants, Configured, Stateful):
         """
         self.rank, self.num_nodes = comm.rank, self.workers_among(comm.world_size)
         self.model, self.comm = model, comm
-        self._coding = coding
+        self.coding = coding
         self.max_steps, self.seed = max_steps, seed
         self._payload_bytes_before = comm.traffic.payload_bytes
         self._init_node(model, comm.rank, self.num_nodes)
@@ -257,11 +258,6 @@ class Strategy(Participants, Configured, Stateful):
     def finish(self) -> None:
         """After the last step, on the clock: apply what is still in flight."""
 
-    @property
-    def coding(self) -> Coding | None:
-        """Cost of coding in virtual time, as `setup` got it; None where it is free."""
-        return self._coding
-
     def charge(self, codec: str, way: str, num_values: int) -> None:
         """Let the virtual time pass that it takes to code `num_values`: `way` is "encode" or "decode".
 
@@ -270,7 +266,9 @@ class Strategy(Participants, Configured, Stateful):
         Raises:
             InputError: `compute.coding` has speeds, but none called `codec`.
         """
-        charge(self.comm, self._coding, codec, way, num_values)
+        if self.coding is not None:
+            self.comm.advance(self.coding.seconds(codec, way, num_values))
+            self.comm.traffic.charged_values += num_values
 
     def charged(self, codec: Codec) -> Codec:
         """`codec`, whose work takes virtual time where coding is not free.
@@ -281,7 +279,11 @@ class Strategy(Participants, Configured, Stateful):
         Raises:
             InputError: `compute.coding` has speeds, but none for this codec.
         """
-        return charged_codec(self.comm, self._coding, codec)
+        if self.coding is None or not self.coding.speeds:
+            return codec
+        charged = ChargedCodec(codec, self.charge)
+        self.coding.seconds(charged.name, "encode", 0)  # raises now, not in the first round
+        return charged
 
     @property
     def sample_weight(self) -> float:

@@ -63,7 +63,7 @@ class AveragingCommunicator(RoundModule, name="FedAvg"):
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Keep what could be shipped."""
-        self._averaging = self.options.averaging().charged(self.strategy.coding, self.strategy.comm)
+        self._averaging = self.options.averaging().charged(self.strategy)
         self._buckets = buckets(self.scope.parameters)
         self.residuals = [self._averaging.residual(flatten(bucket)) for bucket in self._buckets]
         self.num_rounds = 0

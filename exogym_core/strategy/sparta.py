@@ -67,7 +67,7 @@ class SparseCommunicator(Module, name="SPARTA"):
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Lay the parameters out flat."""
         self.index_selector.seed = self.strategy.seed
-        self._averaging = self.options.averaging().charged(self.strategy.coding, self.strategy.comm)
+        self._averaging = self.options.averaging().charged(self.strategy)
         self._buckets = buckets(self.scope.parameters)
         self._residuals = [self._averaging.residual(flatten(bucket)) for bucket in self._buckets]
 

@@ -125,7 +125,7 @@ class Sites(Module, name="Sites"):
         site = Site(comm, comm.group([comm.rank])) if size == comm.world_size else Site.of(comm, size, where)
         self._ranks = range(comm.rank // size * size, comm.rank // size * size + size)
         inside = comm.group([comm.rank]) if site.inside is None else site.inside
-        averaging = options.averaging().charged(strategy.coding, comm)
+        averaging = options.averaging().charged(strategy)
         self.gradients = Sharding(options.sharding, options.ranks_per_node).averager(
             scope.parameters, inside, options.bucket_bytes, averaging
         )

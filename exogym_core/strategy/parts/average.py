@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from exogym_core.strategy.options import Options, flag, option
-from exogym_core.strategy.parts.codecs import Codec, charged_codec, codec_named
+from exogym_core.strategy.parts.codecs import Codec, codec_named
 from exogym_core.strategy.parts.flight import counted, run
 from netsim.errors import InputError, unknown_name
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.cost.compute import Coding
+    from exogym_core.strategy.base import Strategy
     from exogym_core.strategy.parts.flight import Steps
 
 __all__ = [
@@ -196,15 +196,13 @@ class Averaging:
         if self.error_feedback and (self.codec is None or self.aggregate != "mean"):
             raise InputError("error_feedback=True: needs a codec that rounds, and aggregate='mean'")
 
-    def charged(self, coding: Coding | None, comm: Communicator) -> Averaging:
-        """Copy with its codec's work on the clock of `comm`; None: coding is free.
+    def charged(self, strategy: Strategy) -> Averaging:
+        """Copy whose codec's work takes virtual time where the strategy's does.
 
         Raises:
             InputError: there are speeds, but none for this codec.
         """
-        if self.codec is None:
-            return self
-        return replace(self, codec=charged_codec(comm, coding, self.codec))
+        return self if self.codec is None else replace(self, codec=strategy.charged(self.codec))
 
     def residual(self, flat: Tensor) -> Tensor | None:
         """Room for what will be rounded off `flat`, if that is kept."""

@@ -12,10 +12,9 @@ from torch import Tensor
 from netsim.errors import unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from exogym_core.communicator.base import Communicator, Traffic
-    from exogym_core.cost.compute import Coding
+    from exogym_core.communicator.base import Traffic
 
 __all__ = [
     "CODECS",
@@ -32,8 +31,6 @@ __all__ = [
     "Quantile8BitCodec",
     "ScaledFloat16Codec",
     "Uniform8BitCodec",
-    "charge",
-    "charged_codec",
     "codec_name",
     "codec_named",
     "coding_report",
@@ -482,30 +479,6 @@ def codec_named(codec: str | Codec | None) -> Codec | None:
 _LEAST_SHARE = 0.01  # of the payload, to count as coded: flags and counters do not
 
 
-def charge(comm: Communicator, coding: Coding | None, codec: str, way: str, num_values: int) -> None:
-    """Let the virtual time pass that `codec` takes to "encode" or "decode" so many values; None: coding is free.
-
-    Raises:
-        InputError: `compute.coding` has speeds, but none for this codec.
-    """
-    if coding is not None:
-        comm.advance(coding.seconds(codec, way, num_values))
-        comm.traffic.charged_values += num_values
-
-
-def charged_codec(comm: Communicator, coding: Coding | None, codec: Codec) -> Codec:
-    """`codec`, its work on the clock of `comm` where that costs time.
-
-    Raises:
-        InputError: `compute.coding` has speeds, but none for this codec.
-    """
-    if coding is None or not coding.speeds:
-        return codec
-    charged = ChargedCodec(codec, coding, comm)
-    coding.seconds(charged.name, "encode", 0)  # raises now, not in the first round
-    return charged
-
-
 def coding_report(traffic: Traffic, parameters: Iterable[Tensor]) -> str | None:
     """State of a rank's coding, "charged" or "not charged"; None: it sent its values as they are.
 
@@ -527,24 +500,23 @@ class ChargedCodec(_WrappedCodec):
 
     Args:
         codec: does the work.
-        coding: the speeds.
-        comm: whose clock advances.
+        charge: takes its name, "encode" or "decode", and the number of values: lets the time pass.
     """
 
-    def __init__(self, codec: Codec, coding: Coding, comm: Communicator) -> None:
+    def __init__(self, codec: Codec, charge: Callable[[str, str, int], None]) -> None:
         super().__init__(codec)
-        self._coding, self._comm = coding, comm
+        self._charge = charge
 
     def encode(self, values: Tensor) -> Tensor:
         """Encode, on the clock."""
-        charge(self._comm, self._coding, self.name, "encode", len(values))
+        self._charge(self.name, "encode", len(values))
         return self.codec.encode(values)
 
     def decode(self, message: Tensor, num_values: int) -> Tensor:
         """Decode, on the clock."""
-        charge(self._comm, self._coding, self.name, "decode", num_values)
+        self._charge(self.name, "decode", num_values)
         return self.codec.decode(message, num_values)
 
     def on(self, device: torch.device) -> Codec:
         """Charge for the codec on that device."""
-        return ChargedCodec(self.codec.on(device), self._coding, self._comm)
+        return ChargedCodec(self.codec.on(device), self._charge)

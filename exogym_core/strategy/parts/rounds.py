@@ -48,7 +48,7 @@ class OuterRounds(RoundModule):
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Begin with the same theta on every rank."""
-        averaging = self.averaging.charged(self.strategy.coding, self.strategy.comm)
+        averaging = self.averaging.charged(self.strategy)
         self.outer, self.num_rounds = OuterStep(self.scope.parameters, self.outer_spec(), averaging), 0
 
     def outer_spec(self) -> OptimSpec:
@@ -234,7 +234,7 @@ class Fragments(Module):
         where, names = type(self.strategy).__name__, [name for name, _ in self.strategy.named_trainable()]
         options = self.options
         self.members = fragments_of(names, options, where)
-        averaging = options.averaging().charged(self.strategy.coding, self.strategy.comm)
+        averaging = options.averaging().charged(self.strategy)
         parts = [[self.scope.parameters[index] for index in members] for members in self.members]
         self.outers = [OuterStep(part, options.outer_optim(), averaging) for part in parts]
         self._sites = [self.scope.site.apart() for _ in self.members]
