@@ -10,7 +10,7 @@ from exogym_core.strategy.parts.outer import DelayedNesterov
 from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 
 __all__ = ["AsyncDiLoCoOptions", "AsyncDiLoCoStrategy"]
@@ -61,7 +61,3 @@ class AsyncDiLoCoStrategy(ServedStrategy, name="AsyncDiLoCo"):
         self.outer = DelayedNesterov(
             self.phi, options.outer_lr, options.outer_momentum, buffer, options.momentum_share
         )
-
-    def arrived(self, source: int, displacement: Tensor, steps: int) -> None:
-        """Take a step of delayed Nesterov."""
-        self.outer.step(displacement)

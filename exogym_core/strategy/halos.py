@@ -94,50 +94,36 @@ class HALoSStrategy(ServedStrategy, name="HALoS"):
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         super()._init_node(model, rank, num_nodes)
         options = self.options
-        lr, momentum, buffer = options.global_lr, options.global_momentum, options.global_buffer
-        if not self._is_global:
-            lr, momentum, buffer = options.local_lr, options.local_momentum, options.local_buffer
+        lr, momentum, buffer = options.local_lr, options.local_momentum, options.local_buffer
+        if self._is_global:
+            lr, momentum, buffer = options.global_lr, options.global_momentum, options.global_buffer
+            self.answers_box = ""  # a region's server takes what comes from below and above in turn
+        else:
+            self.num_sharing = self.num_servers - 1
         self.outer = DelayedNesterov(self.phi, lr * buffer, momentum, buffer)
         self._base = self.phi.clone()
         self._since, self._steps, self._awaits = 0, 0.0, False
 
-    def _next_steps(self, speed: float, fastest: float) -> int:
+    def _whole_steps(self, steps: float) -> int:
         """The authors round dynamic local updates up."""
-        if not self.options.dylu or not speed or not fastest:
-            return self.options.H
-        return max(1, math.ceil(self.options.H * min(speed / fastest, 1.0) - ROUNDING_STEPS))
-
-    def arrived(self, source: int, displacement: Tensor, steps: int) -> None:
-        """Take a step of delayed Nesterov."""
-        self.outer.step(displacement)
+        return math.ceil(steps - ROUNDING_STEPS)
 
     def serve(self, updated: Callable[[float], None]) -> None:
         """A region's server, or the global one."""
-        if self._is_global:
-            super().serve(updated)
-            return
-        while messages := self.comm.take(wait=math.inf):
-            for source, message in messages:
-                if source == self.comm.world_size - 1:
-                    self._merge(from_message(message, 1)[0])
-                else:
-                    steps = self.take_in(source, message)
-                    self._steps, self._served = self._steps + steps, self._served + steps
-                    self._since += 1
-                if self._since >= self.options.K and not self._awaits:
-                    self._send_up()
-            updated(self._served * (self.num_servers - 1) / self.num_nodes)
+        super().serve(updated)
         if self._since and not self._awaits:
             self._send_up()  # what has come since the last exchange
 
     def take_in(self, source: int, message: Tensor) -> float:
-        """Apply a displacement and answer; the global server answers into the box that regions read."""
+        """Apply a displacement and answer, or merge what the global server has answered; exchange with it if due."""
+        if source == self.comm.world_size - 1:
+            self._merge(from_message(message, 1)[0])
+            return 0.0
+        steps = super().take_in(source, message)
         if not self._is_global:
-            return super().take_in(source, message)
-        displacement, (steps, _) = from_message(message, 2)
-        self.arrived(source, displacement, int(steps))
-        self.num_arrived += 1
-        self.comm.put(to_message(self.phi, 0.0), source)
+            self._steps, self._since = self._steps + steps, self._since + 1
+            if self._since >= self.options.K and not self._awaits:
+                self._send_up()
         return steps
 
     def _send_up(self) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from exogym_core.strategy.parts.outer import DelayedNesterov
+
 
 __all__ = [
     "ROUNDING_STEPS",
@@ -93,13 +95,15 @@ _TAIL = 2  # values behind the parameters: local steps, and their speed
 class ServedStrategy(Strategy):
     """Workers train alone for a round, send their displacement to their server, and continue from its answer.
 
-    Subclasses say what the server does with a displacement (`arrived`) and answers (`self.phi`). Messages are flat, in
-    fp32 (fp64 parameters as they are), with two values behind: the round's local steps and the worker's speed, the
-    answer with the fastest one's.
+    Subclasses say what the server does with a displacement (`outer`, or `arrived`); it answers `self.phi`. Messages are
+    flat, in fp32 (fp64 parameters as they are), with two values behind: the round's local steps and the worker's speed,
+    the answer with the fastest one's.
 
     Attributes:
         phi: on a server its parameters, on a worker those that it began its round with; flat.
         num_arrived: displacements that the server has taken in.
+        answers_box: the mailbox in which its senders await answers.
+        num_sharing: servers that share the workers among them.
         arithmetic: names of a server's methods that change values and nothing else: plans, which have none, leave
             them out.
     """
@@ -108,6 +112,8 @@ class ServedStrategy(Strategy):
     accepted_servers: tuple[int, float] = (1, 1)
     is_synchronous = False
     judged = "server"
+    answers_box = "answers"
+    num_sharing = 1
     arithmetic: tuple[str, ...] = ("arrived",)
     Options: ClassVar[type[Any]] = ServedOptions
     positional = ("optim_spec",)
@@ -115,6 +121,7 @@ class ServedStrategy(Strategy):
         *("phi", "num_arrived", "_fastest", "_round_steps", "_steps_left", "_round_began", "_served")
     )
     options: ServedOptions
+    outer: DelayedNesterov
 
     def __init__(self, *positional: Any, **given: Any) -> None:
         self.options, others = checked_options(type(self), positional, given)
@@ -165,7 +172,10 @@ class ServedStrategy(Strategy):
     def _next_steps(self, speed: float, fastest: float) -> int:
         if not self.options.dylu or not speed or not fastest:
             return self.options.H
-        return max(1, math.floor(self.options.H * min(speed / fastest, 1.0) + ROUNDING_STEPS))
+        return max(1, self._whole_steps(self.options.H * min(speed / fastest, 1.0)))
+
+    def _whole_steps(self, steps: float) -> int:
+        return math.floor(steps + ROUNDING_STEPS)
 
     # --- the server ----------------------------------------------------------------------------------------
 
@@ -174,7 +184,7 @@ class ServedStrategy(Strategy):
         while messages := self.comm.take(wait=math.inf):
             for source, message in messages:
                 self._served += self.take_in(source, message)
-            updated(self._served / self.num_nodes)
+            updated(self._served * self.num_sharing / self.num_nodes)
 
     def take_in(self, source: int, message: Tensor) -> float:
         """Apply one worker's displacement and answer; returns the local steps behind it."""
@@ -182,12 +192,12 @@ class ServedStrategy(Strategy):
         self._fastest[source] = speed
         self.arrived(source, displacement, int(steps))
         self.num_arrived += 1
-        self.comm.put(to_message(self.phi, max(self._fastest.values())), source, "answers")
+        self.comm.put(to_message(self.phi, max(self._fastest.values())), source, self.answers_box)
         return steps
 
     def arrived(self, source: int, displacement: Tensor, steps: int) -> None:
-        """Take in a displacement, flat and fp32: change `self.phi`."""
-        raise NotImplementedError
+        """Take in a displacement, flat and fp32: change `self.phi`, by default by a step of `self.outer`."""
+        self.outer.step(displacement)
 
     def judged_state(self) -> dict[str, Tensor] | None:
         """On the server, its parameters."""
