@@ -82,7 +82,6 @@ class DeMoStrategy(Strategy, name="DeMo"):
 
     def __init__(self, *positional: Any, **given: Any) -> None:
         self.options, others = checked_options(type(self), positional, given)
-        self.index_dtype, self.value_dtype = WIRE[self.options.codec]
         super().__init__(**others)
         if isinstance(self.optim_spec.cls, type) and not issubclass(self.optim_spec.cls, torch.optim.SGD):
             name, lr = self.optim_spec.cls.__name__, self.optim_spec.kwargs.get("lr", 1e-3)
@@ -95,8 +94,8 @@ class DeMoStrategy(Strategy, name="DeMo"):
         """Cut the parameters into blocks."""
         super()._init_node(model, rank, num_nodes)
         self._num_values = sum(parameter.numel() for parameter in self.trainable)
-        options = self.options
-        self._blocks = FrequencyBlocks.of(self.trainable, options.compression_chunk, options.compression_topk)
+        chunk, topk = self.options.compression_chunk, self.options.compression_topk
+        self.blocks = FrequencyBlocks.of(self.trainable, chunk, topk, WIRE[self.options.codec])
 
     @torch.no_grad()
     def step(self) -> None:
@@ -104,25 +103,20 @@ class DeMoStrategy(Strategy, name="DeMo"):
         self.clip_gradients()
         rates = {p: group["lr"] for group in self.optim.param_groups for p in group["params"]}
         self.charge("demo", "encode", self._num_values)
-        for blocks in self._blocks:
+        for blocks in self.blocks:
             updates = [self._update(parameter, rates) for parameter in blocks.parameters]
             blocks.accumulate(self.options.compression_decay, updates)
         messages = self._exchange()
         self.charge("demo", "decode", self._num_values)
-        for blocks, received in zip(self._blocks, self._decode(messages), strict=True):
-            for parameter, mean in zip(blocks.parameters, blocks.mean(*received), strict=True):
+        parts = torch.split(messages, [blocks.num_bytes for blocks in self.blocks], dim=1)
+        for blocks, part in zip(self.blocks, parts, strict=True):
+            for parameter, mean in zip(blocks.parameters, blocks.mean(part), strict=True):
                 parameter.mul_(1 - rates.get(parameter, 0.0) * self.options.weight_decay)
                 parameter.grad = mean.sign_().to(parameter.dtype)
         self.optim.step()
         if self.scaler is not None:
             self.scaler.update()
         super().step()
-
-    @property
-    def message_bytes(self) -> int:
-        """Bytes of one rank's message at each step."""
-        entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
-        return sum(blocks.num_entries for blocks in self._blocks) * entry_bytes
 
     def _update(self, parameter: Tensor, rates: Mapping[Tensor, float]) -> Tensor:
         gradient = dense_gradient(parameter)
@@ -133,17 +127,10 @@ class DeMoStrategy(Strategy, name="DeMo"):
 
     def _exchange(self) -> Tensor:
         """Gather all ranks' messages, one a row; entries sent by this rank leave its momentum."""
-        message = torch.cat([b.taken(self.index_dtype, self.value_dtype) for b in self._blocks])
+        message = torch.cat([blocks.taken() for blocks in self.blocks])
         return torch.stack(self.comm.all_gather(message)) if self.num_nodes > 1 else message[None]
-
-    def _decode(self, messages: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Indices and values per group of blocks, each [rank, block, entry]."""
-        entry_bytes = self.index_dtype.itemsize + self.value_dtype.itemsize
-        parts = torch.split(messages, [b.num_entries * entry_bytes for b in self._blocks], dim=1)
-        dtypes = self.index_dtype, self.value_dtype
-        return [b.read(part, *dtypes) for b, part in zip(self._blocks, parts, strict=True)]
 
     @property
     def momentum(self) -> list[Tensor]:
         """Momentum of each group of blocks, in the frequency domain."""
-        return [blocks.momentum for blocks in self._blocks]
+        return [blocks.momentum for blocks in self.blocks]

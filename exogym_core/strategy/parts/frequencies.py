@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FrequencyBlocks", "transform_of"]
 
+Wire = tuple[torch.dtype, torch.dtype]
+"""Dtypes of an index within its block, and of a value, as they travel."""
+
 
 def _dct_matrix(size: int) -> Tensor:
     """The orthonormal DCT-II as a matrix: `matrix @ x` are x's frequencies, `matrix.T` goes back."""
@@ -33,8 +36,8 @@ class FrequencyBlocks:
     was sent is a subtraction of single entries.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], shape: tuple[int, int], topk: int) -> None:
-        self.parameters = list(parameters)
+    def __init__(self, parameters: Sequence[Tensor], shape: tuple[int, int], topk: int, wire: Wire) -> None:
+        self.parameters, self.wire = list(parameters), wire
         self.shape = height, width = shape
         self.k = min(topk, height * width)
         first = parameters[0]
@@ -44,18 +47,18 @@ class FrequencyBlocks:
         self.momentum = torch.zeros(self.num_blocks, height * width, dtype=self.dtype, device=first.device)
 
     @classmethod
-    def of(cls, parameters: Sequence[Tensor], chunk: int, topk: int) -> list[Self]:
+    def of(cls, parameters: Sequence[Tensor], chunk: int, topk: int, wire: Wire) -> list[Self]:
         """Blocks of the parameters with values, grouped by shape; their sides are at most `chunk`."""
         groups: dict[tuple[Any, ...], list[Tensor]] = {}
         for parameter in (p for p in parameters if p.numel()):
             shape = block_shape(parameter.shape, chunk)
             groups.setdefault((shape, parameter.dtype, parameter.device), []).append(parameter)
-        return [cls(members, shape, topk) for (shape, *_), members in groups.items()]
+        return [cls(members, shape, topk, wire) for (shape, *_), members in groups.items()]
 
     @property
-    def num_entries(self) -> int:
-        """Entries that travel: `min(k, block)` a block."""
-        return self.num_blocks * self.k
+    def num_bytes(self) -> int:
+        """Size of what travels: `min(k, block)` entries a block."""
+        return self.num_blocks * self.k * sum(dtype.itemsize for dtype in self.wire)
 
     def accumulate(self, decay: float, updates: Sequence[Tensor]) -> None:
         """`momentum = decay momentum + DCT(updates)`."""
@@ -66,35 +69,27 @@ class FrequencyBlocks:
         frequencies = self.rows @ blocks @ self.columns.T
         self.momentum.mul_(decay).add_(frequencies.view(self.num_blocks, -1))
 
-    def largest(self) -> tuple[Tensor, Tensor]:
-        """Indices within blocks and values of the `k` largest entries of each block."""
+    def taken(self) -> Tensor:
+        """The `k` largest entries of each block as bytes, indices before values; as encoded they leave the momentum."""
+        index_dtype, value_dtype = self.wire
         indices = self.momentum.abs().topk(self.k, dim=1, sorted=False).indices
-        return indices, self.momentum.gather(1, indices)
-
-    def taken(self, index_dtype: torch.dtype, value_dtype: torch.dtype) -> Tensor:
-        """The largest entries as bytes, indices before values; as they are encoded they leave the momentum."""
-        indices, values = self.largest()
+        values = self.momentum.gather(1, indices)
         sent = values.to(value_dtype)
         self.momentum.scatter_add_(1, indices, -sent.to(self.dtype))
         return torch.cat([part.view(-1).view(torch.uint8) for part in (indices.to(index_dtype), sent)])
 
-    def read(
-        self, messages: Tensor, index_dtype: torch.dtype, value_dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        """Indices and values [rank, block, entry] of what ranks have `taken`, one a row."""
-        halves = messages.tensor_split([self.num_entries * index_dtype.itemsize], dim=1)
-        shape = (len(messages), self.num_blocks, self.k)
-        places, values = (
-            read_as(part.reshape(-1), dtype).view(shape)
-            for part, dtype in zip(halves, (index_dtype, value_dtype), strict=True)
-        )
-        return places.long(), values.to(self.dtype)
-
-    def mean(self, indices: Tensor, values: Tensor) -> list[Tensor]:
+    def mean(self, messages: Tensor) -> list[Tensor]:
         """Each entry's mean over the ranks that sent it, transformed back, in the parameters' shapes.
 
-        `indices` and `values` are what all ranks sent: [rank, block, entry].
+        `messages` are what ranks have `taken`, one a row.
         """
+        halves = messages.tensor_split([self.num_blocks * self.k * self.wire[0].itemsize], dim=1)
+        shape = (len(messages), self.num_blocks, self.k)  # rank, block, entry
+        indices, values = (
+            read_as(part.reshape(-1), dtype).view(shape)
+            for part, dtype in zip(halves, self.wire, strict=True)
+        )
+        indices, values = indices.long(), values.to(self.dtype)
         total, count = torch.zeros_like(self.momentum), torch.zeros_like(self.momentum)
         num_ranks = len(indices)
         # A CPU adds up along a row in order. A GPU does not, and ranks must agree in every bit: rank by rank.
@@ -112,12 +107,11 @@ class FrequencyBlocks:
 
 def transform_of(values: Tensor, num_ranks: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """Encoding and decoding of a default step for flat `values`, n x 4096 of them, to be timed."""
-    blocks = FrequencyBlocks([values.view(-1, 64)], (64, 64), topk=32)
-    wire = torch.int64, torch.float32
+    blocks = FrequencyBlocks([values.view(-1, 64)], (64, 64), topk=32, wire=(torch.int64, torch.float32))
 
     def there() -> Tensor:
         blocks.accumulate(0.999, [values.view(-1, 64)])
-        return blocks.taken(*wire)
+        return blocks.taken()
 
     message = there()
-    return there, lambda: blocks.mean(*blocks.read(torch.stack([message] * num_ranks), *wire))
+    return there, lambda: blocks.mean(torch.stack([message] * num_ranks))
