@@ -27,7 +27,7 @@ from exogym_core.strategy.participation.site import (
     load_outer,
     outer_to_keep,
     part_of,
-    parts_to_keep,
+    part_to_keep,
     refuse_other_sites,
 )
 from exogym_core.strategy.parts.gradients import clip_norm
@@ -325,7 +325,7 @@ class DiLoCoOptimizer(Configured, Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The parameters, both optimizers' states, the parameters that the round began with, and the counts."""
         return {
-            "parameters": parts_to_keep(self._held, self._parameters),
+            "parameters": list(map(part_to_keep, self._held, self._parameters)),
             "inner": self.inner_optimizer.state_dict(),
             "outer": outer_to_keep(self._outer, self._parameters),
             "scheduler": self.scheduler and self.scheduler.state_dict(),

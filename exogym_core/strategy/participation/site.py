@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.utils._pytree import tree_map
 
 from exogym_core.strategy.parts.flat import flatten, in_buckets, unflatten
 from exogym_core.strategy.parts.flight import run
@@ -20,7 +21,7 @@ from exogym_core.strategy.parts.gradients import DEFAULT_BUCKET_BYTES, GradientA
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch.optim import Optimizer
 
@@ -41,7 +42,7 @@ __all__ = [
     "load_outer",
     "outer_to_keep",
     "part_of",
-    "parts_to_keep",
+    "part_to_keep",
     "refuse_other_sites",
 ]
 
@@ -443,28 +444,19 @@ def refuse_other_sites(
         )
 
 
-def parts_to_keep(parts: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of what this rank holds of values like these parameters, for a checkpoint: DTensors, as they are.
+def part_to_keep(part: Tensor, parameter: Any) -> Tensor:
+    """Copy of what this rank holds of values like this parameter, for a checkpoint: a DTensor, as it is.
 
     So torch.distributed.checkpoint takes the ranks' parts for parts, and puts them together.
     """
-    return [
-        _like(part, parameter) if is_cut(parameter) else part.detach().clone()
-        for part, parameter in zip(parts, parameters, strict=True)
-    ]
-
-
-def _like(part: Tensor, parameter: Any) -> Tensor:
+    copied = part.detach().clone()
+    if not is_cut(parameter):
+        return copied
     from torch.distributed.tensor import DTensor
 
-    made: Tensor = DTensor.from_local(
-        part.detach().clone(),
-        parameter.device_mesh,
-        parameter.placements,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
-    return made
+    mesh, shape, stride = parameter.device_mesh, parameter.shape, parameter.stride()
+    kept: Tensor = DTensor.from_local(copied, mesh, parameter.placements, shape=shape, stride=stride)
+    return kept
 
 
 def outer_to_keep(outer: OuterStep, parameters: Sequence[Tensor]) -> dict[str, Any]:
@@ -474,36 +466,31 @@ def outer_to_keep(outer: OuterStep, parameters: Sequence[Tensor]) -> dict[str, A
         return state
     # As the outer optimizer counts them.
     in_order = [parameters[index] for bucket in outer.plan for index in bucket]
-    residuals = [
-        kept
-        for flat, bucket, indices in zip(state["residuals"], outer.buckets, outer.plan, strict=False)
-        for kept in parts_to_keep(unflatten(flat, bucket), [parameters[index] for index in indices])
-    ]
-    optim = _changed(state["optim"], lambda number, value: parts_to_keep([value], [in_order[number]])[0])
-    return {"theta": parts_to_keep(outer.theta, parameters), "optim": optim, "residuals": residuals}
+    owed = chain.from_iterable(map(unflatten, state["residuals"], outer.buckets))
+    states = {
+        number: {
+            name: part_to_keep(value, in_order[number])
+            if isinstance(value, Tensor) and value.dim()
+            else value
+            for name, value in of_parameter.items()  # numbers of steps have no dimensions
+        }
+        for number, of_parameter in state["optim"]["state"].items()
+    }
+    return {
+        "theta": list(map(part_to_keep, outer.theta, parameters)),
+        "optim": {**state["optim"], "state": states},
+        "residuals": list(map(part_to_keep, owed, in_order)),
+    }
 
 
 def load_outer(outer: OuterStep, kept: Mapping[str, Any], parameters: Sequence[Tensor]) -> None:
     """Restore the state that `outer_to_keep` returned."""
     if cut_by_torch(parameters):
-        theta = [part_of(value) for value in kept["theta"]]
-        owed = iter(part_of(value) for value in kept["residuals"])
+        parts = tree_map(part_of, dict(kept))
+        theta, owed = parts["theta"], iter(parts["residuals"])
+        flats = [flatten([theta[index] for index in bucket]) for bucket in outer.plan]
         residuals = (
             [flatten([next(owed) for _ in bucket]) for bucket in outer.plan] if kept["residuals"] else []
         )
-        optim = _changed(kept["optim"], lambda number, value: part_of(value))
-        flats = [flatten([theta[index] for index in bucket]) for bucket in outer.plan]
-        kept = {"theta": flats, "optim": optim, "residuals": residuals}
+        kept = {"theta": flats, "optim": parts["optim"], "residuals": residuals}
     outer.load_state_dict(kept)
-
-
-def _changed(optim: Mapping[str, Any], change: Callable[[int, Tensor], Tensor]) -> dict[str, Any]:
-    """An optimizer's `state_dict` with other tensors; numbers of steps, which have no dimensions, stay."""
-    states = {
-        number: {
-            name: change(number, value) if isinstance(value, Tensor) and value.dim() else value
-            for name, value in of_parameter.items()
-        }
-        for number, of_parameter in optim["state"].items()
-    }
-    return {**optim, "state": states}
