@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from exogym_core.cli.experiment import Experiment
 from exogym_core.strategy import (
     AllReduceStrategy,
+    AsyncSparseCommunicator,
     AveragingCommunicator,
     Chain,
     CommunicateOptimizeStrategy,
     CommunicationModule,
+    DelayedDiLoCoCommunicator,
     DiLoCoCommunicator,
     DiLoCoStrategy,
     FedAvgStrategy,
@@ -26,6 +28,7 @@ from exogym_core.strategy import (
     SparseCommunicator,
     SPARTADiLoCoStrategy,
     SPARTAStrategy,
+    StreamingDiLoCoCommunicator,
     all_reduce,
 )
 from exogym_core.strategy.parts.codecs import Int8Codec
@@ -73,17 +76,26 @@ def test_strategies_are_chains(strategy: Any, chain: Any) -> None:
     same_runs(strategy, chain)
 
 
-@pytest.mark.parametrize("module", [SparseCommunicator(p_sparta=0.3), AveragingCommunicator(H=2)])
+@pytest.mark.parametrize(
+    "module",
+    [
+        SparseCommunicator(p_sparta=0.3),
+        AsyncSparseCommunicator(p_sparta=0.3, interval=2, delay=1),
+        DelayedDiLoCoCommunicator(H=2),
+        StreamingDiLoCoCommunicator(H=2),
+        AveragingCommunicator(H=2),
+    ],
+)
 @pytest.mark.parametrize("sharding", ["NO_SHARD", "SHARD_GRAD_OP"])
 def test_modules_behind_sites_bring_sites_together(module: Module, sharding: str) -> None:
-    """Equal to one rank a site with the site's batch; and only one rank's worth goes between sites."""
+    """Equal to one rank a site with the site's batch, at the end too, where what is in flight is applied."""
     model, batches = reference.make_problem(4, 4, 4, 6, seed=1)
     joined = [[tuple(map(torch.cat, zip(*step[k : k + 2], strict=True))) for k in (0, 2)] for step in batches]
     of_sites = reference.run_strategy(
         Chain([Sites(2, sharding=sharding), module], ADAMW), model, batches, SEED
     )
-    if sharding == "NO_SHARD" or isinstance(
-        module, AveragingCommunicator
+    if sharding == "NO_SHARD" or not hasattr(
+        module, "index_selector"
     ):  # shards choose among their own values
         alone = reference.run_strategy(Chain([module], ADAMW), model, joined, SEED)  # type: ignore[arg-type]
         for rank, got in enumerate(of_sites.results):

@@ -5,18 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.strategy.chain import Composition
-from exogym_core.strategy.options import (
-    Options,
-    fraction,
-    option,
-    positive_int,
-)
+from exogym_core.strategy.options import fraction, option, positive_int
 from exogym_core.strategy.parts.average import Averaging
-from exogym_core.strategy.parts.flat import buckets, flatten, write_back
+from exogym_core.strategy.parts.flat import write_back
 from exogym_core.strategy.parts.flight import Flight
 from exogym_core.strategy.parts.outer import Round
 from exogym_core.strategy.parts.rounds import RoundUnderWay
-from exogym_core.strategy.parts.selectors import IndexSelector, selector_named
+from exogym_core.strategy.parts.selectors import SelectionOptions
 from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError
 
@@ -29,20 +24,18 @@ if TYPE_CHECKING:
 __all__ = ["AsyncSPARTAOptions", "AsyncSPARTAStrategy", "AsyncSparseCommunicator"]
 
 
-class AsyncSPARTAOptions(Options):
+class AsyncSPARTAOptions(SelectionOptions):
     """Options of async SPARTA.
 
     Args:
         p_sparta: the share averaged each time, above 0 and at most 1.
         interval: an average begins every so many steps.
         delay: local steps after which it is applied, fewer than `interval`.
-        index_selector: as of SPARTA.
     """
 
     p_sparta: float = option(0.05, fraction)
     interval: int = option(20, positive_int)
     delay: int = option(10, positive_int)
-    index_selector: str | type[IndexSelector] | IndexSelector = option("random")
 
     def check(self, where: str) -> None:
         """Refuse averages that would overtake each other."""
@@ -50,7 +43,7 @@ class AsyncSPARTAOptions(Options):
             raise InputError(
                 f"{where}: delay is {self.delay} steps and interval {self.interval}; apply an average before the next"
             )
-        selector_named(self.index_selector, self.p_sparta)
+        super().check(where)
 
 
 class AsyncSparseCommunicator(RoundUnderWay, name="AsyncSPARTA"):
@@ -65,13 +58,12 @@ class AsyncSparseCommunicator(RoundUnderWay, name="AsyncSPARTA"):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.index_selector = selector_named(self.options.index_selector, self.options.p_sparta)
+        self.index_selector = self.options.selector()
         self.iteration = 0  # averages that have begun
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Lay the parameters out flat."""
+        """Choose as all ranks do."""
         self.index_selector.seed = self.strategy.seed
-        self._buckets = buckets(self.scope.parameters)
 
     def after_update(self) -> None:
         """Begin or apply the average that is due."""
@@ -86,27 +78,27 @@ class AsyncSparseCommunicator(RoundUnderWay, name="AsyncSPARTA"):
     def begin(self) -> Round:
         """Send the chosen values on their way to their mean."""
         self.iteration += 1
-        sent = [flatten(bucket)[chosen] for bucket, chosen in zip(self._buckets, self._chosen(), strict=True)]
+        sent = [flat[chosen] for flat, chosen in self._flats_and_places()]
         return self._round(sent, [()] * len(sent))
 
     def apply(self, sent: Round) -> None:
         """Add the difference of the mean to what was sent."""
-        for bucket, chosen, own, mean in zip(
-            self._buckets, self._chosen(), sent.sent, sent.wait(), strict=True
+        changes = [mean - own for mean, own in zip(sent.wait(), sent.sent, strict=True)]
+        for bucket, (flat, chosen), change in zip(
+            self.buckets, self._flats_and_places(), changes, strict=True
         ):
-            flat = flatten(bucket)
-            flat[chosen] += mean - own
+            flat[chosen] += change
             write_back(flat, bucket)
         self._under_way = None
 
-    def _chosen(self) -> list[Tensor]:
-        """Places in each bucket of the last average begun."""
-        return [self.index_selector.places(flatten(bucket), self.iteration - 1) for bucket in self._buckets]
+    def _flats_and_places(self) -> list[tuple[Tensor, Tensor]]:
+        """The parameters, flat, and their places in the last average begun."""
+        return [(flat, self.index_selector.places(flat, self.iteration - 1)) for flat in self.flats()]
 
     def _round(self, sent: list[Tensor], calls: Sequence[Any]) -> Round:
-        comm, averaging = self.scope.site.between, Averaging()
+        site = self.scope.site
         flights = [
-            Flight(averaging.steps(comm, flat.clone()), comm, numbers)
+            Flight(site.steps(Averaging(), flat.clone()), site.between, numbers)
             for flat, numbers in zip(sent, calls, strict=True)
         ]
         return Round(sent, flights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -12,6 +13,7 @@ from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.optimizers import ensure_optim_spec
 from exogym_core.strategy.options import Configured, Options, checked_options, refuse_unknown
 from exogym_core.strategy.participation.site import Site
+from exogym_core.strategy.parts.flat import buckets, flatten
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError, unknown_name
 
@@ -170,6 +172,15 @@ class Module(Configured, Stateful):
         """Optimizers besides the chain's."""
         return []
 
+    @cached_property
+    def buckets(self) -> list[list[Tensor]]:
+        """Parameters of `scope` in buckets of one dtype and device each."""
+        return buckets(self.scope.parameters)
+
+    def flats(self) -> list[Tensor]:
+        """Copy the parameters into flat tensors, one a bucket."""
+        return [flatten(bucket) for bucket in self.buckets]
+
     def named(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
         """`values` of `scope.parameters`, in their order, by name, as `Strategy.judged_state` has them."""
         state: dict[str, Tensor] = {}
@@ -308,9 +319,12 @@ class Chain(Strategy):
         return {name: value for module in self.modules for name, value in module.step_row().items()}
 
     def finish(self) -> None:
-        """Apply what is in flight."""
-        for module in self.modules:
-            module.at_end()
+        """Apply what is in flight; where a site holds the parameters in shards, gather them once more."""
+        hooks = self._hooks_called("at_end")
+        for at_end in hooks:
+            at_end()
+        if hooks and self.gradients is not None:
+            self.gradients.gather()
 
     def close(self) -> None:
         """Release the model: its hooks and what refers to its parameters, of all modules."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from exogym_core.strategy.chain import Composition, RoundModule
 from exogym_core.strategy.options import option, positive_int
 from exogym_core.strategy.parts.average import AveragingOptions
-from exogym_core.strategy.parts.flat import buckets, flatten, write_back
+from exogym_core.strategy.parts.flat import flatten, write_back
 from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError
@@ -64,8 +64,7 @@ class AveragingCommunicator(RoundModule, name="FedAvg"):
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Keep what could be shipped."""
         self._averaging = self.options.averaging().charged(self.strategy)
-        self._buckets = buckets(self.scope.parameters)
-        self.residuals = [self._averaging.residual(flatten(bucket)) for bucket in self._buckets]
+        self.residuals = [self._averaging.residual(flat) for flat in self.flats()]
         self.num_rounds = 0
         self.result = [parameter.detach().clone() for parameter in self.scope.parameters]
 
@@ -77,7 +76,7 @@ class AveragingCommunicator(RoundModule, name="FedAvg"):
         """Average the parameters of this rank's island."""
         between = self.scope.site.between
         island = self.scope.site.among(self.island(between.rank, between.world_size, number), number)
-        for bucket, residual in zip(self._buckets, self.residuals, strict=True):
+        for bucket, residual in zip(self.buckets, self.residuals, strict=True):
             if island.between.world_size > 1:
                 write_back(island.average(self._averaging, flatten(bucket), residual), bucket)
         self.num_rounds += 1

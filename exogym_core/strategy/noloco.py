@@ -14,7 +14,7 @@ from exogym_core.strategy.options import (
     positive_int,
 )
 from exogym_core.strategy.parts.average import Averaging
-from exogym_core.strategy.parts.flat import buckets, flatten, write_back
+from exogym_core.strategy.parts.flat import flatten, write_back
 from exogym_core.strategy.parts.generators import shared_generator
 from exogym_core.strategy.parts.state import State
 
@@ -56,8 +56,7 @@ class NoLoCoCommunicator(RoundModule, name="NoLoCo"):
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Begin with the same phi on every worker, which keeps its own from then on."""
-        self._buckets = buckets(self.scope.parameters)
-        self._phi = [flatten(bucket) for bucket in self._buckets]
+        self._phi = self.flats()
         self._momenta = [torch.zeros_like(phi) for phi in self._phi]
 
     def group(self, rank: int, num_ranks: int, round_number: int) -> list[int]:
@@ -74,7 +73,7 @@ class NoLoCoCommunicator(RoundModule, name="NoLoCo"):
         options, between = self.options, self.scope.site.between
         gamma = options.outer_lr if options.gamma is None else options.gamma
         met = self.scope.site.among(self.group(between.rank, between.world_size, number), number)
-        for phi, momentum, bucket in zip(self._phi, self._momenta, self._buckets, strict=True):
+        for phi, momentum, bucket in zip(self._phi, self._momenta, self.buckets, strict=True):
             means = torch.cat([flatten(bucket) - phi, phi])
             if met.between.world_size > 1:
                 means = met.average(Averaging(), means)

@@ -6,40 +6,29 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.strategy.chain import Composition, Module
 from exogym_core.strategy.diloco import DiLoCoCommunicator, DiLoCoOptions
-from exogym_core.strategy.options import fraction, option, positive_int
+from exogym_core.strategy.options import option, positive_int
 from exogym_core.strategy.parts.average import AveragingOptions
-from exogym_core.strategy.parts.flat import buckets, flatten, write_back
-from exogym_core.strategy.parts.selectors import IndexSelector, selector_named
+from exogym_core.strategy.parts.flat import flatten, write_back
+from exogym_core.strategy.parts.selectors import SelectionOptions
 from exogym_core.strategy.parts.state import State
 
 if TYPE_CHECKING:
-    from torch import nn
+    from collections.abc import Sequence
+
+    from torch import Tensor, nn
 
 
 __all__ = ["SPARTADiLoCoStrategy", "SPARTAStrategy", "SparseCommunicator", "SpartaOptions"]
 
 
-class SpartaOptions(AveragingOptions):
+class SpartaOptions(SelectionOptions, AveragingOptions):
     """Options of SPARTA: the share of parameters averaged, their choice, and how often.
 
     Args:
-        p_sparta: the share averaged each time, above 0 and at most 1.
-        index_selector: "random", "shuffled_sequential", "partitioned", or an IndexSelector or its class.
         interval: communicate every so many steps; also `sparta_interval`.
     """
 
-    p_sparta: float = option(0.005, fraction)
-    index_selector: str | type[IndexSelector] | IndexSelector = option("random")
     interval: int = option(1, positive_int)
-
-    def check(self, where: str) -> None:
-        """Refuse a selector that does not exist."""
-        super().check(where)
-        self.selector()
-
-    def selector(self) -> IndexSelector:
-        """Chooses what is averaged."""
-        return selector_named(self.index_selector, self.p_sparta)
 
 
 class SparseCommunicator(Module, name="SPARTA"):
@@ -68,20 +57,18 @@ class SparseCommunicator(Module, name="SPARTA"):
         """Lay the parameters out flat."""
         self.index_selector.seed = self.strategy.seed
         self._averaging = self.options.averaging().charged(self.strategy)
-        self._buckets = buckets(self.scope.parameters)
-        self._residuals = [self._averaging.residual(flatten(bucket)) for bucket in self._buckets]
+        self._residuals = [self._averaging.residual(flat) for flat in self.flats()]
 
     def after_update(self) -> None:
         """Average the chosen values, if this step is due."""
         if (self.strategy.local_step + 1) % self.interval:
             return
         if self.scope.site.between.world_size > 1:
-            for number in range(len(self._buckets)):
-                self._average_chosen(number)
+            for bucket, residual in zip(self.buckets, self._residuals, strict=True):
+                self._average_chosen(bucket, residual)
         self.iteration += 1
 
-    def _average_chosen(self, number: int) -> None:
-        bucket, residual = self._buckets[number], self._residuals[number]
+    def _average_chosen(self, bucket: Sequence[Tensor], residual: Tensor | None) -> None:
         flat = flatten(bucket)
         chosen = self.index_selector.places(flat, self.iteration)
         if not len(chosen):

@@ -11,7 +11,6 @@ import torch
 
 from exogym_core.strategy.chain import Module
 from exogym_core.strategy.options import Options, option
-from exogym_core.strategy.parts.flat import buckets, flatten
 from exogym_core.strategy.parts.flight import Flight
 from exogym_core.strategy.parts.generators import shared_generator
 from netsim.errors import InputError, unknown_name
@@ -205,7 +204,7 @@ class Gossip(Module):
     balanced: bool = True
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Lay the parameters out flat.
+        """Check the graph.
 
         Raises:
             InputError: the graph is not one of so many ranks.
@@ -213,11 +212,6 @@ class Gossip(Module):
         self.options.graph.check(
             self.scope.site.between.world_size, type(self.strategy).__name__, self.balanced
         )
-        self.buckets = buckets(self.scope.parameters)
-
-    def flats(self) -> list[Tensor]:
-        """Copy this rank's parameters into flat tensors."""
-        return [flatten(bucket) for bucket in self.buckets]
 
     def row(self, number: int) -> Mixing:
         """Row of this rank (this site) in the matrix of the 0-based exchange `number`."""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from exogym_core.strategy.options import fraction
+from exogym_core.strategy.options import Options, fraction, option
 from exogym_core.strategy.parts.generators import shared_generator
 from netsim.errors import InputError, unknown_name
 
@@ -16,6 +16,7 @@ __all__ = [
     "IndexSelector",
     "PartitionedIndexSelector",
     "RandomIndexSelector",
+    "SelectionOptions",
     "ShuffledSequentialIndexSelector",
     "selector_named",
     "slice_bounds",
@@ -134,3 +135,24 @@ def selector_named(selector: str | type[IndexSelector] | IndexSelector, p: float
     if name not in SELECTORS:
         raise unknown_name("index_selector", selector, SELECTORS)
     return SELECTORS[name](p)
+
+
+class SelectionOptions(Options):
+    """Options of averages over a share of the parameters.
+
+    Args:
+        p_sparta: the share averaged each time, above 0 and at most 1.
+        index_selector: "random", "shuffled_sequential", "partitioned", or an IndexSelector or its class.
+    """
+
+    p_sparta: float = option(0.005, fraction)
+    index_selector: str | type[IndexSelector] | IndexSelector = option("random")
+
+    def check(self, where: str) -> None:
+        """Refuse a selector that does not exist."""
+        super().check(where)
+        self.selector()
+
+    def selector(self) -> IndexSelector:
+        """Chooses what is averaged."""
+        return selector_named(self.index_selector, self.p_sparta)
