@@ -74,7 +74,7 @@ def test_a_site_that_does_not_finish_an_average_is_reported() -> None:
     members = two_sites(lines)
     for site in range(2):
         join(members, site, START, 0.0)
-    (attempt,) = members.rounds.attempts
+    (attempt,) = members.rounds._attempts.values()
     about = {"number": START, "attempt": 0, "group": attempt.group, "members": [0, 1], "seconds": 600.0}
     members.rounds.confirm(1, 9, {**about, "is_finished": True}, 1.0)
     del lines[:]

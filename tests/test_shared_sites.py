@@ -48,9 +48,7 @@ def process(at: RendezvousService, number: int, place: int, meets_in: Path) -> I
         Rendezvous(place, SIZE, str(meets_in), timeout_seconds=20, secret=secret)
     )
 
-    def link(site: int | None, local_rank: int) -> SiteLink:
-        return SiteLink(at.address, SECRET, site, local_rank=local_rank, patience_seconds=20)
-
+    link = partial(SiteLink, at.address, SECRET, patience_seconds=20)
     between = SiteCommunicator(site_link(link, number, inside, 20), SECRET, processes=inside)
     with SiteRankCommunicator(between, inside) as comm:
         yield comm

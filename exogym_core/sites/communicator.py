@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar
@@ -96,19 +96,10 @@ class ElasticCommunicator(GlooCommunicator):
 
     can_leave_behind = True
     members_change = True
+    link: SiteLink
 
     def before_meeting(self, call: Callable[[], None]) -> None:
         """Register `call` for all processes of the site before each meeting with other sites."""
-        raise NotImplementedError
-
-    @property
-    def shared_state(self) -> GlooRank:
-        """State shared by all communicators of this process."""
-        return self._state
-
-    @property
-    def link(self) -> SiteLink:
-        """This process's connection to the rendezvous."""
         raise NotImplementedError
 
     def _collective(self, call: CollectiveCall, deliver: Delivery[T], async_op: bool) -> NoReturn:
@@ -183,7 +174,7 @@ class SiteCommunicator(ElasticCommunicator):
         processes: GlooCommunicator | None = None,
     ) -> None:
         assert link.site is not None
-        self._link, self._secret = link, secret
+        self.link, self._secret = link, secret
         self._leader = SiteLeader(link, processes)
         link.on_push = self._pushed
         alone = Rendezvous(link.site, link.num_sites, time_option="averaging_timeout")
@@ -238,32 +229,26 @@ class SiteCommunicator(ElasticCommunicator):
         """
         place, secret = MeetingPlace.from_environment(), shared_secret()
         name = " ".join(filter(None, [place.run, run]))
-
-        def link(site: int | None, local_rank: int = 0) -> SiteLink:
-            about: Any = {
-                "run": name,
-                "own_name": place.run,
-                "facts": facts,
-                "resumed": resumed,
-                "past_step": past_step,
-                "patience_seconds": patience_seconds,
-            }
-            return SiteLink(place.address, secret, site, local_rank=local_rank, **about)
-
+        link = partial(
+            SiteLink,
+            place.address,
+            secret,
+            run=name,
+            own_name=place.run,
+            facts=facts,
+            resumed=resumed,
+            past_step=past_step,
+            patience_seconds=patience_seconds,
+        )
         if processes is None and processes_of_site() > 1:
             processes = GlooCommunicator.from_environment()
         if processes is None or processes.world_size == 1:
             return cls(link(place.site), secret, on_mark)
-        inside = processes
-        found = site_link(link, place.site, inside, patience_seconds)
-        return SiteRankCommunicator(cls(found, secret, on_mark, inside), inside)
+        found = site_link(link, place.site, processes, patience_seconds)
+        return SiteRankCommunicator(cls(found, secret, on_mark, processes), processes)
 
     def __enter__(self) -> Self:
         return self
-
-    @property
-    def link(self) -> SiteLink:
-        return self._link
 
     def before_meeting(self, call: Callable[[], None]) -> None:
         self._before_meeting = call
@@ -326,7 +311,7 @@ class SiteCommunicator(ElasticCommunicator):
             peers = self._peers(answer["group"], members, answer["seconds"])
             return work(peers, weights), True
         except _BROKEN as error:
-            self._link.send("trouble", line=str(error).partition("\n")[0])
+            self.link.send("trouble", line=str(error).partition("\n")[0])
             self._leave_group()
             return None, False
 
@@ -353,17 +338,20 @@ class SiteCommunicator(ElasticCommunicator):
         if group in self._dissolved:
             opened.dissolve()
         connecting = in_thread(partial(self._connected, group, members, seconds))
-        connecting.add_done_callback(partial(_hand_over, opened.outcome))
         try:
-            return opened.outcome.result(seconds)
-        except TimeoutError:
-            opened.give_up()
-            line = f"rank {self.rank} connects to {members}: not finished in {seconds:g} s"
-            raise DeadlockError(line) from None
+            ends: list[Future[Any]] = [connecting, opened.given_up]
+            wait(ends, seconds, FIRST_COMPLETED)
+            if connecting.done():
+                return connecting.result()
+            connecting.add_done_callback(_shut_down)
+            if opened.given_up.done():
+                raise ConnectionLostError(f"the rendezvous keeps group {group} no longer", 0)
+            raise DeadlockError(f"rank {self.rank} connects to {members}: not finished in {seconds:g} s")
+        except BaseException:
+            del self._opened[group]
+            raise
         finally:
             opened.settle()
-            if not opened.outcome.done() or opened.outcome.exception() is not None:
-                del self._opened[group]
 
     def _connected(self, group: str, members: Sequence[int], seconds: float) -> ProcessGroups:
         """Process groups of these sites.
@@ -371,9 +359,9 @@ class SiteCommunicator(ElasticCommunicator):
         Raises:
             ConnectionLostError, DeadlockError: not all of them could be reached in time.
         """
-        store = PrefixStore(f"{group}/{self._link.local_rank}", self._store)
+        store = PrefixStore(f"{group}/{self.link.local_rank}", self._store)
         secret = hmac.digest(self._secret, group.encode(), "sha256")
-        among = Rendezvous.among(store, self.rank, self.world_size, seconds, secret, self._link.address)
+        among = Rendezvous.among(store, self.rank, self.world_size, seconds, secret, self.link.address)
         try:
             return among.subgroup(members)
         except _BROKEN:
@@ -398,7 +386,7 @@ class SiteCommunicator(ElasticCommunicator):
         with self._lock:
             self._published = (number, [tensor.detach().cpu().clone() for tensor in tensors])
             self._lock.notify_all()
-        self._link.remember(newest=number, has_begun=True)
+        self.link.remember(newest=number, has_begun=True)
         self._leader.send("publish", number=number)
 
     def fetch(self, at_least: int) -> tuple[int, list[Tensor]] | None:
@@ -417,7 +405,7 @@ class SiteCommunicator(ElasticCommunicator):
                 without.append(int(answer["holder"]))
             if numbers != {number} or number == _NOTHING:  # parts of two consecutive states
                 continue
-            self._link.remember(has_begun=True)
+            self.link.remember(has_begun=True)
             self._leader.send("fetched", number=number)
             self._set_clock()
             num_bytes = sum(tensor.nbytes for tensor in tensors)
@@ -452,7 +440,7 @@ class SiteCommunicator(ElasticCommunicator):
             _in_background(self._serve, message)
         if message["push"] == "test":
             for peer, places in message["peers"].items():
-                place = places.get(str(self._link.local_rank))
+                place = places.get(str(self.link.local_rank))
                 if place is not None:
                     about = (message["group"], int(peer), tuple(place), float(message["seconds"]))
                     _in_background(self._test, *about)
@@ -463,7 +451,7 @@ class SiteCommunicator(ElasticCommunicator):
         is_reached = False
         with contextlib.suppress(TimeoutError):
             is_reached = trial.result(seconds)
-        self._link.send("tested", group=group, peer=peer, is_reached=is_reached)
+        self.link.send("tested", group=group, peer=peer, is_reached=is_reached)
 
     def _serve(self, message: Mapping[str, Any]) -> None:
         """Send the last published state to a site, which asks again on failure."""
@@ -484,11 +472,11 @@ class SiteCommunicator(ElasticCommunicator):
 
     def _set_clock(self) -> None:
         """Seconds since the run began, the same origin at all sites."""
-        elapsed = self._link.ask("clock", elapsed=None)["elapsed"]
+        elapsed = self.link.ask("clock", elapsed=None)["elapsed"]
         self._has_begun = elapsed is not None
         if elapsed is not None:
             self._state.start_seconds = time.monotonic() - float(elapsed)
-            self._link.remember(elapsed=elapsed)
+            self.link.remember(elapsed=elapsed)
 
     def arrive_at(self, seconds: float) -> None:
         while not self._has_begun or self.now() < seconds:
@@ -498,20 +486,20 @@ class SiteCommunicator(ElasticCommunicator):
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         super().load_state_dict(saved)
-        self._link.ask("clock", elapsed=saved.get("seconds", 0.0))
+        self.link.ask("clock", elapsed=saved.get("seconds", 0.0))
         self._set_clock()
 
     def finish(self) -> None:
         """Report the end of this site, and stay while another site needs its state."""
-        self._link.send_rows()
-        self._leader.ask("end", seconds=self._patience_seconds, pulse=self._link.pulse)
+        self.link.send_rows()
+        self._leader.ask("end", seconds=self._patience_seconds, pulse=self.link.pulse)
 
     def close(self) -> None:
         """Leave; no communicator of this site works afterwards."""
         self._leave_group()
         super().close()
         self._pair_tests.close()
-        self._link.close()
+        self.link.close()
 
     def _check_on_clock(self, call: str) -> None:
         if self._state.off_clock:
@@ -526,7 +514,7 @@ class _Opened:
     """A group, connected or being connected."""
 
     def __init__(self, group: str) -> None:
-        self.group, self.outcome = group, Future[ProcessGroups]()
+        self.group, self.given_up = group, Future[None]()
         self._before = open_sockets()
         self._sockets: Mapping[int, int] | None = None
 
@@ -537,9 +525,7 @@ class _Opened:
     def give_up(self) -> None:
         """Stop waiting for its members to connect."""
         with contextlib.suppress(InvalidStateError):
-            self.outcome.set_exception(
-                ConnectionLostError(f"the rendezvous keeps group {self.group} no longer", 0)
-            )
+            self.given_up.set_result(None)
 
     def dissolve(self) -> None:
         """Fail the calls that wait in it."""
@@ -547,17 +533,10 @@ class _Opened:
         cut_sockets(open_sockets(self._before) if self._sockets is None else self._sockets)
 
 
-def _hand_over(outcome: Future[ProcessGroups], done: Future[ProcessGroups]) -> None:
-    """Hand a connected group to its waiter; without one, close it."""
-    error = done.exception()
-    try:
-        if error is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(done.result())
-    except InvalidStateError:
-        if error is None and done.result().control is not None:
-            done.result().control.shutdown()
+def _shut_down(connected: Future[ProcessGroups]) -> None:
+    """Close a group that nobody waits for any more."""
+    if connected.exception() is None and connected.result().control is not None:
+        connected.result().control.shutdown()
 
 
 class SiteRankCommunicator(ElasticCommunicator):
@@ -577,13 +556,9 @@ class SiteRankCommunicator(ElasticCommunicator):
     def __init__(self, between: ElasticCommunicator, inside: GlooCommunicator) -> None:
         self.between, self.inside, self._own = between, inside, inside
         self._first = between.rank * inside.world_size
-        state, rank = between.shared_state, self._first + inside.rank
+        self.link, state, rank = between.link, between._state, self._first + inside.rank
         everyone = range(between.world_size * inside.world_size)
         super().__init__(state, GroupCalls(state, ProcessGroups(), everyone, rank), rank)
-
-    @property
-    def link(self) -> SiteLink:
-        return self.between.link
 
     def group(self, ranks: Sequence[int], reuse: bool = False, number: int | None = None) -> GlooCommunicator:
         members = [self._check_rank("group", "ranks", rank) for rank in ranks]
@@ -631,7 +606,7 @@ class SiteRankCommunicator(ElasticCommunicator):
 
 
 def site_link(
-    link: Callable[[int | None, int], SiteLink],
+    link: Callable[..., SiteLink],
     site: int | None,
     inside: GlooCommunicator,
     patience_seconds: float,
@@ -650,7 +625,7 @@ def site_link(
     first, refused = None, ""
     if inside.rank == 0:
         try:
-            first = link(site, 0)
+            first = link(site)
         except InputError as error:
             refused = str(error)
     patient = inside.patient(patience_seconds + 60.0)
@@ -658,4 +633,4 @@ def site_link(
         known, refused = patient.broadcast_object((None if first is None else first.site, refused))
     if refused:
         raise InputError(refused)
-    return first if first is not None else link(known, inside.rank)
+    return first if first is not None else link(known, local_rank=inside.rank)

@@ -63,8 +63,9 @@ class RowOrder:
 
     def __init__(self) -> None:
         self._waiting: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}  # by round
-        self._ends: dict[int, dict[int, Mapping[str, Any]]] = {}  # rows of a round's end, by round and rank
-        self._announced: dict[int, dict[int, Mapping[str, Any]]] = {}  # the same, before the round
+        self._announced: dict[
+            int, dict[int, Mapping[str, Any]]
+        ] = {}  # rows of a round's end before it, by rank
         self._num_over = 0
 
     def announce(self, rank: int, row: Mapping[str, Any]) -> None:
@@ -81,8 +82,6 @@ class RowOrder:
         """Drop the pending rows of a rank from this step on: it was stopped, and takes these steps again."""
         for number, rows in self._waiting.items():
             self._waiting[number] = [each for each in rows if each[0] != rank or each[1]["step"] < step]
-            if self._ends.get(number, {}).get(rank, {"step": 0})["step"] >= step:
-                del self._ends[number][rank]
 
     def add(self, rank: int, row: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Add a row; yields the rows whose order is settled."""
@@ -94,25 +93,27 @@ class RowOrder:
             yield from _absence_of(rank, row)
             return
         self._waiting.setdefault(number, []).append((rank, row))
-        if "averaged_ranks" in row:
-            self._ends.setdefault(number, {})[rank] = row
-        while (turn := self._next()) is not None:
+        while "averaged_ranks" in row and (turn := self._next()) is not None:
             yield from self._given(turn)
+
+    def _ends(self, number: int) -> dict[int, Mapping[str, Any]]:
+        """Rows of a round's end, by rank."""
+        return {rank: row for rank, row in self._waiting[number] if "averaged_ranks" in row}
 
     def _next(self) -> int | None:
         """The first pending round, if it is complete or can no longer become so."""
         first = min(self._waiting, default=0)
         if not first:
             return None
-        is_lost = any(self._is_whole(number) for number in self._ends if number >= first + _LOST_ROUNDS)
+        is_lost = any(self._is_whole(number) for number in self._waiting if number >= first + _LOST_ROUNDS)
         return first if self._is_whole(first) or is_lost else None
 
     def _is_whole(self, number: int) -> bool:
-        ends = self._ends.get(number, {})
+        ends = self._ends(number)
         return any(all(rank in ends for rank in row["averaged_ranks"]) for row in ends.values())
 
     def _given(self, number: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        rows, ends = self._waiting.pop(number), self._ends.pop(number, {})
+        ends, rows = self._ends(number), self._waiting.pop(number)
         self._num_over = number
         announced = self._announced.pop(number, {})
         there = {rank for row in ends.values() for rank in row["averaged_ranks"]}
@@ -190,11 +191,6 @@ class _SiteMonitor(RunMonitor):
             if row["step"] > since:
                 self._send(self._first, {"observed": row})
 
-    @property
-    def num_deposited(self) -> int:
-        """Number of snapshots taken here."""
-        return self.evaluations.num_given
-
     def take_deposit(self, place: int, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         """Take a snapshot of the process in that place of this site."""
         self.evaluations.take(self._first + place, note, tensors)
@@ -210,9 +206,7 @@ class _SiteMonitor(RunMonitor):
             if "checkpoint" in row:
                 self._num_deposited[row["step"]] += row["num_deposited"]
                 self.writer.journal.mark(rank, row)
-                own = {
-                    name: value for name, value in row.items() if name != "looks"
-                }  # evaluated by another site
+                own = {name: row[name] for name in row if name != "looks"}  # evaluated by another site
                 self.writer.add(_stamped(rank, own), self._num_deposited[row["step"]])
             else:
                 self._take(rank, row)
@@ -392,7 +386,7 @@ class SiteHost:
         assert on_deposit is not None
 
         def mark(row: Mapping[str, Any]) -> None:
-            counted = {**row, "num_deposited": watch.num_deposited} if "checkpoint" in row else row
+            counted = {**row, "num_deposited": watch.evaluations.num_given} if "checkpoint" in row else row
             sinks.on_row(untimed_row(0, counted))
 
         with _connected(self._program, self.resumed, mark) as comm:
@@ -436,7 +430,8 @@ def _train(program: Program, result: FitResult, watch: _SiteMonitor | None) -> S
         result.rank_states, result.max_steps = [outcome.state], outcome.max_steps
         result.mean_state = result.judged_state = outcome.state
         if watch is not None:
-            watch.finish(comm, _last_present(result))
+            averaged = result.averaged_ranks
+            watch.finish(comm, averaged[max(averaged)] if averaged else [])
         return [remark for own in remarks for remark in own]
 
     sinks = Sinks(lambda row: None) if watch is None else Sinks(watch.mark, watch.take_deposit)
@@ -450,10 +445,6 @@ def _bring_rows(joined: TorchrunHost) -> None:
         joined.comm.barrier()
     if joined.comm.rank == 0:
         joined.side.take_now()
-
-
-def _last_present(result: FitResult) -> Sequence[int]:
-    return result.averaged_ranks[max(result.averaged_ranks)] if result.averaged_ranks else []
 
 
 def _stamped(site: int, row: Mapping[str, Any]) -> StampedRow:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -36,15 +37,6 @@ _SECONDS_BETWEEN_ROWS = 0.1
 _SECONDS_BETWEEN_TRIES = 0.5
 _SECONDS_TO_CONNECT = 5.0
 _SECONDS_BETWEEN_LINES = 30.0  # while the rendezvous does not answer
-
-
-class _Question:
-    """A message that waits for its answer."""
-
-    def __init__(self, message: Mapping[str, Any]) -> None:
-        self.message = message
-        self.answered = threading.Event()
-        self.answer: Mapping[str, Any] = {}
 
 
 class SiteLink:
@@ -108,7 +100,7 @@ class SiteLink:
             "past_step": past_step,
             "facts": dict(facts or {}),
         }  # sent again to a rendezvous that was restarted
-        self._questions: dict[int, _Question] = {}
+        self._questions: dict[int, tuple[Mapping[str, Any], Future[Mapping[str, Any]]]] = {}
         self._num_questions = 0
         self._pulse: dict[str, Any] = {}
         self._delay = 0.0
@@ -138,13 +130,12 @@ class SiteLink:
         with self._lock:
             self._num_questions += 1
             number = self._num_questions
-            question = _Question({"say": what, "id": number, **about})
-            self._questions[number] = question
-        self._send(question.message)
+            message, answer = self._questions[number] = ({"say": what, "id": number, **about}, Future())
+        self._send(message)
         try:
             # Short waits, so that Ctrl-C is handled on every platform.
             deadline = math.inf if limit is None else time.monotonic() + limit
-            while not question.answered.wait(min(0.2, max(deadline - time.monotonic(), 0.0))):
+            while wait([answer], min(0.2, max(deadline - time.monotonic(), 0.0))).not_done:
                 if self._failure is not None:
                     raise self._failure
                 if time.monotonic() >= deadline:
@@ -152,7 +143,7 @@ class SiteLink:
         finally:
             with self._lock:
                 self._questions.pop(number, None)
-        return question.answer
+        return answer.result()
 
     def send(self, what: str, **about: Any) -> None:
         """Send a message without an answer; it is lost while the rendezvous is away, unless remembered."""
@@ -289,18 +280,17 @@ class SiteLink:
             self._is_up.set()
             with self._lock:
                 pending = sorted(self._questions.items())
-            for _, question in pending:
-                self._send(question.message)
+            for _, (question, _) in pending:
+                self._send(question)
             if self._on_row is not None:
                 self.send("watch")
 
     def _take(self, message: Mapping[str, Any]) -> None:
         if "id" in message:
             with self._lock:
-                question = self._questions.get(message["id"])
-            if question is not None:
-                question.answer = message
-                question.answered.set()
+                _, answer = self._questions.pop(message["id"], (None, None))
+            if answer is not None:
+                answer.set_result(message)
         elif message["push"] == "rows":
             self._take_rows(message["rows"])
         elif message["push"] == "resend":

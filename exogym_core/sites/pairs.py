@@ -56,9 +56,7 @@ class SitePairs:
     def __init__(self, members: Membership) -> None:
         self._members, self._sites = members, members.sites
         self._tests: dict[str, PairTest] = {}
-        self._reports: dict[
-            tuple[int, int, int], tuple[str, str]
-        ] = {}  # (site, process, other) -> both sessions
+        self._reports: dict[tuple[int, int, int], tuple[str, str]] = {}  # (site, process, other) -> sessions
         self._broken: dict[tuple[int, int], float] = {}  # pair -> time of its failure
         self._next: dict[tuple[int, int], float] = {}  # pair -> time of its next test
 

@@ -28,9 +28,7 @@ WAIT_SECONDS = 600.0
 
 _ANSWER_SECONDS = 3.0  # after an attempt's time its members may still report its failure
 _SECONDS_BETWEEN_REPORTS = 30.0  # of a site that misses round after round
-_FIRST_REPORT_SECONDS = (
-    30.0  # of a wait; then whenever it has lasted twice as long, at the run's begin each time
-)
+_FIRST_REPORT_SECONDS = 30.0  # of a wait; then when it has lasted twice as long, at the run's begin each time
 _MOST_BREAKS = 3  # broken attempts of the same members before one is left out
 
 
@@ -90,11 +88,6 @@ class PendingRounds:
         self._rounds: dict[int, RoundMeeting] = {}
         self._attempts: dict[tuple[int, int, str], Attempt] = {}  # by number, attempt and group
         self._group = (dict[int, str](), "")  # sessions of the last connected members, and their group
-
-    @property
-    def attempts(self) -> list[Attempt]:
-        """Attempts in order of age, the oldest first."""
-        return list(self._attempts.values())
 
     def update(self, now: float) -> None:
         """Decide the meetings and attempts that can be decided."""
@@ -184,7 +177,7 @@ class PendingRounds:
     def _answer_late(self, site: int, question: int, members: Sequence[int]) -> None:
         present = [
             [member, 1.0] for member in members if member != site
-        ]  # an earlier process of it may be a member
+        ]  # an earlier process of it may be one
         self._send(site, {"id": question, "present": present, "group": ""})
 
     def _update_round(self, meeting: RoundMeeting, now: float) -> None:
@@ -311,8 +304,7 @@ class PendingRounds:
         sessions = {site: self._sites[site].session for site in members}
         if sessions != self._group[0]:
             self._group = (sessions, self._members.new_group())
-        for key in [key for key in self._attempts if key[0] < number]:
-            del self._attempts[key]
+        self._attempts = {key: each for key, each in self._attempts.items() if key[0] >= number}
         return self._add(number, attempt, self._group[1], members, seconds, now)
 
     def _add(

@@ -172,7 +172,7 @@ class RendezvousService:
         for each in others:
             if hello is None or each.has_had(hello):  # it begins its next strategy
                 continue
-            differing = differences(known_facts(hello), each.facts)
+            differing = differences(known_facts(hello), each.facts())
             line = (
                 f"a site has joined with another run ({visible(name, 60)}) than the sites present "
                 f"({visible(each.name, 60)}), and waits for sites of its own; if it belongs to them, give it their file"
@@ -180,7 +180,7 @@ class RendezvousService:
             )
             self._say(line)
             each.announce(line)
-            run.queue_line(str(hello["session"]), line)
+            run.queued_lines[str(hello["session"])].append(line)
         return run
 
     def _tick(self) -> None:

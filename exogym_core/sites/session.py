@@ -62,17 +62,17 @@ class RowLog:
     def __init__(self) -> None:
         self._file = TemporaryFile()  # noqa: SIM115
         self._ends = [0]
-        self._num_of: Counter[str] = Counter()  # of each session
+        self.num_of: Counter[str] = Counter()  # rows of each session
 
     def add(self, session: str, first: int, rows: list[str]) -> None:
         """Append rows of a session, numbered from `first`; rows stored before are skipped."""
-        known = self._num_of[session]
+        known = self.num_of[session]
         for row in rows[max(known - first, 0) :]:
             data = row.encode()
             self._file.seek(self._ends[-1])
             self._file.write(data)
             self._ends.append(self._ends[-1] + len(data))
-            self._num_of[session] += 1
+            self.num_of[session] += 1
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -85,10 +85,6 @@ class RowLog:
             self._file.read(self._ends[place + 1] - self._ends[place]).decode()
             for place in range(start, stop)
         ]
-
-    def num_of(self, session: str) -> int:
-        """Number of rows of a session."""
-        return self._num_of[session]
 
     def close(self) -> None:
         """Close and delete the file."""
@@ -160,9 +156,7 @@ class KeyValueStore:
 
 
 _ROWS_AT_ONCE = 500
-_STEPS_SENT_AGAIN = (
-    200  # before the oldest checkpoint: rows of other sites may have arrived after it was made
-)
+_STEPS_SENT_AGAIN = 200  # before the oldest checkpoint: others' rows may have arrived after it was made
 
 
 @dataclass(eq=False)
@@ -200,7 +194,7 @@ class RunSession:
         self._facts: dict[int, Mapping[str, Any]] = {}  # settings of a site's training, by name
         self._facts_of_finished: Mapping[str, Any] = {}  # of a site that finished
         self._requested_since: dict[str, int] = {}  # first step of rows that a session is to send again
-        self._queued_lines = defaultdict[str, list[str]](list)  # for a session, sent when it watches
+        self.queued_lines = defaultdict[str, list[str]](list)  # for a session, sent when it watches
         self.members = Membership(num_sites, secrets.token_hex(4), self._send_site, self._say, wait_seconds)
         self._store, self._rows = KeyValueStore(self._answer), RowLog()
 
@@ -236,7 +230,7 @@ class RunSession:
             earlier.channel.close()
         self.connections[client] = _Connection(channel, session, now, int(hello.get("past_step") or 0))
         self.own_name = str(hello.get("own_name", ""))
-        about = {"name": self.members.name, "num_rows": self._rows.num_of(session)}
+        about = {"name": self.members.name, "num_rows": self._rows.num_of[session]}
         channel.send(site=site, num_sites=self.num_sites, **about)
         return client
 
@@ -245,12 +239,10 @@ class RunSession:
         site = hello.get("site")
         self.members.finished(visible(hello["where"], 100) if site is None else f"site {int(site)}")
 
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """Facts of a site that is connected."""
-        return next(
-            (self._facts[site] for site, local_rank in sorted(self.connections) if local_rank == 0), {}
-        )
+    def facts(self, besides: int | None = None) -> Mapping[str, Any]:
+        """Facts of a site that is connected, another than the one `besides`."""
+        there = (site for site, local_rank in sorted(self.connections) if local_rank == 0 and site != besides)
+        return next((self._facts[site] for site in there), {})
 
     def has_had(self, hello: Mapping[str, Any]) -> bool:
         """True if this process, or an earlier one of its site that finished, has been connected."""
@@ -271,7 +263,7 @@ class RunSession:
             return
         if str(hello.get("own_name", "")) != self.own_name:
             return
-        mine, theirs = short_names(known_facts(hello)), short_names(self.facts)
+        mine, theirs = short_names(known_facts(hello)), short_names(self.facts())
         if not differences(mine, theirs):
             mine, theirs = {"run": name}, {"run": self.name}
         client = "a site" if hello["site"] is None else f"site {int(hello['site'])}"
@@ -283,25 +275,13 @@ class RunSession:
             f"this site's {differing}: give both the same file, or this one NETGYM_RUN=... for a run of its own"
         )
 
-    def queue_line(self, session: str, line: str) -> None:
-        """Queue a line for a process that has just arrived."""
-        self._queued_lines[session].append(line)
-
     def _compare(self, site: int, session: str, hello: Mapping[str, Any]) -> None:
         """Report a site whose file has another length."""
-        theirs = next(
-            (
-                self._facts[other]
-                for other, local_rank in self.connections
-                if local_rank == 0 and other != site
-            ),
-            {},
-        )
         self._facts[site] = known_facts(hello)
-        if differing := differences(self._facts[site], theirs):
+        if differing := differences(self._facts[site], self.facts(besides=site)):
             line = f"site {site} has another file than the sites present: {differing}"
             self._say(line)
-            self.queue_line(session, line)
+            self.queued_lines[session].append(line)
 
     def _arrived(self, site: Any, session: str, hello: Mapping[str, Any], now: float) -> int:
         """Register the first process of a site and return its number; connections of its earlier session are closed."""
@@ -361,16 +341,14 @@ class RunSession:
         elif what == "watch":
             connection.num_rows = 0
             self._request_rows_again()
-            for line in self._queued_lines.pop(connection.session, []):
+            for line in self.queued_lines.pop(connection.session, []):
                 self._send(client, {"push": "line", "line": line})
             self._send_rows()
         elif what == "clock":
             members.count_from(message.get("elapsed"), now)
             self._answer(client, int(message["id"]), {"elapsed": members.elapsed(now)})
-        elif what == "publish":
-            members.publish(site, int(message["number"]), now)
-        elif what == "fetched":
-            members.fetched(site, int(message["number"]), now)
+        elif what in ("publish", "fetched"):
+            getattr(members, what)(site, int(message["number"]), now)
         elif what == "tests_at":
             members.sites[site].processes[local_rank] = message["place"]
         elif what == "tested":
@@ -383,10 +361,9 @@ class RunSession:
             members.end(site, int(message["id"]), float(message["seconds"]), now)
         elif what == "trouble":
             self._say(f"site {site}: {visible(message['line'], 400)}")
-        elif what in ("join", "confirm"):
-            getattr(members.rounds, what)(site, int(message["id"]), message, now)
-        elif what == "fetch":
-            members.fetch(site, int(message["id"]), message, now)
+        elif what in ("join", "confirm", "fetch"):
+            takes = members if what == "fetch" else members.rounds
+            getattr(takes, what)(site, int(message["id"]), message, now)
 
     def status(self, now: float) -> dict[str, Any]:
         """Status of this run, for people."""
