@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.options import Options, checked_options, option, positive_int
+from exogym_core.strategy.base import ConfiguredStrategy
+from exogym_core.strategy.options import Options, option, positive_int
 from exogym_core.strategy.parts.flat import flatten, widened, write_back
 from exogym_core.strategy.parts.state import State
 
@@ -28,7 +28,7 @@ class ADPSGDOptions(Options):
     interval: int = option(1, positive_int)
 
 
-class ADPSGDStrategy(Strategy, name="ADPSGD"):
+class ADPSGDStrategy(ConfiguredStrategy, name="ADPSGD"):
     """Asynchronous decentralised SGD: after its step a worker sends its parameters to a random other one.
 
     The receiver, at its own next step, moves half-way towards them and sends back what it had; the first then
@@ -47,14 +47,9 @@ class ADPSGDStrategy(Strategy, name="ADPSGD"):
     """
 
     Options = ADPSGDOptions
-    positional = ("optim_spec",)
     state = State(sent="_sent", draws="_draws")
     is_synchronous = False
     judged = "own"
-
-    def __init__(self, *positional: Any, **given: Any) -> None:
-        self.options, others = checked_options(type(self), positional, given)
-        super().__init__(**others)
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         super()._init_node(model, rank, num_nodes)

@@ -21,6 +21,7 @@ from exogym_core.strategy.optimizers import (
 )
 from exogym_core.strategy.options import (
     Configured,
+    checked_options,
     given_arguments,
     number,
     refuse_unknown,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from exogym_core.cost.compute import Coding
     from exogym_core.strategy.parts.codecs import Codec
 
-__all__ = ["StepContext", "Strategy"]
+__all__ = ["ConfiguredStrategy", "StepContext", "Strategy"]
 
 
 @dataclass(slots=True)
@@ -414,3 +415,18 @@ class Strategy(Participants, Configured, Stateful):
             scaler.step(self.optim)
             scaler.update()
             self._update_skipped = scaler.get_scale() < scale
+
+
+class ConfiguredStrategy(Strategy):
+    """Strategy whose constructor takes the fields of its `Options`.
+
+    Attributes:
+        options: those.
+    """
+
+    positional: ClassVar[tuple[str, ...]] = ("optim_spec",)
+    options: Any
+
+    def __init__(self, *positional: Any, **given: Any) -> None:
+        self.options, others = checked_options(type(self), positional, given)
+        super().__init__(**others)

@@ -236,8 +236,7 @@ class Chain(Strategy):
         for module in deciding:
             if module.judged not in _JUDGED:
                 raise unknown_name(f"judged of {type(module).__name__}", str(module.judged), _JUDGED)
-        deciding.sort(key=lambda module: _JUDGED.index(str(module.judged)))
-        self._judged_by = deciding[0] if deciding else None
+        self._judged_by = min(deciding, key=lambda module: _JUDGED.index(str(module.judged)), default=None)
         if self._judged_by is not None:
             self.judged = str(self._judged_by.judged)
         elif not self.modules:
@@ -268,11 +267,9 @@ class Chain(Strategy):
     @property
     def steps_to_exchange(self) -> int:
         """Steps up to the end of a round."""
-        return (
-            min((module.steps_to_exchange for module in self.modules), default=1)
-            if self._updates_plainly
-            else 0
-        )
+        if not self._updates_plainly:
+            return 0
+        return min((module.steps_to_exchange for module in self.modules), default=1)
 
     @property
     def has_ended_round(self) -> bool:
@@ -286,7 +283,7 @@ class Chain(Strategy):
         for module in self.modules:
             self.scope = module.enter(self, self.scope)
         spec, averager = ensure_optim_spec(self.optim_spec), self.gradients
-        self.optim = spec.build(model) if averager is None else averager.optimizer(spec, model)
+        self.optim = spec.build(model) if averager is None else averager.build(spec, spec.groups(model))
 
     @property
     def gradients(self) -> GradientAverager | None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from exogym_core.strategy.base import Strategy
+from exogym_core.strategy.base import ConfiguredStrategy
 from exogym_core.strategy.optimizers import OptimSpec
-from exogym_core.strategy.options import Options, checked_options, name_in, number, option, positive_int
+from exogym_core.strategy.options import Options, name_in, number, option, positive_int
 from exogym_core.strategy.parts.frequencies import FrequencyBlocks
 from exogym_core.strategy.parts.gradients import dense_gradient
 from exogym_core.strategy.parts.state import State
@@ -51,7 +51,7 @@ class DeMoOptions(Options):
             raise InputError(f"{where}: compression_chunk={self.compression_chunk} needs codec='released'")
 
 
-class DeMoStrategy(Strategy, name="DeMo"):
+class DeMoStrategy(ConfiguredStrategy, name="DeMo"):
     """Momentum decoupled over ranks; the few frequencies sent are removed from it; updates are signs.
 
     At each step every rank adds `lr` times its gradient to its momentum (decayed before), takes the DCT of
@@ -81,8 +81,7 @@ class DeMoStrategy(Strategy, name="DeMo"):
     state = State("momentum")
 
     def __init__(self, *positional: Any, **given: Any) -> None:
-        self.options, others = checked_options(type(self), positional, given)
-        super().__init__(**others)
+        super().__init__(*positional, **given)
         if isinstance(self.optim_spec.cls, type) and not issubclass(self.optim_spec.cls, torch.optim.SGD):
             name, lr = self.optim_spec.cls.__name__, self.optim_spec.kwargs.get("lr", 1e-3)
             raise InputError(

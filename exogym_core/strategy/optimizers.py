@@ -36,13 +36,6 @@ __all__ = [
 Factory: TypeAlias = Callable[..., Optimizer]
 
 
-def _torch_optimizers() -> dict[str, Factory]:
-    """torch's optimizers by lower-case name; L-BFGS is left out because it needs a closure."""
-    classes = (getattr(torch.optim, name) for name in dir(torch.optim))
-    found = [c for c in classes if isinstance(c, type) and issubclass(c, Optimizer)]
-    return {c.__name__.lower(): c for c in found if c not in (Optimizer, torch.optim.LBFGS)}
-
-
 class OptimSpec:
     """An optimizer yet to be built: a class, a name such as "adamw", or a factory, and its options.
 
@@ -184,7 +177,10 @@ def _is_torchs(factory: Factory) -> bool:
 
 
 def _optimizer_named(name: str) -> Factory:
-    known = _torch_optimizers()
+    """torch's optimizer of that name, in any case; L-BFGS is left out because it needs a closure."""
+    classes = (each for each in vars(torch.optim).values() if isinstance(each, type))
+    left_out = (Optimizer, torch.optim.LBFGS)
+    known = {c.__name__.lower(): c for c in classes if issubclass(c, Optimizer) and c not in left_out}
     if name.lower() not in known:
         raise unknown_name("optimizer", name, known)
     return known[name.lower()]

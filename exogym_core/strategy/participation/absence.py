@@ -94,6 +94,28 @@ class Patience:
             )
 
 
+def _seconds(where: str, name: str, value: Seconds) -> float:
+    if not isinstance(value, str):
+        return number(where, name, value)
+    try:
+        return parse_seconds(value)
+    except InputError as error:
+        raise InputError(f"{where}: {name}: {error}") from None
+
+
+def _some_seconds(where: str, name: str, value: Seconds) -> float:
+    seconds = _seconds(where, name, value)
+    if not seconds:
+        raise InputError(f"{where}: {name}={value!r} must be above 0")
+    return seconds
+
+
+def _join_times(where: str, name: str, value: Mapping[int, Seconds]) -> dict[int, float]:
+    if not isinstance(value, Mapping) or not all(str(rank).isdecimal() for rank in value):
+        raise InputError(f"{where}: {name}={value!r} must be a mapping such as {{3: '10 min'}}")
+    return {int(rank): _seconds(where, f"{name}[{rank}]", time) for rank, time in value.items()}
+
+
 class PatienceOptions(Options):
     """Options of rounds that continue without absent ranks; by default they wait for all.
 
@@ -112,11 +134,11 @@ class PatienceOptions(Options):
         join_at: ranks that come late, and when: {3: "10 min"}; with `ranks_per_worker` the numbers of sites.
     """
 
-    averaging_timeout: Seconds | None = option(None)
+    averaging_timeout: Seconds | None = option(None, _some_seconds)
     all_reduce_strategy: str | None = option(None)
-    timeout_waiting_for_peers: Seconds | None = option(None)
-    matchmaking_time: Seconds | None = option(None)
-    join_at: Mapping[int, Seconds] | None = option(None)
+    timeout_waiting_for_peers: Seconds | None = option(None, _seconds)
+    matchmaking_time: Seconds | None = option(None, _seconds)
+    join_at: Mapping[int, Seconds] | None = option(None, _join_times)
 
     def check(self, where: str) -> None:
         """Refuse times without meaning."""
@@ -142,30 +164,12 @@ class PatienceOptions(Options):
             )
         if waits and self.averaging_timeout is None and timeout is None and not self.join_at:
             return None
-        averaging = _seconds(where, "averaging_timeout", self.averaging_timeout, _AVERAGING)
-        waiting = _seconds(where, "matchmaking_time", self.matchmaking_time, 0.0 if waits else _MATCHMAKING)
-        if not averaging:
-            raise InputError(f"{where}: averaging_timeout={self.averaging_timeout!r} must be above 0")
-        if waits:
-            waiting += _seconds(where, "timeout_waiting_for_peers", timeout, _WAITING)
-        return Patience(waiting, averaging, _join_times(where, self.join_at))
-
-
-def _seconds(where: str, name: str, value: Seconds | None, default: float) -> float:
-    if isinstance(value, str):
-        try:
-            return parse_seconds(value)
-        except InputError as error:
-            raise InputError(f"{where}: {name}: {error}") from None
-    return default if value is None else number(where, name, value)
-
-
-def _join_times(where: str, join_at: Mapping[int, Seconds] | None) -> dict[int, float]:
-    if join_at is None:
-        return {}
-    if not isinstance(join_at, Mapping) or not all(str(rank).isdecimal() for rank in join_at):
-        raise InputError(f"{where}: join_at={join_at!r} must be a mapping such as {{3: '10 min'}}")
-    return {int(rank): _seconds(where, f"join_at[{rank}]", value, 0.0) for rank, value in join_at.items()}
+        times = (self.averaging_timeout, self.matchmaking_time, timeout)
+        defaults = (_AVERAGING, 0.0 if waits else _MATCHMAKING, _WAITING if waits else 0.0)
+        averaging, matching, waiting = (
+            default if given is None else float(given) for given, default in zip(times, defaults, strict=True)
+        )
+        return Patience(matching + waiting, averaging, _join_times(where, "join_at", self.join_at or {}))
 
 
 #: Round of a rank that can reach no other any more: it has no step left to do.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from exogym_core.strategy.base import Strategy
-from exogym_core.strategy.options import Options, checked_options, flag, option, positive_int
+from exogym_core.strategy.base import ConfiguredStrategy
+from exogym_core.strategy.options import Options, flag, option, positive_int
 from exogym_core.strategy.parts.flat import flatten, unflatten, widened, write_back
 from exogym_core.strategy.parts.state import State
 
@@ -92,7 +92,7 @@ ROUNDING_STEPS = 1e-4
 _TAIL = 2  # values behind the parameters: local steps, and their speed
 
 
-class ServedStrategy(Strategy):
+class ServedStrategy(ConfiguredStrategy):
     """Workers train alone for a round, send their displacement to their server, and continue from its answer.
 
     Subclasses say what the server does with a displacement (`outer`, or `arrived`); it answers `self.phi`. Messages are
@@ -116,16 +116,11 @@ class ServedStrategy(Strategy):
     num_sharing = 1
     arithmetic: tuple[str, ...] = ("arrived",)
     Options: ClassVar[type[Any]] = ServedOptions
-    positional = ("optim_spec",)
     state = State(
         *("phi", "num_arrived", "_fastest", "_round_steps", "_steps_left", "_round_began", "_served")
     )
     options: ServedOptions
     outer: DelayedNesterov
-
-    def __init__(self, *positional: Any, **given: Any) -> None:
-        self.options, others = checked_options(type(self), positional, given)
-        super().__init__(**others)
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         super()._init_node(model, rank, num_nodes)

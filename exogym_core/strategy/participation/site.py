@@ -284,7 +284,7 @@ class ShardedReplica(GradientAverager):
     def gather(self) -> None:
         """Set all parameters from the ranks that hold them."""
         handles = [
-            self._shards.all_gather(self._padded(flatten(pieces), self._part_size(bucket)), async_op=True)
+            self._shards.all_gather(_padded(flatten(pieces), self._part_size(bucket)), async_op=True)
             for bucket, pieces in zip(self._buckets, self._pieces, strict=True)
         ]
         for bucket, handle in zip(self._buckets, handles, strict=True):
@@ -336,7 +336,7 @@ class ShardedReplica(GradientAverager):
 
     def _exchange(self, flat: Tensor, residual: Tensor | None) -> Steps[Tensor]:
         size = self._shards.world_size
-        padded = self._padded(flat, -(-len(flat) // size) * size)
+        padded = _padded(flat, -(-len(flat) // size) * size)
         average: Tensor = yield self._shards.reduce_scatter(padded, "avg", async_op=True)
         return average
 
@@ -377,22 +377,18 @@ class ShardedReplica(GradientAverager):
             return (*group[:-1], self._in_pieces(group[-1]))
         return self._piece_of.get(group, group)
 
-    @staticmethod
-    def _padded(flat: Tensor, size: int) -> Tensor:
-        return pad(flat, (0, size - len(flat)))
-
     def _check_size(self) -> None:
         num_ranks = self._shards.world_size
-        held = [
-            any(rank * self._part_size(bucket) < _num_values(bucket) for bucket in self._buckets)
-            for rank in range(num_ranks)
-        ]
-        if not all(held):
+        if all((num_ranks - 1) * self._part_size(bucket) >= _num_values(bucket) for bucket in self._buckets):
             total = sum(map(_num_values, self._buckets))
             raise InputError(
                 f"sharding={self.sharding.name!r}: {total} trainable values cannot be cut into {num_ranks} "
                 "shards; use fewer ranks a site, or sharding='NO_SHARD'"
             )
+
+
+def _padded(flat: Tensor, size: int) -> Tensor:
+    return pad(flat, (0, size - len(flat)))
 
 
 def _num_values(tensors: Sequence[Tensor]) -> int:

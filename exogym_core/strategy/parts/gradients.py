@@ -19,7 +19,6 @@ from netsim.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from torch import nn
     from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
 
@@ -158,10 +157,6 @@ class GradientAverager(Stateful):
 
     def gather(self) -> None:
         """After an update: bring `held` to the ranks that hold it not; here everyone has updated it all."""
-
-    def optimizer(self, spec: OptimSpec, model: nn.Module) -> Optimizer:
-        """The optimizer that `spec` makes of `model` on this rank."""
-        return self.build(spec, spec.groups(model))
 
     def build(self, spec: OptimSpec, groups: Iterable[Any]) -> Optimizer:
         """The optimizer of parameters or parameter groups on this rank."""
