@@ -99,6 +99,7 @@ class DeMoStrategy(ConfiguredStrategy, name="DeMo"):
     @torch.no_grad()
     def step(self) -> None:
         """Accumulate, exchange, step along the sign."""
+        self.unscale_gradients()
         self.clip_gradients()
         rates = {p: group["lr"] for group in self.optim.param_groups for p in group["params"]}
         self.charge("demo", "encode", self._num_values)
@@ -112,17 +113,11 @@ class DeMoStrategy(ConfiguredStrategy, name="DeMo"):
             for parameter, mean in zip(blocks.parameters, blocks.mean(part), strict=True):
                 parameter.mul_(1 - rates.get(parameter, 0.0) * self.options.weight_decay)
                 parameter.grad = mean.sign_().to(parameter.dtype)
-        self.optim.step()
-        if self.scaler is not None:
-            self.scaler.update()
+        self.optimizer_step()
         super().step()
 
     def _update(self, parameter: Tensor, rates: Mapping[Tensor, float]) -> Tensor:
-        gradient = dense_gradient(parameter)
-        if self.scaler is not None:
-            # A rank whose scaled gradients overflowed must not drop out: the others wait for its message.
-            gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
-        return gradient * (rates.get(parameter, 0.0) * self.sample_weight)
+        return dense_gradient(parameter) * (rates.get(parameter, 0.0) * self.sample_weight)
 
     def _exchange(self) -> Tensor:
         """Gather all ranks' messages, one a row; entries sent by this rank leave its momentum."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from exogym_core.strategy.parts.flight import counted, run
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.base import Strategy
@@ -69,12 +70,8 @@ def served_mean(
         Tang et al., 1-bit Adam, arXiv 2102.02888, algorithm 1, lines 8 to 12.
     """
     num_ranks, rank = comm.world_size, comm.rank
-    sent = flat if error is None else flat + error
-    parts = sent.tensor_split(num_ranks)
-    messages = [codec.encode(part) for part in parts]
-    if error is not None:
-        pairs = zip(messages, parts, strict=True)
-        error.copy_(sent - torch.cat([codec.decode(message, len(part)) for message, part in pairs]))
+    parts = (flat if error is None else flat + error).tensor_split(num_ranks)
+    messages = _all_encoded(codec, parts, _parts_of(error, num_ranks))
     with comm.counted_as(sum(len(message) for message in messages) if num_ranks > 1 else 0):
         sizes = [(codec.encoded_bytes(len(part)),) for part in parts]
         received = messages
@@ -86,15 +83,15 @@ def served_mean(
         mean /= num_ranks
         if server_error is not None:
             mean += server_error
-        message = codec.encode(mean)
-        if server_error is not None:
-            server_error.copy_(mean - codec.decode(message, len(mean)))
+            server_error.zero_()
+        message = _encoded(codec, mean, server_error)
         means = comm.all_to_all([message] * num_ranks, shapes=sizes) if num_ranks > 1 else [message]
     pairs = zip(means, parts, strict=True)
     return torch.cat([codec.decode(each, len(part)).to(flat.dtype) for each, part in pairs])
 
 
 Parts = tuple[Tensor, ...]
+Lost = Sequence[Tensor | None]
 
 
 def _summed(codec: Codec, messages: Sequence[Tensor], num_values: int) -> Tensor:
@@ -113,26 +110,30 @@ def _encoded(codec: Codec, values: Tensor, lost: Tensor | None, times: int = 1) 
     return message
 
 
-def direct(comm: Communicator, parts: Parts, codec: Codec, lost: Parts | None) -> Steps[list[Tensor]]:
+def _all_encoded(codec: Codec, parts: Parts, lost: Lost) -> list[Tensor]:
+    return [_encoded(codec, part, each) for part, each in zip(parts, lost, strict=True)]
+
+
+def _parts_of(residual: Tensor | None, num_ranks: int) -> Lost:
+    """Room for what encoding rounds off each part, at zero; None where that is not kept."""
+    return [None] * num_ranks if residual is None else residual.zero_().tensor_split(num_ranks)
+
+
+def direct(comm: Communicator, parts: Parts, codec: Codec, lost: Lost) -> Steps[list[Tensor]]:
     """Part j goes to rank j, which decodes, sums in rank order, encodes the mean and sends it to all."""
     num_ranks, rank = comm.world_size, comm.rank
-    messages = [
-        _encoded(codec, part, lost[index] if lost is not None else None) for index, part in enumerate(parts)
-    ]
+    messages = _all_encoded(codec, parts, lost)
     sizes = [(codec.encoded_bytes(len(part)),) for part in parts]
     received = yield comm.all_to_all(messages, async_op=True, shapes=[sizes[rank]] * num_ranks)
     total = _summed(codec, received, len(parts[rank]))
-    mean = _encoded(codec, total / num_ranks, lost[rank] if lost is not None else None, num_ranks)
+    mean = _encoded(codec, total / num_ranks, lost[rank], num_ranks)
     means = yield comm.all_to_all([mean] * num_ranks, async_op=True, shapes=sizes)
     return list(means)
 
 
-def ring(comm: Communicator, parts: Parts, codec: Codec, lost: Parts | None) -> Steps[list[Tensor]]:
+def ring(comm: Communicator, parts: Parts, codec: Codec, lost: Lost) -> Steps[list[Tensor]]:
     """Sums go around a ring and are encoded again at every hop, then the means do: the bytes of a plain ring."""
     num_ranks, rank = comm.world_size, comm.rank
-
-    def encoded_part(values: Tensor, index: int) -> Tensor:
-        return _encoded(codec, values, lost[index] if lost is not None else None)
 
     def passed_on(message: Tensor, index: int) -> Steps[Tensor]:
         """Part `index` from the rank before, while `message` goes to the next one."""
@@ -142,22 +143,21 @@ def ring(comm: Communicator, parts: Parts, codec: Codec, lost: Parts | None) -> 
         yield sent
         return received
 
-    total, message = parts[rank], encoded_part(parts[rank - 1], rank - 1)
+    total, message = parts[rank], _encoded(codec, parts[rank - 1], lost[rank - 1])
     for hop in range(2, num_ranks + 1):
         index = (rank - hop) % num_ranks
         received = yield from passed_on(message, index)
         total = parts[index] + codec.decode(received, len(parts[index]))
         if hop < num_ranks:
-            message = encoded_part(total, index)
-    means: dict[int, Tensor] = {}
-    means[rank] = _encoded(codec, total / num_ranks, lost[rank] if lost is not None else None, num_ranks)
+            message = _encoded(codec, total, lost[index])
+    means = {rank: _encoded(codec, total / num_ranks, lost[rank], num_ranks)}
     for hop in range(1, num_ranks):
         index = (rank - hop) % num_ranks
         means[index] = yield from passed_on(means[(index + 1) % num_ranks], index)
     return [means[index] for index in range(num_ranks)]
 
 
-CARRIERS: Mapping[str, Callable[[Communicator, Parts, Codec, Parts | None], Steps[list[Tensor]]]] = {
+CARRIERS: Mapping[str, Callable[[Communicator, Parts, Codec, Lost], Steps[list[Tensor]]]] = {
     "direct": direct,
     "ring": ring,
 }
@@ -271,8 +271,7 @@ def _encoded_steps(comm: Communicator, flat: Tensor, codec: Codec, residual: Ten
     if residual is not None:
         flat += residual
     parts = flat.tensor_split(num_ranks)
-    lost = residual.zero_().tensor_split(num_ranks) if residual is not None else None
-    steps = CARRIERS[comm.carrier_of_codes](comm, parts, codec, lost)
+    steps = CARRIERS[comm.carrier_of_codes](comm, parts, codec, _parts_of(residual, num_ranks))
     means = yield from counted(comm, steps, encoded_average_bytes(len(flat), num_ranks, codec))
     if residual is not None:
         residual.nan_to_num_(0.0, 0.0, 0.0)  # what was not finite is not owed
@@ -291,11 +290,8 @@ def _robust_steps(comm: Communicator, flat: Tensor, aggregate: str, codec: Codec
     1803.01498.
     """
     num_ranks = comm.world_size
-    if codec is None:
-        values = torch.stack((yield comm.all_gather(flat, async_op=True)))
-    else:
-        received = yield comm.all_gather(codec.encode(flat), async_op=True)
-        values = torch.stack([codec.decode(message, len(flat)) for message in received])
+    received = yield comm.all_gather(flat if codec is None else codec.encode(flat), async_op=True)
+    values = torch.stack(received if codec is None else list(decoded(codec, received, flat)))
     drop = (num_ranks - 1) // 2 if aggregate == "median" else max(num_ranks // 4, int(num_ranks > 2))
     kept = values.sort(dim=0).values[drop : num_ranks - drop]
     return flat.copy_(kept.mean(dim=0))
