@@ -188,3 +188,13 @@ def test_a_broken_pair_is_tested_again_soon_after_a_test_that_ends_early() -> No
                     answer = {"group": group, "peer": 1 - site, "is_reached": False}
                     members.tested(site, 0, answer, now)
     assert list(begun.values()) == [10.0, 13.0, 16.0]
+
+
+def test_a_question_for_a_state_that_comes_again_is_answered_once() -> None:
+    """A link sends it again when it has reconnected: two groups were made for one download."""
+    members, sent = members_of(2)
+    for _ in range(2):
+        members.fetch(1, 7, {"at_least": 1, "without": []}, 2.0)
+    members.publish(0, 1, 3.0)
+    assert [message["id"] for site, message in sent if site == 1 and "id" in message] == [7]
+    assert sum(message.get("push") == "serve" for _, message in sent) == 1

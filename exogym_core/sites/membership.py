@@ -256,7 +256,7 @@ class Downloads:
 
     def request(self, request: _Request) -> None:
         """Request a state for a site; replaces its earlier request."""
-        self._end(request.site)
+        self.forget(request.site)
         self._requests.append(request)
 
     def forget(self, site: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,6 @@ from exogym_core.strategy.parts.frequencies import FrequencyBlocks
 from exogym_core.strategy.parts.gradients import dense_gradient
 from exogym_core.strategy.parts.state import State
 from netsim.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 __all__ = ["WIRE", "DeMoOptions", "DeMoStrategy"]
 
@@ -104,9 +100,11 @@ class DeMoStrategy(ConfiguredStrategy, name="DeMo"):
         rates = {p: group["lr"] for group in self.optim.param_groups for p in group["params"]}
         self.charge("demo", "encode", self._num_values)
         for blocks in self.blocks:
-            updates = [self._update(parameter, rates) for parameter in blocks.parameters]
+            weights = [rates.get(parameter, 0.0) * self.sample_weight for parameter in blocks.parameters]
+            updates = map(torch.mul, map(dense_gradient, blocks.parameters), weights)
             blocks.accumulate(self.options.compression_decay, updates)
-        messages = self._exchange()
+        message = torch.cat([blocks.taken() for blocks in self.blocks])
+        messages = torch.stack(self.comm.all_gather(message)) if self.num_nodes > 1 else message[None]
         self.charge("demo", "decode", self._num_values)
         parts = torch.split(messages, [blocks.num_bytes for blocks in self.blocks], dim=1)
         for blocks, part in zip(self.blocks, parts, strict=True):
@@ -115,14 +113,6 @@ class DeMoStrategy(ConfiguredStrategy, name="DeMo"):
                 parameter.grad = mean.sign_().to(parameter.dtype)
         self.optimizer_step()
         super().step()
-
-    def _update(self, parameter: Tensor, rates: Mapping[Tensor, float]) -> Tensor:
-        return dense_gradient(parameter) * (rates.get(parameter, 0.0) * self.sample_weight)
-
-    def _exchange(self) -> Tensor:
-        """Gather all ranks' messages, one a row; entries sent by this rank leave its momentum."""
-        message = torch.cat([blocks.taken() for blocks in self.blocks])
-        return torch.stack(self.comm.all_gather(message)) if self.num_nodes > 1 else message[None]
 
     @property
     def momentum(self) -> list[Tensor]:

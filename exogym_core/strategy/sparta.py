@@ -50,8 +50,7 @@ class SparseCommunicator(Module, name="SPARTA"):
 
     def __init__(self, *positional: Any, **options: Any) -> None:
         super().__init__(*positional, **options)
-        self.index_selector, self.interval = self.options.selector(), self.options.interval
-        self.iteration = 0
+        self.index_selector, self.iteration = self.options.selector(), 0
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Lay the parameters out flat."""
@@ -61,7 +60,7 @@ class SparseCommunicator(Module, name="SPARTA"):
 
     def after_update(self) -> None:
         """Average the chosen values, if this step is due."""
-        if (self.strategy.local_step + 1) % self.interval:
+        if (self.strategy.local_step + 1) % self.options.interval:
             return
         if self.scope.site.between.world_size > 1:
             for bucket, residual in zip(self.buckets, self._residuals, strict=True):
@@ -96,14 +95,8 @@ class SPARTAStrategy(Composition, name="SPARTA"):
         openreview stFPf3gzq1.
     """
 
-    Options = SpartaOptions
+    module = SparseCommunicator
     positional = ("optim_spec", "p_sparta")
-
-    def compose(self, options: SpartaOptions) -> list[Module]:
-        """The average, with the selector at hand."""
-        sparse = SparseCommunicator(**vars(options))
-        self.index_selector = sparse.index_selector
-        return [sparse]
 
 
 class _BothOptions(SpartaOptions, DiLoCoOptions):
@@ -133,10 +126,5 @@ class SPARTADiLoCoStrategy(Composition, name="SPARTA+DiLoCo"):
 
     def compose(self, options: _BothOptions) -> list[Module]:
         """SPARTA's average, then DiLoCo's round."""
-        self.sparta_interval = options.interval
-        self.sparse_comm = SparseCommunicator(
-            options.index_selector, options.interval, p_sparta=options.p_sparta
-        )
-        self.diloco_comm = DiLoCoCommunicator(**{name: vars(options)[name] for name in DiLoCoOptions.names()})
-        self.index_selector = self.sparse_comm.index_selector
-        return [self.sparse_comm, self.diloco_comm]
+        sparse = SparseCommunicator(options.index_selector, options.interval, p_sparta=options.p_sparta)
+        return [sparse, DiLoCoCommunicator(**{name: vars(options)[name] for name in DiLoCoOptions.names()})]

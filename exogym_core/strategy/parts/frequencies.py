@@ -12,7 +12,7 @@ from exogym_core.strategy.parts.codecs import read_as
 from exogym_core.strategy.parts.tensor_codecs import block_shape, cut, joined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 __all__ = ["FrequencyBlocks", "transform_of"]
 
@@ -60,7 +60,7 @@ class FrequencyBlocks:
         """Size of what travels: `min(k, block)` entries a block."""
         return self.num_blocks * self.k * sum(dtype.itemsize for dtype in self.wire)
 
-    def accumulate(self, decay: float, updates: Sequence[Tensor]) -> None:
+    def accumulate(self, decay: float, updates: Iterable[Tensor]) -> None:
         """`momentum = decay momentum + DCT(updates)`."""
         height, width = self.shape
         blocks = torch.cat([cut(update, self.shape).to(self.dtype) for update in updates]).view(
