@@ -33,7 +33,6 @@ from torch import Tensor, nn
 from exogym_core.checkpoints.files import decode, encode
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.chain import Chain, Module
-from exogym_core.strategy.participation.absence import AmongPresent
 from exogym_core.workers.rng import kept_rng
 from netsim.errors import InputError
 
@@ -327,8 +326,7 @@ class StateTrial:
 
 
 def _strategy_parts(strategy: Strategy) -> list[Strategy | Module]:
-    modules = strategy.modules if isinstance(strategy, Chain) else []
-    return [strategy, *(each.rounds if isinstance(each, AmongPresent) else each for each in modules)]
+    return [strategy, *(strategy.modules if isinstance(strategy, Chain) else [])]
 
 
 def _compare(part: Strategy | Module, loaded: Strategy | Module) -> None:

@@ -107,7 +107,7 @@ class Module(Configured, Stateful):
 
     def parts(self) -> Sequence[Module]:
         """Modules that this one stands for: itself, or with those that its options bring along."""
-        return list(self.options.parts(self))
+        return [self]
 
     def check_beside(self, others: Sequence[Module], where: str) -> None:
         """Refuse modules of the same chain that do not go with this one; raises InputError, beginning with `where`."""

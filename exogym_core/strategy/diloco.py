@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from exogym_core.strategy.chain import Composition
-from exogym_core.strategy.participation.absence import ParticipationOptions
+from exogym_core.strategy.participation.absence import ParticipatingRounds, ParticipationOptions
 from exogym_core.strategy.parts.outer import OuterOptions
-from exogym_core.strategy.parts.rounds import OuterRounds
 
 __all__ = ["DiLoCoCommunicator", "DiLoCoOptions", "DiLoCoStrategy"]
 
@@ -14,7 +13,7 @@ class DiLoCoOptions(OuterOptions, ParticipationOptions):
     """Options of DiLoCo as strategy, module and optimizer: rounds, sites, and time-outs for absent ranks."""
 
 
-class DiLoCoCommunicator(OuterRounds, name="DiLoCo"):
+class DiLoCoCommunicator(ParticipatingRounds, name="DiLoCo"):
     """An outer step every `H` steps (algorithm 1), with theta equal on all workers::
 
         theta_i = theta after H local steps of worker i        lines 3 to 8

@@ -89,10 +89,6 @@ class Options:
     def check(self, where: str) -> None:
         """Refuse values that do not go together; subclasses with several bases call super's."""
 
-    def parts(self, module: Any) -> Sequence[Any]:
-        """Modules of a chain that `module` with these options stands for: itself, or others before or around it."""
-        return [module]
-
     @classmethod
     def names(cls) -> list[str]:
         """Names of the arguments."""

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from exogym_core.plain import decode, encode
-from exogym_core.strategy.chain import Chain, Module, RoundModule, Scope
+from exogym_core.strategy.chain import Chain, Module
 from exogym_core.strategy.options import Options, number, option
 from exogym_core.strategy.participation.site import Site
-from exogym_core.strategy.participation.sites import SiteOptions, Sites
+from exogym_core.strategy.participation.sites import ShardingOptions, SiteOptions, Sites
+from exogym_core.strategy.parts.rounds import OuterRounds
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError, unknown_name
 from netsim.units import parse_seconds
@@ -23,18 +24,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
-    from torch.optim import Optimizer
 
     from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.base import Strategy
     from exogym_core.strategy.parts.gradients import GradientAverager
     from exogym_core.strategy.parts.outer import OuterStep
-    from exogym_core.strategy.parts.rounds import OuterRounds
 
 __all__ = [
     "LOST",
     "Absence",
-    "AmongPresent",
+    "ParticipatingRounds",
     "Participation",
     "ParticipationOptions",
     "Patience",
@@ -356,63 +355,56 @@ class Absence(Stateful):
 class ParticipationOptions(SiteOptions, PatienceOptions):
     """Options of modules whose outer rounds are taken by sites, and continue without absent ones."""
 
-    def parts(self, module: OuterRounds) -> Sequence[Module]:
-        """The module, behind the sites that its ranks form, and within rounds among those that are present."""
-        k, patience = self.ranks_per_worker, self.patience(type(module).__name__)
-        sites = [Sites(k, sharding=self.sharding, ranks_per_node=self.ranks_per_node)] if k > 1 else []
-        return [*sites, module if patience is None else AmongPresent(module, patience, k)]
 
-
-class AmongPresent(RoundModule):
-    """Wrapper of a module: its outer rounds are taken among the sites that are present.
+class ParticipatingRounds(OuterRounds):
+    """Outer rounds that sites take, and with time-outs those that are present.
 
     A site that is absent loses its own steps of the round, and continues from the newest state of the others.
 
-    Args:
-        rounds: the module.
-        patience: how long sites wait for each other.
-        ranks_per_site: consecutive ranks of a site.
-
     Attributes:
-        absence: membership of rounds; None where there is but one rank.
+        absence: membership of rounds; None where all take part, always.
     """
 
-    def __init__(self, rounds: OuterRounds, patience: Patience, ranks_per_site: int) -> None:
-        self.rounds, self.judged, self.options = rounds, rounds.judged, rounds.options
-        self.absence: Absence | None = Absence(patience, rounds.H)
-        self._ranks_per_site = ranks_per_site
+    def __init__(self, *positional: Any, **given: Any) -> None:
+        super().__init__(*positional, **given)
+        patience = self.options.patience(type(self).__name__)
+        self.absence = None if patience is None else Absence(patience, self.H)
+
+    def parts(self) -> Sequence[Module]:
+        """The module, behind the sites that its ranks form."""
+        options = self.options
+        if options.ranks_per_worker == 1:
+            return [self]
+        division = {name: vars(options)[name] for name in ShardingOptions.names()}
+        return [Sites(options.ranks_per_worker, **division), self]
 
     def check_beside(self, others: Sequence[Module], where: str) -> None:
         """Refuse modules that wait for all, and a second one with absences of its own."""
-        for each in others:
+        for each in others if self.absence is not None else ():
             if each.goes_first:
                 continue
             with_what, remedy = f"{type(each).__name__}, which waits for all", "leave the time-outs out"
-            if isinstance(each, AmongPresent):  # of which others would be absent
+            if (
+                isinstance(each, ParticipatingRounds) and each.absence is not None
+            ):  # of which others would be absent
                 with_what, remedy = "those of a second module", "leave one of both modules out"
             raise InputError(
                 f"{where}: rounds that continue without absent ranks do not combine with {with_what}; {remedy}"
             )
 
-    def enter(self, strategy: Chain, scope: Scope) -> Scope:
-        """Join a chain with the module."""
-        self.strategy = strategy
-        return self.rounds.enter(strategy, scope)
-
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Prepare the module, and connect with the other sites."""
-        self.rounds._init_node(model, rank, num_nodes)
-        strategy, scope = self.strategy, self.rounds.scope
-        if self.absence is None or strategy.comm.world_size == 1:
+        """Prepare the rounds, and connect with the other sites."""
+        super()._init_node(model, rank, num_nodes)
+        if self.absence is None or self.comm.world_size == 1:
             self.absence = None
             return
-        self.absence.connect(strategy.comm, self._ranks_per_site, type(strategy).__name__)
-        self.absence.follow(self.rounds.outer, scope.site, scope.gradients)
+        self.absence.connect(self.comm, self.options.ranks_per_worker, type(self.strategy).__name__)
+        self.absence.follow(self.outer, self.scope.site, self.scope.gradients)
 
     def end_round(self, number: int) -> None:
-        """Take the outer step with the ranks that are present."""
+        """Take the outer step, with the ranks that are present."""
         if self.absence is None:
-            self.rounds.end_round(number)
+            super().end_round(number)
         else:
             self.absence.round()
 
@@ -420,28 +412,19 @@ class AmongPresent(RoundModule):
         """The step's round, and at its end its members."""
         return {} if self.absence is None else self.absence.row(self.strategy.local_step)
 
-    def judged_state(self) -> dict[str, Tensor] | None:
-        """Judged parameters of the module."""
-        return self.rounds.judged_state()
-
     @property
     def judged_version(self) -> int:
         """Rounds of the ranks that take part."""
-        return self.rounds.judged_version if self.absence is None else self.absence.number
-
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        """Optimizers of the module."""
-        return self.rounds.optimizers
+        return super().judged_version if self.absence is None else self.absence.number
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the module and of its rounds' membership."""
+        """State of the rounds and of their membership."""
         absence = {} if self.absence is None else {"absence": self.absence.state_dict()}
-        return {**self.rounds.state_dict(), **absence}
+        return {**super().state_dict(), **absence}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the rounds from a `state_dict`, and the absences where they are kept."""
-        self.rounds.load_state_dict(state)
+        super().load_state_dict(state)
         if self.absence is not None:
             self.absence.load_state_dict(state["absence"])
 
@@ -449,7 +432,8 @@ class AmongPresent(RoundModule):
 def absence_of(strategy: Strategy) -> Absence | None:
     """Absence from the rounds of a strategy; None where everyone takes part, always."""
     modules = strategy.modules if isinstance(strategy, Chain) else []
-    return next((m.absence for m in modules if isinstance(m, AmongPresent) and m.absence is not None), None)
+    found = (each.absence for each in modules if isinstance(each, ParticipatingRounds))
+    return next(filter(None, found), None)
 
 
 class Participation:
