@@ -52,6 +52,13 @@ def test_outer_steps_have_nesterovs_momentum() -> None:
         assert spec.kwargs == {"lr": rate, "momentum": 0.9, "nesterov": True}, name
 
 
+@pytest.mark.parametrize("name", ["DiLoCo", "StreamingDiLoCo"])
+def test_an_outer_momentum_goes_with_any_outer_optimizer(name: str) -> None:
+    """Strategies in fragments, whose default rate is another, left it out in silence."""
+    strategy: Any = build_strategy(name, outer_optim_spec={"name": "sgd", "lr": 0.5}, outer_momentum=0.8)
+    assert strategy.modules[0].options.outer_optim().kwargs == {"lr": 0.5, "momentum": 0.8}
+
+
 @pytest.mark.parametrize("name", PUBLISHED["synonyms"])
 def test_torchfts_names_are_understood(name: str) -> None:
     ours = {"sync_every": "H", "fragment_sync_delay": "tau", "fragment_update_alpha": "alpha"}

@@ -385,6 +385,7 @@ class Composition(Chain):
 
     module: ClassVar[type[Module]]
     positional: ClassVar[tuple[str, ...]] = ("optim_spec",)
+    taken = ("modules",)
     applied: ClassVar[str] = ""
 
     def __init_subclass__(cls, **others: Any) -> None:
@@ -394,6 +395,7 @@ class Composition(Chain):
 
     def __init__(self, *positional: Any, **given: Any) -> None:
         options, others = checked_options(type(self), positional, given)
+        refuse_unknown(type(self), {name: others[name] for name in self.taken if name in others})
         if "H" in options.names():
             self.H = options.H
         super().__init__(self.compose(options), **others)

@@ -54,19 +54,24 @@ class MomentCommunicator(RoundModule, name="Moments"):
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Find the moments that the local optimizer keeps."""
-        spec, tried = ensure_optim_spec(self.strategy.optim_spec), nn.Parameter(torch.zeros(1, 1))
-        tried.grad = torch.zeros(1, 1)
-        optim = spec.cls([tried], **spec.kwargs)
-        optim.step()
-        self._kept = [name for name in MOMENTS[self.options.moment] if name in optim.state[tried]]
+        spec = ensure_optim_spec(self.strategy.optim_spec)
+        self._kept: dict[Tensor, list[str]] = {}
+        for group in self.strategy.optim.param_groups:
+            tried = nn.Parameter(torch.zeros([1] * group["params"][0].dim()))
+            tried.grad = torch.zeros_like(tried)
+            optim = spec.build([{**group, "params": [tried]}])
+            optim.step()
+            kept = [name for name in MOMENTS[self.options.moment] if name in optim.state[tried]]
+            self._kept |= dict.fromkeys(group["params"], kept)
 
     @torch.no_grad()
     def end_round(self, number: int) -> None:
         """Average the optimizer's moments over ranks."""
         if self.scope.site.between.world_size == 1:
             return
-        for name in self._kept:
-            moments = [self._moment(parameter, name) for parameter in self.scope.parameters]
+        for name in MOMENTS[self.options.moment]:
+            kept = [each for each in self.scope.parameters if name in self._kept.get(each, ())]
+            moments = [self._moment(parameter, name) for parameter in kept]
             in_buckets(moments, partial(self.scope.site.average, Averaging()))
 
     def _moment(self, parameter: Tensor, name: str) -> Tensor:

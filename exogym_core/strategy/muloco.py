@@ -20,6 +20,7 @@ from exogym_core.strategy.parts.muon import MuLoCoMuon, TorchMuon, split_by_shap
 from exogym_core.strategy.parts.outer import nesterov
 from exogym_core.strategy.parts.rounds import CodedRounds
 from exogym_core.strategy.parts.tensor_codecs import EachTensorCodec
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,6 +72,9 @@ class MuLoCoCommunicator(CodedRounds, name="MuLoCo"):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**{"bits": 2, **given})
+        if not self.options.bits:
+            where, H = type(self).__name__, self.H  # noqa: N806
+            raise InputError(f"{where}: bits=0 quantises nothing; write DiLoCoCommunicator(H={H}) instead")
         self.beta, self.gain = self.options.error_decay, self.options.outer_lr
 
     def codec(self, tensors: Sequence[Tensor]) -> Codec:

@@ -108,11 +108,13 @@ class Configured:
     Attributes:
         Options: dataclass of its options.
         positional: names of arguments that may be given by position, in order.
+        taken: names of a base's arguments that the class itself gives.
         registry: classes by the names that experiment files give them.
     """
 
     Options: ClassVar[type[Any]] = Options
     positional: ClassVar[tuple[str, ...]] = ()
+    taken: ClassVar[tuple[str, ...]] = ()
     registry: ClassVar[dict[str, type[Any]]] = {}
 
     def __init_subclass__(cls, name: str | None = None, **others: Any) -> None:
@@ -180,7 +182,7 @@ def _own_arguments(cls: type) -> list[str]:
         names += [p.name for p in named if base is cls or p.default is not p.empty]
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    return list(dict.fromkeys(names))
+    return [name for name in dict.fromkeys(names) if name not in getattr(cls, "taken", ())]
 
 
 def accepted_arguments(cls: type) -> list[str]:

@@ -27,7 +27,6 @@ __all__ = [
     "Averaging",
     "AveragingOptions",
     "decoded",
-    "encoded_average_bytes",
     "gathering",
     "served_mean",
 ]
@@ -272,7 +271,7 @@ def _encoded_steps(comm: Communicator, flat: Tensor, codec: Codec, residual: Ten
         flat += residual
     parts = flat.tensor_split(num_ranks)
     steps = CARRIERS[comm.carrier_of_codes](comm, parts, codec, _parts_of(residual, num_ranks))
-    means = yield from counted(comm, steps, encoded_average_bytes(len(flat), num_ranks, codec))
+    means = yield from counted(comm, steps, sum(codec.encoded_bytes(len(part)) for part in parts))
     if residual is not None:
         residual.nan_to_num_(0.0, 0.0, 0.0)  # what was not finite is not owed
     for part, message in zip(parts, means, strict=True):
@@ -295,14 +294,3 @@ def _robust_steps(comm: Communicator, flat: Tensor, aggregate: str, codec: Codec
     drop = (num_ranks - 1) // 2 if aggregate == "median" else max(num_ranks // 4, int(num_ranks > 2))
     kept = values.sort(dim=0).values[drop : num_ranks - drop]
     return flat.copy_(kept.mean(dim=0))
-
-
-def encoded_average_bytes(num_values: int, num_ranks: int, codec: Codec) -> int:
-    """Encoded size of `num_values` values cut into one part a rank, as `Averaging` sends them.
-
-    >>> from exogym_core.strategy.parts.codecs import Int8Codec
-    >>> encoded_average_bytes(10_000, 4, Int8Codec(chunk=1000))
-    10048
-    """
-    small, num_larger = divmod(num_values, num_ranks)
-    return num_larger * codec.encoded_bytes(small + 1) + (num_ranks - num_larger) * codec.encoded_bytes(small)

@@ -39,7 +39,7 @@ class OuterOptions(AveragingOptions):
         H: local steps a round, exactly; also `local_steps`, `num_inner_steps` and `sync_every`.
         outer_optim_spec: the outer optimizer (SGD with Nesterov momentum); also `outer_optim` and
             `outer_optimizer`.
-        outer_lr: its learning rate (0.7), if not said in `outer_optim_spec`.
+        outer_lr: its learning rate (0.7), if not said in `outer_optim_spec`; a default is of SGD alone.
         outer_momentum: its momentum (0.9), likewise.
     """
 
@@ -57,8 +57,8 @@ class OuterOptions(AveragingOptions):
         """The outer optimizer yet to be built."""
         if self.outer_optim_spec is None:
             return nesterov(self.outer_lr, self.outer_momentum)
-        given = {"lr": self.outer_lr, "momentum": self.outer_momentum}
-        options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        given, defaults = {"lr": self.outer_lr, "momentum": self.outer_momentum}, self.defaults()
+        options: dict[str, Any] = {k: value for k, value in given.items() if value != defaults[f"outer_{k}"]}
         return ensure_optim_spec(self.outer_optim_spec, **options)
 
 

@@ -207,12 +207,6 @@ class FragmentOptions(OuterOptions):
         if self.num_fragments is not None and self.fragments is not None:
             raise InputError(f"{where}: num_fragments and fragments say the same; give one of them")
 
-    def outer_optim(self) -> Any:
-        """The outer optimizer; the rate of 0.4 is of the default one alone."""
-        if self.outer_optim_spec is not None and self.outer_lr == type(self).defaults()["outer_lr"]:
-            return self.outer_optim_spec
-        return super().outer_optim()
-
 
 class Fragments(Module):
     """Rounds of a model's fragments that overlap training. Subclasses say when they leave and how they are merged.
