@@ -244,6 +244,21 @@ def test_members_with_equal_routes_that_enter_together_end_together(protocol: st
     assert max(done) - min(done) <= (0.01 if protocol == "gloo" else 1e-9)  # gloo's threads wake apart
 
 
+def test_under_gloo_a_late_member_of_an_all_to_all_sends_before_it_asks() -> None:
+    """gloo's alltoall.cc posts the send first: data leave at once, and the request for the peer's data follows them."""
+    late, latency, num_bytes = 0.2, 0.025, 1 << 20
+    host_links = [{"between": ["a", "b"], "bandwidth": "20 Mbit/s", "latency": f"{latency} s"}]
+    topology = Topology.from_mapping({"name": "pair", "hosts": {"a": {}, "b": {}}, "links": host_links})
+    network = Network(Clock(), topology, "gloo")
+    made = schedule("all_to_all", 2, num_bytes=4 * num_bytes, algorithm="gloo")
+    for _ in range(4):  # the last on a window that is wide
+        enters = network.env.now + late
+        (done,) = ends(started, network, [(made, [network.env.now, enters])], [0, 1])
+    drain = num_bytes / network.protocol.payload_bytes_per_second(topology)[0]
+    assert done[0] - enters == pytest.approx(latency + drain, rel=0.03)
+    assert done[1] - enters == pytest.approx(2 * (latency + drain), rel=0.03)
+
+
 def test_a_member_that_enters_two_at_one_instant_sends_in_the_order_of_the_calls() -> None:
     """Messages of a group share its connections: those of the call that comes first leave first."""
     empty, large = schedule("barrier", 2), schedule("all_reduce", 2, num_bytes=40_000, algorithm="ring")

@@ -63,7 +63,7 @@ def start_all_to_all(
     step = schedule("all_to_all", num).step(0)  # each sender's messages in the order of posting
     messages = StepMessages(num, step.src.tolist(), step.dst.tolist(), [0.0] * len(step.src))
     started = _start(
-        network, StepSequence(num, [0], lambda index: messages, True, False), hosts, group, on_done
+        network, StepSequence(num, [0], lambda index: messages, True, False, True), hosts, group, on_done
     )
 
     def enter(member: int, row: Sequence[int]) -> None:

@@ -95,6 +95,7 @@ class StepSequence:
         make: messages of a step, made when it is first asked for.
         is_kept: the messages are kept for the next collective that follows the schedule.
         is_message: a single message, whose send is done with its receive.
+        sends_first: gloo posts the send of a pair before its receive.
     """
 
     def __init__(
@@ -104,10 +105,12 @@ class StepSequence:
         make: Callable[[int], StepMessages],
         is_kept: bool,
         is_message: bool,
+        sends_first: bool,
     ) -> None:
         self.num_members = num_members
         self.gates = gates
         self.is_message = is_message
+        self.sends_first = sends_first
         self._make = make
         self._kept: list[StepMessages | None] = [None] * len(gates) if is_kept else []
 
@@ -312,11 +315,19 @@ class GlooCollective(Collective):
                 self._post_pair(member, index, step, 0)
 
     def _post_pair(self, member: int, index: int, step: OpenStep, number: int) -> None:
-        """Write the notes of one receive and one send."""
+        """Post one receive and one send; where both have the same peer, the first one's bytes go before the other's."""
+        if self.sequence.sends_first:
+            self._post_send(member, index, step, number)
         messages = step.messages
         receive = messages.first_receive[member] + number
         if receive < messages.first_receive[member + 1]:
             self._send(member, messages.sources[receive], 0.0, index, READY, False)
+        if not self.sequence.sends_first:
+            self._post_send(member, index, step, number)
+
+    def _post_send(self, member: int, index: int, step: OpenStep, number: int) -> None:
+        """Write the note of a send, and its data where the receiver's note has come already."""
+        messages = step.messages
         send = messages.first[member] + number
         if send < messages.first[member + 1]:
             dst = messages.targets[send]

@@ -41,6 +41,10 @@ __all__ = [
 
 # The messages of a schedule with more of them are made step by step each time, and not kept.
 _MOST_KEPT_MESSAGES = 100_000
+_SENDS_FIRST = (
+    "all_gather",
+    "all_to_all",
+)  # gloo's allgather.cc, alltoall.cc and alltoallv.cc; its others receive first
 
 Ranks = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.int64]
@@ -233,7 +237,8 @@ class Schedule:
             return StepMessages(self.num_ranks, step.src.tolist(), step.dst.tolist(), sizes)
 
         is_kept = self.num_messages <= _MOST_KEPT_MESSAGES
-        return StepSequence(self.num_ranks, self.gates, messages, is_kept, self.op == "sendrecv")
+        is_message, sends_first = self.op == "sendrecv", self.op in _SENDS_FIRST
+        return StepSequence(self.num_ranks, self.gates, messages, is_kept, is_message, sends_first)
 
     def step(self, index: int) -> Step:
         """The messages of step `index`, counted over all phases."""
