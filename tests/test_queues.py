@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from netsim import Clock, Network, Topology, schedule, start_collective
+from netsim.network.tcp import segments_after_slow_start
 
 RATE = 20e6 / 8 * 1448 / 1514  # payload of the link between the sites
 
@@ -112,3 +113,11 @@ def test_acknowledgements_wait_behind_data_of_the_other_direction() -> None:
         for calls in ([(0, 2, 2_000_000)], [(0, 2, 2_000_000), (3, 1, 2_000_000)])
     ]
     assert both / alone > 1.03 * free[1] / free[0]
+
+
+@pytest.mark.parametrize("round_trip", [0.012, 0.1])
+def test_after_slow_start_a_window_grows_by_half_a_segment_a_round_trip(round_trip: float) -> None:
+    """TCP_INFO of a sender over 12 ms: 61 segments as HyStart ends slow start, 90 of them fifty round trips later."""
+    assert segments_after_slow_start(0.0, 61.0, round_trip) == 61.0
+    later = segments_after_slow_start(50 * round_trip, 61.0, round_trip)
+    assert later == pytest.approx(max(61 + 50 * 0.53, 61 + 0.4 * (50 * round_trip) ** 3), rel=0.01)

@@ -451,8 +451,8 @@ class Engine:
             elif first.drains:
                 standing += self._standing_bytes(connection, now)
         ack_wait = self._queue_seconds(self.path(path.target, path.source), own, now)
-        has_more = own.first is not own.last
-        return QueueState(num_bursts, sum(feeds.values()), standing, ack_wait, has_more)
+        following = own.backlog - own.first.size if own.first is not None else 0.0
+        return QueueState(num_bursts, sum(feeds.values()), standing, ack_wait, following)
 
     def alarm(self, seconds: float, owner: Owner, step: int, member: int, kind: int) -> None:
         """Call `owner.delivered` so much later, before whatever the network does at that instant."""

@@ -54,7 +54,8 @@ go on by rounds after a loss as well, and grow only by those that were used up.
 HyStart is then as in Linux: it ends slow start once a connection, at the window of the moment when acknowledgements
 have come in a row for half a round trip, or when a round's first segments find a queue of others that adds an eighth to
 the round trip (4 to 16 ms). After a pause slow start ends where it last did (after a loss: at 0.7 of the window), or at
-3/4 of the window before the pause if that is more. Before its first loss a window grows by at least 5 % a round trip.
+3/4 of the window before the pause if that is more. From there Reno's estimate grows as well as CUBIC's, and before its
+first loss a window grows by at least 5 % a round trip.
 
 Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 """
@@ -105,14 +106,14 @@ class QueueState(NamedTuple):
         feed: bytes per second at which they arrive, all together.
         standing: bytes of others in that link's queue.
         ack_wait: seconds that an acknowledgement sent now waits behind data on the way back.
-        has_more: another message of the connection follows.
+        following: bytes of the connection's messages after the one under way.
     """
 
     num_bursts: int
     feed: float
     standing: float
     ack_wait: float
-    has_more: bool
+    following: float
 
 
 class Bottleneck(NamedTuple):
@@ -199,6 +200,11 @@ def cubic_segments(seconds: float, largest: float, round_trip_seconds: float) ->
     return max(cubic, reno)
 
 
+def segments_after_slow_start(seconds: float, window: float, round_trip_seconds: float) -> float:
+    """CUBIC's window in segments, `seconds` after HyStart ended slow start at `window`; Reno begins there."""
+    return window + max(GROWTH * seconds**3, RENO_GROWTH * seconds / round_trip_seconds)
+
+
 def inflection_seconds(largest: float) -> float:
     """K of RFC 9438: seconds until the window is back at `largest` segments."""
     return math.cbrt(largest * (1 - KEPT) / GROWTH)
@@ -283,11 +289,12 @@ class Window:
         self._has_lost = False
         self._began = -inf  # when the current round did
         self._used = 0.0  # bytes drained in it
+        self._following = 0.0  # bytes of the connection's later messages
         self._ack_wait = 0.0  # of this round's acknowledgements, in the queue of the way back
         self._turn = round_trip_seconds  # until this round's acknowledgements are back
         self._burst = 0.0  # bytes that left at once, after a pause or a wait for acknowledgements
         self._burst_began = -inf
-        self._is_one = False  # whether all of it is of one message, without a pause
+        self._is_one = False  # whether all of it left without a pause
         self._follows_full = False  # whether it follows a full round of the same burst
         self._blocked = False  # until the round trip is over
         self._left = 0.0  # bytes of the message under way, when last reported
@@ -298,7 +305,8 @@ class Window:
         self._has_filled = False  # the pipe, before the current round
         self._overflow: Overflow | None = None  # what follows upon it
         self._missing = 0.0  # bytes of the message that the queue dropped, until they are sent again
-        self._is_cubic = False  # since a loss
+        self._is_cubic = False  # since a loss, or HyStart
+        self._has_fallen = True  # when that began
         self._lost_at = 0.0  # window at the last loss
         # From one loss to the next:
         self._lost = 0.0  # when the last one was
@@ -356,8 +364,9 @@ class Window:
         """Begin to drain a message of `num_bytes`; `queues` where the window has one to overrun."""
         is_idle = self._is_idle(now)
         has_paused = now - self._drained_at > PAUSE_SECONDS
-        self._ack_wait = 0.0 if queues is None else queues.ack_wait
-        self._is_one = False
+        self._meet(queues)
+        if has_paused or not self.has_queue:
+            self._is_one = False
         if is_idle or now - self._began >= self._turn * SAME:
             self._new_round(now)
             self._follows_full = False
@@ -371,7 +380,7 @@ class Window:
     def go_on(self, now: float, left: float, queues: QueueState | None) -> None:
         """Use up the last grant, with `left` bytes of the message remaining, and take the next one."""
         self._use(now, left)
-        self._ack_wait = 0.0 if queues is None else queues.ack_wait
+        self._meet(queues)
         if self._until_loss <= self._segment * ROUNDING + self._left * OF_LEFT:
             self._until_loss = self._loss_bytes
             # In slow start the window has grown by what was acknowledged of this round.
@@ -389,6 +398,11 @@ class Window:
                 self._send_burst(now, min(self._window, left, waited * self._bytes_per_second), queues)
         self._grant(now)
 
+    def _meet(self, queues: QueueState | None) -> None:
+        """Take the wait of acknowledgements, and the bytes that follow the message under way."""
+        self._ack_wait = 0.0 if queues is None else queues.ack_wait
+        self._following = 0.0 if queues is None else queues.following
+
     def _send_burst(self, now: float, burst: float, queues: QueueState) -> None:
         """Send `burst` bytes at once; they reach the narrowest link at `queues.feed`, and its queue may overflow."""
         self._burst, self._burst_began = burst, now
@@ -401,7 +415,7 @@ class Window:
         missing = self._missing = (burst - heard) * waiting
         later = heard * queues.num_bursts / self._bytes_per_second - self._round_trip
         # A loss is noticed by bytes that arrive after it: is there a whole segment of them?
-        is_last = burst == self._left and not queues.has_more
+        is_last = burst == self._left and not queues.following
         rounds: tuple[WindowRound, ...] = (WindowRound(heard, missing, later),)
         if (burst - heard) * through > self._segment * waiting:
             after = self._segment * waiting / through  # lost after the last segment that arrives
@@ -482,6 +496,7 @@ class Window:
         """CUBIC goes on from this window, as from one that it has just come back to after a loss."""
         self._widen(window)
         self._has_exited = self._is_cubic = True
+        self._has_fallen = False
         self._threshold, self._ssthresh = inf, window
         self._lost_at = window
         self._lost = now - inflection_seconds(window / self._segment)
@@ -529,14 +544,14 @@ class Window:
         if ends_by_train:
             wanted = min(wanted, self._window + pipe / 2)
         # Of the queue: a round arrives at twice the rate at which it drains.
-        peak = min(wanted, self._left) / 2 if self._is_one else wanted / 2
+        peak = min(wanted, self._left + self._following) / 2 if self._is_one else wanted / 2
         waits = not pipe > 0.98 * self._window > 1.02 * peak  # something, in the queue
         had_filled, self._has_filled = self._has_filled, self._has_filled or 0 < pipe < 0.98 * self._window
         if used and self._is_one and waits and not had_filled:
             share = self._share(rate)
             there = Bottleneck(rate, share, pipe, self._round_trip)
             held = share * OVERRUN
-            standing = min(wanted, self._left) if self.has_queue else wanted
+            standing = min(wanted, self._left + self._following) if self.has_queue else wanted
             happens = of_a_burst if peak > held else of_a_standing_window if standing - pipe > held else None
             if happens is not None:
                 self._window = wanted
@@ -559,7 +574,7 @@ class Window:
             wanted = max(wanted, self._window + used / 20)  # Linux, before the first loss: 5 % a round trip
         pipe, share = rate * self._round_trip, self._share(rate)
         waits = pipe <= 0.98 * self._window  # something, in the queue
-        standing = min(wanted, self._left) if self.has_queue else wanted
+        standing = min(wanted, self._left + self._following) if self.has_queue else wanted
         if used and self._is_one and waits and standing - pipe > share * OVERRUN:
             self._lose(now, min(wanted, pipe + share))
         else:
@@ -593,7 +608,7 @@ class Window:
         self._since_loss, self._was_held = 0.0, False
         self._granted = now
         self._threshold = inf
-        self._is_cubic = self._has_lost = True
+        self._is_cubic = self._has_lost = self._has_fallen = True
         self._lost_at = min(window, self._limit)
         self._lost = self._began = now
         self._turn = self._round_trip + self._ack_wait
@@ -603,7 +618,12 @@ class Window:
     def _cubic(self, seconds: float) -> float:
         if not self._round_trip:
             return self._limit
-        segments = cubic_segments(seconds, self._lost_at / self._segment, self._round_trip)
+        largest = self._lost_at / self._segment
+        if self._has_fallen:
+            segments = cubic_segments(seconds, largest, self._round_trip)
+        else:
+            elapsed = seconds - inflection_seconds(largest)
+            segments = segments_after_slow_start(elapsed, largest, self._round_trip)
         return min(segments * self._segment, self._limit)
 
     def _grant(self, now: float) -> None:
