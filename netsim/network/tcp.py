@@ -51,11 +51,12 @@ after it all that is missing. Acknowledgements wait behind data on the way back:
 later, and what they release together is a burst again (Zhang, Shenker and Clark 1991, on two-way traffic). Windows then
 go on by rounds after a loss as well, and grow only by those that were used up.
 
-HyStart is then as in Linux: it ends slow start once a connection, at the window of the moment when acknowledgements
-have come in a row for half a round trip, or when a round's first segments find a queue of others that adds an eighth to
-the round trip (4 to 16 ms). After a pause slow start ends where it last did (after a loss: at 0.7 of the window), or at
-3/4 of the window before the pause if that is more. From there Reno's estimate grows as well as CUBIC's, and before its
-first loss a window grows by at least 5 % a round trip.
+HyStart then ends slow start once a connection, at the window of the moment when acknowledgements have come in a row for
+half a round trip; those of a burst come as fast as its host's share of what arrives lets it drain. Its other test, of
+the delays of a round's first segments, is left out: it asks for a queue to within a few packets, and the model is as
+right without it. After a pause slow start ends where it last did (after a loss: at 0.7 of the window), or at 3/4 of the
+window before the pause if that is more. From there Reno's estimate grows as well as CUBIC's, and before its first loss
+a window grows by at least 5 % a round trip.
 
 Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 """
@@ -84,10 +85,6 @@ PIECES: Final = 8  # in which a period of growth is cut
 SETTLED: Final = 16
 # Idle for longer, a connection has forgotten all it learnt: as long as Linux keeps it (TCP_METRICS_TIMEOUT).
 FORGOTTEN_SECONDS: Final = 3600.0
-# HyStart (Linux, tcp_cubic.c) ends slow start, from 16 segments on, where a queue adds an eighth to the round trip.
-HYSTART_SEGMENTS: Final = 16
-LEAST_DELAY_SECONDS: Final = 4e-3
-MOST_DELAY_SECONDS: Final = 16e-3
 PAUSE_SECONDS: Final = 1e-6  # a sender that is silent for longer has paused
 
 
@@ -294,6 +291,7 @@ class Window:
         self._turn = round_trip_seconds  # until this round's acknowledgements are back
         self._burst = 0.0  # bytes that left at once, after a pause or a wait for acknowledgements
         self._burst_began = -inf
+        self._clump_rate = 0.0  # at which its acknowledgements come: those of a burst stay together
         self._is_one = False  # whether all of it left without a pause
         self._follows_full = False  # whether it follows a full round of the same burst
         self._blocked = False  # until the round trip is over
@@ -372,7 +370,6 @@ class Window:
             self._follows_full = False
             self._is_one = True
         self._left = num_bytes
-        self._check_delay(now, queues)
         if queues is not None and has_paused:
             self._send_burst(now, min(self._window - self._used, num_bytes), queues)
         self._grant(now)
@@ -392,7 +389,6 @@ class Window:
             waited = self._turn - self._round_trip if self._blocked else 0.0
             self._new_round(now)
             self._follows_full = self._is_one = True
-            self._check_delay(now, queues)
             if queues is not None and waited > 0.0:
                 # Acknowledgements that waited in a queue leave it at once, and let as much go at once.
                 self._send_burst(now, min(self._window, left, waited * self._bytes_per_second), queues)
@@ -407,6 +403,7 @@ class Window:
         """Send `burst` bytes at once; they reach the narrowest link at `queues.feed`, and its queue may overflow."""
         self._burst, self._burst_began = burst, now
         through = self._bytes_per_second / queues.feed
+        self._clump_rate = self.feed * through
         waiting = 1.0 - through  # share that finds the link busy
         room = max(self._queue - queues.standing, self._segment) / queues.num_bursts
         heard = room / waiting  # acknowledged before the first loss is
@@ -483,15 +480,6 @@ class Window:
             self._until_loss -= drained
             self.last_used = self._drained_at = now
 
-    def _check_delay(self, now: float, queues: QueueState | None) -> None:
-        """End slow start by HyStart's delay test: the first segments of a round find a queue of others."""
-        if queues is None or self._has_exited or self._is_cubic or self._overflow is not None or self._used:
-            return
-        delay = min(max(self._round_trip / 8, LEAST_DELAY_SECONDS), MOST_DELAY_SECONDS)
-        is_large = self._window >= HYSTART_SEGMENTS * self._segment
-        if is_large and queues.standing > delay * self._bytes_per_second:
-            self._leave_slow_start(now, self._window)
-
     def _leave_slow_start(self, now: float, window: float) -> None:
         """CUBIC goes on from this window, as from one that it has just come back to after a loss."""
         self._widen(window)
@@ -539,10 +527,11 @@ class Window:
             wanted -= self._owed
         wanted = min(wanted, self._limit)
         pipe = rate * self._round_trip
-        # HyStart's other test: acknowledgements came in a row for half a round trip.
-        ends_by_train = self.has_queue and not self._has_exited and self._is_one and used > pipe / 2 > 0
+        # HyStart: acknowledgements came in a row for half a round trip.
+        train = max(pipe, self._clump_rate * self._round_trip) / 2
+        ends_by_train = self.has_queue and not self._has_exited and self._is_one and used > train > 0
         if ends_by_train:
-            wanted = min(wanted, self._window + pipe / 2)
+            wanted = min(wanted, self._window + train)
         # Of the queue: a round arrives at twice the rate at which it drains.
         peak = min(wanted, self._left + self._following) / 2 if self._is_one else wanted / 2
         waits = not pipe > 0.98 * self._window > 1.02 * peak  # something, in the queue

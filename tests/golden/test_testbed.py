@@ -24,7 +24,7 @@ def test_simulated_gloo_takes_as_long_as_gloo() -> None:
     assert high <= 0.17
 
 
-@pytest.mark.parametrize(("folder", "count", "mean"), [("sites", 96, 0.075), ("unseen", 48, 0.08)])
+@pytest.mark.parametrize(("folder", "count", "mean"), [("sites", 192, 0.08), ("unseen", 48, 0.09)])
 def test_collectives_between_sites_are_as_far_from_gloo_as_the_pages_say(
     folder: str, count: int, mean: float
 ) -> None:
@@ -36,4 +36,4 @@ def test_collectives_between_sites_are_as_far_from_gloo_as_the_pages_say(
     ]
     assert len(compared) == count
     assert sum(abs(each.error) for each in compared) / count <= mean
-    assert sum(abs(each.error_beyond) for each in compared) / count <= 0.045
+    assert sum(abs(each.error_beyond) for each in compared) / count <= 0.05
