@@ -178,13 +178,15 @@ def carried_seconds(
     def body(comm: Communicator) -> float:
         loop = program.loop(comm, [])
         loop.start()
-        for _ in range(ROUND):
-            loop.do(loop.data.next_step())
+        loop.max_steps = ROUND
+        while loop.go_on():
+            pass
         comm.barrier()
         settle(case)
         start = time.perf_counter()
-        for _ in range(case.steps):
-            loop.do(loop.data.next_step())
+        loop.max_steps += case.steps
+        while loop.go_on():
+            pass
         comm.barrier()
         settle(case)
         return time.perf_counter() - start

@@ -311,6 +311,10 @@ class Communicator(CheckedArguments, ABC):
         """Return when every rank has called it."""
         return self._collective(CollectiveCall("barrier", []), nothing, async_op)
 
+    def charge(self, call: CollectiveCall) -> None:
+        """Take the time of a blocking call and count its bytes; all members make it, and have its values already."""
+        raise self._not_here("charge")
+
     # --- ranks in time ------------------------------------------------------------------------------------
 
     def among_present(

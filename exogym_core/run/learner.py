@@ -12,7 +12,6 @@ import copy
 import os
 import warnings
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +22,7 @@ from exogym_core.run.cuda_graphs import GraphedPass
 from exogym_core.workers.rng import kept_rng
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.compute import StepDurations
     from exogym_core.data.samples import Source, StepSamples
-    from exogym_core.strategy.base import StepContext
+    from exogym_core.strategy.base import StepContext, Strategy
 
 __all__ = [
     "DetachedLearner",
@@ -138,11 +137,17 @@ _FORWARD_SHARE = 1 / 3  # of a step's computing; the backward pass does two prod
 
 
 class LocalStep(NamedTuple):
-    """A local step that has been taken, its loss and its virtual seconds."""
+    """A local step that has been taken ahead of virtual time.
+
+    Attributes:
+        step: its samples.
+        loss: their mean loss.
+        with_gradient: names of parameters that got one.
+    """
 
     step: StepSamples
     loss: float
-    seconds: float
+    with_gradient: Collection[str]
 
 
 class _BackwardClock:
@@ -156,16 +161,18 @@ class _BackwardClock:
         self._comm = comm
         self._seconds = 0.0
         self._left = 0.0
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        total = sum(parameter.numel() for parameter in parameters) or 1
+        trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        total = sum(parameter.numel() for parameter in trained.values()) or 1
+        self._shares = {name: parameter.numel() / total for name, parameter in trained.items()}
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._advance, parameter.numel() / total))  # type: ignore[no-untyped-call]
-            for parameter in parameters
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: self.advance(name))  # type: ignore[no-untyped-call]
+            for name, parameter in trained.items()
         ]
 
-    def _advance(self, share: float, _: Tensor) -> None:
+    def advance(self, name: str) -> None:
+        """The gradient of the parameter of this name is ready."""
         if self._seconds:
-            seconds = min(self._seconds * share, self._left)
+            seconds = min(self._seconds * self._shares[name], self._left)
             self._left -= seconds
             self._comm.advance(seconds)
 
@@ -205,6 +212,7 @@ class TorchLearner:
     """
 
     runs_ahead = False
+    _order: Sequence[str] | None = None  # of gradients in a backward pass; None where no hook awaits them
 
     def __init__(
         self,
@@ -268,9 +276,18 @@ class TorchLearner:
         if seconds:
             self._comm.advance(seconds)
 
-    def run_ahead(self, data: Source, number: int, num_steps: int) -> list[LocalStep]:
-        """Take local steps from the 0-based `number` on, updates included; none where ranks do not go together."""
+    def run_ahead(self, data: Source, strategy: Strategy, num_steps: int) -> list[LocalStep]:
+        """Take the next local steps of `strategy`, updates included; none where ranks do not go together."""
         return []
+
+    def charge(self, number: int, taken: LocalStep) -> None:
+        """Let the virtual time of the passes of a step pass that has been taken; `number` from 0."""
+        seconds = self._step_seconds(number, taken.step.samples)
+        with self._time_of_backward(seconds, last=True):
+            if self._clock is not None:
+                for name in self._order or ():
+                    if name in taken.with_gradient:
+                        self._clock.advance(name)
 
     def take_over(self, optimizers: Sequence[Optimizer]) -> None:
         """Prepare the strategy's optimizers, the first of which applies the gradients, once it is set up."""
@@ -292,8 +309,6 @@ class TorchLearner:
 
 class DetachedLearner(TorchLearner):
     """A learner that computes gradients first and then gives them to parameters, where hooks await them."""
-
-    _order: Sequence[str] | None = None  # of gradients in a backward pass; None where no hook awaits them
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

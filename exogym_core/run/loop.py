@@ -221,19 +221,28 @@ class Loop(Role):
         self._begin()
         self.participation.begin()  # before any evaluation
         try:
-            while (ahead := self._steps_ahead()) or (step := self._next_step()):
-                self.snapshots.evaluate(self.local_step)
-                if ahead:
-                    self._run_ahead(ahead)
-                elif step is not None:
-                    self.do(step)
-                is_due = self.checkpoints.is_due(self.local_step)
-                self._try_state(is_due)
-                if is_due:
-                    self._save(self.local_step)
+            while self.go_on():
+                pass
             return self._finish()
         finally:
             self.close()
+
+    def go_on(self) -> bool:
+        """Take the next step, or several at once; returns False at the end of the run."""
+        ahead = self._steps_ahead()
+        step = None if ahead else self._next_step()
+        if not ahead and step is None:
+            return False
+        self.snapshots.evaluate(self.local_step)
+        if ahead:
+            self._run_ahead(ahead)
+        elif step is not None:
+            self.do(step)
+        is_due = self.checkpoints.is_due(self.local_step)
+        self._try_state(is_due)
+        if is_due:
+            self._save(self.local_step)
+        return True
 
     def _try_state(self, is_due: bool) -> None:
         """Try the state of a strategy of one's own: after the first step, and where the first checkpoint is due."""
@@ -287,16 +296,20 @@ class Loop(Role):
 
     def _run_ahead(self, num_steps: int) -> None:
         """Take so many steps at once, or one as usual where the other ranks do not go along."""
-        taken = self.learner.run_ahead(self.data, self.local_step, num_steps)
+        strategy = self.strategy
+        taken = self.learner.run_ahead(self.data, strategy, num_steps)
         if not taken and (step := self._next_step()) is not None:
             self.do(step)
             return
-        for step, loss, seconds in taken:
-            learning_rate = self.strategy.learning_rate
-            self.strategy.begin_step(self._context(step))
-            self.comm.advance(seconds)
-            self.strategy.finish_step()
-            self.comm.mark({**self._row(loss, step.samples, learning_rate), **self.strategy.row()})
+        averager = strategy.averager
+        for each in taken:
+            learning_rate = strategy.learning_rate
+            strategy.begin_step(self._context(each.step))
+            self.learner.charge(self.local_step, each)
+            if averager is not None:
+                averager.charge()
+            strategy.finish_step()
+            self.comm.mark({**self._row(each.loss, each.step.samples, learning_rate), **strategy.row()})
             self.local_step += 1
         self.snapshots.after_step(self.local_step)
 

@@ -4,7 +4,7 @@ Parameters of N replicas lie in tensors of N rows, and each replica's parameters
 codecs and checkpoints find what they always do. Ranks bring their batches together; one of them computes all gradients
 in one vectorised pass (`torch.vmap` over `torch.func.functional_call`), and likewise all updates of an optimizer that
 works element by element. Where a strategy leaves the update to the optimizer, ranks bring all steps up to its next
-exchange at once. A rank that finds no other to wait for continues with the present ones, so ranks that do
+exchange at once, averages of gradients included. A rank that finds no other to wait for continues with the present ones, so ranks that do
 not step together are served as well. Requests to the kernel are the same, and so is virtual time, bit for bit;
 losses differ from those of single replicas by rounding.
 """
@@ -20,6 +20,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from exogym_core.communicator.exchange import reduce_tensors
 from exogym_core.data.batches import (
     as_loss,
     as_mean_loss,
@@ -32,6 +33,7 @@ from exogym_core.data.batches import (
 from exogym_core.run.cuda_graphs import GraphedPass, near
 from exogym_core.run.learner import DetachedLearner, LocalStep
 from exogym_core.run.snapshots import refuse_other_parameters
+from exogym_core.strategy.parts.flat import unflatten
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulated.calls import Parking
     from exogym_core.cost.compute import StepDurations
     from exogym_core.data.samples import Source, StepSamples
+    from exogym_core.strategy.base import Strategy
 
 __all__ = ["Stack", "StackedLearner", "StackingError", "backward_order"]
 
@@ -89,11 +92,21 @@ class _SharedWork(Generic[Item, Result]):
 
 
 class _Ahead(NamedTuple):
-    """Steps that a rank may take at once: of which optimizer, with which data, and how many."""
+    """Steps that a rank may take at once.
+
+    Attributes:
+        optimizer: that updates its replica.
+        data: its samples.
+        num_steps: how many.
+        averages: gradients are averaged over all ranks.
+        max_norm: of gradients that are clipped; None: they are not.
+    """
 
     optimizer: Optimizer
     data: Source
     num_steps: int
+    averages: bool
+    max_norm: float | None
 
 
 class Stack:
@@ -142,8 +155,8 @@ class Stack:
         """Loss of a rank's batch, and the gradients of its trained parameters by name."""
         return self._batches.attend(rank, batch)
 
-    def run_ahead(self, rank: int, ahead: _Ahead) -> list[tuple[StepSamples, float]]:
-        """Take steps of all replicas at once; returns this rank's with their losses, none where others do not come."""
+    def run_ahead(self, rank: int, ahead: _Ahead) -> list[LocalStep]:
+        """Take steps of all replicas at once; returns this rank's, none where others do not come."""
         return self._runs.attend(rank, ahead)
 
     def take_over(self, rank: int, optimizer: Optimizer) -> bool:
@@ -298,23 +311,28 @@ class Stack:
 
     # --- several steps at once -----------------------------------------------------------------------------
 
-    def _run_ahead(self, asked: dict[int, _Ahead]) -> dict[int, list[tuple[StepSamples, float]]]:
-        taken: dict[int, list[tuple[StepSamples, float]]] = {rank: [] for rank in asked}
+    def _run_ahead(self, asked: dict[int, _Ahead]) -> dict[int, list[LocalStep]]:
+        taken: dict[int, list[LocalStep]] = {rank: [] for rank in asked}
         optimizers = [each.optimizer for each in asked.values()]
-        num_steps = {each.num_steps for each in asked.values()}
+        kinds = {each[2:] for each in asked.values()}
         # The first step of a run shows which parameters get gradients.
         is_ready = self._gradients.keys() == self._trained and not any(map(_has_hooks, optimizers))
-        if not is_ready or len(num_steps) > 1 or not self._step_alike(optimizers):
+        if not is_ready or len(kinds) > 1 or not self._step_alike(optimizers):
             return taken
+        num_steps, averages, max_norm = kinds.pop()
         with self._brought_together(optimizers) as update:
             if update is None:
                 return taken
-            for _ in range(num_steps.pop()):
+            for _ in range(num_steps):
                 steps = {rank: cast("StepSamples", each.data.next_step()) for rank, each in asked.items()}
-                for rank, loss in self._differentiated(
-                    {rank: step.micro_batches[0][0] for rank, step in steps.items()}
-                ):
-                    taken[rank].append((steps[rank], loss))
+                batches = {rank: step.micro_batches[0][0] for rank, step in steps.items()}
+                losses, names = self._differentiated(batches), self._gradients.keys()
+                for rank, loss in losses:
+                    taken[rank].append(LocalStep(steps[rank], loss, names))
+                if averages:
+                    self._average(list(steps.values()))
+                if max_norm is not None:
+                    self._clip(max_norm)
                 update()
             for _, values, column in self._columns:  # of the last step, which is ended by each rank
                 for own, gradient in zip(column, _rows_of(values.grad, column), strict=True):
@@ -341,9 +359,29 @@ class Stack:
             losses += zip(ranks, own.tolist(), strict=True)
         return losses
 
+    def _average(self, steps: Sequence[StepSamples]) -> None:
+        """Set the gradients of all replicas to their mean, added in rank order, weighed by the samples of `steps`."""
+        columns = [values for _, values, _ in self._columns if values.grad is not None]
+        rows = torch.cat([cast("Tensor", values.grad).flatten(1) for values in columns], 1)
+        if steps[0].samples_of:
+            weights = [step.samples * len(steps) / step.total_samples for step in steps]
+            rows *= torch.tensor(weights, dtype=rows.dtype, device=rows.device)[:, None]
+        mean = reduce_tensors(rows.unbind(), "avg")
+        for values, piece in zip(columns, unflatten(mean, [values[0] for values in columns]), strict=True):
+            values.grad = piece.expand_as(values)
+
+    def _clip(self, max_norm: float) -> None:
+        """Clip the norm of each replica's gradients, as torch's `clip_grad_norm_`."""
+        columns = [values for _, values, _ in self._columns if values.grad is not None]
+        rows = [cast("Tensor", values.grad).flatten(1) for values in columns]
+        norms = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in rows], 1)
+        scales = (max_norm / (torch.linalg.vector_norm(norms, dim=1) + 1e-6)).clamp(max=1.0)
+        for values, each in zip(columns, rows, strict=True):
+            values.grad = (each * scales[:, None]).view_as(values)
+
 
 def _rows_of(gradient: Tensor | None, column: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    return [None] * len(column) if gradient is None else gradient.unbind()
+    return [None] * len(column) if gradient is None else gradient.contiguous().unbind()
 
 
 def _are_rows(tensors: Sequence[Tensor], stacked: Tensor) -> bool:
@@ -511,13 +549,10 @@ class StackedLearner(DetachedLearner):
         self._optimizer = optimizers[0]
         self.runs_ahead = self._stack.take_over(self._comm.rank, optimizers[0])
 
-    def run_ahead(self, data: Source, number: int, num_steps: int) -> list[LocalStep]:
+    def run_ahead(self, data: Source, strategy: Strategy, num_steps: int) -> list[LocalStep]:
         """Take the steps together with the other ranks."""
-        taken = self._stack.run_ahead(self._comm.rank, _Ahead(self._optimizer, data, num_steps))
-        return [
-            LocalStep(step, loss, self._step_seconds(place, step.samples))
-            for place, (step, loss) in enumerate(taken, number)
-        ]
+        kind = num_steps, strategy.averager is not None, strategy.max_norm
+        return self._stack.run_ahead(self._comm.rank, _Ahead(self._optimizer, data, *kind))
 
     def _forward(self, batch: Any, number: int) -> Tensor:
         if self._device.type != "cpu":

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.cost.compute import Coding
     from exogym_core.strategy.parts.codecs import Codec
+    from exogym_core.strategy.parts.gradients import GradientAverager
 
 __all__ = ["ConfiguredStrategy", "StepContext", "Strategy"]
 
@@ -237,11 +238,16 @@ class Strategy(Participants, Configured, Stateful):
 
     @property
     def steps_to_exchange(self) -> int:
-        """Number of next steps whose update is the optimizer's alone, up to the one that ends in the next exchange.
+        """Number of next steps that only average gradients, clip and update, up to the next exchange after an update.
 
-        0: not known. The rest of such a step is `finish_step`.
+        0: not known. What averages is `averager`, and the rest of such a step is `finish_step`.
         """
         return 0
+
+    @property
+    def averager(self) -> GradientAverager | None:
+        """Averager of all ranks' gradients in steps of `steps_to_exchange`; None where they stay apart."""
+        return None
 
     @property
     def has_ended_round(self) -> bool:

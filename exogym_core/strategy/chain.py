@@ -42,7 +42,15 @@ __all__ = [
 _STEP_HOOKS = ("before_backward", "before_update", "after_update", "end_step")
 
 # Methods of a step by which a subclass of Chain may change it.
-_STEP_METHODS = ("begin_step", "zero_grad", "before_backward", "clip_gradients", "optimizer_step", "step")
+_STEP_METHODS = (
+    "begin_step",
+    "zero_grad",
+    "before_backward",
+    "clip_gradients",
+    "_clip",
+    "optimizer_step",
+    "step",
+)
 
 # Order of precedence where modules disagree: rounds lead to parameters that every rank has.
 _JUDGED = ("server", "outer", "own", "replica")
@@ -162,6 +170,11 @@ class Module(Configured, Stateful):
         return 1
 
     @property
+    def averager(self) -> GradientAverager | None:
+        """Averager of all ranks' gradients, where the hooks before an update do nothing else."""
+        return None
+
+    @property
     def judged_version(self) -> int:
         """Version of the judged model, as of `Strategy`: rounds that have ended, where they are counted."""
         is_counted = self.judged == "outer" and hasattr(self, "num_rounds")
@@ -250,26 +263,32 @@ class Chain(Strategy):
         for module in self.modules:
             module._init_node(model, self.rank, self.num_nodes)
         self._hooks = {name: self._hooks_called(name) for name in _STEP_HOOKS}
-        self._updates_plainly = (
-            self.max_norm is None
-            and self.scheduler is None
-            and all(getattr(type(self), name) is getattr(Chain, name) for name in _STEP_METHODS)
-            and not self._hooks["before_backward"]
-            and not self._hooks["before_update"]
+        self._averagers = [
+            module.averager
+            for module in self.modules
+            if any(_is_overridden(module, name) for name in ("before_backward", "before_update"))
+        ]
+        self._updates_plainly = None not in self._averagers and all(
+            getattr(type(self), name) is getattr(Chain, name) for name in _STEP_METHODS
         )
 
     def _hooks_called(self, name: str) -> list[Callable[..., None]]:
         """Hooks of that name of the modules that override it."""
-        empty = getattr(Module, name)
-        hooks = [getattr(module, name) for module in self.modules]
-        return [hook for hook in hooks if getattr(hook, "__func__", hook) is not empty]
+        return [getattr(module, name) for module in self.modules if _is_overridden(module, name)]
 
     @property
     def steps_to_exchange(self) -> int:
-        """Steps up to the end of a round."""
+        """Steps up to the end of a round; single ones where the learning rate may change after each."""
         if not self._updates_plainly:
             return 0
+        if self.scheduler is not None:
+            return 1
         return min((module.steps_to_exchange for module in self.modules), default=1)
+
+    @property
+    def averager(self) -> GradientAverager | None:
+        """Averager of the module that has one."""
+        return self._averagers[0] if self._updates_plainly and self._averagers else None
 
     @property
     def has_ended_round(self) -> bool:
@@ -347,6 +366,11 @@ class Chain(Strategy):
     def judged_version(self) -> int:
         """Judged version of the module that decides."""
         return self.local_step if self._judged_by is None else self._judged_by.judged_version
+
+
+def _is_overridden(module: Module, name: str) -> bool:
+    hook = getattr(module, name)
+    return getattr(hook, "__func__", hook) is not getattr(Module, name)
 
 
 class RoundModule(Module):

@@ -40,6 +40,7 @@ from netsim.ranks import (
     Put,
     Stand,
     Take,
+    Wait,
 )
 
 if TYPE_CHECKING:
@@ -131,6 +132,13 @@ class SimulatedCommunicator(Communicator):
         part = Part(key, self._ranks, self.rank, signature, inputs)
         handle = self._post(part, load_of(call, self._ranks), deliver, waits)
         return handle if async_op else handle.wait()
+
+    def charge(self, call: CollectiveCall) -> None:
+        lane = self._lane()
+        key, load = Key(lane, self._next_number(lane)), load_of(call, self._ranks)
+        self._count(load, self.rank, call.tensors)
+        self._request(Post(key, self.rank, load, self.call_seconds))
+        self._request(Wait(key))
 
     def _post(self, part: Part, call: Call, deliver: Delivery[T], waits: bool = False) -> Handle[T]:
         key, _, member, signature, tensors = part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +10,13 @@ from exogym_core.strategy.chain import Module
 from exogym_core.strategy.options import Options, option, positive_int
 from exogym_core.strategy.participation.site import Sharding, Site
 from exogym_core.strategy.parts.average import Averaging, AveragingOptions
-from exogym_core.strategy.parts.gradients import DEFAULT_BUCKET_BYTES
+from exogym_core.strategy.parts.gradients import DEFAULT_BUCKET_BYTES, GradientAverager
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from exogym_core.strategy.chain import Chain, Scope
-    from exogym_core.strategy.parts.gradients import GradientAverager
 
 __all__ = [
     "GradientOptions",
@@ -147,6 +147,17 @@ class Sites(Module, name="Sites"):
     def end_step(self) -> None:
         """Gather parameters in shards."""
         self.gradients.gather()
+
+    @property
+    def steps_to_exchange(self) -> int:
+        """No exchange after updates."""
+        return sys.maxsize
+
+    @property
+    def averager(self) -> GradientAverager | None:
+        """Averager of gradients, where it averages all ranks' by one call."""
+        is_whole = type(self.gradients) is GradientAverager and len(self._ranks) == self.comm.world_size
+        return self.gradients if is_whole and self.gradients.is_one_call else None
 
     @property
     def _weight(self) -> float:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from exogym_core.communicator.base import CollectiveCall
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.flat import flatten, plan_buckets, unflatten
 from exogym_core.strategy.parts.flight import Flight
@@ -117,6 +118,7 @@ class GradientAverager(Stateful):
         self._missing = [set(map(id, bucket)) for bucket in self._buckets]
         self._listening = False
         self._hooks: list[RemovableHandle] = []
+        self._call: CollectiveCall | None = None  # of all gradients, without values
 
     def listen(self, on: bool, weight: float = 1.0) -> None:
         """Prepare for a backward pass; if it completes the gradients, buckets leave during it.
@@ -147,6 +149,18 @@ class GradientAverager(Stateful):
         self._posted = []
         if self._hooks:
             self._missing = [set(map(id, bucket)) for bucket in self._buckets]
+
+    @property
+    def is_one_call(self) -> bool:
+        """True if `average` is one all-reduce of the plain gradients, and nothing leaves before it."""
+        return self._leaves_early and len(self._buckets) == 1
+
+    def charge(self) -> None:
+        """Charge an average that `is_one_call` and whose values were computed for all ranks at once."""
+        if self._call is None:
+            flat = flatten([parameter.detach().to("meta") for parameter in self._buckets[0]])
+            self._call = CollectiveCall("all_reduce", [flat], "avg")
+        self.comm.charge(self._call)
 
     def clip(self, max_norm: float) -> Tensor:
         """Clip the norm of the averaged gradients to `max_norm`; returns what it was."""
