@@ -185,17 +185,32 @@ def test_gradients_and_updates_are_computed_once_for_all_replicas(
     assert update is torch.optim.AdamW.step
 
 
+@pytest.mark.parametrize(
+    ("strategy", "max_steps", "most"),
+    [
+        # Twice in the first step, which shows what has gradients, once more in its round, once in each other round.
+        (partial(DiLoCoStrategy, H=10), 41, 8),
+        (partial(DiLoCoStrategy, H=10, max_norm=0.5), 41, 8),
+        (AllReduceStrategy, 65, 5),
+        (partial(AllReduceStrategy, max_norm=0.5), 65, 5),
+        (partial(AllReduceStrategy, lr_scheduler="lambda_cosine"), 20, 23),
+    ],
+    ids=["DiLoCo", "DiLoCo, clipped", "all-reduce", "all-reduce, clipped", "all-reduce with a schedule"],
+)
 def test_replicas_wait_for_each_other_once_a_round(
-    samples: TensorDataset, monkeypatch: pytest.MonkeyPatch
+    samples: TensorDataset,
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: Callable[[], Strategy],
+    max_steps: int,
+    most: int,
 ) -> None:
     for key in list(_global_optimizer_post_hooks):  # which other tests leave behind
         monkeypatch.delitem(_global_optimizer_post_hooks, key)
     parked: list[int] = []
     park = Turns.park
     monkeypatch.setattr(Turns, "park", lambda self, rank: (parked.append(rank), park(self, rank)))
-    train(samples, DiLoCoStrategy(H=10), "stacked", max_steps=41, val_interval=100)
-    # Twice in the first step, which shows what has gradients, once more in its round, once in each other round.
-    assert max(Counter(parked).values()) <= 8
+    train(samples, strategy(), "stacked", max_steps=max_steps, val_interval=100)
+    assert max(Counter(parked).values()) <= most
 
 
 @pytest.mark.parametrize(
@@ -206,12 +221,13 @@ def test_replicas_wait_for_each_other_once_a_round(
     ],
     ids=["epochs", "micro-batches"],
 )
+@pytest.mark.parametrize(
+    "make", [partial(DiLoCoStrategy, H=2), AllReduceStrategy], ids=["DiLoCo", "AllReduce"]
+)
 def test_batches_of_several_sizes_and_last_ones_that_are_not_full(
-    samples: TensorDataset, options: dict[str, Any]
+    samples: TensorDataset, make: Callable[[], Strategy], options: dict[str, Any]
 ) -> None:
-    single, stacked = (
-        train(samples, DiLoCoStrategy(H=2), kind, **options) for kind in ("threads", "stacked")
-    )
+    single, stacked = (train(samples, make(), kind, **options) for kind in ("threads", "stacked"))
     assert losses(stacked) == pytest.approx(losses(single), rel=1e-4)
     assert [row["examples_trained"] for row in stacked.history] == [
         row["examples_trained"] for row in single.history
@@ -260,14 +276,15 @@ def test_parameters_that_get_another_storage_are_returned_to_the_stack(samples: 
     assert losses(stacked) == pytest.approx(losses(single), rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    "make", [partial(DiLoCoStrategy, H=3), AllReduceStrategy], ids=["DiLoCo", "AllReduce"]
+)
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(
-    samples: TensorDataset, tmp_path: Path
+    samples: TensorDataset, tmp_path: Path, make: Callable[[], Strategy]
 ) -> None:
-    whole = train(samples, DiLoCoStrategy(H=3), "stacked")
-    first = train(
-        samples, DiLoCoStrategy(H=3), "stacked", max_steps=7, checkpoint_interval=5, save_dir=tmp_path
-    )
-    resumed = train(samples, DiLoCoStrategy(H=3), "stacked", resume_from=first.checkpoint_folder)
+    whole = train(samples, make(), "stacked")
+    first = train(samples, make(), "stacked", max_steps=7, checkpoint_interval=5, save_dir=tmp_path)
+    resumed = train(samples, make(), "stacked", resume_from=first.checkpoint_folder)
     assert losses(resumed)[-5:] == losses(whole)[-5:]
     assert resumed.virtual_seconds == whole.virtual_seconds
 

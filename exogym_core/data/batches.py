@@ -85,6 +85,9 @@ class StepReader(Dataset[Any]):
         dataset: of samples.
         collate: makes a batch of samples.
         draws: random numbers of reading.
+
+    Attributes:
+        is_plain: tensors are indexed, by indices of any shape.
     """
 
     def __init__(
@@ -94,13 +97,13 @@ class StepReader(Dataset[Any]):
         self._reader: Reader | None = None
         while type(dataset) is Subset:
             dataset = dataset.dataset
-        self._is_plain = collate is None and type(dataset) is TensorDataset  # which draws nothing
+        self.is_plain = collate is None and type(dataset) is TensorDataset  # which draws nothing
 
     def read(self, place: Sequence[int], pieces: Sequence[Tensor]) -> list[Any]:
         """The micro-batches of these indices; what is drawn depends on `place`, such as (rank, epoch, step)."""
         if self._reader is None:
             self._reader = batch_reader(self._dataset, self._collate)
-        if self._is_plain:
+        if self.is_plain:
             return list(map(self._reader, pieces))
         with self._draws.at(*place):
             return list(map(self._reader, pieces))

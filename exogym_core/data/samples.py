@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ __all__ = [
     "digest_of",
     "fingerprint",
     "held_generators",
+    "steps_together",
     "stream_length",
 ]
 
@@ -387,9 +388,33 @@ class SharedData(_IndexedData):
                 f"{need} for a step; use fewer ranks or more data"
             )
 
+    def _chunk(self, epoch: int, step: int) -> Tensor:
+        """Samples of all ranks at a step."""
+        return self._order.of(epoch)[step * self._stride : (step + 1) * self._stride]
+
+    def is_readable_for(self, sources: Sequence[Source]) -> bool:
+        """True if `sources` are those of all ranks, in their order, and this one can read for all."""
+        ranks = [each._reading.rank for each in sources]
+        alike = [getattr(each, "_order", None) is self._order for each in sources]
+        places = {(each.epoch, each.step) for each in sources}
+        is_read_here = self._reader.is_plain and self.has_whole_steps and not self._reading.loader
+        return is_read_here and all(alike) and len(places) == 1 and ranks == [*range(self._reading.num_ranks)]
+
+    def next_of_all(self, sources: Sequence[Source]) -> tuple[StepSamples, Any] | None:
+        """The next step of the ranks of `sources`, and their batch; None where it is not full."""
+        is_at_end = self.step == self.steps_per_epoch
+        epoch, step = (self.epoch + 1, 0) if is_at_end else (self.epoch, self.step)
+        chunk, size = self._chunk(epoch, step), self._reading.batch_size
+        if chunk.shape[0] < self._stride or epoch == self.num_epochs:
+            return None
+        (batch,) = self._reader.read((), [chunk.view(size, -1).t().contiguous()])
+        for each in sources:
+            each.epoch, each.step = epoch, step + 1
+        return StepSamples([], size, self._stride), batch
+
     def share(self, epoch: int, step: int) -> tuple[Tensor, int, Sequence[int]]:
         """Every `num_ranks`-th sample of the step's."""
-        chunk = self._order.of(epoch)[step * self._stride : (step + 1) * self._stride]
+        chunk = self._chunk(epoch, step)
         total, num_ranks = chunk.shape[0], self._reading.num_ranks
         samples_of = () if total == self._stride else dealt(total, num_ranks)
         return chunk[self._reading.rank :: num_ranks], total, samples_of
@@ -524,6 +549,21 @@ class StreamedData(Source):
         self._samples = None
         for _ in self._read(self.step * self._stride):
             pass
+
+
+def steps_together(sources: Sequence[Source], num_steps: int) -> Iterator[tuple[list[StepSamples], Any]]:
+    """The next steps of ranks that step together: samples of each, and one batch with a row for each rank.
+
+    Without a batch, ranks have read by themselves, and it is in their samples.
+    """
+    first = sources[0]
+    reads_for_all = isinstance(first, SharedData) and first.is_readable_for(sources)
+    for _ in range(num_steps):
+        of_all = cast("SharedData", first).next_of_all(sources) if reads_for_all else None
+        if of_all is not None:
+            yield [of_all[0]] * len(sources), of_all[1]
+        else:
+            yield [cast("StepSamples", each.next_step()) for each in sources], None
 
 
 def stream_length(dataset: object) -> int | None:

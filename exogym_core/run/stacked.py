@@ -4,9 +4,9 @@ Parameters of N replicas lie in tensors of N rows, and each replica's parameters
 codecs and checkpoints find what they always do. Ranks bring their batches together; one of them computes all gradients
 in one vectorised pass (`torch.vmap` over `torch.func.functional_call`), and likewise all updates of an optimizer that
 works element by element. Where a strategy leaves the update to the optimizer, ranks bring all steps up to its next
-exchange at once, averages of gradients included. A rank that finds no other to wait for continues with the present ones, so ranks that do
-not step together are served as well. Requests to the kernel are the same, and so is virtual time, bit for bit;
-losses differ from those of single replicas by rounding.
+exchange at once, averages of gradients included. A rank that finds no other to wait for continues with the present
+ones, so ranks that do not step together are served as well. Requests to the kernel are the same, and so is virtual
+time, bit for bit; losses differ from those of single replicas by rounding.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from exogym_core.data.batches import (
     joined_batch,
     move_batch,
 )
+from exogym_core.data.samples import steps_together
 from exogym_core.run.cuda_graphs import GraphedPass, near
 from exogym_core.run.learner import DetachedLearner, LocalStep
 from exogym_core.run.snapshots import refuse_other_parameters
@@ -37,7 +38,7 @@ from exogym_core.strategy.parts.flat import unflatten
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -137,6 +138,7 @@ class Stack:
         self._rows: dict[int, dict[str, Tensor]] = {}  # of each rank's replica, by parameter
         self._gradients: dict[str, Tensor] = {}
         self._shadow: Optimizer | None = None
+        self._fuses = False  # an update is one kernel a parameter
         self._columns: list[tuple[str, Tensor, list[Tensor]]] = []  # trained ones: name, rows, replicas' own
         self._batches = _SharedWork(turns, self._gradients_of)
         self._updates = _SharedWork(turns, self._update)
@@ -153,7 +155,7 @@ class Stack:
 
     def gradients(self, rank: int, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a rank's batch, and the gradients of its trained parameters by name."""
-        return self._batches.attend(rank, batch)
+        return self._batches.attend(rank, self._moved(batch))
 
     def run_ahead(self, rank: int, ahead: _Ahead) -> list[LocalStep]:
         """Take steps of all replicas at once; returns this rank's, none where others do not come."""
@@ -220,6 +222,9 @@ class Stack:
             alike.setdefault(batch_layout(batch), []).append(rank)
         for ranks in alike.values():
             yield ranks, self._alike_losses(ranks, joined_batch([batches[rank] for rank in ranks], _stacked))
+
+    def _moved(self, batch: Any) -> Any:
+        return batch if self._device.type == "cpu" else move_batch(batch, self._device)
 
     def _alike_losses(self, ranks: list[int], batch: Any) -> Tensor:
         are_all = len(ranks) == self._num_replicas
@@ -290,9 +295,12 @@ class Stack:
                 for group in optimizers[0].param_groups
             ]
             self._shadow = type(optimizers[0])(groups)  # type: ignore[call-arg]
+            self._fuses = _can_fuse(self._shadow)
         shadow = self._shadow
         for group, own in zip(shadow.param_groups, optimizers[0].param_groups, strict=True):
             group.update({key: value for key, value in own.items() if key != "params"})
+            if self._fuses:
+                group["fused"] = True
         states = [
             [optimizer.state[own] for optimizer, own in zip(optimizers, column, strict=True)]
             for _, _, column in columns
@@ -323,14 +331,18 @@ class Stack:
         with self._brought_together(optimizers) as update:
             if update is None:
                 return taken
-            for _ in range(num_steps):
-                steps = {rank: cast("StepSamples", each.data.next_step()) for rank, each in asked.items()}
-                batches = {rank: step.micro_batches[0][0] for rank, step in steps.items()}
-                losses, names = self._differentiated(batches), self._gradients.keys()
+            for steps, batch in steps_together([each.data for each in asked.values()], num_steps):
+                of_rank = dict(zip(asked, steps, strict=True))
+                if batch is None:
+                    batches = {rank: step.micro_batches[0][0] for rank, step in of_rank.items()}
+                    losses = self._differentiated(self._vectorised(self._moved(batches)))
+                else:
+                    ranks = list(asked)
+                    losses = self._differentiated([(ranks, self._alike_losses(ranks, self._moved(batch)))])
                 for rank, loss in losses:
-                    taken[rank].append(LocalStep(steps[rank], loss, names))
+                    taken[rank].append(LocalStep(of_rank[rank], loss, self._gradients.keys()))
                 if averages:
-                    self._average(list(steps.values()))
+                    self._average(steps)
                 if max_norm is not None:
                     self._clip(max_norm)
                 update()
@@ -339,12 +351,10 @@ class Stack:
                     own.grad = gradient
         return taken
 
-    def _differentiated(self, batches: dict[int, Any]) -> list[tuple[int, float]]:
-        """Leave the gradients of all replicas in the stack's `.grad`; each rank and its loss."""
-        if self._device.type != "cpu":
-            batches = {rank: move_batch(batch, self._device) for rank, batch in batches.items()}
+    def _differentiated(self, passes: Iterable[tuple[list[int], Tensor]]) -> list[tuple[int, float]]:
+        """Leave the gradients of all replicas in the stack's `.grad`, pass by pass; each rank and its loss."""
         losses: list[tuple[int, float]] = []
-        for ranks, own in self._vectorised(batches):
+        for ranks, own in passes:
             for name, values, _ in self._columns:
                 gradient = self._gradients.get(name)  # a pass may leave a parameter out
                 if len(ranks) == len(values):
@@ -368,7 +378,7 @@ class Stack:
             rows *= torch.tensor(weights, dtype=rows.dtype, device=rows.device)[:, None]
         mean = reduce_tensors(rows.unbind(), "avg")
         for values, piece in zip(columns, unflatten(mean, [values[0] for values in columns]), strict=True):
-            values.grad = piece.expand_as(values)
+            values.grad = piece.expand_as(values).contiguous()
 
     def _clip(self, max_norm: float) -> None:
         """Clip the norm of each replica's gradients, as torch's `clip_grad_norm_`."""
@@ -381,7 +391,7 @@ class Stack:
 
 
 def _rows_of(gradient: Tensor | None, column: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    return [None] * len(column) if gradient is None else gradient.contiguous().unbind()
+    return [None] * len(column) if gradient is None else gradient.unbind()
 
 
 def _are_rows(tensors: Sequence[Tensor], stacked: Tensor) -> bool:
@@ -422,6 +432,23 @@ def _spread_states(together: dict[str, Any], states: Sequence[dict[str, Any]]) -
         elif key not in states[0] or not is_tensor:
             for row, state in enumerate(states):
                 state[key] = (value[row] if value.dim() else value.clone()) if is_tensor else value
+
+
+_FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+_FUSED_DTYPES = (
+    torch.float32,
+    torch.float64,
+)  # others are rounded after each operation where updates are not fused
+
+
+def _can_fuse(optimizer: Optimizer) -> bool:
+    """True if torch can update each parameter by one kernel, on the CPU, and the user leaves the choice to it."""
+    return type(optimizer) in _FUSED and all(
+        not any(group.get(name) for name in ("foreach", "differentiable", "capturable"))
+        and group.get("fused") is None
+        and all(each.is_cpu and each.dtype in _FUSED_DTYPES for each in group["params"])
+        for group in optimizer.param_groups
+    )
 
 
 def _has_hooks(optimizer: Optimizer) -> bool:
@@ -555,7 +582,5 @@ class StackedLearner(DetachedLearner):
         return self._stack.run_ahead(self._comm.rank, _Ahead(self._optimizer, data, *kind))
 
     def _forward(self, batch: Any, number: int) -> Tensor:
-        if self._device.type != "cpu":
-            batch = move_batch(batch, self._device)
         loss, self._gradients = self._stack.gradients(self._comm.rank, batch)
         return loss
