@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from netsim.ranks import Key
 
 __all__ = [
-    "Combine",
     "Empty",
     "Exchange",
     "Outcome",
     "Part",
+    "Reduce",
     "Signature",
     "Slot",
     "accumulator_dtype",
@@ -62,8 +62,8 @@ class Outcome:
         return self.own.get(member, self.shared)
 
 
-Combine = Callable[[str, Sequence[Sequence[Any]], str, int], Outcome]
-"""(name, every member's input tensors, reduce op, root) -> what members get."""
+Reduce = Callable[[Sequence[Any], str], Any]
+"""(tensors in rank order, reduce op) -> their reduction."""
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -125,7 +125,11 @@ def _reduced(tensors: Sequence[Tensor], op: str, into: Tensor | None = None) -> 
 
 
 def combine(
-    name: str, inputs: Sequence[Sequence[Tensor]], reduce_op: str, root: int, empty: Empty | None = None
+    name: str,
+    inputs: Sequence[Sequence[Any]],
+    reduce_op: str,
+    root: int,
+    reduce: Reduce = reduce_tensors,
 ) -> Outcome:
     """The outcome of collective `name` over every member's input tensors, in member order.
 
@@ -135,9 +139,9 @@ def combine(
     firsts = [tensors[0] for tensors in inputs if tensors]
     match name:
         case "all_reduce":
-            return Outcome(shared=(reduce_tensors(firsts, reduce_op, empty),))
+            return Outcome(shared=(reduce(firsts, reduce_op),))
         case "reduce":
-            return Outcome(own={root: (reduce_tensors(firsts, reduce_op, empty),)})
+            return Outcome(own={root: (reduce(firsts, reduce_op),)})
         case "broadcast":
             return Outcome(shared=(inputs[root][0],))
         case "all_gather":
@@ -147,10 +151,8 @@ def combine(
         case "scatter":
             return Outcome(own={member: (part,) for member, part in enumerate(inputs[root])})
         case "reduce_scatter":
-            parts = zip(*inputs, strict=True)
-            return Outcome(
-                own={member: (reduce_tensors(part, reduce_op, empty),) for member, part in enumerate(parts)}
-            )
+            parts = enumerate(zip(*inputs, strict=True))
+            return Outcome(own={member: (reduce(part, reduce_op),) for member, part in parts})
         case "all_to_all":
             return Outcome(own=dict(enumerate(zip(*inputs, strict=True))))
         case "sendrecv":
@@ -339,7 +341,7 @@ class Exchange:
     Args:
         num_ranks: all ranks of the run.
         on_served: called with a slot and the members whose values or error have just become known.
-        combined: computes the results of collectives; see `exogym_core.communicator.exchange:combine`.
+        reduce: computes reductions.
 
     Attributes:
         running: ranks that wait for nothing.
@@ -350,10 +352,10 @@ class Exchange:
         self,
         num_ranks: int,
         on_served: Callable[[Slot, Sequence[int]], None],
-        combined: Combine = combine,
+        reduce: Reduce = reduce_tensors,
     ) -> None:
         self._slots: dict[Key, Slot] = {}
-        self._on_served, self._combined = on_served, combined
+        self._on_served, self._reduce = on_served, reduce
         self.running = set(range(num_ranks))
         self._blocked: dict[int, _ValueWait | str] = {}
         self._exited: set[int] = set()
@@ -441,7 +443,7 @@ class Exchange:
 
     def _outcome(self, first: Signature, slot: Slot) -> Outcome:
         if first.name not in ("publish", "fetch", "put", "taken", "forget"):
-            return self._combined(first.name, slot.inputs, first.reduce_op, first.root)
+            return combine(first.name, slot.inputs, first.reduce_op, first.root, self._reduce)
         assert isinstance(slot.key.group, tuple)
         if first.name == "forget":
             self._slots.pop(slot.key.group[1:], None)  # type: ignore[call-overload]

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar
 
@@ -361,7 +362,8 @@ class SiteCommunicator(ElasticCommunicator):
         """
         store = PrefixStore(f"{group}/{self.link.local_rank}", self._store)
         secret = hmac.digest(self._secret, group.encode(), "sha256")
-        among = Rendezvous.among(store, self.rank, self.world_size, seconds, secret, self.link.address)
+        common, address = self._state.rendezvous, self.link.address
+        among = replace(common, timeout_seconds=seconds, secret=secret, address=address, store=store)
         try:
             return among.subgroup(members)
         except _BROKEN:

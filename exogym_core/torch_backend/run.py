@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from exogym_core.communicator.exchange import combine
+from exogym_core.communicator.exchange import reduce_tensors
 from exogym_core.communicator.simulated.simulation import World
 from exogym_core.torch_backend.call_sites import CallSites
 from exogym_core.torch_backend.chakra import ExecutionTraces
@@ -258,8 +258,7 @@ class LaunchedRun(OutsideMeetings):
             self._sites.take_row, journal=Journal(on_request=self._requested), recorder=self._recorder
         )
         blocks = blocks_of(world.num_ranks, world.num_ranks)
-        combined = partial(combine, empty=arena.empty)
-        super().__init__(world, blocks, arena, sinks, combined)
+        super().__init__(world, blocks, arena, sinks, partial(reduce_tensors, empty=arena.empty))
         self._sites.book = self.schedules
         self.kernel.until_seconds = launch.until_seconds
         self.kernel.follow(self._sites.take_progress)

@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.communicator.exchange import Combine, combine
+from exogym_core.communicator.exchange import Reduce, reduce_tensors
 from exogym_core.communicator.simulated.calls import RankState
 from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Simulation
@@ -37,7 +37,7 @@ class Runner(Simulation):
     Args:
         world: where it takes place.
         sinks: receivers of rows, snapshots and requests.
-        combined: computes the results of collectives.
+        reduce: computes reductions.
 
     Attributes:
         failure: the error that ended the run, if any.
@@ -45,9 +45,9 @@ class Runner(Simulation):
         states: every rank's counters.
     """
 
-    def __init__(self, world: World, sinks: Sinks, combined: Combine = combine) -> None:
+    def __init__(self, world: World, sinks: Sinks, reduce: Reduce = reduce_tensors) -> None:
         self.on_deposit, self._on_row, journal = sinks.on_deposit, sinks.on_row, sinks.journal
-        super().__init__(world, journal.past, sinks.recorder, combined)
+        super().__init__(world, journal.past, sinks.recorder, reduce)
         self._on_request, self._in_flight = journal.on_request, journal.in_flight
         if self._in_flight is not None:
             self._in_flight.tensors_of = self.exchange.stored.__getitem__

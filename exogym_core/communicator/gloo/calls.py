@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import queue
 import threading
 import time
-from collections import Counter
 from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -57,7 +55,6 @@ class GlooRank(CallState):
         futures: of asynchronous calls, without the finished ones.
         in_flight: calls that have not been waited for.
         detector: raises for deadlocks; None where calls are not compared.
-        num_made: of groups of the same ranks, by a digest of these.
     """
 
     rendezvous: Rendezvous
@@ -70,13 +67,6 @@ class GlooRank(CallState):
     in_flight: dict[Future[Any], Signature] = field(default_factory=dict)
     detector: Waits = field(default_factory=Waits)
     book: Schedules = field(default_factory=lambda: Schedules(World.build(1, None, None, None, None)))
-    num_made: Counter[str] = field(default_factory=Counter)
-
-    def name_of(self, ranks: tuple[int, ...]) -> str:
-        """Name of the next group of these ranks: short, and the same on each."""
-        digest = hashlib.blake2b(repr(sorted(ranks)).encode(), digest_size=6).hexdigest()
-        self.num_made[digest] += 1
-        return f"{digest} {self.num_made[digest]}"
 
     def group(self, ranks: tuple[int, ...], member: int, where: tuple[str, int], reuse: bool) -> GroupCalls:
         """Side of this rank of a group of `ranks` (of the run), in which it is `member`.
@@ -154,7 +144,7 @@ class GroupCalls:
         self.ranks = tuple(ranks)
         self.wire = Wire(groups.data, ranks, member, rank.rendezvous.device)
         self.control = Wire(groups.control, ranks, member, torch.device("cpu"))
-        self.name = rank.name_of(self.ranks)
+        self.name = groups.name
         self.messages = PeerMessages(self.control, self.ranks, rank.rendezvous, rank.detector, self.name)
         self.mailboxes = GlooMailboxes(self.control, groups.store, rank.rendezvous)
         self._rank, self._member, self._num_posted = rank, member, 0
@@ -236,7 +226,7 @@ class _CallQueue:
     """
 
     def __init__(self, in_flight: int) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._in_flight, self._threads = in_flight, list[threading.Thread]()
         self._last: Future[Any] | None = None
         self._turn, self._holder = threading.Lock(), 0
@@ -253,7 +243,7 @@ class _CallQueue:
             self._threads.append(threading.Thread(target=self._work, name="gloo calls", daemon=True))
             self._threads[-1].start()
         self._last = Future()
-        self._calls.put((call, self._last))
+        self._calls.put((self._last, call))
         return self._last
 
     def issued(self) -> None:
@@ -266,12 +256,6 @@ class _CallQueue:
         """End the threads when they have done what was submitted."""
         self._calls.put(None)
 
-    def _turn_of(self, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        finally:
-            self.issued()
-
     def _work(self) -> None:
         while True:
             self._turn.acquire()
@@ -281,6 +265,6 @@ class _CallQueue:
                 self._calls.put(None)  # for the other threads
                 self.issued()
                 return
-            call, future = item
-            fulfil(future, partial(self._turn_of, call))
-            del item, call, future  # or the last call's tensors would live until the next one
+            fulfil(*item)
+            self.issued()  # unless it has been
+            del item  # or the last call's tensors would live until the next one

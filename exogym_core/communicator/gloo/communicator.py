@@ -103,11 +103,13 @@ class GlooCommunicator(Communicator):
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Handle[None]:
         self._check_peer("send", "dst", dst, tensor)
         signature = self._signature("sendrecv", [tensor], side="send")
+        return self._calls.messages.send(self._outgoing(tensor, dst), dst, tag, signature)
+
+    def _outgoing(self, tensor: Tensor, dst: int) -> Tensor:
+        """Count a message; returns its own flat copy of `tensor`."""
         if dst != self.rank:
             self._count([tensor], tensor.nbytes)
-        return self._calls.messages.send(
-            flattened(tensor, self._calls.control.device, own=True), dst, tag, signature
-        )
+        return flattened(tensor, self._calls.control.device, own=True)
 
     def irecv(self, tensor: Tensor, src: int, tag: int = 0) -> Handle[Tensor]:
         self._check_peer("recv", "src", src, tensor)
@@ -127,10 +129,7 @@ class GlooCommunicator(Communicator):
 
     def put(self, tensor: Tensor, dst: int, box: str = "") -> None:
         self._check_peer("put", "dst", dst, tensor)
-        if dst != self.rank:
-            self._count([tensor], tensor.nbytes)
-        flat = flattened(tensor, self._calls.control.device, own=True)
-        self._calls.mailboxes.put(flat.reshape(tensor.shape), dst, box)
+        self._calls.mailboxes.put(self._outgoing(tensor, dst).reshape(tensor.shape), dst, box)
 
     def take(self, box: str = "", wait: float = 0.0) -> list[tuple[int, Tensor]]:
         self._check_wait(wait)

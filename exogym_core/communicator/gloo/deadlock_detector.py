@@ -68,12 +68,8 @@ class Pending(NamedTuple):
     @classmethod
     def of_text(cls, text: bytes) -> Pending:
         """Parse the JSON of `to_text`."""
-        (description, needs, any_one), posted, is_all = json.loads(text)
-        return cls(
-            Want(description, tuple((rank, lane, number) for rank, lane, number in needs), any_one),
-            posted,
-            is_all,
-        )
+        want, posted, is_all = json.loads(text)
+        return cls(Want(*want), posted, is_all)
 
     def has_posted(self, lane: str, number: int) -> bool:
         """True if so many posts in a lane may have been made."""
@@ -331,7 +327,7 @@ class DeadlockDetector(Waits):
 def in_thread(call: Callable[[], T]) -> Future[T]:
     """Begin `call()` in a thread of its own."""
     future: Future[T] = Future()
-    _Helper().submit(call, future, last=True)
+    threading.Thread(target=fulfil, args=(future, call), name="gloo wait", daemon=True).start()
     return future
 
 
@@ -339,14 +335,12 @@ class _Helper:
     """A thread that calls what it is given; a daemon, since some calls never return."""
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any], bool] | None] = (
-            queue.SimpleQueue()
-        )
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="gloo wait", daemon=True).start()
 
-    def submit(self, call: Callable[[], Any], future: Future[Any], last: bool = False) -> None:
-        """Call, and hand what comes over to `future`; after the last call the thread ends."""
-        self._calls.put((call, future, last))
+    def submit(self, call: Callable[[], Any], future: Future[Any]) -> None:
+        """Call, and hand what comes over to `future`."""
+        self._calls.put((future, call))
 
     def stop(self) -> None:
         """End the thread, unless its call never returns."""
@@ -354,11 +348,8 @@ class _Helper:
 
     def _work(self) -> None:
         while (item := self._calls.get()) is not None:
-            call, future, last = item
-            fulfil(future, call)
-            del item, call, future  # or the last call's tensors would live until the next one
-            if last:
-                return
+            fulfil(*item)
+            del item  # or the last call's tensors would live until the next one
 
 
 def fulfil(future: Future[T], call: Callable[[], T]) -> None:

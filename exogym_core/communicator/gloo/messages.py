@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from exogym_core.communicator.gloo.wire import Wire
 
     _Finish = Callable[[float | None], None]  # waits, for ever or at most so many seconds
+    _Cancel = Callable[["_MessageHandle[Any]"], bool]
+    _Lane = tuple[int, int, int]  # source, tag, and number of bytes
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 __all__ = ["GlooMailboxes", "PeerMessages", "message_slot"]
@@ -50,16 +52,17 @@ class _MessageHandle(Handle[T]):
 
     def __init__(
         self,
+        waits: Waits,
+        want: Want,
         finish: _Finish,
         deliver: Callable[[], T],
         cancel: Callable[[_MessageHandle[T]], bool] = lambda handle: False,
-        detector: tuple[Waits, Want] | None = None,
     ) -> None:
-        self._finish, self._deliver = finish, deliver
+        self._waits, self.want = waits, want
+        self._finish, self._deliver, self._cancel = finish, deliver, cancel
         self._watcher: Future[None] | None = None
         self._error: BaseException | None = None
         self._result: list[T] = []
-        self._cancel, self.detector = cancel, detector
         self.done = False
 
     def wait(self) -> T:
@@ -79,14 +82,11 @@ class _MessageHandle(Handle[T]):
 
     def settle(self, limit_seconds: float | None = None) -> None:
         """Wait for the message, without handing over what came; with a limit, only so long."""
-        detector = self.detector if limit_seconds is None else None
-        if self.done:
-            pass
-        elif self._watcher is not None:
-            self._watcher.result() if detector is None else detector[0].until(detector[1], self._watcher)
-        elif detector is not None:
-            detector[0].wait(detector[1], self._watch)
-        else:
+        if self._watcher is not None:
+            self._waits.until(self.want, self._watcher)
+        elif not self.done and limit_seconds is None:
+            self._waits.wait(self.want, self._watch)
+        elif not self.done:
             self._watch(limit_seconds)
         if self._error is not None:
             raise self._error
@@ -124,24 +124,23 @@ class PeerMessages:
     ) -> None:
         self._wire, self._ranks, self._rendezvous = wire, ranks, rendezvous
         self._detector, self._name = detector, name
-        self._to_self: defaultdict[int, _Loop] = defaultdict(_Loop)
+        # Messages to itself, by tag and side: the n-th sent is the n-th received.
+        self._own: defaultdict[tuple[int, str], list[tuple[Tensor, Signature]]] = defaultdict(list)
         self._posted: list[_MessageHandle[Any]] = []
         # gloo cannot take a receive back: the next one like it gets what it brings.
-        self._left: defaultdict[tuple[int, int, int], list[tuple[_MessageHandle[Any], Tensor]]] = defaultdict(
-            list
-        )
+        self._left: defaultdict[_Lane, list[tuple[Tensor, _MessageHandle[Any]]]] = defaultdict(list)
 
     def send(self, flat: Tensor, dst: int, tag: int, signature: Signature) -> Handle[None]:
         """Start to send `flat`, which belongs to the message from now on, to member `dst`."""
         if dst == self._wire.member:
-            finish = self._to_self[tag].send(flat, signature)
+            finish = self._to_self(flat, tag, signature)
         else:
             works = []
             if self._rendezvous.check:
                 works.append(self._wire.send(call_record(signature), dst, message_slot("record", tag)))
             works.append(self._wire.send(flat, dst, message_slot(tag, flat.nbytes)))
             finish = partial(self._finish, signature, dst, works, None)
-        return self._post(finish, lambda: None, detector=self._counted(signature, dst, tag))
+        return self._post(self._counted(signature, dst, tag), finish, lambda: None)
 
     def receive(
         self, flat: Tensor, src: int, tag: int, signature: Signature, deliver: Callable[[Tensor], T]
@@ -149,12 +148,11 @@ class PeerMessages:
         """Start to receive from member `src` into `flat`, to be handed to `deliver` by the handle's `wait`."""
         lane = (src, tag, flat.nbytes)
         if self._left[lane]:
-            earlier, into = self._left[lane].pop(0)
-            return self._post(
-                earlier.settle, lambda: deliver(into), self._leave(lane, into), earlier.detector
-            )
-        if src == self._wire.member:
-            finish = self._to_self[tag].receive(flat, signature)
+            flat, earlier = self._left[lane].pop(0)
+            finish: _Finish = earlier.settle
+            want = earlier.want
+        elif src == self._wire.member:
+            finish, want = self._to_self(flat, tag, signature), self._counted(signature, src, tag)
         else:
             works, record = [], None
             if self._rendezvous.check:
@@ -162,8 +160,8 @@ class PeerMessages:
                 works.append(self._wire.receive(record, src, message_slot("record", tag)))
             works.append(self._wire.receive(flat, src, message_slot(tag, flat.nbytes)))
             finish = partial(self._finish, signature, src, works, record)
-        detector = self._counted(signature, src, tag)
-        return self._post(finish, lambda: deliver(flat), self._leave(lane, flat), detector)
+            want = self._counted(signature, src, tag)
+        return self._post(want, finish, lambda: deliver(flat), partial(self._leave, lane, flat))
 
     def receive_any(self, flat: Tensor, tag: int, signature: Signature) -> int:
         """Receive the first message of any member into `flat`; returns the member."""
@@ -175,28 +173,25 @@ class PeerMessages:
     def _receive_any(self, flat: Tensor, tag: int, signature: Signature) -> int:
         me = self._ranks[self._wire.member]
         waiting = f"rank {me} waits for anyone in {signature}"
+        guarded, wire, slot = self._rendezvous.guarded, self._wire, message_slot(tag, flat.nbytes)
         if not self._rendezvous.check:
-            return self._rendezvous.guarded(
-                waiting, lambda: self._wire.receive_any(flat, message_slot(tag, flat.nbytes))
-            )
+            return guarded(waiting, lambda: wire.receive_any(flat, slot))
         record = torch.zeros(RECORD_BYTES, dtype=torch.uint8)
-        src = self._rendezvous.guarded(
-            waiting, lambda: self._wire.receive_any(record, message_slot("record", tag))
-        )
+        src = guarded(waiting, lambda: wire.receive_any(record, message_slot("record", tag)))
         _judge((self._ranks[src], me), record, signature)
-        self._rendezvous.guarded(waiting, self._wire.receive(flat, src, message_slot(tag, flat.nbytes)).wait)
+        guarded(waiting, wire.receive(flat, src, slot).wait)
         return src
 
-    def _counted(self, signature: Signature, other: int, tag: int) -> tuple[Waits, Want] | None:
-        """Count a message; returns the posts that it waits for, None for one to oneself."""
+    def _counted(self, signature: Signature, other: int, tag: int) -> Want:
+        """Count a message; returns the posts that it waits for, none for one to oneself."""
         if other == self._wire.member:
-            return None
+            return Want(str(signature), ())
         me, peer = self._ranks[self._wire.member], self._ranks[other]
         source, target = (me, peer) if signature.side == "send" else (peer, me)
         way = f"{self._name} {source}>{target} {tag}"
         number = self._detector.posted.add(f"{way} {signature.side}")
         theirs = f"{way} {'recv' if signature.side == 'send' else 'send'}"
-        return self._detector, Want(str(signature), ((peer, theirs, number),))
+        return Want(str(signature), ((peer, theirs, number),))
 
     def _want_of_anyone(self, signature: Signature, tag: int) -> Want:
         me, needs = self._ranks[self._wire.member], []
@@ -206,15 +201,11 @@ class PeerMessages:
                 needs.append((peer, f"{way} send", self._detector.posted.count(f"{way} recv") + 1))
         return Want(f"{signature}, from anyone", tuple(needs), any_one=True)
 
-    def _leave(self, lane: tuple[int, int, int], flat: Tensor) -> Callable[[_MessageHandle[Any]], bool]:
-        """Function that cancels a receive: its own work continues, for the next one like it."""
-
-        def cancel(handle: _MessageHandle[Any]) -> bool:
-            self._left[lane].append((handle, flat))
-            self._posted.remove(handle)
-            return True
-
-        return cancel
+    def _leave(self, lane: _Lane, flat: Tensor, handle: _MessageHandle[Any]) -> bool:
+        """Cancel a receive: its own work continues, for the next one like it."""
+        self._left[lane].append((flat, handle))
+        self._posted.remove(handle)
+        return True
 
     @property
     def is_empty(self) -> bool:
@@ -230,16 +221,28 @@ class PeerMessages:
         for handle in self._posted:
             handle.settle(_LATE_SECONDS if self._rendezvous.check else None)
 
-    def _post(
-        self,
-        finish: _Finish,
-        deliver: Callable[[], T],
-        cancel: Callable[[_MessageHandle[Any]], bool] = lambda handle: False,
-        detector: tuple[Waits, Want] | None = None,
-    ) -> Handle[T]:
-        handle = _MessageHandle(finish, deliver, cancel, detector)
+    def _post(self, want: Want, finish: _Finish, deliver: Callable[[], T], *cancel: _Cancel) -> Handle[T]:
+        handle = _MessageHandle(self._detector, want, finish, deliver, *cancel)
         self._posted = [posted for posted in self._posted if not posted.done] + [handle]
         return handle
+
+    def _to_self(self, flat: Tensor, tag: int, signature: Signature) -> _Finish:
+        """Function that waits for a message to this member: its other side must have been posted already."""
+        sends = signature.side == "send"
+        own, others = self._own[tag, signature.side], self._own[tag, "recv" if sends else "send"]
+        number = len(own)
+        own.append((flat, signature))
+
+        def finish(_: float | None) -> None:
+            if number >= len(others):
+                what = "receive" if sends else "send"
+                raise DeadlockError(f"deadlock: this rank waits for itself to {what} in {signature}")
+            if not sends:
+                sent, theirs = others[number]
+                _judge((0, 0), call_record(theirs), signature)
+                flat.copy_(sent)
+
+        return finish
 
     def _finish(
         self,
@@ -267,39 +270,6 @@ class PeerMessages:
         raise DeadlockError(
             f"every rank has ended, but rank {me} {signature} was never matched by rank {peer} (ended: {peer})"
         )
-
-
-class _Loop:
-    """Messages of one tag from a rank to itself: the n-th sent is the n-th received."""
-
-    def __init__(self) -> None:
-        self._sent: list[tuple[Tensor, Signature]] = []
-        self._num_received = 0
-
-    def send(self, flat: Tensor, signature: Signature) -> _Finish:
-        """Function for the sender's wait."""
-        number = len(self._sent)
-        self._sent.append((flat, signature))
-
-        def finish(_: float | None) -> None:
-            if number >= self._num_received:
-                raise DeadlockError(f"deadlock: this rank waits for itself to receive in {signature}")
-
-        return finish
-
-    def receive(self, flat: Tensor, signature: Signature) -> _Finish:
-        """Function for the receiver's wait."""
-        number = self._num_received
-        self._num_received += 1
-
-        def finish(_: float | None) -> None:
-            if number >= len(self._sent):
-                raise DeadlockError(f"deadlock: this rank waits for itself to send in {signature}")
-            sent, theirs = self._sent[number]
-            _judge((0, 0), call_record(theirs), signature)
-            flat.copy_(sent)
-
-        return finish
 
 
 def _judge(ranks: tuple[int, int], theirs: Tensor, mine: Signature) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import hashlib
 import hmac
 import json
 import os
@@ -169,7 +170,7 @@ class ConnectionLostError(RankError):
 
 @dataclass(frozen=True)
 class ProcessGroups:
-    """The process groups of some ranks: `data` for tensors, `control` always gloo, and their store.
+    """The process groups of some ranks: `data` for tensors, `control` always gloo, their store, and their name.
 
     A rank alone has no groups, and a store of its own.
     """
@@ -177,6 +178,7 @@ class ProcessGroups:
     data: Any = None
     control: Any = None
     store: Store = field(default_factory=HashStore)
+    name: str = ""
 
 
 @dataclass
@@ -195,6 +197,7 @@ class Rendezvous:
             every connection is authenticated, since any process that reaches their ports can connect.
         address: of this machine, for gloo to listen on; empty: that of GLOO_SOCKET_IFNAME, or what gloo finds.
         time_option: users' name of `timeout_seconds`.
+        store: of ranks that have met already, of which `subgroup` connects some; else `join` sets it.
     """
 
     rank: int
@@ -207,14 +210,18 @@ class Rendezvous:
     secret: bytes = field(default=b"", repr=False)
     address: str = ""
     time_option: str = "timeout_seconds"
-    _store: Store = field(init=False)
+    store: Store = field(default_factory=HashStore)
     _number: int = field(init=False, default=0)  # of this run, among those of these ranks
-    _num_groups: Counter[int] = field(default_factory=Counter)  # groups with each other rank so far
-    _num_made: Counter[tuple[int, ...]] = field(default_factory=Counter)  # groups of just these ranks so far
+    _num_groups: Counter[int] = field(
+        init=False, default_factory=Counter
+    )  # groups with each other rank so far
+    _num_made: Counter[str] = field(init=False, default_factory=Counter)  # groups of these ranks, by a digest
     _grows: bool = field(init=False, default=False)  # no time-out was given
     _left: float = field(init=False, default_factory=time.monotonic)  # when its last call had finished
     _made: weakref.WeakSet[Any] = field(init=False, default_factory=weakref.WeakSet)  # gloo's groups
-    _sockets: dict[int, int] = field(default_factory=dict)  # that were opened while groups were made
+    _sockets: dict[int, int] = field(
+        init=False, default_factory=dict
+    )  # that were opened while groups were made
 
     def __post_init__(self) -> None:
         if self.timeout_seconds is None:
@@ -233,16 +240,12 @@ class Rendezvous:
             raise InputError(f"environment: {', '.join(missing)} not set; start this program with torchrun")
         allow_many_files()
         rank, num_ranks = _number("RANK"), _number("WORLD_SIZE")
-        local = _number("LOCAL_RANK", rank)
-        made = cls(rank, num_ranks, "", check, timeout_seconds, "gloo", secret=shared_secret())
-        if choose_backend(backend, _number("LOCAL_WORLD_SIZE", num_ranks)) == "nccl":
-            made.use_gpu(local)
+        chosen = choose_backend(backend, _number("LOCAL_WORLD_SIZE", num_ranks))
+        made = cls(rank, num_ranks, "", check, timeout_seconds, chosen, secret=shared_secret())
+        if chosen == "nccl":
+            made.device = torch.device("cuda", _number("LOCAL_RANK", rank))  # the rank's own
+            torch.cuda.set_device(made.device)
         return made
-
-    def use_gpu(self, index: int) -> None:
-        """Send tensors by nccl, with this GPU as the rank's own."""
-        self.backend, self.device = "nccl", torch.device("cuda", index)
-        torch.cuda.set_device(self.device)
 
     def join(self) -> ProcessGroups:
         """Connect to all other ranks; returns the group of the whole run."""
@@ -250,20 +253,10 @@ class Rendezvous:
             return ProcessGroups()
 
         def start() -> ProcessGroups:
-            self._store = self._sealed(self._open_store())
+            self.store = self._sealed(self._open_store())
             return self._groups(range(self.num_ranks))
 
         return self.guarded(f"rank {self.rank} waits for all {self.num_ranks} ranks to start", start)
-
-    @classmethod
-    def among(
-        cls, store: Store, rank: int, num_ranks: int, timeout_seconds: float, secret: bytes, address: str
-    ) -> Rendezvous:
-        """Rendezvous of ranks which have met already and share this store; `subgroup` connects some of them."""
-        made = cls(rank, num_ranks, timeout_seconds=timeout_seconds, secret=secret, address=address)
-        made.time_option = "averaging_timeout"
-        made._store = store
-        return made
 
     def subgroup(self, ranks: Sequence[int], where: tuple[str, int] | None = None) -> ProcessGroups:
         """Process groups of `ranks` (of the run), in which this one is; called by their members alone.
@@ -381,9 +374,10 @@ class Rendezvous:
         keeps state in the module and puts a prefix before every later traceback.
         """
         members = sorted(ranks)
-        number = self._num_made[tuple(members)]
-        self._num_made[tuple(members)] += 1
-        store = PrefixStore(f"group {members} {number}", self._store)
+        digest = hashlib.blake2b(repr(members).encode(), digest_size=6).hexdigest()
+        self._num_made[digest] += 1
+        name = f"{digest} {self._num_made[digest]}"
+        store = PrefixStore(f"group {name}", self.store)
         place = members.index(self.rank), len(members)
         before = open_sockets()
         control = self._gloo(PrefixStore("gloo", store), *place)
@@ -391,14 +385,12 @@ class Rendezvous:
         self._made.add(control)
         if self.secret:
             self._authenticate(Wire(control, members, place[0], torch.device("cpu")), members)
-        notes = PrefixStore("letters", store)
-        if self.backend == "gloo":
-            return ProcessGroups(control, control, notes)
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = self.timeout
-        return ProcessGroups(
-            dist.ProcessGroupNCCL(PrefixStore("nccl", store), *place, options), control, notes
-        )
+        data = control
+        if self.backend == "nccl":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = self.timeout
+            data = dist.ProcessGroupNCCL(PrefixStore("nccl", store), *place, options)
+        return ProcessGroups(data, control, PrefixStore("letters", store), name)
 
     def cut(self) -> None:
         """End gloo's connections, so that what waits in them comes back; nothing works afterwards."""
@@ -429,7 +421,7 @@ class Rendezvous:
 
     def _compare(self, ranks: Sequence[int], call: str) -> None:
         """Agree with every member on the next group."""
-        store = self._store
+        store = self.store
         mine = json.dumps([list(ranks), call])
         others = [rank for rank in ranks if rank != self.rank]
         for other in others:

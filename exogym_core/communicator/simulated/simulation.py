@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.communicator.base import CODE_CARRIERS, CollectiveCall
-from exogym_core.communicator.exchange import Combine, Exchange, Slot, combine
+from exogym_core.communicator.exchange import Exchange, Reduce, Slot, reduce_tensors
 from netsim import (
     Abridged,
     Choices,
@@ -219,7 +219,7 @@ class Simulation(RankSource, RankSink):
         past: requests of each rank in an earlier part of this run, replayed before all else; empty for a run from
             the start.
         recorder: trace of the network; None: no trace.
-        combined: computes the results of collectives.
+        reduce: computes reductions.
         schedules: of calls, cached in another run of this world; None: searched again.
         abridged: long collectives and crowds of messages are computed by formulas, see `netsim.collectives.Abridged`.
 
@@ -235,7 +235,7 @@ class Simulation(RankSource, RankSink):
         world: World,
         past: Sequence[Sequence[Request]] = (),
         recorder: Recorder | None = None,
-        combined: Combine = combine,
+        reduce: Reduce = reduce_tensors,
         schedules: Schedules | None = None,
         abridged: bool = False,
     ) -> None:
@@ -251,7 +251,7 @@ class Simulation(RankSource, RankSink):
         self.window_limit: WindowLimit | None = None
         self._has_windows = world.protocol.has_windows
         self._windows_noted: set[tuple[Schedule, tuple[int, ...]]] = set()
-        self.exchange = Exchange(world.num_ranks, self._serve, combined)
+        self.exchange = Exchange(world.num_ranks, self._serve, reduce)
         clock = Clock()
         self.network = Network(clock, world.topology, world.protocol) if world.topology is not None else None
         if recorder is not None and self.network is not None:

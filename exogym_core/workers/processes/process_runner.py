@@ -11,7 +11,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from exogym_core.communicator.exchange import Combine, Outcome, Part, combine
+from exogym_core.communicator.exchange import Outcome, Part, Reduce, reduce_tensors
 from exogym_core.workers.host import SimulatedHost
 from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe
 from exogym_core.workers.processes.protocol import (
@@ -88,7 +88,7 @@ class ProcessRunner(Runner):
         blocks: the ranks of each process.
         store: where values lie.
         sinks: receivers of rows, snapshots and requests.
-        combined: computes the results of collectives.
+        reduce: computes reductions.
     """
 
     children: WorkerProcesses
@@ -99,9 +99,9 @@ class ProcessRunner(Runner):
         blocks: Sequence[range],
         store: Store,
         sinks: Sinks,
-        combined: Combine = combine,
+        reduce: Reduce = reduce_tensors,
     ) -> None:
-        super().__init__(world, sinks, combined)
+        super().__init__(world, sinks, reduce)
         self._steps: dict[int, int] = {}  # the last of each rank that was marked
         self._blocks, self._store, self._leases = blocks, store, Leases(store)
         self._process_of = {rank: index for index, block in enumerate(blocks) for rank in block}
@@ -312,7 +312,7 @@ class ProcessHost(SimulatedHost):
             ):
                 for channel in children.channels:
                     channel.send_fd(arena.fd)
-                run = ProcessRunner(world, blocks, arena, sinks, partial(combine, empty=arena.empty))
+                run = ProcessRunner(world, blocks, arena, sinks, partial(reduce_tensors, empty=arena.empty))
                 run.run(children)
                 run.failure.raise_if_any()
         except OSError as error:

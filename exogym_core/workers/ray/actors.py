@@ -8,6 +8,7 @@ go in rank order within each piece, so the bits are those of a reduction of whol
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import queue
 import sys
@@ -21,7 +22,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from exogym_core.communicator.exchange import Outcome, combine, reduce_tensors
+from exogym_core.communicator.exchange import reduce_tensors
 from exogym_core.workers.failures import reported_error
 from exogym_core.workers.host import SimulatedHost
 from exogym_core.workers.processes.children import ChannelClosed
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from exogym_core.workers.processes.shared_memory import Block
     from exogym_core.workers.runner import Runner
 
-__all__ = ["FarTensor", "ObjectStore", "RayHost", "combined_far", "fetched", "reduced_piece"]
+__all__ = ["FarTensor", "ObjectStore", "RayHost", "fetched"]
 
 _INLINE_BYTES = 1 << 16  # below this a copy by way of the simulation is cheaper than the store
 _PIECE_BYTES = 1 << 18  # at least, where a tensor is cut for several owners
@@ -115,43 +116,6 @@ def fetched(ray: Any, tensor: Any) -> Tensor:
     return _tensor(np.concatenate(ray.get(list(tensor.pieces))), tensor.dtype, tensor.shape)
 
 
-def reduced_piece(ray: Any, pieces: Sequence[Any], dtype: torch.dtype, op: str) -> Any:
-    """Reduce a piece of every member, in rank order, in the calling process."""
-    parts = [_tensor(np.array(raw), dtype, (-1,)) for raw in ray.get(list(pieces))]
-    return reduce_tensors(parts, op).view(torch.uint8).numpy()
-
-
-def combined_far(
-    reduce_at: Callable[[int, Sequence[Any], torch.dtype, str], Any],
-) -> Callable[[str, Sequence[Sequence[Any]], str, int], Outcome]:
-    """Replacement of `exogym_core.communicator.exchange:combine` whose reductions run at the owners of far tensors.
-
-    Args:
-        reduce_at: (number of a piece, that piece of every member, dtype, op) -> a reference to the reduced piece.
-    """
-
-    def reduced(tensors: Sequence[Any], op: str, first_owner: int = 0) -> Any:
-        if not isinstance(tensors[0], FarTensor):
-            return reduce_tensors(tensors, op)
-        head = tensors[0]
-        pieces = [
-            reduce_at(first_owner + number, each, head.dtype, op)
-            for number, each in enumerate(zip(*(tensor.pieces for tensor in tensors), strict=True))
-        ]
-        return FarTensor(tuple(pieces), head.shape, head.dtype)
-
-    def far(name: str, inputs: Sequence[Sequence[Any]], reduce_op: str, root: int) -> Outcome:
-        if name in ("all_reduce", "reduce"):
-            total = reduced([tensors[0] for tensors in inputs if tensors], reduce_op)
-            return Outcome(shared=(total,)) if name == "all_reduce" else Outcome(own={root: (total,)})
-        if name == "reduce_scatter":
-            parts = enumerate(zip(*inputs, strict=True))
-            return Outcome(own={member: (reduced(part, reduce_op, member),) for member, part in parts})
-        return combine(name, inputs, reduce_op, root)  # hands on what it is given
-
-    return far
-
-
 def _tensor(raw: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     if not raw.size:
         return torch.empty([max(size, 0) for size in shape], dtype=dtype)
@@ -183,8 +147,8 @@ class RayHost(SimulatedHost):
             store = ObjectStore(cluster.ray, num, passes_on=True)
             on_deposit = sinks.on_deposit and partial(_deposited, cluster, sinks.on_deposit)
             with _Actors(cluster, blocks, start, needs, dumps_for_child(body)) as actors:
-                combined = combined_far(actors.reduce_at)
-                run = ProcessRunner(world, blocks, store, replace(sinks, on_deposit=on_deposit), combined)
+                sinks = replace(sinks, on_deposit=on_deposit)
+                run = ProcessRunner(world, blocks, store, sinks, actors.reduce)
                 run.run(actors)
                 run.failure.raise_if_any()
         return run
@@ -232,7 +196,7 @@ class _Actors:
             )
             for index, block in enumerate(blocks)
         ]
-        self._body = body
+        self._body, self._owners = body, itertools.cycle(self._actors)
         self.channels = [_Wire(self._ray, actor) for actor in self._actors]
         self.pids = [f"on Ray, actor {index}" for index in range(len(blocks))]
 
@@ -272,10 +236,16 @@ class _Actors:
         """False: an actor's state cannot be read."""
         return False
 
-    def reduce_at(self, number: int, pieces: Sequence[Any], dtype: torch.dtype, op: str) -> Any:
-        """Reduce a piece on one of the actors; returns a reference to the result."""
-        actor = self._actors[number % len(self._actors)]
-        return actor.reduce.options(concurrency_group="reduce").remote(list(pieces), dtype, op)
+    def reduce(self, tensors: Sequence[Any], op: str) -> Any:
+        """Reduce tensors; far ones piece by piece, each at the next of the actors."""
+        if not isinstance(tensors[0], FarTensor):
+            return reduce_tensors(tensors, op)
+        shape, dtype = tensors[0].shape, tensors[0].dtype
+        pieces = [
+            next(self._owners).reduce.options(concurrency_group="reduce").remote(list(each), dtype, op)
+            for each in zip(*(tensor.pieces for tensor in tensors), strict=True)
+        ]
+        return FarTensor(tuple(pieces), shape, dtype)
 
 
 class _Wire:
@@ -350,7 +320,8 @@ class _Actor:
 
     def reduce(self, pieces: list[Any], dtype: torch.dtype, op: str) -> Any:
         """Reduce one piece of every member."""
-        return reduced_piece(self._ray, pieces, dtype, op)
+        parts = [_tensor(np.array(raw), dtype, (-1,)) for raw in self._ray.get(pieces)]
+        return reduce_tensors(parts, op).view(torch.uint8).numpy()
 
 
 class _Queues:
