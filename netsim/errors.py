@@ -59,10 +59,11 @@ class RankError(NetsimError, RuntimeError):
         is_consequence: another rank's end has caused it, by closing a connection.
     """
 
+    is_consequence = False
+
     def __init__(self, message: str, rank: int) -> None:
         super().__init__(message, rank)
         self.rank = rank
-        self.is_consequence = False
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 
-__all__ = ["FirstFailure", "own_frames", "reported_error", "run_rank"]
+__all__ = ["FirstFailure", "distance_from_cause", "own_frames", "reported_error", "run_rank"]
 
 
 def run_rank(
@@ -47,9 +47,7 @@ class FirstFailure:
 
     def add(self, error: NetsimError) -> None:
         """Keep a failure, if it explains the end better."""
-        # A collective in a `finally` block turns one rank's KeyError into a mismatch on all ranks.
-        explained = isinstance(self.error, DeadlockError | MismatchError) and isinstance(error, RankError)
-        if self.error is None or explained or (_is_consequence(self.error) and not _is_consequence(error)):
+        if self.error is None or distance_from_cause(error) < distance_from_cause(self.error):
             self.error = error
 
     def raise_if_any(self) -> None:
@@ -91,8 +89,14 @@ def reported_error(rank: int, error: BaseException) -> NetsimError:
     return failed
 
 
-def _is_consequence(error: NetsimError) -> bool:
-    return error.is_consequence if isinstance(error, RankError) else _is_closed(error)
+def distance_from_cause(error: NetsimError) -> int:
+    """0 for an error that may be the cause of others, more for one that another rank's failure has most likely caused.
+
+    A collective in a `finally` block turns one rank's KeyError into a mismatch on all ranks.
+    """
+    if error.is_consequence if isinstance(error, RankError) else _is_closed(error):
+        return 2
+    return int(isinstance(error, DeadlockError | MismatchError))
 
 
 def _is_closed(error: BaseException) -> bool:

@@ -275,20 +275,10 @@ class Journal:
 
 #: Kind of a request in a line -> its class; a program alone asks others, and keeps no log.
 _KINDS: dict[str, type[Any]] = {
-    "advance": Advance,
-    "confirm": Confirm,
-    "fetch": Fetch,
-    "join": Join,
-    "mark": Mark,
-    "post": Post,
-    "publish": Publish,
-    "put": Put,
-    "receive": FirstSent,
-    "stand": Stand,
-    "take": Take,
-    "wait": Wait,
-    "withdraw": Withdraw,
+    kind.__name__.lower(): kind
+    for kind in (Advance, Confirm, Fetch, Join, Mark, Post, Publish, Put, Stand, Take, Wait, Withdraw)
 }
+_KINDS["receive"] = FirstSent
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 

@@ -167,6 +167,8 @@ _LOST = (
 class ConnectionLostError(RankError):
     """A rank lost its connection to another one, which has most likely failed: look there for the cause."""
 
+    is_consequence = True
+
 
 @dataclass(frozen=True)
 class ProcessGroups:

@@ -16,8 +16,8 @@ import torch
 
 from exogym_core.communicator.base import Traffic
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
-from exogym_core.communicator.gloo.rendezvous import ConnectionLostError, Rendezvous
-from exogym_core.workers.failures import reported_error
+from exogym_core.communicator.gloo.rendezvous import Rendezvous
+from exogym_core.workers.failures import distance_from_cause, reported_error
 from exogym_core.workers.host import RunResult, Sinks, rows_in_order, untimed_row
 from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe
 from exogym_core.workers.rng import RandomStates
@@ -170,7 +170,7 @@ class _Gathering:
 
     def _explained(self) -> NetsimError:
         """The first failure that no other one explains, with a line for each other rank."""
-        first = min(self._failures, key=lambda rank: _weight(self._failures[rank]))
+        first = min(self._failures, key=lambda rank: distance_from_cause(self._failures[rank]))
         error = self._failures[first]
         lines = []
         for rank in range(len(self._results)):
@@ -183,10 +183,3 @@ class _Gathering:
         if lines:
             error.args = ("\n".join([str(error).rstrip(), "other ranks:", *lines]),)
         return error
-
-
-def _weight(error: NetsimError) -> int:
-    """Order of failures: causes before consequences, then in the order of their reports."""
-    if isinstance(error, ConnectionLostError):
-        return 2
-    return 0 if isinstance(error, RankError) else 1
