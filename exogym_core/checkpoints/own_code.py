@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from exogym_core.checkpoints.files import decode, encode
+from exogym_core.reach import reachable
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.chain import Chain, Module
 from exogym_core.workers.rng import kept_rng
@@ -46,7 +47,6 @@ __all__ = ["StateTrial", "attribute_digests", "code_digests", "is_own_module"]
 
 _OURS = ("exogym_core", "netgym", "netsim")
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None))
-_DEPTH = 5  # of options within options
 
 
 def code_digests(roots: Iterable[object]) -> dict[str, str]:
@@ -55,7 +55,7 @@ def code_digests(roots: Iterable[object]) -> dict[str, str]:
     A root is a class, a function, or an object, whose class and attributes count.
     """
     digests: dict[str, str] = {}
-    waiting = [each for root in roots for each in _parts(root, _DEPTH)]
+    waiting = [each for root in roots for each in _held(root)]
     seen: set[int] = set()
     while waiting:
         found = _definition(waiting.pop())
@@ -73,7 +73,7 @@ def code_digests(roots: Iterable[object]) -> dict[str, str]:
             if isinstance(value, type | FunctionType):
                 waiting.append(value)
             elif f"{module}.{name}" not in digests:
-                waiting += _parts(value, _DEPTH)
+                waiting += _held(value)
                 given = _assignments(module, name)
                 if given or _is_plain(value):
                     digests[f"{module}.{name}"] = _digest(given or repr(value))
@@ -110,24 +110,14 @@ def _installed() -> list[Path]:
     return [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
 
 
-def _parts(value: object, depth: int) -> Iterator[object]:
-    """An object, and what its attributes hold; the modules of a model stand for their parameters."""
-    yield value
-    if isinstance(value, type | FunctionType | ModuleType) or not depth:
-        return
-    if isinstance(value, Mapping):
-        inner: Iterable[object] = value.values()
-    elif isinstance(value, list | tuple):
-        inner = value
-    elif isinstance(value, nn.Module):
-        inner = [] if depth < _DEPTH else value.modules()
-    else:
-        inner = getattr(value, "__dict__", {}).values() if _has_options(value) else ()
-    for each in inner:
-        yield from _parts(each, depth - 1)
+def _held(root: object) -> list[object]:
+    """An object and those that its options hold; the modules of a model stand for their parameters."""
+    return list(root.modules() if isinstance(root, nn.Module) else reachable(root, _has_options))
 
 
 def _has_options(value: object) -> bool:
+    if isinstance(value, type | nn.Module):
+        return False
     return (
         isinstance(value, Strategy | Module) or is_dataclass(value) or is_own_module(type(value).__module__)
     )

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from exogym_core.data.batches import StepReader, as_tuple
+from exogym_core.reach import reachable
 from exogym_core.workers.rng import RandomStates
 from netsim.errors import InputError
 from netsim.units import format_count
@@ -57,26 +58,14 @@ Generator: TypeAlias = np.random.Generator | np.random.RandomState | random.Rand
 _LONGEST_LIST = 64  # longer ones hold samples
 _MOST_OBJECTS = 10_000
 _KINDS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+_CLOSED = (*_KINDS, type, torch.Tensor, np.ndarray)  # their attributes hold no generators
 
 
 def held_generators(root: object) -> list[Generator]:
     """The random generators that an object reaches through attributes and short lists and mappings."""
-    found: list[Generator] = []
-    seen: set[int] = set()
-    todo = [root]
-    while todo and len(seen) < _MOST_OBJECTS:
-        value = todo.pop()
-        if id(value) in seen or value is random._inst or value is torch.default_generator:
-            continue
-        seen.add(id(value))
-        if isinstance(value, _KINDS):
-            found.append(value)
-        elif isinstance(value, Mapping):
-            todo.extend(value.values() if len(value) <= _LONGEST_LIST else ())
-        elif isinstance(value, list | tuple | set):
-            todo.extend(value if len(value) <= _LONGEST_LIST else ())
-        elif not isinstance(value, type | torch.Tensor | np.ndarray):
-            todo.extend(getattr(value, "__dict__", {}).values())
+    shared = (random._inst, torch.default_generator)  # by the process
+    opened = reachable(root, lambda value: not isinstance(value, _CLOSED), _LONGEST_LIST, _MOST_OBJECTS)
+    found = [each for each in opened if isinstance(each, _KINDS) and not any(each is one for one in shared)]
     return found[::-1]
 
 

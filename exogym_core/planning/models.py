@@ -10,11 +10,12 @@ from torch.overrides import TorchFunctionMode
 
 from exogym_core.cost.flops import count_flops
 from exogym_core.planning.model_sizes import PLANNED_MODELS
+from exogym_core.reach import reachable
 from exogym_core.tasks.decoders import GPT, GPT_PRESETS, LLAMA_PRESETS, Llama
 from netsim.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from exogym_core.strategy.base import Strategy
 
@@ -156,9 +157,6 @@ def _built(name: str, length: int, options: dict[str, Any]) -> Llama | GPT:
         return kind(**{**sizes, "block_size": length, **options})
 
 
-_DEEPEST = 12
-
-
 def memory_in_use(
     states: Mapping[str, int], activations: int, checkpointed: int, choices: Sequence[str]
 ) -> dict[str, int]:
@@ -203,7 +201,7 @@ def worker_memory(model: nn.Module, strategy: Strategy) -> dict[str, int]:
         "outer": vars(strategy),
     }
     counted = {
-        name: sum(_new_bytes(tensor, seen) for tensor in _tensors(things, set()))
+        name: sum(_new_bytes(tensor, seen) for tensor in _meta_tensors(things))
         for name, things in purposes.items()
     }
     counted["gradients"] = sum(each.nbytes for each in updated if each.requires_grad)
@@ -219,28 +217,17 @@ def _new_bytes(tensor: Tensor, seen: set[int]) -> int:
     return storage.nbytes()
 
 
-def _tensors(thing: Any, visited: set[int], depth: int = 0) -> Iterator[Tensor]:
-    """All tensors within reach of `thing`, through containers and objects of ours."""
-    if id(thing) in visited or depth > _DEEPEST:
-        return
-    visited.add(id(thing))
-    if isinstance(thing, Tensor):
-        if thing.is_meta:  # others are random states and tables, alike in every plan
-            yield thing
-        return
-    inside: Any = ()
-    if isinstance(thing, dict):
-        inside = list(thing.values())
-    elif isinstance(thing, list | tuple | set):
-        inside = thing
-    elif _is_searched(type(thing).__module__) and hasattr(thing, "__dict__"):
-        inside = list(vars(thing).values())
-    for part in inside:
-        yield from _tensors(part, visited, depth + 1)
+def _meta_tensors(things: object) -> list[Tensor]:
+    """All tensors without values within reach of `things`; others are random states and tables, alike in every plan."""
+    found = reachable(things, _is_searched)
+    return [each for each in found if isinstance(each, Tensor) and each.is_meta]
 
 
-def _is_searched(module: str) -> bool:
-    """True if objects of a module are strategies', models' or torch's; objects of communicators are the transport's."""
-    return module.partition(".")[0] in ("exogym_core", "torch") and not module.startswith(
-        "exogym_core.communicator"
+def _is_searched(value: object) -> bool:
+    """True for strategies, models and objects of torch; objects of communicators are the transport's."""
+    module = type(value).__module__
+    return (
+        not isinstance(value, Tensor)
+        and module.partition(".")[0] in ("exogym_core", "torch")
+        and not module.startswith("exogym_core.communicator")
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from exogym_core.reach import reachable
 from exogym_core.strategy.base import Strategy
 from exogym_core.strategy.chain import Module
 from exogym_core.strategy.parts.codecs import CODECS, Codec, codec_name
@@ -61,22 +61,14 @@ def own_codec_trials(
 ) -> Iterator[tuple[str, int, tuple[Callable[[], Any], Callable[[], Any]]]]:
     """Codecs of one's own: those in the strategy's attributes and options, and in its modules'."""
     part = _values(num_values / num_ranks, device)
-    for name, codec in sorted({codec_name(codec): codec for codec in _codecs_in(strategy)}.items()):
+    codecs = [each for each in reachable(strategy, _has_codecs) if isinstance(each, Codec)]
+    for name, codec in sorted({codec_name(codec): codec for codec in codecs}.items()):
         if CODECS.get(name) is not codec:
             yield name, *_ways(codec, part)
 
 
-def _codecs_in(value: Any, depth: int = 6) -> Iterator[Codec]:
-    if isinstance(value, Codec):
-        yield value
-        return
-    if isinstance(value, Strategy | Module) or is_dataclass(value):
-        value = getattr(value, "__dict__", {})
-    values = (
-        value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    )
-    for each in values if depth else ():
-        yield from _codecs_in(each, depth - 1)
+def _has_codecs(value: object) -> bool:
+    return isinstance(value, Strategy | Module) or (is_dataclass(value) and not isinstance(value, Codec))
 
 
 def _ways(codec: Codec, values: Tensor) -> tuple[int, tuple[Callable[[], Any], Callable[[], Any]]]:
