@@ -175,7 +175,7 @@ class Communicator(CheckedArguments, ABC):
         InputError: an argument is wrong by itself (unknown op, rank out of range, average of integers).
     """
 
-    _state: CallState
+    state: CallState
     can_leave_behind: bool = False
     members_change: bool = False
     inside: Communicator | None = None
@@ -183,16 +183,16 @@ class Communicator(CheckedArguments, ABC):
     @property
     def traffic(self) -> Traffic:
         """Traffic of this rank so far, in all its groups."""
-        return self._state.traffic
+        return self.state.traffic
 
     @property
     def device(self) -> torch.device | None:
         """Device of messages and states that this rank takes; None: each is where it was sent from."""
-        return self._state.device
+        return self.state.device
 
     @device.setter
     def device(self, device: torch.device | None) -> None:
-        self._state.device = device
+        self.state.device = device
 
     # --- by each transport ---------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class Communicator(CheckedArguments, ABC):
         """Signature of a call of this rank, with tensors such as these."""
         # The shapes of an all_to_all may differ; that there is one part a rank is checked before.
         shapes = () if name == "all_to_all" else tuple([tuple(tensor.shape) for tensor in like])
-        dtype, state = like[0].dtype if like else None, self._state
+        dtype, state = like[0].dtype if like else None, self.state
         on_clock, compares = not state.off_clock, state.compares_places
         return signature_of(name, dtype, shapes, reduce_op, root, caller(), side, on_clock, compares)
 
@@ -489,7 +489,7 @@ class Communicator(CheckedArguments, ABC):
         its groups: two calls of equal shapes that are swapped on one rank raise an error instead of giving each other's
         values. Say False where ranks rightly meet from different lines.
         """
-        self._state.compares_places = compare
+        self.state.compares_places = compare
 
     # --- the clock -----------------------------------------------------------------------------------------
 
@@ -528,7 +528,7 @@ class Communicator(CheckedArguments, ABC):
         They are matched among themselves: every member must make them off the clock. A rank that waits in one for a
         rank that waits for the clock (`now`, `is_completed`, ...) stands still until that has its answer.
         """
-        return self._state.having(off_clock=True)
+        return self.state.having(off_clock=True)
 
     # --- checkpoints ---------------------------------------------------------------------------------------
 

@@ -386,16 +386,12 @@ class Exchange:
         return slot
 
     def _complete(self, slot: Slot) -> None:
-        first = slot.signatures[0]
-        assert first is not None
-        if all(_agree(signature, first) for signature in slot.signatures):
-            slot.outcome = slot.outcome or self._outcome(first, slot)
+        calls = [signature for signature in slot.signatures if signature is not None]
+        if all(_agree(call, calls[0]) for call in calls):
+            slot.outcome = slot.outcome or self._outcome(calls[0], slot)
         else:
-            slot.error = _mismatch(slot)
-            slot.ends_run = any(
-                signature is not None and signature.needs_nobody(member)
-                for member, signature in enumerate(slot.signatures)
-            )
+            slot.error = mismatch_error(slot.ranks, [call.agreed() for call in calls], list(map(str, calls)))
+            slot.ends_run = any(call.needs_nobody(member) for member, call in enumerate(calls))
         self._finish(slot)
 
     def _finish(self, slot: Slot) -> None:
@@ -609,8 +605,3 @@ def mismatch_error(ranks: Sequence[int], agreed: Sequence[object], calls: Sequen
         called.append(f"rank{'s' if len(members) > 1 else ''} {names} called {calls[members[0]]}")
     table = [f"  rank {rank}: {call}" for rank, call in zip(ranks, calls, strict=True)]
     return MismatchError("\n".join([f"ranks disagree: {'; '.join(called)}", *table]))
-
-
-def _mismatch(slot: Slot) -> MismatchError:
-    signatures = [signature for signature in slot.signatures if signature is not None]
-    return mismatch_error(slot.ranks, [sig.agreed() for sig in signatures], [str(sig) for sig in signatures])

@@ -325,10 +325,10 @@ class SiteCommunicator(ElasticCommunicator):
             hurried = None if groups.control is None else _Hurried(groups.control)
             if hurried is not None:
                 groups = ProcessGroups(hurried, hurried, groups.store)
-            calls = GroupCalls(self._state, groups, members, members.index(self.rank))
-            peers = GlooCommunicator(self._state, calls, members.index(self.rank))
+            calls = GroupCalls(self.state, groups, members, members.index(self.rank))
+            peers = GlooCommunicator(self.state, calls, members.index(self.rank))
             made = self._group = _Group(group, peers, hurried, calls)
-        self._state.rendezvous.timeout_seconds = seconds
+        self.state.rendezvous.timeout_seconds = seconds
         if made.hurried is not None:
             made.hurried.deadline = deadline
         return made.peers
@@ -362,7 +362,7 @@ class SiteCommunicator(ElasticCommunicator):
         """
         store = PrefixStore(f"{group}/{self.link.local_rank}", self._store)
         secret = hmac.digest(self._secret, group.encode(), "sha256")
-        common, address = self._state.rendezvous, self.link.address
+        common, address = self.state.rendezvous, self.link.address
         among = replace(common, timeout_seconds=seconds, secret=secret, address=address, store=store)
         try:
             return among.subgroup(members)
@@ -376,11 +376,11 @@ class SiteCommunicator(ElasticCommunicator):
         left, self._group = self._group, None
         if left is not None:
             self._opened.pop(left.name, None)
-            if left.calls in self._state.groups:
-                self._state.groups.remove(left.calls)
+            if left.calls in self.state.groups:
+                self.state.groups.remove(left.calls)
             left.calls.close()
-        self._state.in_flight.clear()
-        self._state.futures.clear()
+        self.state.in_flight.clear()
+        self.state.futures.clear()
 
     # --- states ---------------------------------------------------------------------------------------------
 
@@ -477,7 +477,7 @@ class SiteCommunicator(ElasticCommunicator):
         elapsed = self.link.ask("clock", elapsed=None)["elapsed"]
         self._has_begun = elapsed is not None
         if elapsed is not None:
-            self._state.start_seconds = time.monotonic() - float(elapsed)
+            self.state.start_seconds = time.monotonic() - float(elapsed)
             self.link.remember(elapsed=elapsed)
 
     def arrive_at(self, seconds: float) -> None:
@@ -504,7 +504,7 @@ class SiteCommunicator(ElasticCommunicator):
         self.link.close()
 
     def _check_on_clock(self, call: str) -> None:
-        if self._state.off_clock:
+        if self.state.off_clock:
             raise InputError(f"rank {self.rank}, {call}: it needs the clock; call it on the clock")
 
 
@@ -558,7 +558,7 @@ class SiteRankCommunicator(ElasticCommunicator):
     def __init__(self, between: ElasticCommunicator, inside: GlooCommunicator) -> None:
         self.between, self.inside, self._own = between, inside, inside
         self._first = between.rank * inside.world_size
-        self.link, state, rank = between.link, between._state, self._first + inside.rank
+        self.link, state, rank = between.link, between.state, self._first + inside.rank
         everyone = range(between.world_size * inside.world_size)
         super().__init__(state, GroupCalls(state, ProcessGroups(), everyone, rank), rank)
 

@@ -36,7 +36,6 @@ __all__ = [
     "Aborted",
     "Silence",
     "Turns",
-    "Watch",
     "intra_op_threads",
     "is_own",
     "join",
@@ -88,49 +87,6 @@ class Silence(NamedTuple):
             "(if it is computing, wait; if it hangs, stop the run)"
         )
         warnings.warn_explicit(text, UserWarning, path, line)
-
-
-class Watch:
-    """Context manager: a thread that checks whether the rank that has the turn still makes calls.
-
-    Args:
-        current: returns the rank that has the turn, None for none, and how many calls have been made.
-        thread_of: the thread that runs a rank, None if it has ended.
-        report: called in the watching thread, every `SECONDS_OF_SILENCE` while a rank is silent.
-    """
-
-    def __init__(
-        self,
-        current: Callable[[], tuple[int | None, int]],
-        thread_of: Callable[[int], threading.Thread | None],
-        report: Callable[[Silence], None],
-    ) -> None:
-        self._current, self._thread_of, self._report = current, thread_of, report
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch of ranks", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        seen, since, num_reported, longest = self._current(), time.monotonic(), 0, 0.0
-        while not self._ended.wait(SECONDS_OF_SILENCE / 10):
-            now, (rank, num_calls) = time.monotonic(), self._current()
-            if (rank, num_calls) != seen or rank is None:
-                longest = max(longest, now - since)
-                seen, since, num_reported = (rank, num_calls), now, 0
-            elif now - since >= SECONDS_OF_SILENCE * (num_reported + 1):
-                num_reported += 1
-                thread = self._thread_of(rank)
-                frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
-                if frame is not None:
-                    # A step that took long once may do so again.
-                    unusual = now - since > 2 * longest
-                    self._report(Silence(rank, now - since, num_calls, place_in(frame), unusual))
 
 
 def place_of_rank() -> str:
@@ -224,7 +180,7 @@ class Turns:
         self._holder = _HOST  # of the turn
         self._num_calls = 0
         self._left_behind: list[threading.Thread] = []
-        self._watch = Watch(self._look, self._threads.get, on_silence)
+        self._on_silence = on_silence
 
     def run(self, body: Callable[[int], None], host: Callable[[], None]) -> None:
         """Run `body(rank)` of every rank in a thread of its own, and `host()` here, by turns.
@@ -238,7 +194,7 @@ class Turns:
                 target=self._rank_thread, args=(rank, body), name=f"rank {rank}", daemon=True
             )
         threads = list(self._threads.values())
-        with self._watch, self._one_core(), intra_op_threads():
+        with self._watched(), self._one_core(), intra_op_threads():
             try:
                 for thread in threads:
                     thread.start()
@@ -249,9 +205,33 @@ class Turns:
                     if thread.ident is not None and thread not in self._left_behind:
                         join(thread)
 
-    def _look(self) -> tuple[int | None, int]:
-        holder = self._holder
-        return None if holder == _HOST else holder, self._num_calls
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        ended = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(ended,), name="watch of ranks", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _watch(self, ended: threading.Event) -> None:
+        """Check whether the rank that has the turn still makes calls; report it every `SECONDS_OF_SILENCE`."""
+        seen, since, num_reported, longest = (self._holder, self._num_calls), time.monotonic(), 0, 0.0
+        while not ended.wait(SECONDS_OF_SILENCE / 10):
+            now, (rank, num_calls) = time.monotonic(), (self._holder, self._num_calls)
+            if (rank, num_calls) != seen or rank == _HOST:
+                longest = max(longest, now - since)
+                seen, since, num_reported = (rank, num_calls), now, 0
+            elif now - since >= SECONDS_OF_SILENCE * (num_reported + 1):
+                num_reported += 1
+                thread = self._threads.get(rank)
+                frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
+                if frame is not None:
+                    # A step that took long once may do so again.
+                    unusual = now - since > 2 * longest
+                    self._on_silence(Silence(rank, now - since, num_calls, place_in(frame), unusual))
 
     def is_rank_thread(self, rank: int) -> bool:
         """True if the calling thread is the one that runs `rank`."""

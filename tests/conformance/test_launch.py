@@ -268,8 +268,8 @@ def test_a_rank_that_works_long_waits_long(monkeypatch: pytest.MonkeyPatch) -> N
 def _late(path: str, index: int, channel: Pipe) -> None:
     torch.set_num_threads(1)
     comm = GlooCommunicator.connect(Rendezvous(index, 2, path, timeout_seconds=None, secret=b"s" * 32))
-    comm._state.rendezvous.timeout_seconds = 0.3
-    for group in comm._state.rendezvous._made:
+    comm.state.rendezvous.timeout_seconds = 0.3
+    for group in comm.state.rendezvous._made:
         group.set_timeout(datetime.timedelta(seconds=0.3))
     time.sleep(0.5)  # so it waits for two seconds
     if index == 1:

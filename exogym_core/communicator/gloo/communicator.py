@@ -46,11 +46,11 @@ class GlooCommunicator(Communicator):
     """
 
     transport = "gloo"
-    _state: GlooRank
+    state: GlooRank
 
     def __init__(self, state: GlooRank, calls: GroupCalls, member: int) -> None:
         self.rank, self.world_size = member, len(calls.ranks)
-        self._state, self._calls = state, calls
+        self.state, self._calls = state, calls
         self._wire = calls.wire
 
     @classmethod
@@ -142,7 +142,7 @@ class GlooCommunicator(Communicator):
         like = call.signed
         signature = self._signature(call.name, like, call.reduce_op, call.root)
         load = load_of(call, self._calls.ranks)
-        self._count(call.tensors, self._state.book.traffic(load, self.rank)[0])
+        self._count(call.tensors, self.state.book.traffic(load, self.rank)[0])
         exchange = self._exchange(call, async_op)
         if call.name == "all_to_all" or not like:
             return self._calls.make(signature, exchange, deliver, async_op)
@@ -190,7 +190,7 @@ class GlooCommunicator(Communicator):
 
         def exchange() -> list[Tensor]:
             coming = known
-            if known is None or self._state.rendezvous.check:
+            if known is None or self.state.rendezvous.check:
                 coming = exchange_shapes(self._calls.control, mine)
             assert coming is not None
             if known is not None and coming != known:
@@ -207,7 +207,7 @@ class GlooCommunicator(Communicator):
         return [tensor.to(device) for tensor in got]
 
     def _count(self, tensors: Sequence[Tensor], bytes_sent: int) -> None:
-        if not self._state.off_clock:
+        if not self.state.off_clock:
             self.traffic.count(tensors)
             self.traffic.bytes_sent += bytes_sent
 
@@ -220,11 +220,11 @@ class GlooCommunicator(Communicator):
         members = self._check_members(ranks)
         of_run = tuple(self._calls.ranks[rank] for rank in members)
         member = members.index(self.rank)
-        return GlooCommunicator(self._state, self._state.group(of_run, member, caller(), reuse), member)
+        return GlooCommunicator(self.state, self.state.group(of_run, member, caller(), reuse), member)
 
     def patient(self, seconds: float) -> GlooCommunicator:
         """A group of the same ranks in which they wait for each other so long; called by all of them."""
-        rendezvous = self._state.rendezvous
+        rendezvous = self.state.rendezvous
         usual, rendezvous.timeout_seconds = rendezvous.timeout_seconds, seconds
         try:
             return self.group(range(self.world_size))
@@ -232,14 +232,14 @@ class GlooCommunicator(Communicator):
             rendezvous.timeout_seconds = usual
 
     def mark(self, row: Mapping[str, Any]) -> None:
-        self._state.on_mark({**row, "wall_seconds": self.now()})
+        self.state.on_mark({**row, "wall_seconds": self.now()})
 
     def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
-        self._state.on_deposit(note, tensors)
+        self.state.on_deposit(note, tensors)
 
     def observed_by(self, on_deposit: Callable[[Mapping[str, Any], Sequence[Tensor]], None]) -> None:
         """Set the receiver of this rank's snapshots."""
-        self._state.on_deposit = on_deposit
+        self.state.on_deposit = on_deposit
 
     @property
     def control(self) -> Wire:
@@ -247,10 +247,10 @@ class GlooCommunicator(Communicator):
         return self._calls.control
 
     def now(self) -> float:
-        return time.monotonic() - self._state.start_seconds
+        return time.monotonic() - self.state.start_seconds
 
     def state_dict(self) -> dict[str, Any]:
-        state = self._state
+        state = self.state
         if state.in_flight:
             raise self._still_in_flight(next(iter(state.in_flight.values())))
         if not all(calls.messages.is_empty for calls in state.groups):
@@ -260,12 +260,12 @@ class GlooCommunicator(Communicator):
         return {"traffic": asdict(state.traffic), "seconds": self.now()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        self._state.start_seconds = time.monotonic() - saved.get("seconds", 0.0)
-        self._state.load_traffic(saved["traffic"])
+        self.state.start_seconds = time.monotonic() - saved.get("seconds", 0.0)
+        self.state.load_traffic(saved["traffic"])
 
     def finish(self) -> None:
-        self._state.finish()
+        self.state.finish()
 
     def close(self) -> None:
         """Leave all groups and end this rank's threads; no communicator of it works afterwards."""
-        self._state.close()
+        self.state.close()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
     from netsim.ranks import Answer, Call, Question, Request
 
-__all__ = ["InFlight", "Own", "Port", "RankState", "ScheduleBook", "SimulatedHandle"]
+__all__ = ["InFlight", "Port", "RankState", "ScheduleBook", "SimulatedHandle"]
 
 
 class ScheduleBook(Protocol):
@@ -34,12 +34,6 @@ class ScheduleBook(Protocol):
     @property
     def carrier_of_codes(self) -> str:
         """All-reduce algorithm of encoded values, see `Communicator.carrier_of_codes`."""
-
-
-class Own(NamedTuple):
-    """Ticket of a member that needs its own values alone."""
-
-    tensors: tuple[Tensor, ...]
 
 
 class Parking(Protocol):
@@ -162,7 +156,7 @@ class SimulatedHandle(Handle[T]):
         """Ask how the call ends, which decides whether it has values."""
         ending = self._comm._ask(Await(self._key, seconds))
         if ending != CallEnding.DONE:
-            self._comm._state.in_flight.pop(self._open, None)
+            self._comm.state.in_flight.pop(self._open, None)
             most = f"{min(seconds, self._comm.call_seconds) * 1e3:.10g}ms"
             reason = f"Timed out waiting {most}" if ending == CallEnding.LATE else "Connection closed by peer"
             raise BrokenCallError(f"rank {self._comm.rank}, {self._signature}: {reason}")
@@ -172,7 +166,7 @@ class SimulatedHandle(Handle[T]):
         if not self._result:
             self._result.append(self._deliver(self._comm._take(self._ticket, self._member)))
             self._comm._taken(self._ticket)
-            self._comm._state.in_flight.pop(self._open, None)
+            self._comm.state.in_flight.pop(self._open, None)
         return self._result[0]
 
     def is_completed(self) -> bool:

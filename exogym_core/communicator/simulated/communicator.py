@@ -12,14 +12,14 @@ import weakref
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from exogym_core.communicator.base import Communicator, nothing, write_first
 from exogym_core.communicator.exchange import Part, own_value
-from exogym_core.communicator.simulated.calls import InFlight, Own, RankState, SimulatedHandle
+from exogym_core.communicator.simulated.calls import InFlight, RankState, SimulatedHandle
 from exogym_core.communicator.simulated.simulation import load_of
 from netsim.errors import BrokenCallError, InputError
 from netsim.ranks import (
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import CollectiveCall, Delivery, Handle
     from exogym_core.communicator.exchange import Signature
     from exogym_core.communicator.simulated.calls import Parking, Port, ScheduleBook
-    from netsim.ranks import Answer, Arrival, Letter, Question, Request
+    from netsim.ranks import Arrival, Question, Request
 
 __all__ = ["SimulatedCommunicator"]
 
@@ -79,7 +79,7 @@ class SimulatedCommunicator(Communicator):
 
     transport = "netsim"
     can_leave_behind = True
-    _state: RankState
+    state: RankState
 
     def __init__(
         self,
@@ -92,26 +92,21 @@ class SimulatedCommunicator(Communicator):
     ) -> None:
         self.rank, self.world_size = rank, len(ranks)
         self._port, self._ranks, self._book = port, tuple(ranks), book
-        self._state = state if state is not None else RankState()
+        self.state = state if state is not None else RankState()
         self._group_id = group_id
         self.call_seconds = math.inf
         self._num_calls: Counter[Hashable] | None = None  # None: as the state has it
         self._first_call = 0
 
-    @property
-    def state(self) -> RankState:
-        """State shared by all communicators of this rank."""
-        return self._state
-
     def _withdrawn(self, key: Key, ticket: Any, signature: Signature) -> None:
         """Give this receive's number, and its values if they have come, to the next receive of the lane."""
-        self._state.in_flight.pop((key, 1), None)
+        self.state.in_flight.pop((key, 1), None)
         counter = self._counter
         counter[key.group, "recv"] -= 1
         if not counter[key.group, "recv"]:
             del counter[key.group, "recv"]
         if self._port.ready(ticket, 1):
-            self._state.withdrawn[key] = (ticket, signature)
+            self.state.withdrawn[key] = (ticket, signature)
         else:
             self._port.forget(ticket, 1)
 
@@ -142,14 +137,14 @@ class SimulatedCommunicator(Communicator):
 
     def _post(self, part: Part, call: Call, deliver: Delivery[T], waits: bool = False) -> Handle[T]:
         key, _, member, signature, tensors = part
-        on_clock = not self._state.off_clock
-        ticket, earlier = self._state.withdrawn.pop(key, (None, signature))
+        on_clock = not self.state.off_clock
+        ticket, earlier = self.state.withdrawn.pop(key, (None, signature))
         if ticket is None and signature.needs_nobody(member):
             self._port.post(part)
             value = own_value(signature, tensors, member, len(call.ranks))
             if not waits and self._port.copies:  # the rank may change what it has given before it waits
                 value = tuple(tensor.clone() for tensor in value)
-            ticket = Own(value)
+            ticket = value
         elif ticket is None:
             ticket = self._port.post(part, waits)
         elif earlier.agreed() != signature.agreed():
@@ -158,9 +153,9 @@ class SimulatedCommunicator(Communicator):
             self._count(call, member, tensors)
             self._request(Post(key, member, call, self.call_seconds))
         handle = SimulatedHandle(self, part, ticket, deliver, on_clock)
-        if self._state.noted is None and not waits:
-            self._state.in_flight[key, member] = InFlight(signature, ticket, weakref.ref(handle))
-            if len(self._state.in_flight) >= self._state.look_at:
+        if self.state.noted is None and not waits:
+            self.state.in_flight[key, member] = InFlight(signature, ticket, weakref.ref(handle))
+            if len(self.state.in_flight) >= self.state.look_at:
                 self._let_go()
         return handle
 
@@ -176,19 +171,21 @@ class SimulatedCommunicator(Communicator):
         self._port.taken(ticket)
         return tensors
 
+    # The ticket of a member that needs its own values alone is these.
+
     def _take(self, ticket: Any, member: int) -> tuple[Tensor, ...]:
-        return ticket.tensors if isinstance(ticket, Own) else self._port.take(ticket, member)
+        return ticket if isinstance(ticket, tuple) else self._port.take(ticket, member)
 
     def _taken(self, ticket: Any) -> None:
-        if not isinstance(ticket, Own):
+        if not isinstance(ticket, tuple):
             self._port.taken(ticket)
 
     def _is_ready(self, ticket: Any, member: int) -> bool:
-        return isinstance(ticket, Own) or self._port.ready(ticket, member)
+        return isinstance(ticket, tuple) or self._port.ready(ticket, member)
 
     def _let_go(self) -> None:
         """Forget calls that are over and that no rank can wait for any more."""
-        state = self._state
+        state = self.state
         for (key, member), flight in list(state.in_flight.items()):
             if flight.handle() is None and self._is_ready(flight.ticket, member):
                 del state.in_flight[key, member]
@@ -199,17 +196,17 @@ class SimulatedCommunicator(Communicator):
         state.look_at = max(8, 2 * len(state.in_flight))
 
     def _count(self, call: Call, member: int, tensors: Sequence[Tensor]) -> None:
-        traffic = self._state.traffic
+        traffic = self.state.traffic
         bytes_sent, wan_bytes = self._book.traffic(call, member)
         traffic.bytes_sent += bytes_sent
         traffic.wan_bytes += wan_bytes
         traffic.count(tensors)
 
     def _lane(self) -> Hashable:
-        return (self._group_id, "off") if self._state.off_clock else self._group_id
+        return (self._group_id, "off") if self.state.off_clock else self._group_id
 
     def _next_number(self, lane: Hashable, side: str = "") -> int:
-        state = self._state
+        state = self.state
         if state.again is not None:
             return state.again.pop(0)
         counter = self._counter
@@ -224,11 +221,11 @@ class SimulatedCommunicator(Communicator):
         """Number of calls in each lane of this group."""
         if self._num_calls is not None:
             return self._num_calls
-        counts = self._state.num_calls.get(self._group_id)
-        return counts if counts is not None else self._state.num_calls.setdefault(self._group_id, Counter())
+        counts = self.state.num_calls.get(self._group_id)
+        return counts if counts is not None else self.state.num_calls.setdefault(self._group_id, Counter())
 
     def _request(self, request: Request) -> None:
-        state = self._state
+        state = self.state
         if state.repeating:
             return
         if state.pending_seconds:
@@ -237,12 +234,12 @@ class SimulatedCommunicator(Communicator):
 
     def _request_advance(self) -> None:
         """Request the seconds computed since the last request, as one."""
-        if self._state.pending_seconds:
-            seconds, self._state.pending_seconds = self._state.pending_seconds, 0.0
+        if self.state.pending_seconds:
+            seconds, self.state.pending_seconds = self.state.pending_seconds, 0.0
             self._port.request(Advance(seconds))
 
-    def _ask(self, question: Question) -> Answer:
-        self._state.has_asked = True
+    def _ask(self, question: Question) -> Any:
+        self.state.has_asked = True
         self._request_advance()
         return self._port.ask(question)
 
@@ -282,7 +279,7 @@ class SimulatedCommunicator(Communicator):
         self._check_peer("put", "dst", dst, tensor)
         self._check_on_clock("put")
         ranks = (self._ranks[self.rank], self._ranks[dst])
-        name = self._box(dst, box)
+        name = (self._group_id, dst, box)
         number = self._next_number(name, "put")
         self._post_alone("put", Key(("put", name, ranks[0]), number), [tensor])
         call = Call("sendrecv", ranks, tensor.nbytes, element_bytes=tensor.element_size())
@@ -292,23 +289,18 @@ class SimulatedCommunicator(Communicator):
     def take(self, box: str = "", wait: float = 0.0) -> list[tuple[int, Tensor]]:
         self._check_on_clock("take")
         self._check_wait(wait)
-        name = self._box(self.rank, box)
-        messages = cast("tuple[Letter, ...]", self._ask(Take(name, float(wait))))
+        name = (self._group_id, self.rank, box)
         taken = []
-        for source, number in messages:
+        for source, number in self._ask(Take(name, float(wait))):
             (tensor,) = self._handed_over("taken", Key(("taken", name, source), number))
             taken.append((self._ranks.index(source), tensor))
         return taken
 
     def _receive_any(self, tensor: Tensor, tag: int) -> int:
         self._check_on_clock("recv")
-        first = cast("Key", self._ask(FirstSent((self._group_id, self.rank, tag))))
-        source = cast("Lane", first.group).source
-        self.irecv(tensor, source, tag).wait()
-        return source
-
-    def _box(self, dst: int, box: str) -> Hashable:
-        return (self._group_id, dst, box)
+        lane: Lane = self._ask(FirstSent((self._group_id, self.rank, tag))).group
+        self.irecv(tensor, lane.source, tag).wait()
+        return lane.source
 
     # --- among the members that are present ---------------------------------------------------------------
 
@@ -324,18 +316,19 @@ class SimulatedCommunicator(Communicator):
         self._check_present(seconds, averaging_seconds, weight)
         self._check_on_clock("average_present")
         lane = self._states
-        key = Key(lane, self._next_number(lane) if number is None else number)
+        counted = self._next_number(lane) if number is None else number
+        key = Key(lane, counted)
         wanted = None if awaited is None else tuple(self._ranks[rank] for rank in awaited)
         join = Join(key, self.rank, self._ranks, seconds, averaging_seconds, weight, wanted)
-        present = self._meet(join)
+        present: tuple[Arrival, ...] = self._ask(join)
         for attempt in itertools.count():
             members = [arrival.member for arrival in present]
             if self.rank not in members:
                 break
             ranks = tuple(self._ranks[member] for member in members)
-            peers = self._with(ranks, members.index(self.rank), (lane, ranks), cast("int", key.number))
+            peers = self._with(ranks, members.index(self.rank), (lane, ranks), counted)
             result = work(peers, [arrival.weight for arrival in present])
-            left = present if averaging_seconds == math.inf else self._meet(Confirm(key, attempt))
+            left = present if averaging_seconds == math.inf else self._ask(Confirm(key, attempt))
             if left == present:
                 return members, result
             if not left:
@@ -353,9 +346,6 @@ class SimulatedCommunicator(Communicator):
         """Name of the meetings of this group, and of its published states."""
         return ("present", self._group_id)
 
-    def _meet(self, question: Join | Confirm) -> tuple[Arrival, ...]:
-        return cast("tuple[Arrival, ...]", self._ask(question))
-
     def publish(self, number: int, tensors: Sequence[Tensor]) -> None:
         self._check_on_clock("publish")
         key = Key(("publish", self._states, self._ranks[self.rank]), number)
@@ -364,10 +354,9 @@ class SimulatedCommunicator(Communicator):
 
     def fetch(self, at_least: int) -> tuple[int, list[Tensor]] | None:
         self._check_on_clock("fetch")
-        fetched = self._ask(Fetch(self._states, at_least))
+        fetched: Fetched | None = self._ask(Fetch(self._states, at_least))
         if fetched is None:
             return None
-        assert isinstance(fetched, Fetched)
         of_run = self._ranks[self.rank]
         lane = ("fetch", self._states, of_run, self._next_number(("fetch", self._group_id)))
         tensors = self._handed_over("fetch", Key(lane, fetched.number))
@@ -375,7 +364,7 @@ class SimulatedCommunicator(Communicator):
         return fetched.number, tensors
 
     def _check_on_clock(self, call: str) -> None:
-        if self._state.off_clock or self._state.repeating:
+        if self.state.off_clock or self.state.repeating:
             raise InputError(f"rank {self.rank}, {call}: it needs the clock; call it on the clock")
 
     # --- groups and the clock ------------------------------------------------------------------------------
@@ -383,7 +372,7 @@ class SimulatedCommunicator(Communicator):
     def _with(
         self, ranks: tuple[int, ...], rank: int, group_id: Hashable, number: int | None = None
     ) -> SimulatedCommunicator:
-        made = SimulatedCommunicator(self._port, ranks, rank, self._book, self._state, group_id)
+        made = SimulatedCommunicator(self._port, ranks, rank, self._book, self.state, group_id)
         if number is not None:
             made._num_calls, made._first_call = Counter(), number * _CALLS_A_ROUND
         return made
@@ -396,11 +385,11 @@ class SimulatedCommunicator(Communicator):
         # A group is its name: where calls are counted and connections kept. Those made again count from 0.
         if reuse:
             return self._with(of_run, members.index(self.rank), (of_run, -1), number)
-        nth = self._state.num_groups[of_run]
-        self._state.num_groups[of_run] = nth + 1
+        nth = self.state.num_groups[of_run]
+        self.state.num_groups[of_run] = nth + 1
         made = self._with(of_run, members.index(self.rank), (of_run, nth))
         # There will never be another of this name here.
-        weakref.finalize(made, self._state.num_calls.pop, made._group_id, None).atexit = False
+        weakref.finalize(made, self.state.num_calls.pop, made._group_id, None).atexit = False
         return made
 
     @property
@@ -413,8 +402,8 @@ class SimulatedCommunicator(Communicator):
             raise InputError(
                 f"rank {self.rank}, advance: {seconds!r} seconds; give a finite number from 0 up"
             )
-        if not self._state.off_clock:
-            self._state.pending_seconds += seconds
+        if not self.state.off_clock:
+            self.state.pending_seconds += seconds
 
     def arrive_at(self, seconds: float) -> None:
         self._request(Stand(seconds))
@@ -426,9 +415,7 @@ class SimulatedCommunicator(Communicator):
         self._port.deposit(note, tensors)
 
     def now(self) -> float:
-        seconds = self._ask(Ask(None))
-        assert isinstance(seconds, float)
-        return seconds
+        return self._ask(Ask(None))  # type: ignore[no-any-return]
 
     def is_over(self, until: float, number: int) -> bool:
         return bool(self._ask(Ask(Key(self._lane(), number), until)))
@@ -436,17 +423,17 @@ class SimulatedCommunicator(Communicator):
     # --- checkpoints ---------------------------------------------------------------------------------------
 
     def repeating(self) -> AbstractContextManager[None]:
-        return self._state.having(repeating=True)
+        return self.state.having(repeating=True)
 
     @contextmanager
     def noting_calls(self) -> Iterator[list[int]]:
         noted: list[int] = []
-        with self._state.having(noted=noted):
+        with self.state.having(noted=noted):
             yield noted
 
     @contextmanager
     def calls_again(self, numbers: Sequence[int]) -> Iterator[list[int]]:
-        state = self._state
+        state = self.state
         with self.noting_calls() as noted:
             if not state.repeating:
                 yield noted
@@ -463,7 +450,7 @@ class SimulatedCommunicator(Communicator):
         self._port.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        state = self._state
+        state = self.state
         if state.in_flight or state.unwaited is not None:  # whether one is over by now depends on host time
             unwaited = state.unwaited or next(iter(state.in_flight.values())).signature
             raise self._still_in_flight(unwaited)
@@ -477,7 +464,7 @@ class SimulatedCommunicator(Communicator):
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        state = self._state
+        state = self.state
         state.load_traffic(saved["traffic"])
         state.pending_seconds = saved["pending_seconds"]
         state.num_calls.clear()  # the same object: groups that go take their counts with them
@@ -486,6 +473,6 @@ class SimulatedCommunicator(Communicator):
 
     def finish(self) -> None:
         """End the rank; its communicators must not be used again."""
-        for key in self._state.withdrawn:  # no rank receives these any more
+        for key in self.state.withdrawn:  # no rank receives these any more
             self._post_alone("forget", Key(("forget", *key), 0))
         self._request(Exit())

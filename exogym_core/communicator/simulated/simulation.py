@@ -277,7 +277,9 @@ class Simulation(RankSource, RankSink):
             cannot_progress=faults.cannot_progress if faults is not None else None,
             downtime=network.downtime if network is not None else None,
             hosts=world.hosts,
-            reach=Reach(network, world.hosts, faults.may_come_back if faults is not None else _never),
+            reach=Reach(
+                network, world.hosts, faults.may_come_back if faults is not None else lambda links: False
+            ),
             shared_cores=world.shared_cores,
         )
         if recorder is not None:
@@ -387,19 +389,11 @@ class Simulation(RankSource, RankSink):
         plan = self.schedules.of(call)
         self.algorithms.setdefault(call.op, set()).add(plan.algorithm)
         if not plan.phases:
-            return (lambda member, _: on_done(member)), _nothing
+            return (lambda member, _: on_done(member)), lambda: None
         if self._has_windows and not is_crowd(plan):
             self._note_windows(plan, hosts)
         started = self._begin(self.network, plan, hosts, group=group, on_done=on_done)
         return lambda member, _: started.arrive(member), started.cancel
-
-
-def _nothing() -> None:
-    """Cancel a call that was over at once: no action."""
-
-
-def _never(links: Collection[int]) -> bool:
-    return False
 
 
 def _own_row(call: Call) -> tuple[int, ...]:
