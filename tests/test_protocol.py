@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exogym_core.communicator.exchange import Part, Signature, combine, reduce_tensors
+from exogym_core.communicator.exchange import Part, Signature, reduce_tensors
 from exogym_core.workers.processes import protocol
 from exogym_core.workers.processes.protocol import (
     Answered,
@@ -174,7 +174,7 @@ def test_pieces_give_the_bits_of_the_whole(dtype: torch.dtype, op: str) -> None:
     tensors = [(torch.randn(300_001, generator=generator) * 9).to(dtype) for _ in range(3)]
     strided = [torch.stack([tensor, tensor], dim=1)[:, 0] for tensor in tensors]  # these go whole
     arena = Arena()
-    (shared,) = combine("all_reduce", [[tensor] for tensor in tensors], op, 0, arena.empty).shared
+    shared = reduce_tensors(tensors, op, arena.empty)
     assert arena.put(shared).num_bytes == shared.nbytes
     assert torch.equal(shared.view(torch.uint8), reduce_tensors(strided, op).contiguous().view(torch.uint8))
     arena.close()

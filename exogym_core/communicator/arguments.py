@@ -16,7 +16,7 @@ from netsim.errors import InputError, UnknownNameError, unknown_name
 if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
 
-__all__ = ["CheckedArguments", "gathered_tensor", "parts_of", "reduce_op_name", "scatter_parts"]
+__all__ = ["CheckedArguments", "parts_of", "reduce_op_name", "scatter_parts"]
 
 _OPS = ("sum", "avg", "min", "max", "product")
 
@@ -114,12 +114,16 @@ class CheckedArguments:
         """Refuse what is no tensor, and one that cannot be written where the call does so."""
         for each in given:
             if not isinstance(each, Tensor):
-                raise self._wrong(call, f"takes a tensor, got {type(each).__name__}")
+                # torch's all_gather takes the list for the results first
+                hint = "; write tensors = comm.all_gather(tensor), which returns the list"
+                got = type(each).__name__ + (hint if call == "all_gather" else "")
+                raise self._wrong(call, f"takes a tensor, got {got}")
             if (
                 call in _IN_PLACE
                 and each.layout == torch.strided
-                and 0 in each.stride()
-                and _is_expanded(each)
+                and any(
+                    size > 1 and not stride for size, stride in zip(each.shape, each.stride(), strict=True)
+                )
             ):
                 shape = list(each.shape)
                 raise self._wrong(
@@ -175,11 +179,6 @@ class CheckedArguments:
         )
 
 
-def _is_expanded(tensor: Tensor) -> bool:
-    """True if several of its elements are one in memory."""
-    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
 def parts_of(comm: Communicator, call: str, tensors: Tensor | Sequence[Tensor]) -> list[Tensor]:
     """A tensor for each rank, from a list or by cutting one tensor along its first dimension.
 
@@ -221,18 +220,3 @@ def scatter_parts(comm: Communicator, tensor: Tensor, given: Sequence[Tensor] | 
                 f"{tensor.dtype}{list(tensor.shape)}; make them equal",
             )
     return parts
-
-
-def gathered_tensor(comm: Communicator, tensor: object) -> Tensor:
-    """Check the tensor given to `all_gather`: torch's function takes the list for the results first.
-
-    Raises:
-        InputError: it is no tensor.
-    """
-    if not isinstance(tensor, Tensor):
-        raise comm._wrong(
-            "all_gather",
-            f"takes a tensor, got {type(tensor).__name__}; write tensors = comm.all_gather(tensor), which returns "
-            "the list",
-        )
-    return tensor

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from exogym_core.communicator.arguments import CheckedArguments, gathered_tensor, parts_of, scatter_parts
+from exogym_core.communicator.arguments import CheckedArguments, parts_of, scatter_parts
 from exogym_core.communicator.exchange import caller, signature_of
 from exogym_core.plain import packed, unpacked
 from netsim.errors import InputError
@@ -251,7 +251,7 @@ class Communicator(CheckedArguments, ABC):
 
     def all_gather(self, tensor: Tensor, async_op: bool = False) -> Any:
         """Every rank's `tensor` (equal shapes), as a list in rank order."""
-        tensor = gathered_tensor(self, tensor)
+        self._check_tensors("all_gather", [tensor])
         return self._collective(CollectiveCall("all_gather", [tensor]), self._owned_on(tensor), async_op)
 
     def gather(self, tensor: Tensor, dst: int = 0, async_op: bool = False) -> Any:

@@ -44,6 +44,7 @@ __all__ = [
     "deadlock_error",
     "mismatch_error",
     "own_value",
+    "rank_names",
     "ranks_stuck",
     "reduce_tensors",
     "signature_of",
@@ -321,20 +322,6 @@ def _agree(signature: Signature | None, other: Signature) -> bool:
     return signature is other or (signature is not None and signature[:_NUM_AGREED] == other[:_NUM_AGREED])
 
 
-class _ValueWait(NamedTuple):
-    """The value that a rank waits for as a member of a call."""
-
-    slot: Slot
-    member: int
-
-    @property
-    def awaited(self) -> set[int]:
-        return self.slot.awaited(self.member)
-
-
-CLOCK = "the clock"
-
-
 class Exchange:
     """Matches calls by key, combines values in rank order, and finds ranks that wait for ever.
 
@@ -357,7 +344,7 @@ class Exchange:
         self._slots: dict[Key, Slot] = {}
         self._on_served, self._reduce = on_served, reduce
         self.running = set(range(num_ranks))
-        self._blocked: dict[int, _ValueWait | str] = {}
+        self._blocked: dict[int, tuple[Slot, int] | None] = {}  # as a member of a call; None: by the clock
         self._exited: set[int] = set()
         self.stored: dict[tuple[Hashable, Hashable], tuple[Tensor, ...]] = {}
         self._broken: set[Hashable] = set()
@@ -441,20 +428,15 @@ class Exchange:
         if first.name not in ("publish", "fetch", "put", "taken", "forget"):
             return combine(first.name, slot.inputs, first.reduce_op, first.root, self._reduce)
         assert isinstance(slot.key.group, tuple)
+        name = (slot.key.group[1], slot.key.number)  # a box and a sender, or whose state; and which one
         if first.name == "forget":
             self._slots.pop(slot.key.group[1:], None)  # type: ignore[call-overload]
-            return Outcome()
-        if first.name in ("put", "taken"):
-            name = (slot.key.group[1:], slot.key.number)  # its box and sender, and its number
-            if first.name == "taken":
-                return Outcome(shared=self.stored.pop(name))
+        elif first.name == "taken":
+            return Outcome(shared=self.stored.pop(name))
+        elif first.name == "fetch":
+            return Outcome(shared=self.stored[name])
+        elif name not in self.stored:
             self.stored[name] = tuple(tensor.clone() for tensor in slot.inputs[0])
-            return Outcome()
-        place = (slot.key.group[1], slot.key.number)  # whose state, and which one
-        if first.name == "fetch":
-            return Outcome(shared=self.stored[place])
-        if place not in self.stored:
-            self.stored[place] = tuple(tensor.clone() for tensor in slot.inputs[0])
         return Outcome()
 
     # --- messages ------------------------------------------------------------------------------------------
@@ -470,15 +452,15 @@ class Exchange:
 
     def block(self, rank: int, slot: Slot, member: int) -> DeadlockError | None:
         """`rank` waits for its value as a member of a call; returns the deadlock this completes, if any."""
-        reason = self._blocked[rank] = _ValueWait(slot, member)
+        self._blocked[rank] = (slot, member)
         self.running.discard(rank)
         slot.waiters.append((rank, member))
         # Nothing new can be stuck while every rank it waits for is running.
-        return None if reason.awaited <= self.running else self.deadlock()
+        return None if slot.awaited(member) <= self.running else self.deadlock()
 
     def block_for_clock(self, rank: int) -> None:
         """`rank` waits for the clock's answer."""
-        self._blocked[rank] = CLOCK
+        self._blocked[rank] = None
         self.running.discard(rank)
 
     def unblock(self, rank: int) -> None:
@@ -497,7 +479,7 @@ class Exchange:
     @property
     def is_clock_awaited(self) -> bool:
         """True if a rank waits for the clock."""
-        return any(isinstance(reason, str) for reason in self._blocked.values())
+        return None in self._blocked.values()
 
     def has_open_call(self, rank: int) -> bool:
         """True if a call that `rank` has posted waits for other members."""
@@ -518,9 +500,10 @@ class Exchange:
 
         def can_go_on(rank: int, able: AbstractSet[int]) -> bool:
             reason = self._blocked[rank]
-            if isinstance(reason, str):
+            if reason is None:
                 return kernel_needs is None or kernel_needs in able
-            return reason.awaited <= able
+            slot, member = reason
+            return slot.awaited(member) <= able
 
         stuck = ranks_stuck(self._blocked, self.running, can_go_on)
         if not stuck:
@@ -531,9 +514,10 @@ class Exchange:
 
     def _waits(self, rank: int, kernel_needs: int | None) -> str:
         reason = self._blocked[rank]
-        if isinstance(reason, str):
-            return f"{reason}, which waits for rank {kernel_needs}"
-        return f"{_ranks(reason.awaited, self._exited)} in {reason.slot.signatures[reason.member]}"
+        if reason is None:
+            return f"the clock, which waits for rank {kernel_needs}"
+        slot, member = reason
+        return f"{_ranks(slot.awaited(member), self._exited)} in {slot.signatures[member]}"
 
     def _unmatched(self) -> DeadlockError | None:
         """Calls that were posted and never matched, when every rank has ended."""
@@ -543,9 +527,8 @@ class Exchange:
         ]
         if not unmatched:
             return None
-        return DeadlockError(
-            "\n".join([f"every rank has ended, but {unmatched[0]}", *(f"  {text}" for text in unmatched)])
-        )
+        lines = [f"every rank has ended, but {unmatched[0]}", *(f"  {text}" for text in unmatched)]
+        return DeadlockError("\n".join(lines))
 
     def _posted(self, slot: Slot) -> str:
         posted = zip(slot.ranks, slot.signatures, strict=True)
@@ -553,10 +536,13 @@ class Exchange:
 
 
 def _ranks(ranks: set[int], exited: set[int]) -> str:
-    names = sorted(ranks)
-    text = f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(map(str, names))}"
-    ended = [rank for rank in names if rank in exited]
-    return f"{text} (ended: {', '.join(map(str, ended))})" if ended else text
+    ended = ", ".join(map(str, sorted(ranks & exited)))
+    return rank_names(sorted(ranks)) + (f" (ended: {ended})" if ended else "")
+
+
+def rank_names(ranks: Sequence[int]) -> str:
+    """`rank 1`, or `ranks 1, 2`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def ranks_stuck(
@@ -599,9 +585,9 @@ def mismatch_error(ranks: Sequence[int], agreed: Sequence[object], calls: Sequen
     sides: dict[object, list[int]] = {}
     for member, key in enumerate(agreed):
         sides.setdefault(key, []).append(member)
-    called = []
-    for members in sides.values():
-        names = ", ".join(str(ranks[member]) for member in members)
-        called.append(f"rank{'s' if len(members) > 1 else ''} {names} called {calls[members[0]]}")
+    called = [
+        f"{rank_names([ranks[member] for member in members])} called {calls[members[0]]}"
+        for members in sides.values()
+    ]
     table = [f"  rank {rank}: {call}" for rank, call in zip(ranks, calls, strict=True)]
     return MismatchError("\n".join([f"ranks disagree: {'; '.join(called)}", *table]))

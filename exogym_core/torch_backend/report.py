@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exogym_core.cli.run_commands import stdout
+from exogym_core.communicator.exchange import rank_names
 from exogym_core.names import visible
 from exogym_core.results.disk import write_whole
 from exogym_core.results.report.network import draw_network, network_matrix
@@ -359,12 +360,11 @@ def _facts(report: LaunchReport) -> list[tuple[str, str]]:
 
 
 def _decided(each: HostDecision) -> str:
-    ranks = f"rank{'s' if len(each.without_ranks) > 1 else ''} {', '.join(map(str, each.without_ranks))}"
     times = "once" if each.times == 1 else f"{each.times} times, first"
     calls = f" (in flight: {visible('; '.join(each.calls), 300)})" if each.calls else ""
     return (
         f"decided {times} at {format_seconds(each.virtual_seconds)}: others waited for the clock{calls}, and it "
-        f"advanced without {ranks}, asleep; times may differ from run to run"
+        f"advanced without {rank_names(each.without_ranks)}, asleep; times may differ from run to run"
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from exogym_core.communicator.exchange import reduce_tensors
+from exogym_core.communicator.exchange import rank_names, reduce_tensors
 from exogym_core.communicator.simulated.simulation import World
 from exogym_core.torch_backend.call_sites import CallSites
 from exogym_core.torch_backend.chakra import ExecutionTraces
@@ -295,8 +295,7 @@ class LaunchedRun(OutsideMeetings):
         ended = sorted(set(range(len(self.states))) - self.kernel.running)
         if not (isinstance(error, RankError) and error.is_consequence and ended):
             return error
-        names = f"rank{'s' if len(ended) > 1 else ''} {', '.join(map(str, ended))}"
-        return RankError(f"{names} ended before the others: {error}", ended[0])
+        return RankError(f"{rank_names(ended)} ended before the others: {error}", ended[0])
 
     def refuse(self, refusal: str) -> None:
         """Fail the run where a process was refused or nothing was simulated, as its figures would be wrong.

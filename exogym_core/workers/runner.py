@@ -101,10 +101,7 @@ class _ThreadRunner(Runner):
         self.answers: dict[int, Answer] = {}
         self._next_rows = 0.0
 
-    def run(self, body: Callable[[SimulatedCommunicator], Any]) -> None:
-        self.turns.run(lambda rank: self._rank(rank, body), self.kernel.run)
-
-    def _rank(self, rank: int, body: Callable[[SimulatedCommunicator], Any]) -> None:
+    def run_rank(self, rank: int, body: Callable[[SimulatedCommunicator], Any]) -> None:
         ranks, port = range(self.world.num_ranks), _ThreadPort(self, rank)
         comm = SimulatedCommunicator(port, ranks, rank, self.schedules, self.states[rank])
         failed = run_rank(comm, body, self.results)
@@ -218,7 +215,7 @@ class ThreadHost(SimulatedHost):
         """Run the simulation in the calling thread."""
         run = _ThreadRunner(self.world, self.seed, self.spec.intra_op_threads, sinks)
         try:
-            run.run(body)
+            run.turns.run(lambda rank: run.run_rank(rank, body), run.kernel.run)
         except NetsimError as error:
             run.failure.add(error)
         run.failure.raise_if_any()

@@ -102,20 +102,18 @@ class GlooRank(CallState):
         if self.rendezvous.check:
             # In all groups at once: in which of them another rank waits is not known.
             endings = [calls.end() for calls in self.groups if len(calls.ranks) > 1]
-            self._wait_for_endings(endings)
+            needs = [need for calls in self.groups for need in calls.needs()]
+
+            def wait() -> None:
+                for ending in futures.wait(endings, return_when=futures.FIRST_EXCEPTION).done:
+                    ending.result()
+
+            self.detector.wait(Want("nothing more: it has ended", tuple(needs)), wait)
+            self.detector.close()
         for future in self.futures:
             future.result()
         for calls in self.groups:
             calls.messages.settle()
-
-    def _wait_for_endings(self, endings: list[Future[None]]) -> None:
-        def wait() -> None:
-            for ending in futures.wait(endings, return_when=futures.FIRST_EXCEPTION).done:
-                ending.result()
-
-        needs = [need for calls in self.groups for need in calls.needs()]
-        self.detector.wait(Want("nothing more: it has ended", tuple(needs)), wait)
-        self.detector.close()
 
     def close(self) -> None:
         """Leave all groups and end this rank's threads; no communicator of it works afterwards."""

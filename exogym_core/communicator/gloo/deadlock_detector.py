@@ -18,16 +18,15 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from exogym_core.communicator.exchange import deadlock_error, ranks_stuck
+from exogym_core.communicator.exchange import deadlock_error, rank_names, ranks_stuck
 from netsim.errors import DeadlockError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from collections.abc import Set as AbstractSet
 
     from exogym_core.communicator.gloo.rendezvous import Rendezvous, SignedStore
@@ -113,10 +112,10 @@ def deadlock_among(pending: Mapping[int, Pending], others: Mapping[int, str]) ->
         awaited = missing[rank]
         return not awaited or enough(each in able or each not in pending for each in awaited)
 
-    stuck = {
-        rank: f"{'any of ' if pending[rank].want.any_one else ''}{_names(missing[rank])} in {pending[rank].want.text}"
-        for rank in ranks_stuck(pending, (), can_go_on)
-    }
+    stuck = {}
+    for rank in ranks_stuck(pending, (), can_go_on):
+        want = pending[rank].want
+        stuck[rank] = f"{'any of ' if want.any_one else ''}{rank_names(missing[rank])} in {want.text}"
     if not stuck:
         return None
     table = {rank: f"waits in {report.want.text}" for rank, report in pending.items()} | dict(others)
@@ -133,11 +132,6 @@ def _missing(report: Pending, pending: Mapping[int, Pending]) -> list[int]:
     if report.want.any_one and any(is_there for _, is_there in needs):
         return []
     return sorted({rank for rank, is_there in needs if not is_there})
-
-
-def _names(ranks: Sequence[int]) -> str:
-    counted = Counter(ranks)
-    return f"rank{'s' if len(counted) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 # --- the detector --------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 
 from exogym_core.communicator.base import Handle
-from exogym_core.communicator.gloo.deadlock_detector import Want, in_thread
+from exogym_core.communicator.gloo.deadlock_detector import Want, fulfil, in_thread
 from exogym_core.communicator.gloo.wire import RECORD_BYTES, call_record, disagreement
 from netsim.errors import DeadlockError
 
@@ -60,10 +60,8 @@ class _MessageHandle(Handle[T]):
     ) -> None:
         self._waits, self.want = waits, want
         self._finish, self._deliver, self._cancel = finish, deliver, cancel
-        self._watcher: Future[None] | None = None
-        self._error: BaseException | None = None
+        self._end: Future[None] | None = None  # None: no one waits for it yet
         self._result: list[T] = []
-        self.done = False
 
     def wait(self) -> T:
         self.settle()
@@ -73,8 +71,8 @@ class _MessageHandle(Handle[T]):
 
     def is_completed(self) -> bool:
         # gloo cannot be asked without waiting, and a wait that times out breaks the connection.
-        if not self.done and self._watcher is None:
-            self._watcher = in_thread(self._watch)
+        if self._end is None:
+            self._end = in_thread(partial(self._finish, None))
         return self.done
 
     def cancel(self) -> bool:
@@ -82,21 +80,16 @@ class _MessageHandle(Handle[T]):
 
     def settle(self, limit_seconds: float | None = None) -> None:
         """Wait for the message, without handing over what came; with a limit, only so long."""
-        if self._watcher is not None:
-            self._waits.until(self.want, self._watcher)
-        elif not self.done and limit_seconds is None:
-            self._waits.wait(self.want, self._watch)
-        elif not self.done:
-            self._watch(limit_seconds)
-        if self._error is not None:
-            raise self._error
+        if self._end is None:
+            self._end = Future()
+            call = partial(fulfil, self._end, partial(self._finish, limit_seconds))
+            self._waits.wait(self.want, call) if limit_seconds is None else call()
+        self._waits.until(self.want, self._end)
 
-    def _watch(self, limit_seconds: float | None = None) -> None:
-        try:
-            self._finish(limit_seconds)
-        except BaseException as error:
-            self._error = error
-        self.done = True
+    @property
+    def done(self) -> bool:
+        """True if it has been waited for."""
+        return self._end is not None and self._end.done()
 
 
 class PeerMessages:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from exogym_core.communicator.exchange import mismatch_error
+from exogym_core.communicator.exchange import mismatch_error, rank_names
 from netsim.errors import DeadlockError, NetsimError
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def disagreement(ranks: Sequence[int], records: Sequence[Tensor]) -> NetsimError
         return mismatch_error(ranks, digests, calls)
     names = ", ".join(map(str, ended))
     waiting = [
-        f"rank {rank} waits for rank{'s' if len(ended) > 1 else ''} {names} (ended: {names}) in {call}"
+        f"rank {rank} waits for {rank_names(ended)} (ended: {names}) in {call}"
         for rank, call in zip(ranks, calls, strict=True)
         if rank not in ended
     ]

@@ -281,7 +281,7 @@ class SimulatedCommunicator(Communicator):
         ranks = (self._ranks[self.rank], self._ranks[dst])
         name = (self._group_id, dst, box)
         number = self._next_number(name, "put")
-        self._post_alone("put", Key(("put", name, ranks[0]), number), [tensor])
+        self._post_alone("put", Key(("put", (name, ranks[0])), number), [tensor])
         call = Call("sendrecv", ranks, tensor.nbytes, element_bytes=tensor.element_size())
         self._count(call, 0, [tensor])
         self._request(Put(name, number, call))
@@ -292,7 +292,7 @@ class SimulatedCommunicator(Communicator):
         name = (self._group_id, self.rank, box)
         taken = []
         for source, number in self._ask(Take(name, float(wait))):
-            (tensor,) = self._handed_over("taken", Key(("taken", name, source), number))
+            (tensor,) = self._handed_over("taken", Key(("taken", (name, source)), number))
             taken.append((self._ranks.index(source), tensor))
         return taken
 

@@ -176,15 +176,13 @@ class Schedules:
 
     def traffic(self, call: Call, member: int) -> tuple[int, int]:
         """(bytes sent, bytes sent to another region) by this member; of an all_to_all, as it posts it."""
-        if call.op == "all_to_all":
-            return self._all_to_all_traffic(call.ranks, _own_row(call), member)
-        return self._traffic(call)[member]
-
-    def _all_to_all_traffic(self, ranks: Sequence[int], row: Sequence[int], member: int) -> tuple[int, int]:
+        if call.op != "all_to_all":
+            return self._traffic(call)[member]
+        row = _own_row(call)
         sent = sum(row) - row[member]
         if self._world.topology is None:
             return sent, 0
-        regions = self._regions(tuple(ranks))
+        regions = self._regions(call.ranks)
         return sent, sum(size for size, region in zip(row, regions, strict=True) if region != regions[member])
 
     def _traffic_uncached(self, call: Call) -> list[tuple[int, int]]:

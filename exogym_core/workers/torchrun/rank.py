@@ -55,15 +55,12 @@ class Ending:
 
     def __enter__(self) -> Self:
         if self._is_main:
-            self._mine, theirs = socket.socketpair()
-            self._theirs = theirs
-            theirs.setblocking(False)
-            self._before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            self._mine, self._theirs = socket.socketpair()
+            self._theirs.setblocking(False)
+            self._before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+            self._restores = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+            if self._restores:
                 signal.signal(signal.SIGTERM, signal.default_int_handler)
-                self._restores = True
-            else:
-                self._restores = False
             threading.Thread(target=self._listen, name="ending", daemon=True).start()
         return self
 
