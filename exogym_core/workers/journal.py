@@ -243,10 +243,6 @@ class MessagesInFlight:
 # --- requests ------------------------------------------------------------------------------------------------
 
 
-def _ignore(rank: int, request: Request) -> None:
-    """Take a request in a run that keeps no journal."""
-
-
 @dataclass
 class Journal:
     """Requests of ranks: before this run began, and since.
@@ -259,7 +255,7 @@ class Journal:
     """
 
     past: list[list[Request]] = field(default_factory=list)
-    on_request: Callable[[int, Request], None] = _ignore
+    on_request: Callable[[int, Request], None] = lambda rank, request: None
     in_flight: MessagesInFlight | None = None
 
     def mark(self, rank: int, row: Mapping[str, Any]) -> None:

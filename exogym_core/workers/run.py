@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from exogym_core.communicator.base import Communicator
-    from exogym_core.workers.host import OnDeposit
+    from exogym_core.workers.host import Host, OnDeposit
     from netsim import Recorder
     from netsim.ranks import StampedRow
 
@@ -62,8 +62,9 @@ class RankRun:
     compare_calls: bool = True
     shared_cores: int | None = None
 
-    def sinks(self, rows: list[StampedRow], recorder: Recorder | None = None) -> Sinks:
-        """Receivers of this run's events; `rows` gets the marked rows where they are kept."""
+    def on(self, host: Host, recorder: Recorder | None = None) -> RunResult[Any]:
+        """Run the ranks on a host; the result has the marked rows where they are kept."""
+        rows: list[StampedRow] = []
 
         def take(row: StampedRow) -> None:
             if self.keep_rows:
@@ -71,7 +72,7 @@ class RankRun:
             if self.on_row is not None:
                 self.on_row(row)
 
-        return Sinks(take, self.on_deposit, self.journal, recorder)
+        return replace(host.run(self.body, Sinks(take, self.on_deposit, self.journal, recorder)), rows=rows)
 
 
 @dataclass(frozen=True)
@@ -189,10 +190,8 @@ def _over_netsim(asked: RankRun) -> RunResult[Any]:
     where = (asked.topology, asked.placement, asked.protocol, asked.collectives)
     world = World.build(asked.num_ranks, *where, asked.shared_cores)
     spec = WorkerSpec.parse(asked.workers).settle(asked.num_ranks, num_cores())
-    rows: list[StampedRow] = []
     with tracing(asked.trace, world.hosts, warnings.warn) as recorder:
-        run = _simulated_host(world, asked.seed, spec).run(asked.body, asked.sinks(rows, recorder))
-    return replace(run, rows=rows)
+        return asked.on(_simulated_host(world, asked.seed, spec), recorder)
 
 
 def _simulated_host(world: World, seed: int, spec: WorkerSpec) -> SimulatedHost:
@@ -207,10 +206,8 @@ def _over_gloo(asked: RankRun) -> RunResult[Any]:
     """Run ranks over real sockets of this machine."""
     from exogym_core.workers.gloo.ranks import GlooHost
 
-    host = GlooHost(asked.num_ranks, asked.seed, asked.compare_calls, asked.timeout_seconds)
-    rows: list[StampedRow] = []
-    run = host.run(asked.body, asked.sinks(rows))
-    return replace(run, rows=rows_in_order(rows, asked.num_ranks))
+    run = asked.on(GlooHost(asked.num_ranks, asked.seed, asked.compare_calls, asked.timeout_seconds))
+    return replace(run, rows=rows_in_order(run.rows, asked.num_ranks))
 
 
 def loaded_topology(topology: Topology | str | Path | Mapping[str, Any] | None) -> Topology | None:

@@ -153,28 +153,27 @@ class _ThreadPort:
     copies = False
 
     def __init__(self, run: _ThreadRunner, rank: int) -> None:
-        self._run, self._rank, self._turns = run, rank, run.turns
-        self.turns = run.turns
+        self._run, self._rank, self.turns = run, rank, run.turns
         self._exchange = run.exchange
         self._stream = run.kernel.streams[rank]
 
     def request(self, request: Request) -> None:
-        self._turns.check()
+        self.turns.check()
         self._stream.append(request)
         behind = len(self._stream) > _BACKLOG or (isinstance(request, Mark) and self._run.is_row_due())
-        if behind and self._turns.is_rank_thread(self._rank):
-            self._turns.give_way_to_host(self._rank)
+        if behind and self.turns.is_rank_thread(self._rank):
+            self.turns.give_way_to_host(self._rank)
 
     def post(self, part: Part, waits: bool = False) -> Slot:
-        self._turns.check()
+        self.turns.check()
         return self._exchange.put(part)
 
     def take(self, ticket: Slot, member: int) -> tuple[Tensor, ...]:
-        self._turns.check()
+        self.turns.check()
         if member not in ticket.served:
-            self._turns.require_rank_thread(self._rank)
+            self.turns.require_rank_thread(self._rank)
             self._run.fail(self._exchange.block(self._rank, ticket, member))
-            self._turns.give_way(self._rank)
+            self.turns.give_way(self._rank)
         if ticket.error is not None:
             # One object a rank: each gets a traceback of its own.
             raise type(ticket.error)(*ticket.error.args)
@@ -191,20 +190,20 @@ class _ThreadPort:
         """No state to drop: the exchange has forgotten the post."""
 
     def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
-        self._turns.check()
+        self.turns.check()
         if self._run.on_deposit is not None:
             self._run.on_deposit(self._rank, note, tensors)
 
     def flush(self) -> None:
-        if self._turns.is_rank_thread(self._rank):
-            self._turns.give_way_to_host(self._rank)
+        if self.turns.is_rank_thread(self._rank):
+            self.turns.give_way_to_host(self._rank)
 
     def ask(self, question: Question) -> Answer:
-        self._turns.check()
-        self._turns.require_rank_thread(self._rank)
+        self.turns.check()
+        self.turns.require_rank_thread(self._rank)
         self._stream.append(question)
         self._exchange.block_for_clock(self._rank)
-        self._turns.give_way(self._rank)
+        self.turns.give_way(self._rank)
         return self._run.answers.pop(self._rank)
 
 

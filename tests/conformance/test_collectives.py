@@ -227,10 +227,10 @@ def test_islands_over_sockets_connect_once(monkeypatch: pytest.MonkeyPatch) -> N
     made = Rendezvous.subgroup
     asked: list[tuple[int, ...]] = []
 
-    def subgroup(self: Rendezvous, ranks: tuple[int, ...], where: tuple[str, int]) -> object:
+    def subgroup(self: Rendezvous, ranks: tuple[int, ...], place: str) -> object:
         asked.append(tuple(ranks))
         assert len(asked) == len(set(asked)), "an island that comes again is connected already"
-        return made(self, ranks, where)
+        return made(self, ranks, place)
 
     monkeypatch.setattr(Rendezvous, "subgroup", subgroup)  # ranks are forked: each has a list of its own
     islands = AveragingCommunicator(2, H=1)

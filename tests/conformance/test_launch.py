@@ -143,7 +143,7 @@ def _connected_stranger(path: str, index: int, channel: Pipe) -> None:
     rendezvous.join()
     rendezvous.secret = bytes([index]) * 32
     try:
-        rendezvous.subgroup([0, 1], (__file__, 1))
+        rendezvous.subgroup([0, 1])
     except RankError as error:
         channel.send(str(error))
 

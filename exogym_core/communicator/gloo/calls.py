@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -68,26 +67,25 @@ class GlooRank(CallState):
     detector: Waits = field(default_factory=Waits)
     book: Schedules = field(default_factory=lambda: Schedules(World.build(1, None, None, None, None)))
 
-    def group(self, ranks: tuple[int, ...], member: int, where: tuple[str, int], reuse: bool) -> GroupCalls:
-        """Side of this rank of a group of `ranks` (of the run), in which it is `member`.
+    def group(self, ranks: tuple[int, ...], member: int, place: str, reuse: bool) -> GroupCalls:
+        """Side of this rank of a group of `ranks` (of the run), in which it is `member`; the call is at `place`.
 
         Raises:
-            MismatchError: a member names other ranks, or another order; it begins with `where`.
+            MismatchError: a member names other ranks, or another order.
         """
         if reuse and ranks in self.reused:
             return self.reused[ranks]
-        made = GroupCalls(self, self._connected(ranks, where), ranks, member)
+        made = GroupCalls(self, self._connected(ranks, place), ranks, member)
         if reuse:
             self.reused[ranks] = made
         return made
 
-    def _connected(self, ranks: tuple[int, ...], where: tuple[str, int]) -> ProcessGroups:
+    def _connected(self, ranks: tuple[int, ...], place: str) -> ProcessGroups:
         lane = f"group {sorted(ranks)}"
         number = self.detector.posted.add(lane)
         needs = [(rank, lane, number) for rank in ranks if rank != self.rendezvous.rank]
-        text = f"group({list(ranks)}) at {os.path.basename(where[0])}:{where[1]}"
-        connect = partial(self.rendezvous.subgroup, ranks, where)
-        return self.detector.wait(Want(text, tuple(needs)), connect)
+        connect = partial(self.rendezvous.subgroup, ranks, place)
+        return self.detector.wait(Want(f"group({list(ranks)}){place}", tuple(needs)), connect)
 
     def finish(self) -> None:
         """End the rank: wait for its asynchronous calls and for the other ranks' ends.

@@ -7,6 +7,7 @@ travels is neither signed nor encrypted, so between machines the network must be
 from __future__ import annotations
 
 import math
+import os
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -219,8 +220,9 @@ class GlooCommunicator(Communicator):
     def group(self, ranks: Sequence[int], reuse: bool = False, number: int | None = None) -> GlooCommunicator:
         members = self._check_members(ranks)
         of_run = tuple(self._calls.ranks[rank] for rank in members)
-        member = members.index(self.rank)
-        return GlooCommunicator(self.state, self.state.group(of_run, member, caller(), reuse), member)
+        member, (path, line) = members.index(self.rank), caller()
+        place = f" at {os.path.basename(path)}:{line}"
+        return GlooCommunicator(self.state, self.state.group(of_run, member, place, reuse), member)
 
     def patient(self, seconds: float) -> GlooCommunicator:
         """A group of the same ranks in which they wait for each other so long; called by all of them."""

@@ -260,17 +260,16 @@ class Rendezvous:
 
         return self.guarded(f"rank {self.rank} waits for all {self.num_ranks} ranks to start", start)
 
-    def subgroup(self, ranks: Sequence[int], where: tuple[str, int] | None = None) -> ProcessGroups:
+    def subgroup(self, ranks: Sequence[int], place: str = "") -> ProcessGroups:
         """Process groups of `ranks` (of the run), in which this one is; called by their members alone.
 
-        `where` is the place of the call in the user's code.
+        `place` is that of the call in the user's code.
 
         Raises:
             MismatchError: a member names other ranks, or another order.
         """
         if len(ranks) == 1:
             return ProcessGroups()
-        place = "" if where is None else f" at {os.path.basename(where[0])}:{where[1]}"
         call = f"group({list(ranks)}){place}"
 
         def start() -> ProcessGroups:
