@@ -15,7 +15,7 @@ import torch
 
 from exogym_core.communicator.base import CallState, Handle
 from exogym_core.communicator.gloo.deadlock_detector import Waits, Want, fulfil
-from exogym_core.communicator.gloo.messages import GlooMailboxes, PeerMessages
+from exogym_core.communicator.gloo.messages import GlooHandle, GlooMailboxes, PeerMessages
 from exogym_core.communicator.gloo.wire import ENDED, Wire, call_record, disagreement
 from exogym_core.communicator.simulated.simulation import Schedules, World
 
@@ -159,7 +159,12 @@ class GroupCalls:
         future = self._queue.submit(call)
         self._rank.futures = [future, *(known for known in self._rank.futures if not known.done())]
         self._rank.in_flight[future] = signature
-        handle = _QueuedHandle(future, deliver, self._rank, want)
+
+        def delivered(got: R) -> T:
+            self._rank.in_flight.pop(future, None)
+            return deliver(got)
+
+        handle = GlooHandle(self._rank.detector, want, delivered, future)
         return handle if async_op else handle.wait()
 
     def end(self) -> Future[None]:
@@ -192,23 +197,6 @@ class GroupCalls:
             return exchange()
 
         return self._rank.rendezvous.guarded(f"rank {self.ranks[self._member]} waits in {signature}", checked)
-
-
-class _QueuedHandle(Handle[T]):
-    """A call in its group's queue; its result is delivered, in place or as new tensors, at the first wait."""
-
-    def __init__(self, future: Future[R], deliver: Callable[[R], T], rank: GlooRank, want: Want) -> None:
-        self._future, self._deliver, self._rank, self._want = future, deliver, rank, want
-        self._result: list[T] = []
-
-    def wait(self) -> T:
-        if not self._result:
-            self._result.append(self._deliver(self._rank.detector.until(self._want, self._future)))
-            self._rank.in_flight.pop(self._future, None)
-        return self._result[0]
-
-    def is_completed(self) -> bool:
-        return self._future.done()
 
 
 class _CallQueue:

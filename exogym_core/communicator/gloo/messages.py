@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from exogym_core.communicator.gloo.wire import Wire
 
     _Finish = Callable[[float | None], None]  # waits, for ever or at most so many seconds
-    _Cancel = Callable[["_MessageHandle[Any]"], bool]
+    _Cancel = Callable[["GlooHandle[Any]"], bool]
     _Lane = tuple[int, int, int]  # source, tag, and number of bytes
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["GlooMailboxes", "PeerMessages", "message_slot"]
+__all__ = ["GlooHandle", "GlooMailboxes", "PeerMessages", "message_slot"]
 
 # --- point to point ------------------------------------------------------------------------------------------
 
@@ -47,26 +47,34 @@ T = TypeVar("T")
 _LATE_SECONDS = 1.0
 
 
-class _MessageHandle(Handle[T]):
-    """A message on its way: `finish` waits for it, `deliver` hands over what came."""
+class GlooHandle(Handle[T]):
+    """A call or message in flight.
+
+    Args:
+        waits: of this rank.
+        want: posts that it waits for.
+        deliver: hands over what `end` has.
+        end: future of a call that is under way; None: a message, for which no one waits yet.
+        finish: waits for the message.
+        cancel: takes it back.
+    """
 
     def __init__(
         self,
         waits: Waits,
         want: Want,
-        finish: _Finish,
-        deliver: Callable[[], T],
-        cancel: Callable[[_MessageHandle[T]], bool] = lambda handle: False,
+        deliver: Callable[[Any], T],
+        end: Future[Any] | None = None,
+        finish: _Finish = lambda limit_seconds: None,
+        cancel: _Cancel | None = None,
     ) -> None:
-        self._waits, self.want = waits, want
-        self._finish, self._deliver, self._cancel = finish, deliver, cancel
-        self._end: Future[None] | None = None  # None: no one waits for it yet
+        self._waits, self.want, self._deliver = waits, want, deliver
+        self._end, self._finish, self._cancel = end, finish, cancel
         self._result: list[T] = []
 
     def wait(self) -> T:
-        self.settle()
         if not self._result:
-            self._result.append(self._deliver())
+            self._result.append(self._deliver(self.settle()))
         return self._result[0]
 
     def is_completed(self) -> bool:
@@ -76,15 +84,17 @@ class _MessageHandle(Handle[T]):
         return self.done
 
     def cancel(self) -> bool:
+        if self._cancel is None:
+            return super().cancel()
         return not self.is_completed() and self._cancel(self)
 
-    def settle(self, limit_seconds: float | None = None) -> None:
+    def settle(self, limit_seconds: float | None = None) -> Any:
         """Wait for the message, without handing over what came; with a limit, only so long."""
         if self._end is None:
             self._end = Future()
             call = partial(fulfil, self._end, partial(self._finish, limit_seconds))
             self._waits.wait(self.want, call) if limit_seconds is None else call()
-        self._waits.until(self.want, self._end)
+        return self._waits.until(self.want, self._end)
 
     @property
     def done(self) -> bool:
@@ -119,9 +129,9 @@ class PeerMessages:
         self._detector, self._name = detector, name
         # Messages to itself, by tag and side: the n-th sent is the n-th received.
         self._own: defaultdict[tuple[int, str], list[tuple[Tensor, Signature]]] = defaultdict(list)
-        self._posted: list[_MessageHandle[Any]] = []
+        self._posted: list[GlooHandle[Any]] = []
         # gloo cannot take a receive back: the next one like it gets what it brings.
-        self._left: defaultdict[_Lane, list[tuple[Tensor, _MessageHandle[Any]]]] = defaultdict(list)
+        self._left: defaultdict[_Lane, list[tuple[Tensor, GlooHandle[Any]]]] = defaultdict(list)
 
     def send(self, flat: Tensor, dst: int, tag: int, signature: Signature) -> Handle[None]:
         """Start to send `flat`, which belongs to the message from now on, to member `dst`."""
@@ -133,7 +143,7 @@ class PeerMessages:
                 works.append(self._wire.send(call_record(signature), dst, message_slot("record", tag)))
             works.append(self._wire.send(flat, dst, message_slot(tag, flat.nbytes)))
             finish = partial(self._finish, signature, dst, works, None)
-        return self._post(self._counted(signature, dst, tag), finish, lambda: None)
+        return self._post(self._counted(signature, dst, tag), finish, lambda _: None, lambda handle: False)
 
     def receive(
         self, flat: Tensor, src: int, tag: int, signature: Signature, deliver: Callable[[Tensor], T]
@@ -154,7 +164,7 @@ class PeerMessages:
             works.append(self._wire.receive(flat, src, message_slot(tag, flat.nbytes)))
             finish = partial(self._finish, signature, src, works, record)
             want = self._counted(signature, src, tag)
-        return self._post(want, finish, lambda: deliver(flat), partial(self._leave, lane, flat))
+        return self._post(want, finish, lambda _: deliver(flat), partial(self._leave, lane, flat))
 
     def receive_any(self, flat: Tensor, tag: int, signature: Signature) -> int:
         """Receive the first message of any member into `flat`; returns the member."""
@@ -194,7 +204,7 @@ class PeerMessages:
                 needs.append((peer, f"{way} send", self._detector.posted.count(f"{way} recv") + 1))
         return Want(f"{signature}, from anyone", tuple(needs), any_one=True)
 
-    def _leave(self, lane: _Lane, flat: Tensor, handle: _MessageHandle[Any]) -> bool:
+    def _leave(self, lane: _Lane, flat: Tensor, handle: GlooHandle[Any]) -> bool:
         """Cancel a receive: its own work continues, for the next one like it."""
         self._left[lane].append((flat, handle))
         self._posted.remove(handle)
@@ -214,8 +224,8 @@ class PeerMessages:
         for handle in self._posted:
             handle.settle(_LATE_SECONDS if self._rendezvous.check else None)
 
-    def _post(self, want: Want, finish: _Finish, deliver: Callable[[], T], *cancel: _Cancel) -> Handle[T]:
-        handle = _MessageHandle(self._detector, want, finish, deliver, *cancel)
+    def _post(self, want: Want, finish: _Finish, deliver: Callable[[Any], T], cancel: _Cancel) -> Handle[T]:
+        handle = GlooHandle(self._detector, want, deliver, None, finish, cancel)
         self._posted = [posted for posted in self._posted if not posted.done] + [handle]
         return handle
 

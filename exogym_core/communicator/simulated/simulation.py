@@ -248,7 +248,7 @@ class Simulation(RankSource, RankSink):
         self.algorithms: dict[str, set[str]] = {}
         self.window_limit: WindowLimit | None = None
         self._has_windows = world.protocol.has_windows
-        self._windows_noted: set[tuple[Schedule, tuple[int, ...]]] = set()
+        self._once_noted = lru_cache(maxsize=_MOST_NOTED)(self._note_windows)  # each kind of collective
         self.exchange = Exchange(world.num_ranks, self._serve, reduce)
         clock = Clock()
         self.network = Network(clock, world.topology, world.protocol) if world.topology is not None else None
@@ -356,13 +356,9 @@ class Simulation(RankSource, RankSink):
             pass
 
     def _note_windows(self, plan: Schedule, hosts: tuple[int, ...]) -> None:
-        """Check once for each kind of collective whether a window limits it."""
-        world, key = self.world, (plan, hosts)
-        if key in self._windows_noted or world.topology is None:
-            return
-        if len(self._windows_noted) >= _MOST_NOTED:
-            self._windows_noted.clear()
-        self._windows_noted.add(key)
+        """Note the route on which a window limits this collective, if one does so more than those before."""
+        world = self.world
+        assert world.topology is not None
         ways = ((hosts[src], hosts[dst], num_bytes) for src, dst, num_bytes in plan.pair_bytes)
         found = window_limit(world.topology, world.protocol, ways)
         if found is not None and (self.window_limit is None or found.share < self.window_limit.share):
@@ -389,7 +385,7 @@ class Simulation(RankSource, RankSink):
         if not plan.phases:
             return (lambda member, _: on_done(member)), lambda: None
         if self._has_windows and not is_crowd(plan):
-            self._note_windows(plan, hosts)
+            self._once_noted(plan, hosts)
         started = self._begin(self.network, plan, hosts, group=group, on_done=on_done)
         return lambda member, _: started.arrive(member), started.cancel
 
