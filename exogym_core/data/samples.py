@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ __all__ = [
     "Draws",
     "EpochOrder",
     "OwnData",
+    "RankBatches",
     "Reading",
     "SharedData",
     "Source",
@@ -175,6 +176,13 @@ class StepSamples:
     samples: int
     total_samples: int
     samples_of: Sequence[int] = ()
+
+
+class RankBatches(NamedTuple):
+    """Batches of consecutive ranks in one: its tensors have a row for each."""
+
+    ranks: range
+    batch: Any
 
 
 @dataclass(frozen=True)
@@ -389,17 +397,26 @@ class SharedData(_IndexedData):
         is_read_here = self._reader.is_plain and self.has_whole_steps and not self._reading.loader
         return is_read_here and all(alike) and len(places) == 1 and ranks == [*range(self._reading.num_ranks)]
 
-    def next_of_all(self, sources: Sequence[Source]) -> tuple[StepSamples, Any] | None:
-        """The next step of the ranks of `sources`, and their batch; None where it is not full."""
+    def next_of_all(self, sources: Sequence[Source]) -> tuple[list[StepSamples], list[RankBatches]] | None:
+        """The next step of the ranks of `sources`, read at once; None at the end of the last epoch."""
         is_at_end = self.step == self.steps_per_epoch
         epoch, step = (self.epoch + 1, 0) if is_at_end else (self.epoch, self.step)
-        chunk, size = self._chunk(epoch, step), self._reading.batch_size
-        if chunk.shape[0] < self._stride or epoch == self.num_epochs:
+        if epoch == self.num_epochs:
             return None
-        (batch,) = self._reader.read((), [chunk.view(size, -1).t().contiguous()])
+        chunk, num_ranks = self._chunk(epoch, step), self._reading.num_ranks
+        total = chunk.shape[0]
+        fewest, left = divmod(total, num_ranks)  # `left` ranks have one sample more
+        of_each = chunk[: total - left].view(fewest, num_ranks).t()
+        longer = torch.cat([of_each[:left], chunk[total - left :, None]], 1)
+        parts = ((range(left), longer), (range(left, num_ranks), of_each[left:].contiguous()))
+        batches = [
+            RankBatches(ranks, self._reader.read((), [indices])[0]) for ranks, indices in parts if ranks
+        ]
         for each in sources:
             each.epoch, each.step = epoch, step + 1
-        return StepSamples([], size, self._stride), batch
+        samples_of = () if total == self._stride else dealt(total, num_ranks)
+        more, fewer = (StepSamples([], size, total, samples_of) for size in (fewest + 1, fewest))
+        return [more] * left + [fewer] * (num_ranks - left), batches
 
     def share(self, epoch: int, step: int) -> tuple[Tensor, int, Sequence[int]]:
         """Every `num_ranks`-th sample of the step's."""
@@ -540,19 +557,18 @@ class StreamedData(Source):
             pass
 
 
-def steps_together(sources: Sequence[Source], num_steps: int) -> Iterator[tuple[list[StepSamples], Any]]:
-    """The next steps of ranks that step together: samples of each, and one batch with a row for each rank.
+def steps_together(
+    sources: Sequence[Source], num_steps: int
+) -> Iterator[tuple[list[StepSamples], list[RankBatches]]]:
+    """The next steps of ranks that step together: samples of each, and batches of ranks that have as many.
 
-    Without a batch, ranks have read by themselves, and it is in their samples.
+    Without batches, ranks have read by themselves, and theirs are in their samples.
     """
     first = sources[0]
     reads_for_all = isinstance(first, SharedData) and first.is_readable_for(sources)
     for _ in range(num_steps):
         of_all = cast("SharedData", first).next_of_all(sources) if reads_for_all else None
-        if of_all is not None:
-            yield [of_all[0]] * len(sources), of_all[1]
-        else:
-            yield [cast("StepSamples", each.next_step()) for each in sources], None
+        yield of_all or ([cast("StepSamples", each.next_step()) for each in sources], [])
 
 
 def stream_length(dataset: object) -> int | None:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from exogym_core.communicator.base import Communicator
     from exogym_core.communicator.simulated.calls import Parking
     from exogym_core.cost.compute import StepDurations
-    from exogym_core.data.samples import Source, StepSamples
+    from exogym_core.data.samples import RankBatches, Source, StepSamples
     from exogym_core.strategy.base import Strategy
 
 __all__ = ["Stack", "StackedLearner", "StackingError", "backward_order"]
@@ -331,16 +331,9 @@ class Stack:
         with self._brought_together(optimizers) as update:
             if update is None:
                 return taken
-            for steps, batch in steps_together([each.data for each in asked.values()], num_steps):
-                of_rank = dict(zip(asked, steps, strict=True))
-                if batch is None:
-                    batches = {rank: step.micro_batches[0][0] for rank, step in of_rank.items()}
-                    losses = self._differentiated(self._vectorised(self._moved(batches)))
-                else:
-                    ranks = list(asked)
-                    losses = self._differentiated([(ranks, self._alike_losses(ranks, self._moved(batch)))])
-                for rank, loss in losses:
-                    taken[rank].append(LocalStep(of_rank[rank], loss, self._gradients.keys()))
+            for steps, batches in steps_together([each.data for each in asked.values()], num_steps):
+                for rank, loss in self._differentiated(self._passes(steps, batches)):
+                    taken[rank].append(LocalStep(steps[rank], loss, self._gradients.keys()))
                 if averages:
                     self._average(steps)
                 if max_norm is not None:
@@ -350,6 +343,17 @@ class Stack:
                 for own, gradient in zip(column, _rows_of(values.grad, column), strict=True):
                     own.grad = gradient
         return taken
+
+    def _passes(
+        self, steps: Sequence[StepSamples], batches: Sequence[RankBatches]
+    ) -> Iterator[tuple[list[int], Tensor]]:
+        """Compute all gradients, of ranks with batches of one layout at a time: yields these and their losses."""
+        if not batches:
+            own = {rank: step.micro_batches[0][0] for rank, step in enumerate(steps)}
+            yield from self._vectorised(self._moved(own))
+        for each in batches:
+            ranks = list(each.ranks)
+            yield ranks, self._alike_losses(ranks, self._moved(each.batch))
 
     def _differentiated(self, passes: Iterable[tuple[list[int], Tensor]]) -> list[tuple[int, float]]:
         """Leave the gradients of all replicas in the stack's `.grad`, pass by pass; each rank and its loss."""
