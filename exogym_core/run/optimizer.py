@@ -20,7 +20,6 @@ from exogym_core.strategy.options import (
 from exogym_core.strategy.participation.absence import LOST, Absence
 from exogym_core.strategy.participation.site import (
     ShardedReplica,
-    Sharding,
     Site,
     cut_by_torch,
     is_cut,
@@ -167,8 +166,7 @@ class DiLoCoOptimizer(Configured, Optimizer):
         if not skip_load_from_peers and communicator is not None and communicator.world_size > 1:
             assert self._site is not None
             self._load_from_first(self._site, self._held)
-        division = Sharding(diloco.sharding, diloco.ranks_per_node)
-        self._gradients = None if inside is None else division.averager(parameters, inside)
+        self._gradients = None if inside is None else diloco.averager(parameters, inside)
         self._was_updated = self._is_averaged = self._is_shared = False
         self.inner_optimizer = self._built(inner_optimizer, groups)
         self.inner_optimizer.register_step_post_hook(self._note_update)

@@ -13,8 +13,8 @@ from torch import Tensor
 from exogym_core.plain import decode, encode
 from exogym_core.strategy.chain import Chain, Module
 from exogym_core.strategy.options import Options, number, option
-from exogym_core.strategy.participation.site import Site
-from exogym_core.strategy.participation.sites import ShardingOptions, SiteOptions, Sites
+from exogym_core.strategy.participation.site import ShardingOptions, Site
+from exogym_core.strategy.participation.sites import SiteOptions, Sites
 from exogym_core.strategy.parts.rounds import OuterRounds
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError, unknown_name

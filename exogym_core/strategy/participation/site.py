@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils._pytree import tree_map
 
+from exogym_core.strategy.options import Options, option
 from exogym_core.strategy.parts.flat import flatten, in_buckets, unflatten
 from exogym_core.strategy.parts.flight import run
 from exogym_core.strategy.parts.gradients import DEFAULT_BUCKET_BYTES, GradientAverager, received_gradient
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SHARDINGS",
     "ShardedReplica",
-    "Sharding",
+    "ShardingOptions",
     "Site",
     "SiteExchange",
     "cut_by_torch",
@@ -164,33 +165,30 @@ SHARDINGS = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "_HYBRID
 _NEED_WHOLE_MATRICES = ("Adafactor", "LBFGS", "Muon")
 
 
-@dataclass(frozen=True)
-class Sharding:
-    """Division of one replica among the ranks that train it.
+class ShardingOptions(Options):
+    """Options of a replica's division among the ranks of a site.
 
     Args:
-        name: one of SHARDINGS. `NO_SHARD`: every rank holds and updates everything. `SHARD_GRAD_OP` (ZeRO-2):
+        sharding: one of SHARDINGS. `NO_SHARD`: every rank holds and updates everything. `SHARD_GRAD_OP` (ZeRO-2):
             each rank gets the mean of a part of the gradients, updates that part, and hands it to the others.
             `FULL_SHARD` (ZeRO-3): likewise, and the parts are gathered again for each backward pass.
             `HYBRID_SHARD` and `_HYBRID_SHARD_ZERO2`: these two within machines, whose ranks with equal parts
             average the gradients of these.
-        ranks_per_node: ranks of a machine, for the hybrid ones.
-
-    Raises:
-        UnknownNameError: no sharding has that name.
-        InputError: `ranks_per_node` is missing for a hybrid one, or given for another.
+        ranks_per_node: consecutive ranks that are a machine, for the hybrid ones.
     """
 
-    name: str = "NO_SHARD"
-    ranks_per_node: int | None = None
+    sharding: str = option("NO_SHARD")
+    ranks_per_node: int | None = option(None)
 
-    def __post_init__(self) -> None:
-        if self.name not in SHARDINGS:
-            raise unknown_name("sharding", str(self.name), SHARDINGS)
+    def check(self, where: str) -> None:
+        """Refuse a sharding that does not exist, and `ranks_per_node` without need, or missing."""
+        super().check(where)
+        if self.sharding not in SHARDINGS:
+            raise unknown_name("sharding", str(self.sharding), SHARDINGS)
         size = self.ranks_per_node
         if self.is_hybrid and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
             raise InputError(
-                f"sharding={self.name!r} shards within machines: say how many ranks one has, as in "
+                f"sharding={self.sharding!r} shards within machines: say how many ranks one has, as in "
                 f"ranks_per_node=8 (not {size!r})"
             )
         if not self.is_hybrid and size is not None:
@@ -199,7 +197,7 @@ class Sharding:
     @property
     def is_hybrid(self) -> bool:
         """True if machines have copies of each other's shards."""
-        return "HYBRID" in self.name
+        return "HYBRID" in self.sharding
 
     def averager(
         self,
@@ -209,7 +207,7 @@ class Sharding:
         averaging: Averaging | None = None,
     ) -> GradientAverager:
         """Averager of the gradients of `parameters` over the ranks of `comm`, in shards or whole."""
-        if self.name == "NO_SHARD" or 1 in (comm.world_size, self.ranks_per_node):
+        if self.sharding == "NO_SHARD" or 1 in (comm.world_size, self.ranks_per_node):
             return GradientAverager(parameters, comm, bucket_bytes, averaging)
         return ShardedReplica(parameters, comm, self, bucket_bytes)
 
@@ -221,7 +219,7 @@ class Sharding:
         """
         if self.ranks_per_node is None:
             return comm, None
-        machines = Site.of(comm, self.ranks_per_node, f"sharding={self.name!r}", "ranks_per_node")
+        machines = Site.of(comm, self.ranks_per_node, f"sharding={self.sharding!r}", "ranks_per_node")
         assert machines.inside is not None
         return machines.inside, machines.between if machines.between.world_size > 1 else None
 
@@ -244,7 +242,7 @@ class ShardedReplica(GradientAverager):
     Args:
         parameters: in the model's order.
         comm: the ranks that train the replica.
-        sharding: how they divide it.
+        options: how they divide it.
         bucket_bytes: size at which a bucket is closed.
 
     Raises:
@@ -258,12 +256,12 @@ class ShardedReplica(GradientAverager):
         self,
         parameters: Sequence[Tensor],
         comm: Communicator,
-        sharding: Sharding,
+        options: ShardingOptions,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     ) -> None:
         super().__init__(parameters, comm, bucket_bytes)
-        self.sharding = sharding
-        self._shards, self._replicas = sharding.groups(comm)
+        self.sharding = options.sharding
+        self._shards, self._replicas = options.groups(comm)
         self._pieces = [self._own_pieces(bucket) for bucket in self._buckets]
         pieces = chain.from_iterable(self._pieces)
         self._piece_of = dict(zip(chain.from_iterable(self._buckets), pieces, strict=True))
@@ -274,7 +272,7 @@ class ShardedReplica(GradientAverager):
     def listen(self, on: bool, weight: float = 1.0) -> None:
         """A backward pass comes: gather for it, where parameters were given up after the forward pass."""
         super().listen(on, weight)
-        if self.sharding.name in ("FULL_SHARD", "HYBRID_SHARD"):
+        if self.sharding in ("FULL_SHARD", "HYBRID_SHARD"):
             if not self._is_gathered:  # for the forward pass of this micro-batch
                 self.gather()
             self.gather()
@@ -323,7 +321,7 @@ class ShardedReplica(GradientAverager):
         name = getattr(factory, "__name__", "")
         if name in _NEED_WHOLE_MATRICES:
             raise InputError(
-                f"sharding={self.sharding.name!r}: {name} needs whole matrices and shards cut them; take an "
+                f"sharding={self.sharding!r}: {name} needs whole matrices and shards cut them; take an "
                 "optimizer that treats each value by itself, such as adamw, or sharding='NO_SHARD'"
             )
         return spec.build([self._in_pieces(group) for group in groups])
@@ -382,7 +380,7 @@ class ShardedReplica(GradientAverager):
         if all((num_ranks - 1) * self._part_size(bucket) >= _num_values(bucket) for bucket in self._buckets):
             total = sum(map(_num_values, self._buckets))
             raise InputError(
-                f"sharding={self.sharding.name!r}: {total} trainable values cannot be cut into {num_ranks} "
+                f"sharding={self.sharding!r}: {total} trainable values cannot be cut into {num_ranks} "
                 "shards; use fewer ranks a site, or sharding='NO_SHARD'"
             )
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.strategy.chain import Module
-from exogym_core.strategy.options import Options, option, positive_int
-from exogym_core.strategy.participation.site import Sharding, Site
+from exogym_core.strategy.options import option, positive_int
+from exogym_core.strategy.participation.site import ShardingOptions, Site
 from exogym_core.strategy.parts.average import Averaging, AveragingOptions
 from exogym_core.strategy.parts.gradients import DEFAULT_BUCKET_BYTES, GradientAverager
 from netsim.errors import InputError
@@ -20,29 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GradientOptions",
-    "ShardingOptions",
     "SiteOptions",
     "Sites",
     "SitesOptions",
 ]
-
-
-class ShardingOptions(Options):
-    """Options of a replica's division among the ranks of a site.
-
-    Args:
-        sharding: "NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD" or, within machines, "HYBRID_SHARD", see
-            `exogym_core.strategy.participation.site:Sharding`.
-        ranks_per_node: consecutive ranks that are a machine, for "HYBRID_SHARD".
-    """
-
-    sharding: str = option("NO_SHARD")
-    ranks_per_node: int | None = option(None)
-
-    def check(self, where: str) -> None:
-        """Refuse a sharding that does not exist."""
-        super().check(where)
-        Sharding(self.sharding, self.ranks_per_node)
 
 
 class SiteOptions(ShardingOptions):
@@ -126,9 +107,7 @@ class Sites(Module, name="Sites"):
         self._ranks = range(comm.rank // size * size, comm.rank // size * size + size)
         inside = comm.group([comm.rank]) if site.inside is None else site.inside
         averaging = options.averaging().charged(strategy)
-        self.gradients = Sharding(options.sharding, options.ranks_per_node).averager(
-            scope.parameters, inside, options.bucket_bytes, averaging
-        )
+        self.gradients = options.averager(scope.parameters, inside, options.bucket_bytes, averaging)
         return replace(
             scope, parameters=self.gradients.held, site=self.gradients.between(site), gradients=self.gradients
         )
