@@ -339,15 +339,14 @@ def _connected(
 ) -> Iterator[ElasticCommunicator]:
     """The rank's communicator, once the number of sites is checked."""
     count, (about, facts) = program.request.num_nodes, run_mark(program)
-    connected = SiteCommunicator.from_environment(
+    with SiteCommunicator.from_environment(
         run=about,
         facts=facts,
         resumed=resumed is not None,
         past_step=resumed.step if resumed is not None else 0,
         on_mark=on_mark,
         processes=processes,
-    )
-    with connected as comm:
+    ) as comm:
         if comm.world_size != count:
             size = processes_of_site()
             of = f" of {size} processes" if size > 1 else ""

@@ -60,10 +60,10 @@ class DelayedDiLoCoCommunicator(RoundUnderWay, OuterRounds, name="DelayedDiLoCo"
 
     def apply(self, before: Round | None) -> None:
         """An outer step along the mean of the round before, if there is one; every worker continues from phi."""
-        if before is not None:
-            self.outer.apply(before.wait())
-            self.num_rounds += 1
-        self.outer.reset_parameters()
+        if before is None:
+            self.outer.reset_parameters()
+        else:
+            self.advance(before.wait())
 
     def resumed(self, saved: Mapping[str, Any]) -> Round:
         """Send the round's pseudo-gradients again."""
@@ -111,9 +111,7 @@ class EagerDiLoCoCommunicator(DelayedDiLoCoCommunicator, name="EagerDiLoCo"):
                 gradient += fresh.sent[number] / n
             if before is not None:
                 gradient += before.wait()[number] - before.sent[number] / n
-        self.outer.apply(gradients)
-        self.outer.reset_parameters()
-        self.num_rounds += 1
+        self.advance(gradients)
 
 
 class EagerDiLoCoStrategy(DelayedDiLoCoStrategy, name="EagerDiLoCo"):

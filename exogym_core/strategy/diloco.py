@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from exogym_core.strategy.chain import Composition
-from exogym_core.strategy.participation.absence import ParticipatingRounds, ParticipationOptions
+from exogym_core.strategy.participation.absence import ParticipatingRounds, PatienceOptions
+from exogym_core.strategy.participation.sites import SiteOptions
 from exogym_core.strategy.parts.outer import OuterOptions
 
 __all__ = ["DiLoCoCommunicator", "DiLoCoOptions", "DiLoCoStrategy"]
 
 
-class DiLoCoOptions(OuterOptions, ParticipationOptions):
+class DiLoCoOptions(OuterOptions, SiteOptions, PatienceOptions):
     """Options of DiLoCo as strategy, module and optimizer: rounds, sites, and time-outs for absent ranks."""
 
 

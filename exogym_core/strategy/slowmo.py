@@ -56,9 +56,7 @@ class SlowMoCommunicator(OuterRounds, name="SlowMo"):
         gamma = self.strategy.learning_rate
         displacements = self.begin().wait()
         self.outer.optim.param_groups[0]["lr"] = self.options.outer_lr * gamma
-        self.outer.apply([d / gamma if gamma else torch.zeros_like(d) for d in displacements])
-        self.outer.reset_parameters()
-        self.num_rounds += 1
+        self.advance([d / gamma if gamma else torch.zeros_like(d) for d in displacements])
         if self.options.buffers == "reset":
             self.strategy.optim.state.clear()
 

@@ -14,7 +14,7 @@ from exogym_core.plain import decode, encode
 from exogym_core.strategy.chain import Chain, Module
 from exogym_core.strategy.options import Options, number, option
 from exogym_core.strategy.participation.site import ShardingOptions, Site
-from exogym_core.strategy.participation.sites import SiteOptions, Sites
+from exogym_core.strategy.participation.sites import Sites
 from exogym_core.strategy.parts.rounds import OuterRounds
 from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError, unknown_name
@@ -35,7 +35,6 @@ __all__ = [
     "Absence",
     "ParticipatingRounds",
     "Participation",
-    "ParticipationOptions",
     "Patience",
     "PatienceOptions",
     "Seconds",
@@ -352,12 +351,8 @@ class Absence(Stateful):
             self._has_begun = False
 
 
-class ParticipationOptions(SiteOptions, PatienceOptions):
-    """Options of modules whose outer rounds are taken by sites, and continue without absent ones."""
-
-
 class ParticipatingRounds(OuterRounds):
-    """Outer rounds that sites take, and with time-outs those that are present.
+    """Outer rounds that sites take, and with time-outs those that are present: `SiteOptions` and `PatienceOptions`.
 
     A site that is absent loses its own steps of the round, and continues from the newest state of the others.
 

@@ -65,8 +65,12 @@ class OuterRounds(RoundModule):
         return self.outer.begin(self.scope.site, blocking=True)
 
     def apply(self, outer_round: Round) -> None:
-        """Take an outer step along the mean; every worker continues from the new theta."""
-        self.outer.apply(outer_round.wait())
+        """Take an outer step along the mean."""
+        self.advance(outer_round.wait())
+
+    def advance(self, gradients: Sequence[Tensor]) -> None:
+        """Take an outer step along flat `gradients`; every worker continues from the new theta."""
+        self.outer.apply(gradients)
         self.outer.reset_parameters()
         self.num_rounds += 1
 
