@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from exogym_core.sites.membership import START, Membership
+from exogym_core.sites.session import RunSession
 
 
 def two_sites(lines: list[str]) -> Membership:
@@ -198,3 +200,16 @@ def test_a_question_for_a_state_that_comes_again_is_answered_once() -> None:
     members.publish(0, 1, 3.0)
     assert [message["id"] for site, message in sent if site == 1 and "id" in message] == [7]
     assert sum(message.get("push") == "serve" for _, message in sent) == 1
+
+
+def test_a_process_that_reaches_a_restarted_rendezvous_before_the_first_of_its_site_is_heard() -> None:
+    """Its connection was cut at each message until then, and its address for tests of connections was lost."""
+    run = RunSession("mine", 1, print)
+    channel: Any = SimpleNamespace(send=lambda **message: None, close=lambda: None)
+    hello = {"session": "second", "site": 0, "local_rank": 1, "tests_at": ["host", 2]}
+    client = run.welcome(channel, hello, 0.0)
+    run.take(client, {"say": "beat"}, 1.0)
+    first = {"session": "first", "site": 0, "local_rank": 0, "tests_at": ["host", 1]}
+    run.welcome(channel, first, 2.0)
+    run.close()
+    assert run.members.sites[0].processes == {0: ["host", 1], 1: ["host", 2]}

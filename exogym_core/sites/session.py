@@ -168,6 +168,7 @@ class _Connection:
         session: names the process.
         heard: instant of its last message.
         past_step: of the checkpoint from which it resumes; 0: of none.
+        tests_at: address at which the process answers others' tests.
         num_rows: sent to it; None: it does not watch.
     """
 
@@ -175,6 +176,7 @@ class _Connection:
     session: str
     heard: float
     past_step: int = 0
+    tests_at: Any = None
     num_rows: int | None = None
 
 
@@ -223,16 +225,22 @@ class RunSession:
             site = self._arrived(site, session, hello, now)
             self._compare(int(site), session, hello)
         client = (int(site), local_rank)
-        if client[0] in self.members.sites:
-            self.members.sites[client[0]].processes[local_rank] = hello.get("tests_at")
         earlier = self.connections.pop(client, None)
         if earlier is not None:
             earlier.channel.close()
-        self.connections[client] = _Connection(channel, session, now, int(hello.get("past_step") or 0))
+        past_step, tests_at = int(hello.get("past_step") or 0), hello.get("tests_at")
+        self.connections[client] = _Connection(channel, session, now, past_step, tests_at)
+        self._note_tests(client[0])
         self.own_name = str(hello.get("own_name", ""))
         about = {"name": self.members.name, "num_rows": self._rows.num_of[session]}
         channel.send(site=site, num_sites=self.num_sites, **about)
         return client
+
+    def _note_tests(self, site: int) -> None:
+        """Note where the processes of a site answer tests, once its first one is there."""
+        if site in self.members.sites:
+            there = {rank: each.tests_at for (of, rank), each in self.connections.items() if of == site}
+            self.members.sites[site].processes |= there
 
     def finished(self, hello: Mapping[str, Any]) -> None:
         """A process that does not join reports that its folder holds the finished run."""
@@ -328,7 +336,7 @@ class RunSession:
         connection.heard = now
         if local_rank == 0:
             members.sites[site].heard = now
-        elif local_rank in members.sites[site].silent_processes:
+        elif site in members.sites:  # else the first process has not reached a restarted rendezvous yet
             members.hear(site, local_rank, False, now)
         if what == "note":
             self._store.ask(client, int(message["id"]), message)
@@ -350,7 +358,8 @@ class RunSession:
         elif what in ("publish", "fetched"):
             getattr(members, what)(site, int(message["number"]), now)
         elif what == "tests_at":
-            members.sites[site].processes[local_rank] = message["place"]
+            connection.tests_at = message["place"]
+            self._note_tests(site)
         elif what == "tested":
             members.tested(site, local_rank, message, now)
         elif what == "done":
