@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import strategy_reference as reference
 import torch
-from experiments import experiment
+from experiments import experiment, fit
 from torch import Tensor, nn
 
 from exogym_core.cli.experiment import Experiment
 from exogym_core.strategy import (
+    MODULES,
     AllReduceStrategy,
     AsyncSparseCommunicator,
     AveragingCommunicator,
@@ -249,3 +250,13 @@ def test_mistakes_are_reported_in_one_line(make: Any, line: str) -> None:
         make()
     assert str(caught.value).startswith(line)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_of_ones_own_may_derive_from_a_published_one(name: str, tmp_path: Any) -> None:
+    """Checkpoints took the model's parameters, of which it has lists, for a state that was not kept."""
+    derived, options = type("Derived", (MODULES[name],), {}), MODULES[name].Options.names()
+    given = {key: value for key, value in {"H": 2, "num_fragments": 1, "tau": 1}.items() if key in options}
+    modules = [derived(**given), AveragingCommunicator(H=1)]
+    fit(strategy=Chain(modules, SGD), checkpoint_interval=2, save_dir=tmp_path)
+    assert list(tmp_path.rglob("*.safetensors"))

@@ -322,7 +322,8 @@ def _strategy_parts(strategy: Strategy) -> list[Strategy | Module]:
 def _compare(part: Strategy | Module, loaded: Strategy | Module) -> None:
     known = {*vars(Strategy()), *Strategy.__annotations__, *part.not_saved}
     for name, value in vars(part).items():
-        if name in known or _is_equal(value, vars(loaded).get(name)):
+        is_computed_again = isinstance(getattr(type(part), name, None), functools.cached_property)
+        if name in known or is_computed_again or _is_equal(value, vars(loaded).get(name)):
             continue
         where = f"{type(part).__name__}.state_dict()"
         raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,14 +56,15 @@ class MomentCommunicator(RoundModule, name="Moments"):
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Find the moments that the local optimizer keeps."""
         spec = ensure_optim_spec(self.strategy.optim_spec)
-        self._kept: dict[Tensor, list[str]] = {}
+        kept: dict[Tensor, list[str]] = {}
         for group in self.strategy.optim.param_groups:
             tried = nn.Parameter(torch.zeros([1] * group["params"][0].dim()))
             tried.grad = torch.zeros_like(tried)
             optim = spec.build([{**group, "params": [tried]}])
             optim.step()
-            kept = [name for name in MOMENTS[self.options.moment] if name in optim.state[tried]]
-            self._kept |= dict.fromkeys(group["params"], kept)
+            names = [name for name in MOMENTS[self.options.moment] if name in optim.state[tried]]
+            kept |= dict.fromkeys(group["params"], names)
+        self._kept = [kept.get(parameter, []) for parameter in self.scope.parameters]
 
     @torch.no_grad()
     def end_round(self, number: int) -> None:
@@ -70,8 +72,8 @@ class MomentCommunicator(RoundModule, name="Moments"):
         if self.scope.site.between.world_size == 1:
             return
         for name in MOMENTS[self.options.moment]:
-            kept = [each for each in self.scope.parameters if name in self._kept.get(each, ())]
-            moments = [self._moment(parameter, name) for parameter in kept]
+            has_it = [name in names for names in self._kept]
+            moments = [self._moment(each, name) for each in compress(self.scope.parameters, has_it)]
             in_buckets(moments, partial(self.scope.site.average, Averaging()))
 
     def _moment(self, parameter: Tensor, name: str) -> Tensor:
