@@ -163,6 +163,7 @@ class Communicator(CheckedArguments, ABC):
     bool without arithmetic), and may live on CPU, CUDA or MPS. `tag` distinguishes messages between the same two ranks.
 
     Attributes:
+        state: shared by all communicators of this rank.
         traffic: sent by this rank so far, in all its groups.
         can_leave_behind: whether `among_present` and its like are there.
         members_change: ranks may come at any time, and there are no collectives of all of them.
