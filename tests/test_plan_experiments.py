@@ -201,6 +201,33 @@ def test_what_traffic_costs_has_a_cheaper_neighbour(
     assert f"{op}={name} costs" in capsys.readouterr().out
 
 
+def test_the_fastest_algorithm_in_a_whole_step_is_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`auto` judges calls alone: where buckets overlap and queues overflow, one algorithm for all may be faster."""
+    network = tmp_path / "far.yaml"
+    network.write_text(
+        "regions:\n"
+        + "".join(f"  {name}: {{hosts: 2, nic: 10 Gbit/s, latency: 50 us}}\n" for name in "abc")
+        + "wan:\n  - {between: [a, b], bandwidth: 2 Gbit/s, rtt: 80 ms}\n"
+        "  - {between: [b, c], bandwidth: 5 Gbit/s, rtt: 120 ms}\n"
+        "  - {between: [c, a], bandwidth: 1 Gbit/s, rtt: 200 ms}\n"
+    )
+    words = f"plan --model gpt-base --sequence 64 --topology {network} --set compute=1s --strategy AllReduce"
+    (row,) = printed_rows(words, capsys)
+    found = {}
+    for name in ("ring", "two-level-direct", "direct"):
+        (other,) = printed_rows(f"{words} --set collectives.all_reduce={name}", capsys)
+        assert other["algorithm"] == {"all_reduce": name}
+        found[name] = other["seconds_per_step"]
+    best = min(found, key=lambda name: found[name])
+    assert row["algorithm"] == {"all_reduce": best}
+    assert row["seconds_per_step"] == found[best]
+    assert any(f"--set collectives.all_reduce={best}: collectives=auto" in text for text in row["remarks"])
+    assert main(words.split()) == 0
+    assert f"all_reduce={best}" in capsys.readouterr().out.split("limited by")[0]
+
+
 def test_clipping_takes_no_time_in_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are no values torch is not asked for their norm, which took most of the time of a plan."""
     monkeypatch.setattr(gradients, "clip_grad_norm_", None)

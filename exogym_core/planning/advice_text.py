@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.planning.advise import BY_BOUND, SEARCHED, variant_of
+from exogym_core.planning.algorithms import algorithm_text
 from exogym_core.planning.page import MODEL_SIZE, OWN_BACKENDS, placement_text
 from exogym_core.results.report.table import short_count
 from netsim.units import format_count, format_seconds
@@ -39,8 +40,8 @@ def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
     if others:
         searched = dict.fromkeys(name for options in SEARCHED.values() for name in options)
         yield (
-            f"{others} more rows differ from these in {', '.join([*searched, 'streams'])} alone, and are no sooner; "
-            "--json has them"
+            f"{others} more rows differ from these in {', '.join([*searched, 'streams'])} or algorithm alone, and are "
+            "no sooner; --json has them"
         )
     if advice["dominated"]:
         yield f"{len(advice['dominated'])} more rows are slower and more expensive than one of these; --json has them"
@@ -116,8 +117,9 @@ def _name(row: Mapping[str, Any]) -> str:
 def _options(row: Mapping[str, Any]) -> str:
     options = ", ".join(f"{key}={value}" for key, value in row["options"].items())
     streams = f", {format_count(row['streams'], 'stream')}" if row["streams"] else ""
+    algorithm = "" if row["algorithm"] == "auto" else f", {algorithm_text(row['algorithm'])}"
     left_out = f", without {row['left_out']}" if row["left_out"] else ""
-    return f"{row['strategy']}({options}){streams}{left_out}"
+    return f"{row['strategy']}({options}){streams}{algorithm}{left_out}"
 
 
 def _figures(row: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from exogym_core.planning.algorithms import by_algorithm
 from exogym_core.planning.groups import first_hosts, group_seconds, groupings, ring_orders
 from exogym_core.planning.measure import (
     CODING_SPEED,
@@ -46,7 +47,7 @@ __all__ = [
 #: Begin of the reason of rows whose lower bound a planned row beats.
 BY_BOUND = "dominated by bound"
 
-_LARGE = 10_000  # as bytes are
+_LARGE, _TIMES_LARGER = 10_000, 4  # as bytes are, and their neighbours
 _AS_SOON = 0.005  # relative: rows that differ by less are equal, and smaller options are better then
 
 
@@ -54,10 +55,10 @@ def hill_climb(
     start: Mapping[str, Any],
     row: Mapping[str, Any],
     names: Sequence[str],
-    planned: Callable[[Mapping[str, Any]], Mapping[str, Any] | None],
+    planned: Callable[[Mapping[str, Any]], dict[str, Any] | None],
     most: int,
     least: Callable[[Mapping[str, Any]], float],
-) -> list[Mapping[str, Any]]:
+) -> list[dict[str, Any]]:
     """Hill climbing from `start` to a neighbour that is sooner, or as soon with smaller options, until there is none.
 
     Args:
@@ -73,7 +74,7 @@ def hill_climb(
         Every row that was planned on the way, in order.
     """
     tried = {_key(start, names)}
-    rows: list[Mapping[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     best, options, neighbours = row, start, _neighbours(start, names)
     while (neighbour := next(neighbours, None)) is not None:
         key = _key(neighbour, names)
@@ -103,13 +104,14 @@ def _neighbours(options: Mapping[str, Any], names: Sequence[str]) -> Iterator[di
     for name in names:
         value = options[name]
         others = (value // 2, 2 * value, value - 1, value + 1)
-        for other in dict.fromkeys(others if value < _LARGE else (4 * value, value // 4)):
+        large = (_TIMES_LARGER * value, value // _TIMES_LARGER)
+        for other in dict.fromkeys(others if value < _LARGE else large):
             if other >= 0 and other != value:
                 yield {**options, name: other}
 
 
 def variant_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Key of a row, equal for rows that differ only in searched options, streams, and figures."""
+    """Key of a row, equal for rows that differ only in searched options, streams, algorithms, and figures."""
     names = SEARCHED.get(row["strategy"], ())
     fixed = {key: value for key, value in row["options"].items() if key not in names}
     return row["strategy"], fixed, row["groups"], row["left_out"]
@@ -121,7 +123,6 @@ _GROUP_STEPS = 30  # steps a round between groups
 _MOST_GROUPINGS = 2  # of which rounds are planned
 _MOST_SEARCHED = 10  # plans of a search for options
 _WORTH_SEARCHING = 2.0  # times the days of a strategy's best codec
-_WORTH_HIDING = 0.02  # of a round computes: overlap saves no more
 _BUCKET_BYTES, _BUCKETS = 26_214_400, 16  # a large model begins with so many buckets, not with thousands
 _MOST_BUCKETS = 64  # of a search
 _ABOUT = 50  # plans that are made in all
@@ -210,7 +211,7 @@ class Advice:
         self._not_simulated: list[dict[str, Any]] = []
 
     def search(self) -> None:
-        """Plan candidates, and from the best of each strategy its options, streams, groups of hosts and sites."""
+        """Plan candidates, and from the best of each strategy its options, algorithms, streams, groups and sites."""
         setting = self._setting
         for name, options in self._most_promising_first():
             self._plan(name, options, setting)
@@ -234,9 +235,9 @@ class Advice:
         """Advice from the plans computed so far.
 
         Returns:
-            `ranked` (mappings of plans with `options`, `streams`, `groups` of hosts that act as one, `left_out`,
-            `worker_hours`, `steps_ratio`, the bands `days_low`, `days`, `days_high`
-            and `cost_low`, `cost`, `cost_high`, and `place`: rows of one place are equal, as their bands overlap; for
+            `ranked` (mappings of plans with `options`, `streams`, `algorithm`, `groups` of hosts that act as one,
+            `left_out`, `worker_hours`, `steps_ratio`, the bands `days_low`, `days`, `days_high` and `cost_low`, `cost`,
+            `cost_high`, and `place`: rows of one place are equal, as their bands overlap; for
             dollars also `tokens` that they buy, `tokens_per_parameter`, and `worth_low`, `worth`, `worth_high`: tokens
             with which data-parallel has the same loss), `budget`: its `tokens` or `dollars`,
             `dominated`: others, which one of these beats in time and money; `not_simulated`: those that do not fit or
@@ -358,6 +359,7 @@ class Advice:
             "left_out": None,
             "groups": None,
             "workers": setting.num_ranks,
+            "algorithm": setting.collectives or "auto",
             **labels,
         }
         if self._report is not None:
@@ -402,7 +404,9 @@ class Advice:
 
     def _leave(self, row: Mapping[str, Any], days: float, reason: str) -> None:
         """Note that a row is not simulated."""
-        named = {key: row[key] for key in ("strategy", "options", "streams", "left_out", "groups")}
+        named = {
+            key: row[key] for key in ("strategy", "options", "streams", "algorithm", "left_out", "groups")
+        }
         self._not_simulated.append({**named, "days_at_least": days, "reason": reason})
 
     def _is_beaten(self, row: Mapping[str, Any], days: float, low: float, setting: Setting) -> bool:
@@ -437,28 +441,28 @@ class Advice:
         return True
 
     def _search_options(self) -> None:
-        """Search options from the best row of a strategy, with each codec that is nearly as soon.
-
-        These options hide communication behind computing, so rows that hardly compute are as they are.
-        """
-        for name, starts in SEARCHED.items():
+        """Search options from the best row of a strategy, with each codec that is nearly as soon."""
+        for name in SEARCHED:
             own = (row for row in self.rows if row["strategy"] == name)
             best = _best_by(own, lambda row: row["options"].get("codec"))
             soonest = min((row["days"] for row in best), default=0.0)
             for row in best:
-                is_worth_it = row["compute_utilisation"] >= _WORTH_HIDING
-                if is_worth_it and row["days"] <= _WORTH_SEARCHING * soonest:
-                    start = {**row["options"]}
-                    start |= {key: start.get(key, least) for key, least in starts.items()}
-                    planned, least = partial(self._searched, name), partial(_least, self._setting, name)
-                    hill_climb(start, row, list(starts), planned, _MOST_SEARCHED, least)
+                if row["days"] <= _WORTH_SEARCHING * soonest:
+                    self._with_options(row, self._setting)
 
-    def _searched(self, name: str, options: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Plan a neighbour, unless its model travels in so many buckets that more of them overlap no better."""
-        least = 4 * self._setting.model.num_parameters // _MOST_BUCKETS
-        if options.get("bucket_bytes", least) < least:
-            return None
-        return self._plan(name, options, self._setting)
+    def _with_options(self, row: dict[str, Any], there: Setting) -> dict[str, Any]:
+        """The soonest of a row and its plans with options of `SEARCHED`, see `hill_climb`."""
+        name, labels = row["strategy"], {"streams": row["streams"], "groups": row["groups"]}
+        size, starts = 4 * self._setting.model.num_parameters, SEARCHED.get(name, {})
+
+        def planned(options: Mapping[str, Any]) -> dict[str, Any] | None:
+            # More buckets overlap no better, and there is no larger one than the model.
+            is_useful = size // _MOST_BUCKETS <= options.get("bucket_bytes", size) < _TIMES_LARGER * size
+            return self._plan(name, options, there, **labels) if is_useful else None
+
+        start = row["options"] | {key: least for key, least in starts.items() if key not in row["options"]}
+        found = hill_climb(start, row, list(starts), planned, _MOST_SEARCHED, partial(_least, there, name))
+        return min([row, *found], key=_order)
 
     def _group(self) -> None:
         """Rounds between groups of near hosts, which average gradients at each step inside.
@@ -484,18 +488,42 @@ class Advice:
             self._plan("DiLoCo", options, there, groups=groups)
 
     def _widen(self) -> None:
-        """The best of each strategy with more streams, where streams have windows and it could be sooner."""
-        if not self._setting.resolved_protocol.has_windows:
-            return
+        """The best of each strategy with other algorithms, and with more streams where these have windows.
+
+        Nothing that its bound says cannot be sooner is planned.
+        """
         for row in _best_by(self.rows, lambda row: row["strategy"]):
             there = _placed(self._setting, row)
-            if _least(there, row["strategy"], row["options"]) >= (1 - _AS_SOON) * row["days"]:
+            soonest = self._with_algorithms(row, there)
+            if not there.resolved_protocol.has_windows:
                 continue
             for streams in _STREAMS:
-                labels = {"streams": streams, "groups": row["groups"]}
-                found = self._plan(row["strategy"], row["options"], there.with_streams(streams), **labels)
-                if found is None or found["days"] >= (1 - _AS_SOON) * row["days"]:
+                if self._is_soonest(soonest, there):
+                    break
+                wider, labels = there.with_streams(streams), {"streams": streams, "groups": row["groups"]}
+                found = self._plan(row["strategy"], row["options"], wider, **labels)
+                if found is not None and not self._is_soonest(found, wider):
+                    found = self._with_options(self._with_algorithms(found, wider), wider)
+                if found is None or found["days"] >= (1 - _AS_SOON) * soonest["days"]:
                     break  # windows do not limit it
+                soonest = found
+
+    def _with_algorithms(self, row: dict[str, Any], there: Setting) -> dict[str, Any]:
+        """The soonest of a row and its plans with single algorithms, see `by_algorithm`."""
+        if self._is_soonest(row, there):
+            return row
+        name, options = row["strategy"], row["options"]
+        labels = {"streams": row["streams"], "groups": row["groups"]}
+
+        def planned(setting: Setting) -> dict[str, Any] | None:
+            return row if setting is there else self._plan(name, options, setting, **labels)
+
+        strategy = build_strategy(name, **options)
+        return by_algorithm(strategy, there, planned, lambda each: each["tokens_per_second"])[0]
+
+    def _is_soonest(self, row: Mapping[str, Any], there: Setting) -> bool:
+        """True if a row takes about as long as its bound, whatever the algorithms and streams."""
+        return bool(_least(there, row["strategy"], row["options"]) >= (1 - _AS_SOON) * row["days"])
 
     def _leave_out(self) -> None:
         """The best without one site, and without more while that is sooner, if every worker has a host of its own.
@@ -503,7 +531,7 @@ class Advice:
         Of groups that lie in several sites none is broken up.
         """
         best = min(self.rows, key=_order)
-        setting = _placed(self._setting, best)
+        setting = replace(_placed(self._setting, best), collectives=best["algorithm"])
         if best["streams"]:
             setting = setting.with_streams(best["streams"])
         hosts = setting.hosts

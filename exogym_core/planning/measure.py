@@ -39,6 +39,7 @@ __all__ = [
     "Plan",
     "RefusedPlanError",
     "Setting",
+    "algorithms_to_try",
     "least_days",
     "measure",
     "memory_states",
@@ -105,6 +106,7 @@ class Plan:
         expected_bytes: the bytes are those to be expected, as they depend on random numbers.
         protocol: how transfers use links, with the streams of each.
         placement: number of workers by site.
+        algorithm: the setting `collectives` by which it goes.
         collectives: the algorithms that were used, by operation.
         remarks: notes on the figures.
     """
@@ -150,6 +152,7 @@ class Plan:
     days_high: float | None = None
     cost_low: float | None = None
     cost_high: float | None = None
+    algorithm: str | Mapping[str, str] = "auto"
     collectives: dict[str, list[str]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
@@ -424,6 +427,17 @@ def memory_states(strategy: Strategy, setting: Setting) -> dict[str, int]:
     return {} if found.period is None else _first_rounds(strategy, setting, found).memory()
 
 
+def algorithms_to_try(strategy: Strategy, setting: Setting, within: float) -> dict[str, list[str]]:
+    """Algorithms by operation that could be faster in whole rounds than those chosen, see `SimulatedRounds.rivals`."""
+    found = _rhythm(strategy, setting)
+    if found.period is None or not strategy.is_synchronous or strategy.num_servers:
+        return {}
+    try:
+        return _first_rounds(strategy, setting, found).rivals(within)
+    except (ValueError, RuntimeError):  # its requests depend on the others
+        return {}
+
+
 def takes_long(strategy: Strategy, setting: Setting) -> bool:
     """True if ranks read the clock, so that all have to run, and thousands of messages be simulated one by one."""
     return _are_crowds(setting, setting.num_ranks) and _rhythm(strategy, setting).asks
@@ -664,6 +678,7 @@ def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pa
         tokens_per_step=setting.tokens_a_round(1),
         protocol=setting.resolved_protocol.describe(),
         placement=setting.workers_by_site(),
+        algorithm=setting.collectives or "auto",
         collectives=figures.collectives,
         remarks=remarks,
     )

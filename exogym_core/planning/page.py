@@ -12,6 +12,7 @@ from rich.table import Table
 
 from exogym_core.cli.run_commands import stdout
 from exogym_core.names import visible
+from exogym_core.planning.algorithms import algorithm_flags, algorithm_text
 from exogym_core.planning.sweep import (
     concerns,
     is_axis,
@@ -127,6 +128,7 @@ _COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "step": lambda row: format_seconds(row["seconds_per_step"]),
     "round": _round,
     "utilisation": lambda row: f"{row['compute_utilisation']:.1%}",
+    "algorithm": lambda row: "-" if row["algorithm"] == "auto" else algorithm_text(row["algorithm"]),
     "MFU": _mfu,
     "tokens/s": lambda row: _whole(row["tokens_per_second"]),
     "sent a worker and round": lambda row: (
@@ -262,10 +264,10 @@ def _notes_of(row: Mapping[str, Any]) -> list[str]:
     """Limit of a row, cheaper collectives, missing memory and crashes."""
     notes = [f"limited by {row['limit']['by']}; {row['limit']['remedy']}"]
     if (cheaper := row["cheaper"]) is not None:
-        algorithms = ", ".join(f"{op}={name}" for op, name in cheaper["collectives"].items())
+        algorithms = algorithm_flags(cheaper["collectives"])
         more = (cheaper["days"] - row["days"]) * 86_400
         notes.append(
-            f"--set collectives.{algorithms} costs {cheaper['cost']:,.0f} dollars ({cheaper['egress']:,.0f} of it for "
+            f"{algorithms} costs {cheaper['cost']:,.0f} dollars ({cheaper['egress']:,.0f} of it for "
             f"traffic) in {cheaper['days']:.3g} days: {row['cost'] - cheaper['cost']:,.2f} dollars less, "
             f"{format_seconds(abs(more))} {'later' if more >= 0 else 'sooner'}"
         )

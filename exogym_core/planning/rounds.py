@@ -7,12 +7,14 @@ rank that stands for all runs once, and its requests are simulated on every netw
 from __future__ import annotations
 
 import copy
+import itertools
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from exogym_core.communicator.base import CODE_CARRIERS
 from exogym_core.communicator.simulated.simulation import Schedules, World
 from exogym_core.planning.models import worker_memory
 from exogym_core.planning.recording import (
@@ -41,6 +43,7 @@ from exogym_core.run.request import with_servers
 from exogym_core.strategy.participation.absence import Participation
 from exogym_core.strategy.parts.codecs import coding_report
 from exogym_core.workers.run import run_ranks
+from netsim import OPERATIONS
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -375,12 +378,9 @@ class SimulatedRounds:
             return self._figures(self._live(setting, seconds, num_rounds), seconds, names)
         if num_rounds is not None and num_rounds > self._num_rounds:
             recording = recording.lengthened(num_rounds)
-        world = World.build(
-            self._num_ranks, topology, self._placement(setting), setting.protocol, setting.collectives
-        )
+        world = self._world(setting)
         if self._schedules is None:
-            key = ("schedules", setting.known.number_of(world))
-            self._schedules = setting.known.once(key, lambda: Schedules(world))
+            self._schedules = _schedules(setting, world)
         num_marks = num_rounds if num_rounds is None or not self._leaves_out else 3 * num_rounds
 
         def figures(replayed: Recording, links: Sequence[str] | None) -> RoundFigures:
@@ -392,6 +392,35 @@ class SimulatedRounds:
             return figures(recording, names)
         one, other = (vars(figures(each, None)) for each, _ in shortened)
         return RoundFigures(**extrapolated(one, other, shortened[1][1], REPEATS[1] - REPEATS[0]))
+
+    def _world(self, setting: Setting) -> World:
+        places, protocol = self._placement(setting), setting.protocol
+        return World.build(self._num_ranks, setting.topology, places, protocol, setting.collectives)
+
+    def rivals(self, within: float) -> dict[str, list[str]]:
+        """Algorithms by operation that all its calls of rank 0 in a round may go by, instead of one chosen for each.
+
+        Those that are chosen for a call, and those with which a call alone takes at most `within` times as long.
+
+        Raises:
+            InputError: what rank 0 requests needs the others.
+        """
+        book = _schedules(self._setting, self._world(self._setting))
+        calls = dict.fromkeys(call for call, _ in self.calls_of(0) if call.op in OPERATIONS)
+        found: dict[str, list[tuple[str, ...]]] = {}
+        for call in calls:
+            found.setdefault(call.op, []).append(book.contenders(call, within))
+        rivals = {}
+        for op, names in found.items():
+            chosen = {name for name, *_ in names}
+            same = chosen if len(chosen) == 1 else set()
+            if (
+                op == "all_reduce" and "all_to_all" in found
+            ):  # of codes, which others would encode at every hop
+                same = {*same, *CODE_CARRIERS[1:]}
+            if others := [name for name in dict.fromkeys(itertools.chain(*names)) if name not in same]:
+                rivals[op] = others
+        return rivals
 
     def _placement(self, setting: Setting) -> Sequence[str] | None:
         return with_servers(
@@ -514,6 +543,10 @@ class SimulatedRounds:
                     counts = getattr(figures, name)[rank]
                     for place in range(number, len(counts)):
                         counts[place] += num_left * (ended[rank].row[name] - began[rank].row[name])
+
+
+def _schedules(setting: Setting, world: World) -> Schedules:
+    return setting.known.once(("schedules", setting.known.number_of(world)), lambda: Schedules(world))
 
 
 def _times(seconds: Callable[[int], float], factor: float, step: int) -> float:

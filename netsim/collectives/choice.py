@@ -105,6 +105,9 @@ class Choices:
         self._fixed = dict(fixed or {})
         self._quiet = replace(topology, weather=Weather()) if topology is not None else None
         self._searched = lru_cache(_MOST_REMEMBERED)(self._search)
+        self._contenders = lru_cache(_MOST_REMEMBERED)(
+            lambda *call: self._trial(*call[:4]).contenders(*call[4:])
+        )
         self._alike: dict[Hashable, str] = {}
 
     def algorithm(self, op: str, hosts: Sequence[int], num_bytes: int, root: int = 0) -> str:
@@ -124,9 +127,25 @@ class Choices:
             return default_algorithm(op)
         return self._searched(op, tuple(hosts), _nearest_power(num_bytes), root)
 
-    def _search(self, op: str, hosts: tuple[int, ...], num_bytes: int, root: int) -> str:
+    def contenders(
+        self, op: str, hosts: Sequence[int], num_bytes: int, root: int = 0, within: float = 1.0
+    ) -> tuple[str, ...]:
+        """Algorithms that take at most `within` times as long as the one of `algorithm`, which comes first.
+
+        In a whole round, where collectives overlap and connections are cold, one of these may be faster. Of algorithms
+        that take equally long, only the table's first is named.
+        """
+        chosen = self.algorithm(op, hosts, num_bytes, root)
+        if op in self._fixed or self._protocol.rendezvous or self._quiet is None:
+            return (chosen,)
+        return chosen, *self._contenders(op, tuple(hosts), _nearest_power(num_bytes), root, chosen, within)
+
+    def _trial(self, op: str, hosts: tuple[int, ...], num_bytes: int, root: int) -> _Trial:
         assert self._quiet is not None
-        trial = _Trial(op, hosts, num_bytes, root, self._quiet, self._protocol)
+        return _Trial(op, hosts, num_bytes, root, self._quiet, self._protocol)
+
+    def _search(self, op: str, hosts: tuple[int, ...], num_bytes: int, root: int) -> str:
+        trial = self._trial(op, hosts, num_bytes, root)
         likeness = trial.likeness()
         if likeness not in self._alike:
             self._alike[likeness] = trial.fastest()
@@ -151,15 +170,33 @@ class _Trial:
             return names[0]
         bounds = {name: self.bound_seconds(name) for name in names}
         best, best_seconds = names[0], math.inf
-        crowds = {name: self._crowd_seconds(name) for name in names}
+        crowds = self._crowds
         for name in sorted(names, key=lambda name: (crowds[name] > 0, bounds[name])):
             if bounds[name] > best_seconds * _SAME or crowds[name] > _SURELY * best_seconds:
                 continue
-            seconds = crowds[name] if crowds[name] > _LONG_SECONDS else self.seconds(name)
+            seconds = self.seconds(name)
             is_earlier = names.index(name) < names.index(best)
             if seconds * _SAME < best_seconds or (is_earlier and seconds <= best_seconds * _SAME):
                 best, best_seconds = name, seconds
         return best
+
+    def contenders(self, chosen: str, within: float) -> list[str]:
+        """Other algorithms that take at most `within` times as long as the chosen one, and not as long as another."""
+        names = _candidates(self.op, self.protocol)
+        if len(names) == 1 or len(set(self.hosts)) < 2:
+            return []
+        seconds = {chosen: self.seconds(chosen)}
+        most = within * seconds[chosen]
+        for name in names:
+            if name not in seconds and self.bound_seconds(name) <= most:
+                took = self.seconds(name)
+                if took <= most and took not in seconds.values():
+                    seconds[name] = took
+        return list(seconds)[1:]
+
+    @cached_property
+    def _crowds(self) -> dict[str, float]:
+        return {name: self._crowd_seconds(name) for name in _candidates(self.op, self.protocol)}
 
     def _crowd_seconds(self, name: str) -> float:
         """Seconds of so many messages at once that simulating them takes long, by the busiest link; 0 for fewer."""
@@ -221,6 +258,8 @@ class _Trial:
         """Estimated seconds until the last member finishes; infinite for more messages than are worth listing."""
         if self._is_too_large(name):
             return math.inf
+        if self._crowds[name] > _LONG_SECONDS:
+            return self._crowds[name]
         return self._estimator.seconds(partial(self._made, name), self.num_bytes, self.hosts, _REPETITIONS)
 
 

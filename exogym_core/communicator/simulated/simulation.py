@@ -164,6 +164,10 @@ class Schedules:
             topology=world.topology,
         )
 
+    def contenders(self, call: Call, within: float) -> tuple[str, ...]:
+        """Algorithm of `call`, and those that take at most `within` times as long, see `Choices.contenders`."""
+        return self._choices.contenders(call.op, self._hosts(call.ranks), call.num_bytes, call.root, within)
+
     @property
     def carrier_of_codes(self) -> str:
         """All-reduce algorithm of encoded values, see `Communicator.carrier_of_codes`."""
