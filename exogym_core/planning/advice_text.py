@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.planning.advise import BY_BOUND, SEARCHED, variant_of
+from exogym_core.planning.advise import BY_BOUND, SEARCHED, is_as_soon, variant_of
 from exogym_core.planning.algorithms import algorithm_text
 from exogym_core.planning.page import MODEL_SIZE, OWN_BACKENDS, placement_text
 from exogym_core.results.report.table import short_count
@@ -22,10 +22,16 @@ _FEW = 10  # below, dollars and hours have two decimal places
 
 
 def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
-    """Ranking, ring over the sites, and unknowns; of rows that differ in searched options alone the first."""
+    """Ranking, ring over the sites, and unknowns.
+
+    Of rows that differ in searched options alone the first is shown, or the one with the smallest that is as soon.
+    """
     variants: dict[str, dict[str, Any]] = {}
     for row in advice["ranked"]:
-        variants.setdefault(repr(variant_of(row)), row)
+        first = variants.setdefault(repr(variant_of(row)), row)
+        is_like_it = row["streams"] == first["streams"] and is_as_soon(row, first)
+        if is_like_it and _searched(row) < _searched(first):
+            variants[repr(variant_of(row))] = row
     names = [_name(row) for row in variants.values()]
     others = len(advice["ranked"]) - len(variants)
     of_money = advice["budget"].get("dollars")
@@ -71,6 +77,11 @@ def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
     yield "*: nothing else is surely both sooner and cheaper; rows of one place are equal. Not known:"
     for line in advice["unknown"]:
         yield f"  {line}"
+
+
+def _searched(row: Mapping[str, Any]) -> tuple[int, ...]:
+    starts = SEARCHED.get(row["strategy"], {})
+    return tuple(row["options"].get(name, least) for name, least in starts.items())
 
 
 def _collective_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

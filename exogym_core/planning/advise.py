@@ -41,6 +41,7 @@ __all__ = [
     "advise",
     "candidates",
     "hill_climb",
+    "is_as_soon",
     "variant_of",
 ]
 
@@ -90,10 +91,14 @@ def hill_climb(
             if (found := planned(neighbour)) is None:
                 continue
             rows.append(found)
-            is_as_soon = abs(found["days"] - best["days"]) <= _AS_SOON * best["days"]
-            if key < _key(options, names) if is_as_soon else found["days"] < best["days"]:
+            if key < _key(options, names) if is_as_soon(found, best) else found["days"] < best["days"]:
                 best, options, neighbours = found, neighbour, _neighbours(neighbour, names)
     return rows
+
+
+def is_as_soon(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """True if two rows take about equally long."""
+    return bool(abs(row["days"] - other["days"]) <= _AS_SOON * other["days"])
 
 
 def _key(options: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
