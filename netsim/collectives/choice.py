@@ -130,10 +130,14 @@ class Choices:
     def contenders(
         self, op: str, hosts: Sequence[int], num_bytes: int, root: int = 0, within: float = 1.0
     ) -> tuple[str, ...]:
-        """Algorithms that take at most `within` times as long as the one of `algorithm`, which comes first.
+        """Names of the algorithm that `algorithm` chooses, and of those about as fast.
 
         In a whole round, where collectives overlap and connections are cold, one of these may be faster. Of algorithms
         that take equally long, only the table's first is named.
+
+        Args:
+            op, hosts, num_bytes, root: as for `algorithm`.
+            within: times as long as the chosen one that others may take.
         """
         chosen = self.algorithm(op, hosts, num_bytes, root)
         if op in self._fixed or self._protocol.rendezvous or self._quiet is None:
