@@ -52,7 +52,7 @@ SECONDS_A_DAY = 86_400
 
 #: Relative error of simulated communication: the median of calls on networks that the model had not seen, without their
 #: queues, which few topologies give (docs/accuracy.md).
-NETWORK_ERROR = 0.071
+NETWORK_ERROR = 0.102
 
 
 #: Bytes of fp32 values a second at which a remark names the time of coding: that of `netgym bench`.
