@@ -414,9 +414,8 @@ class SimulatedRounds:
         for op, names in found.items():
             chosen = {name for name, *_ in names}
             same = chosen if len(chosen) == 1 else set()
-            if (
-                op == "all_reduce" and "all_to_all" in found
-            ):  # of codes, which others would encode at every hop
+            # Of codes, which others would encode at every hop.
+            if op == "all_reduce" and "all_to_all" in found:
                 same = {*same, *CODE_CARRIERS[1:]}
             if others := [name for name in dict.fromkeys(itertools.chain(*names)) if name not in same]:
                 rivals[op] = others

@@ -439,10 +439,8 @@ def _spread_states(together: dict[str, Any], states: Sequence[dict[str, Any]]) -
 
 
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
-_FUSED_DTYPES = (
-    torch.float32,
-    torch.float64,
-)  # others are rounded after each operation where updates are not fused
+# Others are rounded after each operation where updates are not fused.
+_FUSED_DTYPES = (torch.float32, torch.float64)
 
 
 def _can_fuse(optimizer: Optimizer) -> bool:

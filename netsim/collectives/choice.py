@@ -105,9 +105,7 @@ class Choices:
         self._fixed = dict(fixed or {})
         self._quiet = replace(topology, weather=Weather()) if topology is not None else None
         self._searched = lru_cache(_MOST_REMEMBERED)(self._search)
-        self._contenders = lru_cache(_MOST_REMEMBERED)(
-            lambda *call: self._trial(*call[:4]).contenders(*call[4:])
-        )
+        self._contenders = lru_cache(_MOST_REMEMBERED)(self._search_contenders)
         self._alike: dict[Hashable, str] = {}
 
     def algorithm(self, op: str, hosts: Sequence[int], num_bytes: int, root: int = 0) -> str:
@@ -147,6 +145,11 @@ class Choices:
     def _trial(self, op: str, hosts: tuple[int, ...], num_bytes: int, root: int) -> _Trial:
         assert self._quiet is not None
         return _Trial(op, hosts, num_bytes, root, self._quiet, self._protocol)
+
+    def _search_contenders(
+        self, op: str, hosts: tuple[int, ...], num_bytes: int, root: int, chosen: str, within: float
+    ) -> list[str]:
+        return self._trial(op, hosts, num_bytes, root).contenders(chosen, within)
 
     def _search(self, op: str, hosts: tuple[int, ...], num_bytes: int, root: int) -> str:
         trial = self._trial(op, hosts, num_bytes, root)

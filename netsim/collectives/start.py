@@ -60,11 +60,10 @@ def start_all_to_all(
         A function that lets a member enter now with the bytes that it has for each member, and `Collective.cancel`.
     """
     num = len(hosts)
-    step = schedule("all_to_all", num).step(0)  # each sender's messages in the order of posting
+    made = schedule("all_to_all", num)
+    step = made.step(0)  # each sender's messages in the order of posting
     messages = StepMessages(num, step.src.tolist(), step.dst.tolist(), [0.0] * len(step.src))
-    started = _start(
-        network, StepSequence(num, [0], lambda index: messages, True, False, True), hosts, group, on_done
-    )
+    started = _start(network, made.walked(lambda index: messages, True), hosts, group, on_done)
 
     def enter(member: int, row: Sequence[int]) -> None:
         for send in range(messages.first[member], messages.first[member + 1]):

@@ -214,16 +214,14 @@ class Rendezvous:
     time_option: str = "timeout_seconds"
     store: Store = field(default_factory=HashStore)
     _number: int = field(init=False, default=0)  # of this run, among those of these ranks
-    _num_groups: Counter[int] = field(
-        init=False, default_factory=Counter
-    )  # groups with each other rank so far
-    _num_made: Counter[str] = field(init=False, default_factory=Counter)  # groups of these ranks, by a digest
+    # Groups so far: with each other rank, and of just these ranks, by a digest.
+    _num_groups: Counter[int] = field(init=False, default_factory=Counter)
+    _num_made: Counter[str] = field(init=False, default_factory=Counter)
     _grows: bool = field(init=False, default=False)  # no time-out was given
     _left: float = field(init=False, default_factory=time.monotonic)  # when its last call had finished
     _made: weakref.WeakSet[Any] = field(init=False, default_factory=weakref.WeakSet)  # gloo's groups
-    _sockets: dict[int, int] = field(
-        init=False, default_factory=dict
-    )  # that were opened while groups were made
+    # That were opened while groups were made.
+    _sockets: dict[int, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.timeout_seconds is None:

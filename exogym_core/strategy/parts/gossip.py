@@ -204,7 +204,7 @@ class Gossip(Module):
     balanced: bool = True
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
-        """Check the graph.
+        """Refuse a graph that is not one of so many ranks, or mixes otherwise than the strategy does.
 
         Raises:
             InputError: the graph is not one of so many ranks.

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from netsim.network.collective import StepMessages, StepSequence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = [
     "ONE_PART",
@@ -41,10 +41,8 @@ __all__ = [
 
 # The messages of a schedule with more of them are made step by step each time, and not kept.
 _MOST_KEPT_MESSAGES = 100_000
-_SENDS_FIRST = (
-    "all_gather",
-    "all_to_all",
-)  # gloo's allgather.cc, alltoall.cc and alltoallv.cc; its others receive first
+# gloo's allgather.cc, alltoall.cc and alltoallv.cc post a send before the receive of its pair; its others, after it.
+_SENDS_FIRST = ("all_gather", "all_to_all")
 
 Ranks = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.int64]
@@ -237,8 +235,17 @@ class Schedule:
             return StepMessages(self.num_ranks, step.src.tolist(), step.dst.tolist(), sizes)
 
         is_kept = self.num_messages <= _MOST_KEPT_MESSAGES
+        return self.walked(messages, is_kept)
+
+    def walked(self, make: Callable[[int], StepMessages], is_kept: bool) -> StepSequence:
+        """The schedule as collectives on a live network walk through it, with messages made by the caller.
+
+        Args:
+            make: messages of a step, as of `StepSequence`.
+            is_kept: they are kept for the next collective.
+        """
         is_message, sends_first = self.op == "sendrecv", self.op in _SENDS_FIRST
-        return StepSequence(self.num_ranks, self.gates, messages, is_kept, is_message, sends_first)
+        return StepSequence(self.num_ranks, self.gates, make, is_kept, is_message, sends_first)
 
     def step(self, index: int) -> Step:
         """The messages of step `index`, counted over all phases."""
