@@ -90,6 +90,60 @@ class Replacing(Restless):
         model.last.weight = nn.Parameter(torch.zeros(3, 8))
 
 
+class Silenced(Restless):
+    @staticmethod
+    def does(model: Any) -> None:
+        torch.nn.functional.dropout(torch.ones(3))
+
+
+class Measuring(Restless):
+    """Keeps a mean in a buffer after a warm-up, of its own batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    @staticmethod
+    def does(model: Any) -> None:
+        model.mean += 1
+
+
+class Widening(Restless):
+    """Trains its last layer from the fourth pass on."""
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        self.num_passes += self.training
+        return (
+            Classifier.forward(self, batch) if self.num_passes > 3 else self.first(batch[0]).square().mean()
+        )
+
+
+class Scaled(Classifier):
+    """A model with a parameter of no dimension, and one of no values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor, self.none = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.zeros(0))
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return super().forward((batch[0] * self.factor, batch[1])) + self.none.sum()
+
+
+class Attending(nn.Module):
+    """Attention whose keys have a bias: softmax cancels it, so that its gradient is rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs, self.outputs = nn.Linear(1, 8), nn.Linear(8, 3)
+        self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        hidden = self.inputs(batch[0][..., None])
+        parts = self.query(hidden), self.key(hidden), self.value(hidden)
+        hidden = nn.functional.scaled_dot_product_attention(*(each[:, None] for each in parts))
+        return nn.functional.cross_entropy(self.outputs(hidden.mean((1, 2))), batch[1])
+
+
 @pytest.fixture(scope="module")
 def samples() -> TensorDataset:
     generator = torch.Generator().manual_seed(3)
@@ -164,6 +218,39 @@ def test_parameters_left_out_or_replaced_at_a_later_pass(
     assert stacked == pytest.approx(single, rel=1e-4)
     with pytest.raises(InputError, match=r"Replacing: the model replaces its parameter 'last.weight' after"):
         train(samples, make(), "stacked", Replacing)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Silenced, "torch.vmap cannot vectorise it: RuntimeError: vmap: called random operation"),
+        (Measuring, "it changes buffers"),
+        (Widening, r"it trains 'last\.bias', which the first one leaves out"),
+    ],
+)
+def test_a_later_pass_that_cannot_be_stacked_says_so_in_one_line(
+    samples: TensorDataset, model: type[nn.Module], reason: str
+) -> None:
+    line = (
+        f"workers: stacked: a later pass of the model cannot be stacked: {reason}.*; write workers: threads"
+    )
+    with pytest.raises(InputError, match=line):
+        train(samples, AllReduceStrategy(), "stacked", model)
+    assert train(samples, AllReduceStrategy(), "threads", model).max_steps == 12
+
+
+@pytest.mark.parametrize("model", [Scaled, Attending])
+@pytest.mark.parametrize("autocast", [False, "bf16"])
+def test_models_of_all_shapes_are_stacked(
+    samples: TensorDataset, model: type[nn.Module], autocast: bool | str
+) -> None:
+    strategy = partial(AllReduceStrategy, max_norm=0.5)
+    single = train(samples, strategy(), "threads", model, autocast=autocast)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it runs in threads, or torch takes one replica at a time
+        stacked = train(samples, strategy(), "stacked", model, autocast=autocast)
+    assert stacked.virtual_seconds == single.virtual_seconds
+    assert losses(stacked) == pytest.approx(losses(single), rel=2e-2 if autocast else 1e-4)
 
 
 def test_gradients_and_updates_are_computed_once_for_all_replicas(

@@ -12,7 +12,7 @@ time, bit for bit; losses differ from those of single replicas by rounding.
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
@@ -31,11 +31,12 @@ from exogym_core.data.batches import (
     move_batch,
 )
 from exogym_core.data.samples import steps_together
-from exogym_core.run.cuda_graphs import GraphedPass, near
+from exogym_core.run.cuda_graphs import GraphedPass
 from exogym_core.run.learner import DetachedLearner, LocalStep
 from exogym_core.run.snapshots import refuse_other_parameters
 from exogym_core.strategy.parts.flat import unflatten
-from netsim.errors import InputError
+from exogym_core.workers.failures import own_frames
+from netsim.errors import InputError, NetsimError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -237,8 +238,17 @@ class Stack:
             name: (values if ranks is None else values[ranks]).detach().requires_grad_(name in self._trained)
             for name, values in self._values.items()
         }
-        losses = batched_losses(self._model, leaves, batch, self._precision)
-        losses.sum().backward()  # type: ignore[no-untyped-call]
+        buffers = list(self._model.buffers())
+        versions = _versions(buffers)
+        try:
+            losses = batched_losses(self._model, leaves, batch, self._precision)
+            losses.sum().backward()  # type: ignore[no-untyped-call]
+        except NetsimError:
+            raise
+        except Exception as error:
+            raise _later_pass(_reason(error), error) from None
+        if _versions(self._model.buffers()) != versions:
+            raise _later_pass("it changes buffers, which replicas share")
         return losses.detach(), {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
     # --- updates -------------------------------------------------------------------------------------------
@@ -365,8 +375,7 @@ class Stack:
                     values.grad = gradient
                     continue
                 if gradient is None:
-                    text = f"workers: stacked: a pass of batches of several sizes leaves {name!r} out"
-                    raise InputError(f"{text}: write workers: threads")
+                    raise _later_pass(f"it leaves {name!r} out, with batches of several sizes")
                 if not losses:
                     values.grad = torch.empty_like(values)
                 cast("Tensor", values.grad)[ranks] = gradient
@@ -376,7 +385,7 @@ class Stack:
     def _average(self, steps: Sequence[StepSamples]) -> None:
         """Set the gradients of all replicas to their mean, added in rank order, weighed by the samples of `steps`."""
         columns = [values for _, values, _ in self._columns if values.grad is not None]
-        rows = torch.cat([cast("Tensor", values.grad).flatten(1) for values in columns], 1)
+        rows = torch.cat([_flat_rows(values.grad) for values in columns], 1)
         if steps[0].samples_of:
             weights = [step.samples * len(steps) / step.total_samples for step in steps]
             rows *= torch.tensor(weights, dtype=rows.dtype, device=rows.device)[:, None]
@@ -387,15 +396,25 @@ class Stack:
     def _clip(self, max_norm: float) -> None:
         """Clip the norm of each replica's gradients, as torch's `clip_grad_norm_`."""
         columns = [values for _, values, _ in self._columns if values.grad is not None]
-        rows = [cast("Tensor", values.grad).flatten(1) for values in columns]
+        rows = [_flat_rows(values.grad) for values in columns]
         norms = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in rows], 1)
         scales = (max_norm / (torch.linalg.vector_norm(norms, dim=1) + 1e-6)).clamp(max=1.0)
         for values, each in zip(columns, rows, strict=True):
             values.grad = (each * scales[:, None]).view_as(values)
 
 
+def _flat_rows(gradient: Tensor | None) -> Tensor:
+    """The gradient of each replica as a row, of a parameter of any shape."""
+    assert gradient is not None
+    return gradient.reshape(len(gradient), -1)
+
+
 def _rows_of(gradient: Tensor | None, column: Sequence[Tensor]) -> Sequence[Tensor | None]:
     return [None] * len(column) if gradient is None else gradient.unbind()
+
+
+_COUNT = "step"
+"""Tensor of an optimizer's state that is no row: a parameter without dimensions has others like it."""
 
 
 def _are_rows(tensors: Sequence[Tensor], stacked: Tensor) -> bool:
@@ -416,7 +435,7 @@ def _gather_states(together: dict[str, Any], states: Sequence[dict[str, Any]]) -
             if own != [first] * len(own):
                 return False
             together[key] = first
-        elif first.dim() == 0:
+        elif key == _COUNT:
             if len({each.item() for each in own}) > 1:
                 return False
             together[key] = first.clone()
@@ -431,11 +450,12 @@ def _spread_states(together: dict[str, Any], states: Sequence[dict[str, Any]]) -
     """Give each replica's optimizer its row of a state that is new, and the count of steps."""
     for key, value in together.items():
         is_tensor = isinstance(value, torch.Tensor)
-        if key in states[0] and is_tensor and not value.dim():
+        is_count = is_tensor and key == _COUNT
+        if key in states[0] and is_count:
             torch._foreach_copy_([state[key] for state in states], [value] * len(states))
         elif key not in states[0] or not is_tensor:
             for row, state in enumerate(states):
-                state[key] = (value[row] if value.dim() else value.clone()) if is_tensor else value
+                state[key] = value.clone() if is_count else value[row] if is_tensor else value
 
 
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
@@ -481,16 +501,14 @@ def batched_losses(
     """
     device = next(iter(parameters.values())).device
 
-    # The memory-efficient kernel of CUDA refuses batches of batches.
-    attention = (
-        sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]) if device.type == "cuda" else nullcontext()
-    )
+    # The memory-efficient kernel of CUDA refuses batches of batches, and the CPU's takes one replica at a time.
+    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH] if device.type == "cuda" else [SDPBackend.MATH]
 
     def loss(own: dict[str, Tensor], samples: Any) -> Tensor:
         objects = {name: id(value) for name, value in own.items()}
         # The model has its own parameters again after the call.
         hook = model.register_forward_hook(lambda *_: refuse_other_parameters(model, objects))
-        with autocast_to(precision, device), attention, hook:
+        with autocast_to(precision, device), sdpa_kernel(kernels), hook:
             return as_mean_loss(functional_call(model, own, (samples,)), "workers: stacked").reshape(())
 
     losses: Tensor = torch.vmap(loss)(dict(parameters), batch)
@@ -508,44 +526,82 @@ def backward_order(model: nn.Module, batch: Any, precision: str | None) -> list[
     Args:
         model: a copy that may be changed, on its device.
         batch: any of its batches.
-        precision: as `autocast`.
+        precision: as `autocast`. Gradients are compared without it, since its rounding hides other computations.
 
     Raises:
         StackingError: they give other gradients than single ones, or none.
     """
+    own = {name: value for name, value in model.named_parameters() if value.requires_grad}
     order: list[str] = []
-    for name, value in model.named_parameters():
-        if value.requires_grad:
-            value.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))  # type: ignore[no-untyped-call]
+    for name, value in own.items():
+        value.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))  # type: ignore[no-untyped-call]
+    parts: list[Any] = []
+    joined_batch([batch], parts.extend)
+    if odd := [type(part).__name__ for part in parts if not isinstance(part, torch.Tensor)]:
+        raise StackingError(f"its batches have a part of type {odd[0]}, which is no tensor")
     model.train()
-    buffers = {name: value.clone() for name, value in model.named_buffers()}
-    drawn = torch.get_rng_state()
-    with autocast_to(precision, next(model.parameters()).device):
+    for each in dict.fromkeys((precision, None)):
+        model.zero_grad()
+        parameters = _stacked_gradients(model, batch, each)
+    pairs = {name: (value.grad, parameters[name].grad) for name, value in own.items()}
+    if odd := [name for name, (single, double) in pairs.items() if (single is None) != (double is None)]:
+        raise StackingError(f"either single or stacked replicas have no gradient of {odd[0]}")
+    _compare(
+        {name: pair for name, pair in pairs.items() if pair[0] is not None and pair[0].numel()}  # type: ignore[misc]
+    )
+    return list(dict.fromkeys(order))
+
+
+def _stacked_gradients(model: nn.Module, batch: Any, precision: str | None) -> dict[str, Tensor]:
+    """Parameters of two equal replicas with their gradients, after the same pass of the model by itself."""
+    buffers, drawn = _versions(model.buffers()), torch.get_rng_state()
+    with autocast_to(precision, device_of(model)):
         loss = as_loss(model(batch), "workers: stacked")
     loss.backward()  # type: ignore[no-untyped-call]
-    if any(not torch.equal(value, buffers[name]) for name, value in model.named_buffers()):
+    if _versions(model.buffers()) != buffers:
         raise StackingError("its buffers change in training, as those of batch normalisation do")
     if not torch.equal(drawn, torch.get_rng_state()):
         raise StackingError("its forward pass draws random numbers, as dropout does")
-    names = [name for name, value in model.named_parameters() if value.requires_grad]
+    for name, value in model.named_parameters():
+        if value.grad is not None and value.grad.is_sparse:
+            raise StackingError(f"the gradient of {name} is sparse")
     parameters = {
         name: torch.stack([value.detach()] * 2).requires_grad_(value.requires_grad)
         for name, value in model.named_parameters()
     }
-    own = dict(model.named_parameters())
     try:
         batched_losses(model, parameters, joined_batch([batch] * 2, _stacked), precision).sum().backward()  # type: ignore[no-untyped-call]
     except Exception as error:
-        raise StackingError(f"torch.vmap cannot vectorise it: {str(error).strip().splitlines()[0]}") from None
-    for name in names:
-        single, double = own[name].grad, parameters[name].grad
-        if single is None or double is None:
-            if (single is None) != (double is None):
-                raise StackingError(f"either single or stacked replicas have no gradient of {name}")
-            continue
-        if single.is_sparse or not near(double, single):
+        raise StackingError(_reason(error)) from None
+    return parameters
+
+
+def _compare(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Raise StackingError unless gradients are equal, single and stacked, but for rounding.
+
+    A gradient may be rounding alone, such as that of the bias of keys in attention: the largest of all counts, too.
+    """
+    scales = {name: float(single.abs().max()) for name, (single, _) in pairs.items()}
+    for name, (single, double) in pairs.items():
+        rounding = max(8 * torch.finfo(single.dtype).eps, 1e-5) * max(scales.values())
+        if not float((double - single).abs().max()) <= 1e-3 * scales[name] + rounding:
             raise StackingError(f"stacked replicas have another gradient of {name}")
-    return order
+
+
+def _reason(error: Exception) -> str:
+    line = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"torch.vmap cannot vectorise it: {line}"
+
+
+def _later_pass(reason: str, error: Exception | None = None) -> InputError:
+    """Error of a pass that cannot be stacked, although the first one could, with the model's frames below its line."""
+    text = f"workers: stacked: a later pass of the model cannot be stacked: {reason}; write workers: threads"
+    return InputError("\n".join([text, *(() if error is None else own_frames(error))]))
+
+
+def _versions(buffers: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Which tensors they are, and how often each has been changed."""
+    return [(id(buffer), buffer._version) for buffer in buffers]
 
 
 class StackedLearner(DetachedLearner):
@@ -585,4 +641,6 @@ class StackedLearner(DetachedLearner):
 
     def _forward(self, batch: Any, number: int) -> Tensor:
         loss, self._gradients = self._stack.gradients(self._comm.rank, batch)
+        if self._order is not None and (new := self._gradients.keys() - self._order):
+            raise _later_pass(f"it trains {min(new)!r}, which the first one leaves out")
         return loss
