@@ -182,6 +182,34 @@ def test_text_printed_before_a_fork_is_written_once(monkeypatch: pytest.MonkeyPa
         assert written.read() == "point 1 of 2\n"
 
 
+_IN_FORKS: list[signal.Signals] = []
+"""Signals that this process gets in the functions that Python calls at a fork, one a fork."""
+
+os.register_at_fork(before=lambda: _IN_FORKS and os.kill(os.getpid(), _IN_FORKS.pop()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_comes_while_a_child_is_forked_interrupts_after_it(number: signal.Signals) -> None:
+    """Python ignores what its handler raises in functions called at a fork, and a long run went on to its end."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    def report_handler(index: int, channel: Pipe) -> None:
+        channel.send(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)
+
+    previous = signal.signal(number, interrupt)
+    try:
+        with Children(report_handler, 0, method="fork") as children:
+            _IN_FORKS.append(number)
+            with pytest.raises(KeyboardInterrupt):
+                children.add("netgym late")
+            assert children.channels[0].recv() is True  # it was started whole, and is known
+            assert children.reap(0, timeout_seconds=30) == "exit code 0"
+    finally:
+        signal.signal(number, previous)
+
+
 def test_threads_of_ranks_have_ended_for_the_system_when_a_run_ends() -> None:
     libc, key = ctypes.CDLL(None), ctypes.c_uint()
     # The thread's own data goes when it exits: here that takes as long as a destructor kept from a core.

@@ -47,8 +47,42 @@ __all__ = [
     "can_fork",
     "end_process",
     "fork",
+    "interruptions_deferred",
     "trim_memory",
 ]
+
+# --- signals -------------------------------------------------------------------------------------------------
+
+
+_INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def interruptions_deferred() -> Iterator[None]:
+    """Let signals interrupt after the block, such as one that sends a message or forks.
+
+    A message that is cut would be taken for the head of the next one, and Python ignores what a handler raises in a
+    function called at a fork, such as `logging`'s. Blocking signals does not help: another thread may get one, and
+    Python raises in the main thread all the same.
+    """
+    if threading.current_thread() is not threading.main_thread():  # interruptions are not raised here
+        yield
+        return
+    deferred: list[int] = []
+
+    def interrupt() -> None:
+        for number in deferred:
+            signal.raise_signal(number)
+
+    with contextlib.ExitStack() as restoring:
+        restoring.callback(interrupt)
+        for number in _INTERRUPTING:
+            handler = signal.getsignal(number)
+            if callable(handler):
+                restoring.callback(signal.signal, number, handler)
+                signal.signal(number, lambda number, frame: deferred.append(number))
+        yield
+
 
 # --- pipes ---------------------------------------------------------------------------------------------------
 
@@ -378,10 +412,12 @@ class Children:
             return file.read().rpartition(")")[2].split()[0] in "Tt"
         return False
 
+    @interruptions_deferred()  # one between the fork and the next line would lose the child's pid
     def _start(self, index: int) -> None:
         ours, theirs = Pipe.pair()
-        # A signal between the fork and the next line would lose the child's pid, or reach it as the parent.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        mask = signal.pthread_sigmask(
+            signal.SIG_BLOCK, _INTERRUPTING
+        )  # they would reach the child as the parent
         try:
             self.channels.append(ours)
             start = self._fork if self.method == "fork" else self._spawn
@@ -540,13 +576,14 @@ def trim_memory() -> None:
 
 
 def _settle(parent: int, name: str, mask: set[signal.Signals | int], libc: ctypes.CDLL | None) -> None:
-    """Make this process a child that ends with its parent and leaves Ctrl-C to it."""
+    """Make this process a child that ends with its parent and leaves Ctrl-C and a closed terminal to it."""
     if libc is not None:
         libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
         libc.prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:15]), 0, 0, 0)
     if os.getppid() != parent:  # it ended before we asked for the signal
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)  # the parent's event loop is not ours
     signal.pthread_sigmask(signal.SIG_SETMASK, mask - {signal.SIGINT})

@@ -14,7 +14,6 @@ import importlib
 import os
 import pickle
 import signal
-import threading
 import traceback
 import warnings
 from dataclasses import dataclass
@@ -22,7 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 
-from exogym_core.workers.processes.children import ChannelClosed, Children, Pipe, can_fork
+from exogym_core.workers.processes.children import (
+    ChannelClosed,
+    Children,
+    Pipe,
+    can_fork,
+    interruptions_deferred,
+)
 from netsim import raise_lost_interrupt, rare_collections
 from netsim.errors import NetsimError
 
@@ -165,7 +170,7 @@ class _Pool:
             if job.is_dropped:
                 self._children.send_signal(index, signal.SIGKILL)
             try:
-                with _interruptions_deferred():
+                with interruptions_deferred():
                     message = self._children.channels[index].recv()
             except ChannelClosed:
                 how = self._children.reap(index, timeout_seconds=10.0) or "closed its channel"
@@ -190,7 +195,6 @@ class _Pool:
     def _run(self, index: int, channel: Pipe) -> None:
         """Run a job in its process."""
         job, share = self._starting
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal reaches the parent, which interrupts
         if hasattr(os, "sched_getaffinity"):
             cores = sorted(os.sched_getaffinity(0))
             os.sched_setaffinity(0, set(cores[share :: self._num_jobs]) or {cores[share % len(cores)]})
@@ -203,31 +207,6 @@ class _Pool:
         except KeyboardInterrupt:
             end = JobEnd(error=NetsimError("interrupted"))
         reporter.send(JobEnd(end.result, end.error and _portable(end.error)))
-
-
-@contextlib.contextmanager
-def _interruptions_deferred() -> Iterator[None]:
-    """Let signals interrupt after the block: a message that is cut would be taken for the head of the next one.
-
-    Blocking them does not help: another thread may get a signal, and Python raises in the main thread all the same.
-    """
-    if threading.current_thread() is not threading.main_thread():  # interruptions are not raised here
-        yield
-        return
-    deferred: list[int] = []
-
-    def interrupt() -> None:
-        for number in deferred:
-            signal.raise_signal(number)
-
-    with contextlib.ExitStack() as restoring:
-        restoring.callback(interrupt)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            handler = signal.getsignal(number)
-            if callable(handler):
-                restoring.callback(signal.signal, number, handler)
-                signal.signal(number, lambda number, frame: deferred.append(number))
-        yield
 
 
 def _take(job: Job, method: str, arguments: tuple[Any, ...]) -> None:
@@ -255,7 +234,7 @@ class _Reporter:
         return call
 
     def send(self, message: object) -> None:
-        with _interruptions_deferred():
+        with interruptions_deferred():
             self._channel.send(message)
 
 
