@@ -115,6 +115,17 @@ def test_smaller_batches_need_fewer_flops():
     assert compute_seconds(3) / compute_seconds(2) == pytest.approx(1.25, rel=1e-3)
 
 
+@pytest.mark.parametrize("minibatch_size", [None, 200])
+def test_a_batch_larger_than_the_data_takes_the_time_of_the_samples_there_are(minibatch_size):
+    def compute_seconds(**sizes):
+        device = {"flops": {"device": "raspberry-pi-5"}}
+        return fit(compute=device, **sizes).compute_seconds
+
+    # 120 samples are 40 for each of three ranks; their count for 120 used to be divided by the 1000 asked for.
+    large = compute_seconds(batch_size=1000, minibatch_size=minibatch_size)
+    assert large == pytest.approx(compute_seconds(batch_size=40), rel=1e-6)
+
+
 def test_measured_seconds_are_settled_as_fixed():
     result = fit(compute={"measured": {"factor": 3}, "jitter": 0.1})
     settled = Compute.parse(result.compute)

@@ -155,8 +155,8 @@ class DataSets:
         """True if one training set is for all ranks."""
         return isinstance(self._train_dataset, Dataset) or not callable(self._train_dataset)
 
-    def sample_batch(self, size: int) -> Any:
-        """A batch of the first samples that rank 0 would read, at most so many."""
+    def sample_batch(self, size: int) -> tuple[Any, int]:
+        """A batch of the first samples that rank 0 would read, at most so many, and their number."""
         dataset = self._train_dataset
         if not self.is_shared:
             if self._own_dataset is None:
@@ -167,8 +167,17 @@ class DataSets:
             samples = list(islice(dataset, size))
             if not samples:
                 raise InputError("fit: the training set is empty")
-            return (collate or default_collate)(samples)
-        return batch_reader(dataset, collate)(torch.arange(min(size, dataset_length(dataset))))  # type: ignore[arg-type]
+            return (collate or default_collate)(samples), len(samples)
+        number = min(size, dataset_length(dataset))
+        return batch_reader(dataset, collate)(torch.arange(number)), number  # type: ignore[arg-type]
+
+    def samples_a_step(self) -> int:
+        """Most samples of rank 0 in a step, in which a batch larger than its data is what there is."""
+        size, dataset = self.request.batch_size, self._train_dataset if self.is_shared else self._own_dataset
+        if isinstance(dataset, IterableDataset):
+            return size
+        readers = self.request.num_nodes if self.is_shared else 1
+        return min(size, math.ceil(dataset_length(dataset) / readers))
 
     def fingerprint(self) -> str | None:
         """Digest of a training set for all ranks; None where each rank has its own."""
@@ -360,19 +369,18 @@ class Program:
             return
         device = request.device_of(0)
         with kept_rng(device), first_batch(self.model):
-            batch = move_batch(self.data.sample_batch(request.minibatch_size), device)
-            model = copy.deepcopy(self.model).to(device)
-            repeats = request.batch_size // request.minibatch_size
+            batch, samples = self.data.sample_batch(request.minibatch_size)
+            batch, model = move_batch(batch, device), copy.deepcopy(self.model).to(device)
             counted = count_flops(model, batch)
-            self.step_flops = float(counted.total) * repeats
+            self.step_flops = float(counted.total) * (request.batch_size / samples)
             if by_flops:
                 counted.warn_or_refuse()
             if measured:
                 assert self.compute is not None
                 with intra_op_threads(request.workers.intra_op_threads):
                     cores = self.compute.shared_cores
-                    seconds = measure_seconds(model, batch, cores, request.autocast) * repeats
-                self.compute = self.compute.with_seconds(seconds)
+                    seconds = measure_seconds(model, batch, cores, request.autocast)
+                self.compute = self.compute.with_seconds(seconds * self.data.samples_a_step() / samples)
         for rank in range(request.num_nodes):
             self._durations(rank)  # an unknown device is reported now, not in a rank
 
@@ -388,7 +396,7 @@ class Program:
             reason = "fp16 scales the loss of each replica by itself"
         else:
             with kept_rng(device), first_batch(self.model):
-                batch = move_batch(self.data.sample_batch(request.minibatch_size), device)
+                batch = move_batch(self.data.sample_batch(request.minibatch_size)[0], device)
                 try:
                     model = copy.deepcopy(self.model).to(device)
                     self.backward_order = backward_order(model, batch, request.autocast)
@@ -412,7 +420,7 @@ class Program:
         with kept_rng(device), first_batch(self.model):
             return fitting_size(
                 copy.deepcopy(self.model).to(device),
-                lambda size: move_batch(self.data.sample_batch(size), device),
+                lambda size: move_batch(self.data.sample_batch(size)[0], device),
                 request.batch_size,
                 num_ranks,
                 precision=request.autocast,
