@@ -223,6 +223,11 @@ def test_each_network_has_its_own_winner_and_missed_targets_are_named(tmp_path: 
         "A comes first (1.5 s to the target), alone. B (held by 1 of 2 runs), C did not hold the target."
     )
     assert [group.name for group in report.winners] == ["A"]
+    by_steps = StudyReport([missed], by=["steps"])
+    steps = by_steps.groups[0].values[0]
+    assert by_steps.verdict.endswith(
+        f"alone. {steps}, B (held by 1 of 2 runs); {steps}, C did not hold the target."
+    ), "commas inside names are no ends of names"
 
 
 _LATEX = re.compile(

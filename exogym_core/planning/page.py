@@ -41,8 +41,8 @@ MODEL_SIZE = (
     "fewer a smaller model would reach a lower loss for the money, with more a larger one: compare with another --model"
 )
 OWN_BACKENDS = (
-    "under linux-tcp collectives: auto takes the fastest algorithm of each call; programs of torch.distributed have "
-    "their backend's, which may wait many times as long: plan them with --protocol gloo, or nccl-sockets on GPUs"
+    "collectives: auto under linux-tcp chooses among all algorithms, as no backend of torch.distributed does; its "
+    "programs may wait many times as long: plan them with --protocol gloo, or nccl-sockets on GPUs"
 )
 _FEW_DAYS, _SHORT_DAYS = 10, 0.01  # shorter ones are shown in minutes and less
 _MOST_NAMED = 3

@@ -128,7 +128,7 @@ class LaunchReport(_Part):
     protocol_settings: dict[str, Any] = Field(description="every setting; null: without limit")
     placement: list[str] = Field(description="host of each rank")
     algorithms: dict[str, list[str]] = Field(description="those that each operation went by")
-    algorithms_from: str = Field(description="'auto': the fastest of each call on this network")
+    algorithms_from: str = Field(description="'auto': gloo's own under gloo, else for each call the fastest by itself")
     compute: str = Field(description="cost of computing, as --compute has it")
     cuda_as_cpu: bool
     until_seconds: float | None
@@ -336,7 +336,10 @@ def read_launch(path: Path) -> LaunchReport:
 def _facts(report: LaunchReport) -> list[tuple[str, str]]:
     """Basis of the figures: network, protocol, algorithms, placement, compute."""
     algorithms = "; ".join(f"{op}: {', '.join(names)}" for op, names in report.algorithms.items()) or "none"
-    by = "the fastest of each call" if report.algorithms_from == "auto" else report.algorithms_from
+    by = report.algorithms_from
+    if by == "auto":
+        is_gloo = report.protocol_settings["rendezvous"]
+        by = "gloo's own" if is_gloo else "auto: for each call the fastest by itself, on idle links"
     startup = max((rank.startup_seconds for rank in report.ranks), default=0.0)
     facts = [
         ("script", visible(" ".join([report.script, *report.arguments]), 200)),

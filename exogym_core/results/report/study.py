@@ -311,9 +311,9 @@ def study_verdict(groups: Sequence[Group]) -> tuple[str, list[Group]]:
     decided = [_decided(contest, _names(contest, len(contests) > 1)) for contest in contests]
     winners = [winner for _, winner in decided if winner is not None]
     uncharged = [group.name for group in groups if not group.is_charged]
-    tail = f" Coding is not charged to {', '.join(uncharged)}." if uncharged else ""
+    tail = f" Coding is not charged to {_listed(uncharged)}." if uncharged else ""
     if diverged := [group.name for group in groups if group.num_diverged]:
-        tail += f" Not every run of {', '.join(diverged)} ended with a finite loss, so it does not compete."
+        tail += f" Not every run of {_listed(diverged)} ended with a finite loss, so it does not compete."
     if len(decided) == 1:
         return decided[0][0] + tail, winners
     names = _differences([contest[0] for contest in contests])
@@ -396,8 +396,13 @@ def _missed(ended: Sequence[Group], holders: Sequence[Group], names: Mapping[tup
         return ""
     if not holders:
         return " No group held the target."
-    missed = ", ".join(_with_held(group, names) for group in ended if group not in holders)
+    missed = _listed([_with_held(group, names) for group in ended if group not in holders])
     return f" {missed} did not hold the target." if missed else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Join names, by semicolons where a name is itself a list of values."""
+    return ("; " if any(", " in name for name in names) else ", ").join(names)
 
 
 def _with_held(group: Group, names: Mapping[tuple[str, ...], str]) -> str:
