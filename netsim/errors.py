@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 __all__ = [
     "BrokenCallError",
@@ -17,6 +18,7 @@ __all__ = [
     "NetsimError",
     "RankError",
     "UnknownNameError",
+    "located",
     "printable",
     "unknown_name",
     "unknown_names",
@@ -67,6 +69,21 @@ class RankError(NetsimError, RuntimeError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Begin the InputErrors of the block with the place of the wrong value, such as an option.
+
+    >>> with located("--bytes 5Mb"):
+    ...     raise InputError("unknown unit 'Mb'")
+    Traceback (most recent call last):
+    netsim.errors.InputError: --bytes 5Mb: unknown unit 'Mb'
+    """
+    try:
+        yield
+    except InputError as error:
+        raise type(error)(f"{where}: {error}") from None
 
 
 _ALIKE = 0.5  # how alike two names are for one to be listed before others,

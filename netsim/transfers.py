@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from netsim.errors import DeadlockError, InputError, unknown_name
+from netsim.errors import DeadlockError, InputError, located, unknown_name
 from netsim.files.plain_files import read_text
 from netsim.network.clock import rare_collections
 from netsim.topology.protocol import Protocol, WindowLimit, window_limit
@@ -237,11 +237,9 @@ def _row(number: int, row: Mapping[str, Any] | Sequence[Any], topology: Topology
             "('1 s', from, to, '5 MB')"
         )
     start, src, dst, num_bytes = row
-    try:
+    with located(where):
         start = parse_seconds(start) if isinstance(start, str) else start
         num_bytes = parse_bytes(num_bytes) if isinstance(num_bytes, str) else num_bytes
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
     for value in (start, num_bytes):
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
             raise InputError(f"{where}: {value!r} is no finite number from 0 up")

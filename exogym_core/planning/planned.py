@@ -27,7 +27,7 @@ from exogym_core.strategy.trials import coding_trials
 from exogym_core.tasks import MODELS, Task, TokenWindows
 from exogym_core.tasks.task import MissingDataError
 from netsim import Document, Topology, load_document
-from netsim.errors import InputError, unknown_name
+from netsim.errors import InputError, located, unknown_name
 from netsim.units import format_count, parse_bits_per_second
 
 if TYPE_CHECKING:
@@ -209,7 +209,9 @@ class Request:
         if topology is None:
             raise InputError("plan: there is no network; add --topology, such as --topology wan-4-regions")
         if wan_bandwidth is not None:
-            topology = with_wan_bandwidth(topology, parse_bits_per_second(wan_bandwidth))
+            with located(WAN_BANDWIDTH):
+                rate = parse_bits_per_second(wan_bandwidth)
+            topology = with_wan_bandwidth(topology, rate)
         _refuse_measured(experiment)
         count, budget, failures = settings.workers.count, tokens, _checked("failures", settings)
         if tokens is None and is_file and options.get("dollars") is None:
@@ -261,7 +263,12 @@ class Request:
         batch, price = setting.batch_size, setting.dollars_per_hour
         budget = []
         if self.tokens is not None:
-            budget += [("budget", f"{self.tokens:,.0f} tokens, {math.ceil(self.tokens / a_step):,} steps")]
+            budget += [
+                (
+                    "budget",
+                    f"{self.tokens:,.0f} tokens, {format_count(math.ceil(self.tokens / a_step), 'step')}",
+                )
+            ]
         if setting.dollars is not None:
             budget += [("budget", f"{setting.dollars:,.0f} dollars; tokens are those that it pays for")]
         return [

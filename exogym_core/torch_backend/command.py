@@ -12,7 +12,7 @@ import click
 from exogym_core.cli.common_options import takes
 from exogym_core.names import visible
 from netsim import Stoppable, given
-from netsim.errors import InputError
+from netsim.errors import InputError, located
 from netsim.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -111,10 +111,8 @@ def _check_syntax(script: str) -> None:
 
 
 def _until(text: str | None) -> float:
-    try:
+    with located("netgym launch: --until"):
         seconds = math.inf if text is None else parse_seconds(text)
-    except InputError as error:
-        raise InputError(f"netgym launch: --until: {error}") from None
     if seconds <= 0:
         raise InputError(f"netgym launch: --until {text}: give a time above 0 s")
     return seconds

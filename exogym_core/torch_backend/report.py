@@ -128,7 +128,9 @@ class LaunchReport(_Part):
     protocol_settings: dict[str, Any] = Field(description="every setting; null: without limit")
     placement: list[str] = Field(description="host of each rank")
     algorithms: dict[str, list[str]] = Field(description="those that each operation went by")
-    algorithms_from: str = Field(description="'auto': gloo's own under gloo, else for each call the fastest by itself")
+    algorithms_from: str = Field(
+        description="'auto': gloo's own under gloo, else for each call the fastest by itself"
+    )
     compute: str = Field(description="cost of computing, as --compute has it")
     cuda_as_cpu: bool
     until_seconds: float | None

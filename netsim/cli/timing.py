@@ -17,14 +17,21 @@ from rich.table import Table
 from netsim.cli.signals import Stoppable
 from netsim.cli.terminal import DelayedProgress, OneLineCommand, given, plain_lines, takes
 from netsim.collectives.collective import collective
-from netsim.collectives.schedules.algorithms import OPERATIONS, algorithm_names
-from netsim.errors import InputError
+from netsim.collectives.schedules.algorithms import OPERATIONS, ROOTED, algorithm_names
+from netsim.errors import InputError, located
 from netsim.files.plain_files import output_file
 from netsim.network.trace import tracing
 from netsim.topology.protocol import Protocol, window_limit
 from netsim.topology.topology import Topology
 from netsim.transfers import later_weather, read_flows, time_flows
-from netsim.units import format_bits_per_second, format_bytes, format_count, format_seconds, parse_seconds
+from netsim.units import (
+    format_bits_per_second,
+    format_bytes,
+    format_count,
+    format_seconds,
+    parse_bytes,
+    parse_seconds,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,16 +133,22 @@ def collective_command(
     algorithm_names(op)  # raises for an unknown operation before anything else
     if size is None and op != "barrier":
         raise InputError(f"{op}: say how much with --bytes, such as --bytes 25MB")
-    hosts = None if ranks is None else tuple(net.host_index(name.strip()) for name in ranks.split(","))
+    if size is not None and op == "barrier":
+        raise InputError(f"--bytes {size}: a barrier has no size; leave it out")
+    with located(f"--bytes {size}"):
+        num_bytes = parse_bytes(0 if size is None else size)
+    with located(f"--ranks {ranks}"):
+        hosts = None if ranks is None else tuple(net.host_index(name.strip()) for name in ranks.split(","))
     placed = tuple(range(len(net.hosts))) if hosts is None else hosts
-    root_at = 0 if root is None else _root(net, placed, root)
-    pause_seconds = parse_seconds(pause)
+    root_at = 0 if root is None else _root(net, op, placed, root)
+    with located(f"--pause {pause}"):
+        pause_seconds = parse_seconds(pause)
     recording = tracing(trace, placed, lambda line: click.echo(plain_lines(line), err=True))
     with Stoppable() as work, recording as recorder, DelayedProgress(f"timing {op}"):
         times = collective(
             net,
             op,
-            num_bytes=size or 0,
+            num_bytes=num_bytes,
             algorithm=algorithm,
             ranks=hosts,
             root=root_at,
@@ -152,8 +165,11 @@ def collective_command(
         _print(net, chosen, placed, times)
 
 
-def _root(topology: Topology, hosts: tuple[int, ...], root: str) -> int:
-    host = topology.host_index(root)
+def _root(topology: Topology, op: str, hosts: tuple[int, ...], root: str) -> int:
+    if op not in ROOTED:
+        raise InputError(f"--root {root}: {op} has no root; leave it out")
+    with located(f"--root {root}"):
+        host = topology.host_index(root)
     if host not in hosts:
         raise InputError(f"--root {root}: it is not among the ranks; add it to --ranks")
     return hosts.index(host)

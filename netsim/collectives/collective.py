@@ -10,9 +10,9 @@ import numpy as np
 
 from netsim.collectives.choice import schedule
 from netsim.collectives.estimate import Estimator, is_crowd
-from netsim.collectives.schedules.algorithms import algorithm_names, default_algorithm
+from netsim.collectives.schedules.algorithms import ROOTED, algorithm_names, default_algorithm
 from netsim.collectives.start import time_collective
-from netsim.errors import InputError
+from netsim.errors import InputError, located
 from netsim.network.clock import rare_collections
 from netsim.topology.protocol import WindowLimit, window_limit
 from netsim.transfers import host_index, network_and_protocol
@@ -114,7 +114,12 @@ def collective(
         raise InputError(f"collective: repeat is {repeat!r}; give a whole number from 1 up")
     if num_bytes is None and op != "barrier":
         raise InputError(f'collective: {op} needs a size; give num_bytes, such as num_bytes="25 MB"')
-    size = 0 if op == "barrier" else parse_bytes(num_bytes)
+    with located("collective: num_bytes"):
+        size = parse_bytes(0 if num_bytes is None else num_bytes)
+    if size and op == "barrier":
+        raise InputError("collective: a barrier has no size; leave out num_bytes")
+    if root and op not in ROOTED:
+        raise InputError(f"collective: {op} has no root; leave out root, which {', '.join(ROOTED)} take")
     size *= len(hosts) if op == "all_to_all" else 1
     if algorithm == "auto" and parsed.rendezvous:
         algorithm = default_algorithm(op, gloo=True)

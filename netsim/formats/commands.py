@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from netsim.cli.terminal import OneLineCommand, check_new, given, plain_lines, takes, write_new
-from netsim.errors import InputError
+from netsim.errors import InputError, located
 from netsim.files.documents import parse_document
 from netsim.files.plain_files import read_text
 from netsim.formats.builder import Assumed, TopologyBuilder
@@ -186,10 +186,8 @@ def _by_place(
     those: dict[str, T] = {}
     for text in given:
         place, mark, value = text.rpartition("=")
-        try:
+        with located(f"{option} {text}"):
             read_value = read(value.strip())
-        except InputError as error:
-            raise InputError(f"{option} {text}: {error}") from None
         if mark:
             those[place.strip()] = read_value
         else:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from netsim.errors import InputError, unknown_name, unknown_names
+from netsim.errors import InputError, located, unknown_name, unknown_names
 from netsim.units import format_bits_per_second, format_seconds, parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
@@ -106,10 +106,8 @@ class Protocol:
             raise unknown_names("key in protocol", unknown, [*_SETTINGS, "preset"])
         for key, value in settings.items():
             field, read = _SETTINGS[key]
-            try:
+            with located(f"protocol: {key}"):
                 changes[field] = read(value)
-            except InputError as error:
-                raise type(error)(f"protocol: {key}: {error}") from None
         if "window" in settings and "queue" not in settings and base.queue_packets is not None:
             # Hosts are tuned for larger windows on paths that hold them.
             larger = max(changes["window_bytes"] / base.window_bytes, 1.0)

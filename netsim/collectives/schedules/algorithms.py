@@ -59,6 +59,9 @@ ALGORITHMS: Mapping[str, Mapping[str, Builder]] = {
 OPERATIONS = tuple(ALGORITHMS)
 """Names of all operations."""
 
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+"""Operations in which one member sends to all, or receives from all."""
+
 
 def algorithm_names(op: str) -> tuple[str, ...]:
     """The algorithms for `op`, its default first. Raises UnknownNameError for an unknown operation."""
