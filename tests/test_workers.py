@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import re
 import resource
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,6 +50,33 @@ def test_auto_takes_processes_for_steps_worth_it() -> None:
     assert auto.settle(8, 2, step_flops=1e10).kind == "processes"
     assert auto.settle(8, 2, step_flops=1e6).kind == "threads"
     assert auto.settle(8, 1, step_flops=1e10).kind == "threads"
+
+
+@pytest.mark.parametrize("num_ranks", [1, 4, 16])
+def test_garbage_of_ranks_in_threads_is_collected_as_often_as_that_of_a_process_of_each(
+    num_ranks: int,
+) -> None:
+    """Objects in flight among many ranks were searched so often that it took an eighth of their steps."""
+    before, made, searches = gc.get_threshold(), 20, list[bool]()
+    threshold = 700  # Python's
+
+    def body(comm: Communicator) -> None:
+        for _ in range(made * threshold):
+            cycle: list[object] = []
+            cycle.append(cycle)
+
+    def watch(phase: str, info: dict[str, int]) -> None:
+        searches.append(phase == "start" and threading.current_thread().name.startswith("rank"))
+
+    gc.set_threshold(threshold)
+    gc.callbacks.append(watch)
+    try:
+        run_ranks(body, num_ranks, workers="threads")
+        assert gc.get_threshold()[0] == threshold
+    finally:
+        gc.callbacks.remove(watch)
+        gc.set_threshold(*before)
+    assert 0.8 * made <= sum(searches) <= made + 2
 
 
 GPU = torch.Generator()  # in the place of a GPU's, which is got and set in the same way

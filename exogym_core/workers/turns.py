@@ -194,7 +194,8 @@ class Turns:
                 target=self._rank_thread, args=(rank, body), name=f"rank {rank}", daemon=True
             )
         threads = list(self._threads.values())
-        with self._watched(), self._one_core(), intra_op_threads():
+        # Each rank makes garbage as a process of its own would, and so often is it collected.
+        with self._watched(), self._one_core(), intra_op_threads(), netsim.rare_collections(len(threads)):
             try:
                 for thread in threads:
                     thread.start()

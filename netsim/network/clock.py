@@ -24,7 +24,7 @@ __all__ = ["BY_RANKS", "Clock", "Order", "call_at", "on_grid", "rare_collections
 
 _GRID_PER_SECOND = 2.0**30
 _MOST_CANCELLED = 64
-_RARELY = 700_000  # new objects, a thousand times Python's default
+_NEW_OBJECTS = 700  # Python collects garbage after so many
 
 
 class Order(IntEnum):
@@ -198,11 +198,11 @@ def call_at(
 
 
 @contextmanager
-def rare_collections() -> Iterator[None]:
-    """Collect garbage after a thousand times as many new objects: millions of live ones are searched for hardly any."""
+def rare_collections(times: int = 1_000) -> Iterator[None]:
+    """Collect garbage after so many times Python's number of new objects: live ones are searched for hardly any."""
     before = gc.get_threshold()
     if before[0]:  # 0: never, as the caller wants it
-        gc.set_threshold(max(before[0], _RARELY), *before[1:])
+        gc.set_threshold(max(before[0], times * _NEW_OBJECTS), *before[1:])
     try:
         yield
     finally:
