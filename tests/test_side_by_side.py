@@ -41,6 +41,30 @@ class Fails(AllReduceStrategy):
 """
 
 
+WITH_NAMES = """\
+import time
+from exogym_core.strategy import AllReduceStrategy
+
+
+class Quick(AllReduceStrategy):
+    def _init_node(self, model, rank, num_nodes):
+        super()._init_node(model, rank, num_nodes)
+        if rank == 0:
+            with open("began", "a") as file:
+                print(type(self).__name__, file=file)
+
+
+class Other(Quick):
+    pass
+
+
+class Slow(Quick):
+    def step(self):
+        super().step()
+        time.sleep(0.2)
+"""
+
+
 class Steps:
     """Report that keeps what it is told."""
 
@@ -195,7 +219,7 @@ def test_jobs_that_end_at_the_same_time_are_the_last(tmp_path: Path) -> None:
         def step(self, _: int) -> None:
             while len(list(tmp_path.iterdir())) < 2:
                 time.sleep(0.001)
-            time.sleep(0.1)  # both have sent their ends meanwhile
+            time.sleep(0.2)  # both have sent their ends meanwhile
 
     def end(report: Any, number: int) -> int:
         if number == 0:
@@ -248,6 +272,19 @@ def test_a_comparison_side_by_side_is_the_one_run_after_run(
     assert outputs[0] == outputs[1] == outputs[2]
     assert outputs[0][0] == (0 if end == "pass" else 1)
     assert files_of(tmp_path / "with-1") == files_of(tmp_path / "with-3") == files_of(tmp_path / "with-9")
+
+
+def test_side_by_side_the_slowest_strategy_begins_a_further_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest run was the last to start, and a core was idle until it ended."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(WITH_NAMES)
+    names = ", ".join(f'{{name: "own:{name}", label: {name}}}' for name in ("Quick", "Slow", "Other"))
+    Path("small.yaml").write_text(experiment(seeds=2, strategies=f"[{names}]"))
+    assert main(["compare", "small.yaml", "--out", "out", "--jobs", "2"]) == 0
+    began = Path("began").read_text().split()
+    assert (sorted(began[:3]), began[3]) == (["Other", "Quick", "Slow"], "Slow")
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])

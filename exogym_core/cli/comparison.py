@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import re
+import time
 import warnings
 from collections import deque
 from collections.abc import Sized
@@ -87,10 +89,11 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Train with each strategy and each seed: from the same initial parameters, on the same data in the same order.
 
-    All strategies meet a seed before any meets the next. One that fails is marked and warned of, is not tried
-    with further seeds, and the others continue. If anything else ends the run early, results so far are saved, marked
-    incomplete, and the exception is raised. With `resume`, finished strategies of this folder are kept, and the others
-    continue from their last checkpoints. With `trace`, `trace.json.gz` records the last run.
+    All strategies meet a seed before any meets the next; side by side, the slowest begins a further seed first. One
+    that fails is marked and warned of, is not tried with further seeds, and the others continue. If anything else ends
+    the run early, results so far are saved, marked incomplete, and the exception is raised. With `resume`, finished
+    strategies of this folder are kept, and the others continue from their last checkpoints. With `trace`,
+    `trace.json.gz` records the last run.
 
     Args:
         jobs: runs at once, to the same results; None: as many as cores and memory allow.
@@ -115,7 +118,7 @@ def compare(
         agreed([pair for pair in pairs if not tally.has(*pair)])
     comparison = _Comparison(experiment, experiment.build_task(), folder, listener, tally, trace)
     num_jobs = 1 if trace else jobs_at_once(experiment, len(comparison.left), jobs, comparison.memory_bytes)
-    with closing(run_jobs(comparison.jobs(), num_jobs)) as ends:
+    with closing(run_jobs(comparison.jobs(num_jobs), num_jobs)) as ends:
         for job, end in ends:
             comparison.end(job.report, end.error)
             if num_jobs > 1 and not comparison.left:
@@ -181,6 +184,7 @@ class _Comparison:
     Attributes:
         experiment: with what runs have measured.
         left: runs that have not been started.
+        step_seconds: host time of a step of each strategy that has begun; infinite before its first row.
     """
 
     experiment: Experiment
@@ -189,14 +193,15 @@ class _Comparison:
     listener: Listener
     tally: Tally
     trace: bool
-    left: deque[_Run] = field(init=False)
+    left: list[_Run] = field(init=False)
+    step_seconds: dict[str, float] = field(default_factory=dict)
     _started: deque[_Run] = field(default_factory=deque)  # and not examined for failures yet
     _failures: list[Exception] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         pairs = enumerate(product(self.experiment.seeds, self.experiment.strategies), start=1)
         runs = (_Run(self, entry, seed, number) for number, (seed, entry) in pairs)
-        self.left = deque(run for run in runs if not self.tally.has(run.label, run.seed))
+        self.left = [run for run in runs if not self.tally.has(run.label, run.seed)]
 
     def memory_bytes(self) -> float:
         """Estimate of a run's memory, without activations."""
@@ -204,7 +209,7 @@ class _Comparison:
         weights = sum(each.nbytes for each in model.state_dict().values())
         return float(_COPIES * weights * self.experiment.settings.workers.count + _PROCESS_BYTES)
 
-    def jobs(self) -> Iterator[Job | None]:
+    def jobs(self, num_jobs: int) -> Iterator[Job | None]:
         """Runs to start; None while the first one measures compute time or micro-batch for the others."""
         num_runs = len(self.experiment.strategies) * len(self.experiment.seeds)
         while self.left:
@@ -213,13 +218,20 @@ class _Comparison:
             if is_open and not all(run.has_ended for run in self._started):
                 yield None
                 continue
-            run = self.left.popleft()
+            run = self.left.pop(self._next() if num_jobs > 1 else 0)
             if run.is_dropped:
                 continue
             run.progress = self.listener.begin(run.title, run.number, num_runs, settings.steps)
+            run.began = time.monotonic()
+            self.step_seconds.setdefault(run.label, math.inf)
             run.job = Job(visible(run.title), run.train, run)
             self._started.append(run)
             yield run.job
+
+    def _next(self) -> int:
+        """Index of the next run: the slowest of its seed, so that none goes on alone at the end."""
+        of_seed = [index for index, run in enumerate(self.left) if run.seed == self.left[0].seed]
+        return max(of_seed, key=lambda index: self.step_seconds.get(self.left[index].label, 0.0))
 
     def end(self, run: _Run, error: Exception | None) -> None:
         """Handle the end of a run.
@@ -284,6 +296,7 @@ class _Run:
     number: int
     progress: RunListener | None = None
     job: Job | None = None
+    began: float = 0.0
     has_ended: bool = False
     is_dropped: bool = False
     error: Exception | None = None
@@ -305,6 +318,7 @@ class _Run:
 
     def event(self, row: Mapping[str, Any]) -> None:
         """Pass on a row of metrics."""
+        self.comparison.step_seconds[self.label] = (time.monotonic() - self.began) / max(row["step"], 1)
         if self.progress is not None:
             self.progress.event(row)
 
