@@ -287,6 +287,19 @@ def test_side_by_side_the_slowest_strategy_begins_a_further_seed(
     assert (sorted(began[:3]), began[3]) == (["Other", "Quick", "Slow"], "Slow")
 
 
+@pytest.mark.parametrize("num_jobs", [1, 2])
+def test_a_warning_of_every_rank_is_shown_once_for_each_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_jobs: int
+) -> None:
+    end = "import warnings; warnings.warn('it warns')"
+    code, _, err = compared(tmp_path, num_jobs, end, capsys)
+    assert code == 0
+    warned = sorted(line for line in err.splitlines() if "it warns" in line)
+    assert warned == [f"warning: Own seed {seed}: it warns" for seed in range(3)]
+    log = (tmp_path / f"with-{num_jobs}" / "log.txt").read_text()
+    assert log.count("it warns") == 3
+
+
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_periods_longer_than_the_run_are_warned_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], jobs: str

@@ -231,3 +231,9 @@ def test_ones_own_task_and_model_by_reference(monkeypatch, tmp_path):
 
 def test_every_registered_task_is_documented():
     assert all(maker.__doc__ for maker in (*TASKS.values(), *MODELS.values()))
+
+
+def test_an_accuracy_that_a_model_cannot_have_is_named_with_the_remedy():
+    model, batch = torch.nn.Linear(64, 10), (torch.zeros(1, 64), torch.zeros(1))
+    with pytest.raises(InputError, match=r"model Linear: has no logits\(inputs\), .*: add that method, or"):
+        tasks.classification_accuracy(model, batch)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -178,21 +177,17 @@ def reported(
 @contextmanager
 def _shown(experiment: Experiment, folder: RunFolder, *, progress: bool = True) -> Iterator[AnyProgress]:
     """Print progress and warnings of the runs in the block, and log them; yields their listener."""
-    from exogym_core.results.progress import progress_for
+    from exogym_core.results.progress import progress_for, warnings_to
 
-    def show(message: Warning | str, *_: object, **__: object) -> None:
-        line = f"warning: {visible(message, 500)}"
+    def write(line: str) -> None:
         console.print(Text(line), soft_wrap=True)
         folder.log(line)
 
     console = Console(stderr=True)
     if experiment.shared_hosts is not None:
-        console.print(Text(experiment.shared_hosts), soft_wrap=True)
-        folder.log(experiment.shared_hosts)
+        write(experiment.shared_hosts)
     shown_on = console if progress else Console(stderr=True, quiet=True)
-    with warnings.catch_warnings(), progress_for(shown_on, folder.log, folder.path) as listener:
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = show
+    with warnings_to(write), progress_for(shown_on, folder.log, folder.path) as listener:
         yield listener
 
 

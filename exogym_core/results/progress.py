@@ -9,6 +9,7 @@ import os
 import textwrap
 import threading
 import time
+import warnings
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, contextmanager
 from html import escape
@@ -48,6 +49,7 @@ __all__ = [
     "progress_for",
     "shown",
     "trains_by_wall_clock",
+    "warnings_to",
 ]
 
 _MOST_PLAIN = 1000.0  # a larger loss has diverged
@@ -372,6 +374,23 @@ def shown(
             yield run.event
         finally:
             run.end(ending(result))
+
+
+@contextmanager
+def warnings_to(write: Callable[[str], None]) -> Iterator[None]:
+    """Pass warnings to `write`, each line once: a model may warn at every pass."""
+    written: set[str] = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        line = f"warning: {visible(message, 500)}"
+        if line not in written:
+            written.add(line)
+            write(line)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield
 
 
 def progress_elsewhere(path: Path) -> str | None:

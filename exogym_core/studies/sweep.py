@@ -21,7 +21,7 @@ from exogym_core.cli.comparison import compare, jobs_at_once
 from exogym_core.cli.experiment import Experiment
 from exogym_core.names import visible
 from exogym_core.results.disk import RecordError
-from exogym_core.results.progress import format_loss
+from exogym_core.results.progress import format_loss, warnings_to
 from exogym_core.run.trainer import Trainer
 from exogym_core.studies.points import batches_of, point_text
 from exogym_core.workers.processes.jobs import Job, run_jobs
@@ -224,13 +224,7 @@ def train_in(
     folder: RunFolder, experiment: Experiment, listener: Listener, jobs: int | None = 1
 ) -> list[dict[str, Any]]:
     """Train the strategies that are not finished in `folder`; warnings go to its log."""
-
-    def note(message: Warning | str, *_: object, **__: object) -> None:
-        folder.log(f"warning: {visible(message, 500)}")
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        warnings.showwarning = note
+    with warnings_to(folder.log):
         return compare(experiment, folder, listener, resume=True, jobs=jobs)
 
 

@@ -118,10 +118,17 @@ class CNN(Classifier):
 def classification_accuracy(model: nn.Module, batch: Sequence[Tensor]) -> float:
     """The fraction of a batch's samples whose likeliest class is the label.
 
-    `model` has `logits(inputs)`, as every `Classifier` has.
+    Raises:
+        InputError: `model` has no `logits(inputs)`, as every `Classifier` has.
     """
     inputs, labels = batch
-    logits = model.logits(inputs)  # type: ignore[operator]
+    if not callable(of_inputs := getattr(model, "logits", None)):
+        name = type(model).__name__
+        raise InputError(
+            f"model {name}: has no logits(inputs), from which this task computes the accuracy: add that method, or "
+            "derive the model from exogym_core.tasks.Classifier"
+        )
+    logits = of_inputs(inputs)
     return float((torch.argmax(logits, dim=-1) == labels).float().mean())
 
 

@@ -76,7 +76,9 @@ def run_jobs(jobs: Iterator[Job | None], num_jobs: int) -> Generator[tuple[Job, 
     if num_jobs == 1:
         for job in jobs:
             if job is not None:
-                yield job, _attempt(job.call, job.report)
+                with _warnings_named(job):
+                    end = _attempt(job.call, job.report)
+                yield job, end
         return
     with _Pool(num_jobs) as pool:
         try:
@@ -209,9 +211,24 @@ class _Pool:
         reporter.send(JobEnd(end.result, end.error and _portable(end.error)))
 
 
+@contextlib.contextmanager
+def _warnings_named(job: Job) -> Iterator[None]:
+    """Precede warnings in the block by the job's name, as those of a process are."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+        warnings.showwarning = lambda message, *rest, **keywords: show(
+            _named(job, message), *rest, **keywords
+        )
+        yield
+
+
+def _named(job: Job, message: Warning | str) -> str:
+    return f"{job.name}: {message}" if job.name else str(message)
+
+
 def _take(job: Job, method: str, arguments: tuple[Any, ...]) -> None:
     if method == "warn":
-        warnings.warn(f"{job.name}: {arguments[0]}", UserWarning, stacklevel=2)
+        warnings.warn(_named(job, arguments[0]), UserWarning, stacklevel=2)
     else:
         getattr(job.report, method)(*arguments)
 
