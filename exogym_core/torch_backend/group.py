@@ -28,6 +28,7 @@ from exogym_core.torch_backend.tensors import (
     write_all,
 )
 from netsim.errors import BrokenCallError, InputError
+from netsim.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -200,7 +201,7 @@ class NetsimGroup(dist.ProcessGroup):
         return NetsimWork(self._session, "allreduce_coalesced", [work], finish, tensors)
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> NetsimWork:
-        return self._reduced("reduce", tensors, opts, root=int(opts.rootRank))
+        return self._reduced("reduce", tensors, opts, root=self._root("reduce", opts))
 
     def _reduced(
         self,
@@ -216,8 +217,23 @@ class NetsimGroup(dist.ProcessGroup):
         )
         return self._posted(name, calls, opts, tensors, shown=shown)
 
-    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> NetsimWork:
+    def _root(self, name: str, opts: Any) -> int:
         root = int(opts.rootRank)
+        if not 0 <= root < self.size():
+            raise RuntimeError(f"{name}: invalid root rank: {root}; use 0 to {self.size() - 1}")
+        return root
+
+    def _of_all(self, name: str, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """`tensors`, of which there is one for each rank."""
+        if len(tensors) != self.size():
+            raise RuntimeError(
+                f"{name}: a list of {format_count(len(tensors), 'tensor')}; give one for each of "
+                f"{format_count(self.size(), 'rank')}"
+            )
+        return tensors
+
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> NetsimWork:
+        root = self._root("broadcast", opts)
         calls = (
             (
                 CollectiveCall("broadcast", [plain_form(tensor)], root=root),
@@ -231,7 +247,7 @@ class NetsimGroup(dist.ProcessGroup):
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> NetsimWork:
         calls = (
-            (CollectiveCall("all_gather", [plain_form(tensor)]), write_all(into))
+            (CollectiveCall("all_gather", [plain_form(tensor)]), write_all(self._of_all("all_gather", into)))
             for tensor, into in zip(inputs, outputs, strict=True)
         )
         return self._posted("all_gather", calls, opts, [*chain(*outputs)], shown=inputs)
@@ -251,14 +267,15 @@ class NetsimGroup(dist.ProcessGroup):
         return self._together(map(self.all_gather_single, outputs, inputs))
 
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> NetsimWork:
-        root = int(opts.rootRank)
-        into = write_all(outputs[0]) if self._comm.rank == root else nothing
+        root = self._root("gather", opts)
+        into = write_all(self._of_all("gather", outputs[0])) if self._comm.rank == root else nothing
         call = CollectiveCall("gather", [plain_form(inputs[0])], root=root)
         return self._posted("gather", [(call, into)], opts, [*chain(*outputs)], shown=inputs)
 
     def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> NetsimWork:
-        root = int(opts.rootRank)
-        parts = [plain_form(part) for part in inputs[0]] if self._comm.rank == root else []
+        root = self._root("scatter", opts)
+        given = self._of_all("scatter", inputs[0]) if self._comm.rank == root else []
+        parts = [plain_form(part) for part in given]
         call = CollectiveCall("scatter", parts, root=root, like=[plain_form(outputs[0])])
         return self._posted("scatter", [(call, write(outputs[0]))], opts, outputs)
 
@@ -286,13 +303,26 @@ class NetsimGroup(dist.ProcessGroup):
         )
 
     def _reduce_scattered(self, output: Tensor, parts: Sequence[Tensor], opts: Any) -> NetsimWork:
-        plain, ops, backs = zip(*(reducible(part, op_of(opts)) for part in parts), strict=True)
+        plain, ops, backs = zip(
+            *(reducible(part, op_of(opts)) for part in self._of_all("reduce_scatter", parts)), strict=True
+        )
         call = CollectiveCall("reduce_scatter", plain, ops[0])
         return self._posted("reduce_scatter", [(call, write(output, backs[0]))], opts, [output])
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> NetsimWork:
-        call = CollectiveCall("all_to_all", [plain_form(tensor) for tensor in inputs])
-        return self._posted("all_to_all", [(call, write_all(outputs))], opts, outputs)
+        return self._exchanged(outputs, inputs, opts, outputs)
+
+    def _exchanged(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        opts: Any,
+        written: Sequence[Tensor],
+        shown: Sequence[Tensor] | None = None,
+    ) -> NetsimWork:
+        call = CollectiveCall("all_to_all", [plain_form(part) for part in self._of_all("all_to_all", inputs)])
+        into = write_all(self._of_all("all_to_all", outputs))
+        return self._posted("all_to_all", [(call, into)], opts, written, shown=shown)
 
     def all_to_all_single(
         self,
@@ -304,8 +334,7 @@ class NetsimGroup(dist.ProcessGroup):
     ) -> NetsimWork:
         given = tensor.detach().split(list(input_split_sizes or even_splits(tensor, self.size(), "input")))
         into = output.detach().split(list(output_split_sizes or even_splits(output, self.size(), "output")))
-        call = CollectiveCall("all_to_all", [plain_form(part) for part in given])
-        return self._posted("all_to_all", [(call, write_all(into))], opts, [output], shown=[tensor])
+        return self._exchanged(into, given, opts, [output], [tensor])
 
     def barrier(self, opts: Any = None) -> NetsimWork:
         work = self._posted("barrier", [(CollectiveCall("barrier", []), nothing)], opts, [])

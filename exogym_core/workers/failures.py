@@ -78,15 +78,22 @@ def reported_error(rank: int, error: BaseException) -> NetsimError:
     cause = _own_cause(error) if of_calls or not isinstance(error, NetsimError) else None
     if cause is None:
         assert isinstance(error, NetsimError)
+        if isinstance(error, BrokenCallError) and not str(error).startswith("rank "):
+            error = BrokenCallError(f"rank {rank} failed{_place(error)}: {error}")
         error.__traceback__ = error.__context__ = None
         return error
-    frames = traceback.extract_tb(cause.__traceback__)
-    own = [frame for frame in frames if is_own(frame.filename)] or frames
-    where = f" at {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
+    where = _place(cause)
     what = f"{type(cause).__name__}: {_text_of(cause)}".splitlines()[0]
     failed = RankError("\n".join([f"rank {rank} failed{where}: {what}", *own_frames(cause)]), rank)
     failed.is_consequence = _is_closed(cause)
     return failed
+
+
+def _place(error: BaseException) -> str:
+    """Innermost line of the user's own at which an error was raised, as " at file:line"; "" where none is known."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if is_own(frame.filename)] or frames
+    return f" at {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
 
 
 def distance_from_cause(error: NetsimError) -> int:

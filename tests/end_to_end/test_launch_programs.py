@@ -331,8 +331,40 @@ def failing(tmp_path: Path, text: str) -> str:
             "def down(): return down()\nif dist.get_rank(): down()\ndist.barrier()",
             "rank 1 failed at program.py:3: RecursionError",
         ),
+        (
+            "dist.broadcast(torch.ones(1), 17)",
+            "RuntimeError: broadcast: invalid root rank: 17; use 0 to 1",
+        ),
+        (
+            "dist.reduce(torch.ones(1), 2)",
+            "RuntimeError: reduce: invalid root rank: 2; use 0 to 1",
+        ),
+        (
+            "x = torch.ones(1)\ndist.reduce_scatter(x, [x] * 3)",
+            "RuntimeError: reduce_scatter: a list of 3 tensors; give one for each of 2 ranks",
+        ),
+        (
+            "x = torch.ones(1)\ndist.all_to_all([x] * 3, [x] * 3)",
+            "RuntimeError: all_to_all: a list of 3 tensors; give one for each of 2 ranks",
+        ),
+        (
+            "x = torch.ones(1)\ndist.scatter(x, [x] * 3 if dist.get_rank() == 0 else None)",
+            "RuntimeError: scatter: a list of 3 tensors; give one for each of 2 ranks",
+        ),
     ],
-    ids=["mismatch", "deadlock", "exception", "swapped", "dead", "recursion"],
+    ids=[
+        "mismatch",
+        "deadlock",
+        "exception",
+        "swapped",
+        "dead",
+        "recursion",
+        "root of broadcast",
+        "root of reduce",
+        "list of reduce_scatter",
+        "list of all_to_all",
+        "list of scatter",
+    ],
 )
 def test_errors_are_reported_with_the_scripts_line(
     launch_here: Launch, text: str, message: str, tmp_path: Path
@@ -555,6 +587,22 @@ def test_the_first_cause_is_reported_once_and_the_answer_until_then_kept(
     places = [(call["place"], call["op"]) for call in report["calls"]]
     assert places == [("missing.py:5", "monitored_barrier"), ("missing.py:3", "all_reduce")]
     assert report["calls"][0]["waiting_seconds"] > 3.0, "for rank 2, and not for the network"
+
+
+def test_a_broken_connection_names_the_rank_and_its_line(launch_here: Launch, tmp_path: Path) -> None:
+    """Ranks 1 and 2 gave up and went on; rank 0's error named neither the rank nor the call."""
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import contextlib, datetime, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "if dist.get_rank():\n"
+        "    with contextlib.suppress(RuntimeError):\n"
+        "        dist.monitored_barrier(timeout=datetime.timedelta(seconds=5))\n"
+        "dist.barrier()\n"
+    )
+    code, _, err = launch_here("-n", "3", "--compute", "marks", str(script))
+    assert code == 1
+    assert re.match(r"error: rank \d failed at late.py:6: Connection closed by peer", err), err
 
 
 def test_a_receive_of_the_missing_rank_does_not_hide_the_barrier_that_missed_it(
