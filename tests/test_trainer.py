@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from exogym_core import FitResult, LocalTrainer, Trainer
-from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, OptimSpec
+from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, OptimSpec, Strategy
 from exogym_core.tasks import MLP, build_model, build_task
 from netsim.errors import InputError, RankError
 
@@ -431,6 +431,23 @@ def test_a_loss_that_is_not_finite_is_recorded_and_warned_of():
         result = fit(Exploding(6, [5], 3), max_steps=4).fit_result
     assert result.first_non_finite_step == 2
     assert len(result.history) == 4
+
+
+def test_a_step_that_is_not_counted_is_refused():
+    """Rounds by `local_step` never came, and the run ended well without having sent a byte."""
+
+    class Forgetful(Strategy):
+        judged = "own"
+
+        def step(self):
+            self.optimizer_step()
+            if self.local_step % 2 == 1:
+                self.comm.all_reduce(self.trainable[0].data, "avg")
+
+    with pytest.raises(
+        InputError, match=r"Forgetful: step\(\) has not counted step 1: end it with super\(\)\.step"
+    ):
+        fit(strategy=Forgetful(lr=0.1))
 
 
 class _Stumbling(AllReduceStrategy):

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from exogym_core.cost.compute import Coding
 from exogym_core.plain import decode, encode
-from exogym_core.run.loop import set_up
+from exogym_core.run.loop import end_step, set_up
 from exogym_core.run.trainer import Trainer
 from exogym_core.strategy import STRATEGIES, StepContext, Strategy, build_strategy
 from exogym_core.strategy.options import accepted_arguments
@@ -323,7 +323,7 @@ def _train(strategy: Strategy, model: nn.Module, batch: Any, number: int, trace:
     loss = model(batch)
     loss.backward()
     with _watched(trace, f"step {number + 1}"):
-        strategy.step()
+        end_step(strategy)
     trace.losses.append(float(loss.detach()))
     trace.step_bytes.append(strategy.nbytes)
 

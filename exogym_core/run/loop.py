@@ -25,6 +25,7 @@ from exogym_core.strategy.base import StepContext
 from exogym_core.strategy.participation.absence import Participation
 from exogym_core.strategy.parts.codecs import coding_report
 from exogym_core.strategy.parts.state import State, Stateful
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from exogym_core.run.learner import TorchLearner
     from exogym_core.strategy.base import Strategy
 
-__all__ = ["Loop", "RankOutcome", "Role", "Server", "set_up", "take_step"]
+__all__ = ["Loop", "RankOutcome", "Role", "Server", "end_step", "set_up", "take_step"]
 
 Samples = TypeVar("Samples")
 
@@ -76,13 +77,29 @@ def take_step(
         step: the samples.
         context: number of the step.
         announce: called with the loss before anything is exchanged.
+
+    Raises:
+        InputError: an override of `step` has not counted the step.
     """
     strategy.begin_step(context)
     strategy.zero_grad()
     loss = gradients(step, context)
     announce(loss)
-    strategy.step()
+    end_step(strategy)
     return loss
+
+
+def end_step(strategy: Strategy) -> None:
+    """Call `strategy.step()`.
+
+    Raises:
+        InputError: an override has not counted the step, and no round of it would ever come.
+    """
+    number = strategy.local_step
+    strategy.step()
+    if strategy.local_step == number:
+        name = type(strategy).__name__
+        raise InputError(f"{name}: step() has not counted step {number + 1}: end it with super().step()")
 
 
 def set_up(
