@@ -55,7 +55,8 @@ def command(
         protocol: Protocol of transfers [the topology's, else gloo; with --cuda-as-cpu nccl-sockets].
         placement: Host names, comma-separated, one per rank.
         compute: Cost of computing: 'live', 'live 0.1' (measured, times a factor), 'flops h100 0.4', or 'marks'.
-        collectives: Algorithm of all collectives [the fastest here].
+        collectives: A name such as ring, or '{all_reduce: ring}' [auto: gloo's own under gloo, else for each call the
+            fastest by itself].
         until: Stop the run at this virtual time, such as '60 s'.
         cuda_as_cpu: Map CUDA devices that SCRIPT names to the CPU.
         is_module: SCRIPT is a module, as for python -m.

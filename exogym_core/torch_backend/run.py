@@ -28,7 +28,7 @@ from exogym_core.workers.processes.children import ChannelClosed, Pipe, Poller
 from exogym_core.workers.processes.process_runner import blocks_of
 from exogym_core.workers.processes.protocol import Failed, Requests
 from exogym_core.workers.processes.shared_memory import Arena
-from netsim import Protocol, Recorder, write_trace
+from netsim import Protocol, Recorder, parse_document, write_trace
 from netsim.errors import InputError, NetsimError, RankError
 from netsim.ranks import Exit, Post
 
@@ -75,7 +75,7 @@ class Launch:
         compute: cost of computing, as text.
         placement: host names, one a rank.
         protocol: of transfers; None: the topology's, else `nccl-sockets` with `cuda_as_cpu`, else `gloo`.
-        collectives: algorithms of collectives.
+        collectives: algorithms of collectives, as an experiment's file writes them.
         until_seconds: of virtual time, at which the run is cut.
         cuda_as_cpu: CUDA devices that the script names are the CPU.
         trace: a file for Perfetto.
@@ -102,7 +102,9 @@ class Launch:
         """
         default = "nccl-sockets" if self.cuda_as_cpu else "gloo"
         protocol = Protocol.resolve(self.protocol, self.topology.protocol, default)
-        return World.build(num_ranks, self.topology, self.placement, protocol, self.collectives)
+        spec = self.collectives
+        collectives: Any = None if spec is None else parse_document(spec, f"collectives {spec}").data
+        return World.build(num_ranks, self.topology, self.placement, protocol, collectives)
 
     def about(self) -> dict[str, Any]:
         """Fields of a report that describe it."""

@@ -122,7 +122,7 @@ def collective_command(
 
     Args:
         size: SIZE, such as 25MB; none for barrier.
-        algorithm: Algorithm; auto is the fastest on this network.
+        algorithm: Algorithm; auto is the fastest for this call, or gloo's own under gloo.
         ranks: Hosts in rank order; default: all in natural order.
         root: Host of the root; default: the first rank's.
         repeat: Number of repetitions.

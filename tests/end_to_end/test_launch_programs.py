@@ -589,6 +589,18 @@ def test_the_first_cause_is_reported_once_and_the_answer_until_then_kept(
     assert report["calls"][0]["waiting_seconds"] > 3.0, "for rank 2, and not for the network"
 
 
+def test_algorithms_are_given_by_operation_as_in_an_experiment(launch_here: Launch, tmp_path: Path) -> None:
+    script = failing(tmp_path, "dist.all_reduce(torch.ones(4)), dist.broadcast(torch.ones(4), 0)")
+    code, out, _ = launch_here("-n", "2", "--collectives", "{all_reduce: tree}", script)
+    assert code == 0
+    assert "algorithms  all_reduce: tree; broadcast: gloo (all_reduce tree)" in out
+    code, _, err = launch_here("-n", "2", "--collectives", "{all_reduce: tre}", script)
+    assert (code, err.split("?")[0]) == (
+        2,
+        "error: unknown algorithm for all_reduce 'tre': did you mean 'tree'",
+    )
+
+
 def test_a_broken_connection_names_the_rank_and_its_line(launch_here: Launch, tmp_path: Path) -> None:
     """Ranks 1 and 2 gave up and went on; rank 0's error named neither the rank nor the call."""
     script = tmp_path / "late.py"
