@@ -233,3 +233,11 @@ def test_loader_arguments_that_a_stream_does_not_use_are_reported():
         fit(OfLength(40), **options)
     with pytest.warns(UserWarning, match="has num_workers, which an iterable training set does not use"):
         fit(streams(), **options)
+
+
+def test_loader_workers_of_forked_ranks_read_after_those_of_threads():
+    """A thread that sends tensors to loader workers is started once a process: forked ranks had none."""
+    options = {"num_nodes": 2, "max_steps": 2, "dataloader_kwargs": {"num_workers": 1}}
+    kinds = ("threads", {"kind": "processes", "processes": 2})
+    first, second = (weights(fit(NoisyPairs(), workers=kind, **options)) for kind in kinds)
+    assert torch.equal(first, second)

@@ -352,6 +352,31 @@ def test_a_module_reads_the_gradient_of_the_step_that_it_ends(samples: TensorDat
     assert sorted(norms("stacked")) == pytest.approx(sorted(norms("threads")), rel=1e-4)
 
 
+def halve(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(0.5)
+
+
+@pytest.mark.parametrize("base", [DiLoCoStrategy, AllReduceStrategy])
+@pytest.mark.parametrize("sees", ["gradients", "parameters"])
+def test_hooks_of_a_strategy_change_gradients(
+    samples: TensorDataset, base: type[Strategy], sees: str
+) -> None:
+    class Hooked(base):  # type: ignore[valid-type, misc]
+        def setup(self, *args: Any, **options: Any) -> None:
+            super().setup(*args, **options)
+            for parameter in self.trainable:
+                if sees == "gradients":
+                    parameter.register_hook(lambda gradient: gradient * 0.5)
+                else:
+                    parameter.register_post_accumulate_grad_hook(halve)
+
+    spec = OptimSpec(torch.optim.SGD, lr=0.3)  # Adam would hide it
+    single, stacked = (train(samples, Hooked(optim_spec=spec), kind) for kind in ("threads", "stacked"))
+    assert losses(stacked) == pytest.approx(losses(single), rel=1e-4)
+    assert stacked.virtual_seconds == single.virtual_seconds
+
+
 def test_parameters_that_get_another_storage_are_returned_to_the_stack(samples: TensorDataset) -> None:
     class Rebinding(AllReduceStrategy):
         def step(self) -> None:

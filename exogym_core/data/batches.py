@@ -108,9 +108,10 @@ class StepReader(Dataset[Any]):
         with self._draws.at(*place):
             return list(map(self._reader, pieces))
 
-    def __getitems__(self, asked: tuple[Sequence[int], Sequence[Tensor]]) -> list[Any]:
-        """Read for a DataLoader."""
-        return self.read(*asked)
+    def __getitems__(self, asked: tuple[Sequence[int], Sequence[Any]]) -> list[Any]:
+        """Read for a DataLoader, by indices in arrays."""
+        place, pieces = asked
+        return self.read(place, list(map(torch.from_numpy, pieces)))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}

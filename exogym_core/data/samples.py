@@ -343,11 +343,14 @@ class _IndexedData(Source):
             self._loaded = iter(loader)
         return [as_tuple(batch) for batch in next(self._loaded)]
 
-    def _remaining_steps(self) -> Iterator[tuple[tuple[int, ...], list[Tensor]]]:
-        """Place and indices of each step that is left of this epoch."""
+    def _remaining_steps(self) -> Iterator[tuple[tuple[int, ...], list[Any]]]:
+        """Place and indices of each step that is left of this epoch.
+
+        Arrays, since each tensor would be sent as a descriptor, by a thread that a forked rank lacks.
+        """
         for step in range(self.step, self.steps_per_epoch):
-            own = self.share(self.epoch, step)[0]
-            yield (self._reading.rank, self.epoch, step), list(torch.split(own, self._reading.minibatch_size))
+            pieces = torch.split(self.share(self.epoch, step)[0], self._reading.minibatch_size)
+            yield (self._reading.rank, self.epoch, step), [piece.numpy() for piece in pieces]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved position."""

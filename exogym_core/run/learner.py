@@ -307,6 +307,11 @@ class TorchLearner:
             self._clock.close()
 
 
+def _hooks(parameter: Tensor) -> tuple[Mapping[int, object] | None, Mapping[int, object] | None]:
+    """Functions called with a parameter's gradient, and with the parameter once it has one."""
+    return parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+
+
 class DetachedLearner(TorchLearner):
     """A learner that computes gradients first and then gives them to parameters, where hooks await them."""
 
@@ -320,14 +325,22 @@ class DetachedLearner(TorchLearner):
         if weight != 1:
             torch._foreach_mul_(list(self._gradients.values()), weight)
         with self._time_of_backward(seconds, last):
-            if self._order is not None:
-                for name in self._order:
-                    if name in self._gradients:  # a pass may leave a parameter out
-                        self._trained[name].backward(self._gradients[name])  # type: ignore[no-untyped-call]
-                return
-            for name, gradient in self._gradients.items():
-                parameter = self._trained[name]
-                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            for name in self._gradients if self._order is None else self._order:
+                parameter, gradient = self._trained[name], self._gradients.get(name)
+                if gradient is None:  # a pass may leave a parameter out
+                    continue
+                if self._order is not None or any(_hooks(parameter)):
+                    parameter.backward(gradient)  # type: ignore[no-untyped-call]
+                else:
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+    def _has_own_hooks(self) -> bool:
+        """True if other hooks than the clock's get the gradients: of a strategy of one's own."""
+        known = int(self._clock is not None)
+        return any(
+            bool(on_gradient) or len(after or ()) > known
+            for on_gradient, after in map(_hooks, self._trained.values())
+        )
 
 
 class GraphedLearner(DetachedLearner):

@@ -636,6 +636,8 @@ class StackedLearner(DetachedLearner):
 
     def run_ahead(self, data: Source, strategy: Strategy, num_steps: int) -> list[LocalStep]:
         """Take the steps together with the other ranks."""
+        if self._has_own_hooks():
+            return []
         kind = num_steps, strategy.averager is not None, strategy.max_norm
         return self._stack.run_ahead(self._comm.rank, _Ahead(self._optimizer, data, *kind))
 
