@@ -11,6 +11,7 @@ import resource
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 
 from exogym_core import Trainer
 from exogym_core.communicator import Communicator, run_ranks
-from exogym_core.strategy import AllReduceStrategy
+from exogym_core.strategy import AllReduceStrategy, FedAvgStrategy
 from exogym_core.workers import rng
 from exogym_core.workers.rng import RandomStates, seed_device
 from exogym_core.workers.run import Transport, register_transport, transport_named
@@ -45,11 +46,39 @@ def test_settling_decides_kind_and_number(given_spec: Any, kind: str, processes:
     assert (settled.kind, settled.processes) == (kind, processes)
 
 
-def test_auto_takes_processes_for_steps_worth_it() -> None:
+def test_auto_takes_processes_for_runs_worth_it() -> None:
     auto = WorkerSpec.parse("auto")
+    assert auto.settle(8, 2, step_flops=1e6, num_steps=1_000).kind == "processes"
+    assert auto.settle(8, 2, step_flops=1e6, num_steps=200).kind == "threads"
+    assert auto.settle(1, 2, step_flops=1e6, num_steps=100_000).kind == "threads"
     assert auto.settle(8, 2, step_flops=1e10).kind == "processes"
     assert auto.settle(8, 2, step_flops=1e6).kind == "threads"
     assert auto.settle(8, 1, step_flops=1e10).kind == "threads"
+
+
+class Located(torch.nn.Module):
+    """A model that notes the process of its passes."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.weight, self.folder = torch.nn.Parameter(torch.ones(1)), folder
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        (self.folder / str(os.getpid())).touch()
+        return (self.weight * batch[0]).square().mean()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+@pytest.mark.parametrize("num_steps", [10, 1_000])
+def test_many_tiny_steps_are_taken_in_a_process_a_core(tmp_path: Path, num_steps: int) -> None:
+    """Steps were judged one by one: a run of any length stayed on one core."""
+    data = torch.utils.data.TensorDataset(torch.ones(4_000, 1))
+    trainer = Trainer(Located(tmp_path), data)
+    trainer.fit(
+        strategy=FedAvgStrategy("sgd", H=num_steps, lr=0.1), num_nodes=4, batch_size=1, max_steps=num_steps
+    )
+    passes = {path.name for path in tmp_path.iterdir()}
+    assert (len(passes - {str(os.getpid())}) > 1) == (num_steps == 1_000)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 4, 16])

@@ -44,6 +44,7 @@ from exogym_core.run.snapshots import EvaluationTimes
 from exogym_core.run.stacked import Stack, StackedLearner, StackingError, backward_order
 from exogym_core.strategy.trials import coding_trials, own_codec_trials
 from exogym_core.workers.failures import own_frames
+from exogym_core.workers.processes.children import can_fork
 from exogym_core.workers.processes.jobs import import_compiler
 from exogym_core.workers.rng import kept_rng, seed_device
 from exogym_core.workers.spec import num_cores
@@ -406,10 +407,13 @@ class Program:
             warnings.warn(f"workers: stacked: ranks run in threads: {reason}", UserWarning, stacklevel=6)
 
     def workers(self) -> WorkerSpec:
-        """Kind and number of worker processes, `auto` decided by the size of a step."""
+        """Kind and number of worker processes, `auto` decided by the size of a step and their number."""
         request = self.request
         on_cuda = any(request.device_of(rank).type == "cuda" for rank in range(request.num_nodes))
-        return request.workers.settle(request.num_nodes, num_cores(), self.step_flops, on_cuda=on_cuda)
+        steps = self.known_max_steps() if can_fork() else None
+        return request.workers.settle(
+            request.num_nodes, num_cores(), self.step_flops, num_steps=steps, on_cuda=on_cuda
+        )
 
     def _fitting_minibatch(self) -> int:
         request, device = self.request, self.request.device_of(0)

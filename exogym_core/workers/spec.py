@@ -18,9 +18,10 @@ __all__ = ["IN_ONE_PROCESS", "WorkerSpec", "num_cores"]
 IN_ONE_PROCESS = ("threads", "stacked")
 """Kinds whose ranks are threads of the process that starts the run."""
 
-# Below this, handing ranks to other processes costs more than the second core gives (measured on two cores:
-# an MLP step of 0.9 ms is slower in two processes, a GPT step of 120 ms nearly twice as fast).
-_TINY_STEP_FLOPS = 2e8
+# Processes gain a core each and cost a tenth of a second at the start (measured on two cores). Runs that take less than
+# two seconds, by a floor for a step and the operations that a core does in a second, stay in threads.
+_LARGE_STEP_FLOPS = 2e8
+_SHORT_SECONDS, _LEAST_STEP_SECONDS, _FLOPS_PER_SECOND = 2.0, 5e-4, 1e10
 
 
 def num_cores() -> int:
@@ -33,7 +34,7 @@ class WorkerSpec(Schema):
 
     Attributes:
         kind: `threads`, `processes`, `ray` (actors on a cluster), `stacked` (all replicas as one batched model: faster
-            for many small ones, with other roundings), or `auto`: a process a core, threads alone for tiny steps.
+            for many small ones, with other roundings), or `auto`: a process a core, threads alone for short runs.
         processes: number of processes; None: as many as there are cores. Ranks are dealt out in contiguous blocks.
         intra_op_threads: torch's threads for one operator. It changes bits, so it is part of an experiment.
         cuda_graphs: on CUDA, launch each forward and backward pass as one graph, which helps small models.
@@ -77,7 +78,13 @@ class WorkerSpec(Schema):
         return validate_document(cls, Document("workers", given))
 
     def settle(
-        self, num_ranks: int, num_cores: int, step_flops: float = 0.0, *, on_cuda: bool = False
+        self,
+        num_ranks: int,
+        num_cores: int,
+        step_flops: float = 0.0,
+        *,
+        num_steps: int | None = None,
+        on_cuda: bool = False,
     ) -> WorkerSpec:
         """Resolve `auto`, the number of processes and of GPUs.
 
@@ -85,11 +92,14 @@ class WorkerSpec(Schema):
             num_ranks: ranks to run.
             num_cores: cores of this machine.
             step_flops: floating-point operations of one rank's step, if known.
+            num_steps: of each rank, if known, where processes can be forked.
             on_cuda: whether ranks compute on CUDA devices.
         """
         kind = self.kind
         if kind == "auto":
-            worth_it = num_cores > 1 and num_ranks > 1 and step_flops >= _TINY_STEP_FLOPS
+            seconds = num_ranks * (num_steps or 0) * (_LEAST_STEP_SECONDS + step_flops / _FLOPS_PER_SECOND)
+            is_long = step_flops >= _LARGE_STEP_FLOPS or seconds >= _SHORT_SECONDS
+            worth_it = num_cores > 1 and num_ranks > 1 and is_long
             kind = "processes" if worth_it or self.processes is not None else "threads"
         if kind in IN_ONE_PROCESS:
             return self.model_copy(update={"kind": kind, "processes": None})
