@@ -23,7 +23,7 @@ from exogym_core.workers.processes.protocol import (
     MessageEncoder,
     Requests,
 )
-from exogym_core.workers.processes.shared_memory import Arena, Block, Leases, TensorRef
+from exogym_core.workers.processes.shared_memory import Arena, Block, Leases, TensorRef, blocks_in
 from netsim.errors import BrokenCallError, InputError
 from netsim.ranks import Advance, Ask, Await, Call, CallEnding, Exit, Key, Lane, Mark, Post, Wait
 
@@ -161,6 +161,49 @@ def test_what_lies_in_shared_memory_is_not_copied_again() -> None:
     assert arena.put(arena.get(ref)) == ref
     room = arena.empty((5000,), torch.float32)
     assert arena.get(arena.put(room.fill_(3.0))).eq(3).all()
+    arena.close()
+
+
+def test_a_room_is_sent_in_place_as_a_whole_and_once() -> None:
+    """A part, a second message, or values that change soon are copied: each block goes back by itself."""
+    arena = Arena(region=1)
+    room = arena.empty((40, 1000), torch.float32)
+    places = [arena.put(tensor).content for tensor in (room[:30], room.T, room, room)]
+    places.append(arena.put(arena.empty((40, 1000), torch.float32), copies=True).content)
+    assert len(set(places)) == 5
+    assert arena.get(TensorRef(places[2], room.nbytes, room.shape, room.dtype)).data_ptr() == room.data_ptr()
+    arena.close()
+
+
+@pytest.mark.parametrize("is_read_first", [False, True])
+def test_a_room_is_free_when_its_tensor_is_gone_and_others_have_read_it(is_read_first: bool) -> None:
+    """They read its values until they say so; its memory then goes back to the system at once."""
+    arena = Arena(region=1)
+    room = arena.empty((1 << 20,), torch.float32).fill_(3.0)
+    ref, view = arena.put(room), room[5:]
+    del room
+    if is_read_first:
+        arena.free(blocks_in([ref]))
+        assert not arena.get(ref).any()
+    else:
+        del view
+        assert arena.get(ref).eq(3.0).all()
+    other = arena.put(torch.ones(1 << 20))
+    assert other.content != ref.content
+    if is_read_first:
+        del view
+    else:
+        arena.free(blocks_in([ref]))
+    assert arena.put(torch.ones(1 << 20)).content == ref.content
+    arena.close()
+
+
+def test_blocks_needed_again_soon_keep_their_memory() -> None:
+    arena = Arena(region=1)
+    for expected in (0.0, 3.0, 3.0):
+        ref = arena.put(torch.full((1 << 20,), 3.0))
+        arena.free(blocks_in([ref]))
+        assert arena.get(ref).eq(expected).all()
     arena.close()
 
 

@@ -25,7 +25,7 @@ from netsim.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from exogym_core.communicator.exchange import Signature
+    from exogym_core.communicator.exchange import Empty, Signature
 
 __all__ = [
     "CODE_CARRIERS",
@@ -129,6 +129,7 @@ class CallState:
     _: KW_ONLY
     traffic: Traffic = field(default_factory=Traffic)
     device: torch.device | None = None
+    empty: Empty | None = None  # where ranks share memory, tensors in it
     off_clock: bool = False
     compares_places: bool = True
 
@@ -228,6 +229,17 @@ class Communicator(CheckedArguments, ABC):
     def _owned_on(self, tensor: Tensor) -> Delivery[list[Tensor]]:
         device = tensor.device
         return lambda got: self._own_tensors(got, device)
+
+    def room(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Flat tensor for the values of `tensors`, which share dtype and device; it has none yet.
+
+        Where ranks share memory it lies there, and `all_reduce` and `deposit` make no copy of it: it must neither be
+        changed nor read between such a call and its end.
+        """
+        num_values = sum([tensor.numel() for tensor in tensors])
+        if self.state.empty is None or not tensors[0].is_cpu:
+            return tensors[0].new_empty(num_values)
+        return self.state.empty((num_values,), tensors[0].dtype)
 
     # --- collectives ---------------------------------------------------------------------------------------
 

@@ -51,8 +51,8 @@ Layout = list[list[tuple[str, list[int]]]]
 """For each flat tensor the names and shapes of its parts, in order."""
 
 
-def pack(named: Mapping[str, Tensor]) -> tuple[Layout, list[Tensor]]:
-    """Copy named tensors into one new flat tensor a dtype, on the CPU, in the order given.
+def pack(named: Mapping[str, Tensor], comm: Communicator | None = None) -> tuple[Layout, list[Tensor]]:
+    """Copy named tensors into one new flat tensor a dtype, on the CPU, in the order given, for `comm` to deposit.
 
     >>> pack({"a": torch.ones(2), "n": torch.tensor(3), "b": torch.zeros(1, 1)})
     ([[('a', [2]), ('b', [1, 1])], [('n', [])]], [tensor([1., 1., 0.]), tensor([3])])
@@ -61,7 +61,7 @@ def pack(named: Mapping[str, Tensor]) -> tuple[Layout, list[Tensor]]:
     for name, value in named.items():
         members.setdefault(value.dtype, []).append(name)
     layout = [[(name, list(named[name].shape)) for name in names] for names in members.values()]
-    flats = [flatten([named[name].cpu() for name in names]) for names in members.values()]
+    flats = [flatten([named[name].cpu() for name in names], comm) for names in members.values()]
     return layout, flats
 
 
@@ -310,7 +310,7 @@ class Snapshots(Stateful):
         sections |= self._judged(present)
         layouts, tensors = {}, []
         for name, named in sections.items():
-            layouts[name], flats = pack(named)
+            layouts[name], flats = pack(named, self._comm)
             tensors += flats
         is_first = self._comm.rank == present[0]
         is_replica = self._is_worker or len(present) == 1

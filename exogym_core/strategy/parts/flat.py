@@ -10,6 +10,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from exogym_core.communicator.base import Communicator
+
 __all__ = ["buckets", "flatten", "in_buckets", "plan_buckets", "unflatten", "widened", "write_back"]
 
 
@@ -46,11 +48,15 @@ def buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     return [[tensors[index] for index in bucket] for bucket in plan_buckets(tensors)]
 
 
-def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """Copy the values of `tensors`, which share dtype and device, into a new flat tensor."""
+def flatten(tensors: Sequence[Tensor], comm: Communicator | None = None) -> Tensor:
+    """Copy the values of `tensors`, which share dtype and device, into a new flat tensor.
+
+    What `comm` will send is in its memory, see `Communicator.room`.
+    """
     if tensors[0].is_meta:  # a model's tensors are thousands, and without values only their size counts
         return tensors[0].new_empty(sum(tensor.numel() for tensor in tensors))
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    room = None if comm is None else comm.room(tensors)
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors], out=room)
 
 
 def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

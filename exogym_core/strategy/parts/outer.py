@@ -131,7 +131,7 @@ class OuterStep(Stateful):
             site: this rank's; None: a rank alone.
             blocking: the round is waited for at once, so that nothing is kept of what was sent.
         """
-        gradients = self.pseudo_gradients()
+        gradients = self.pseudo_gradients(site.between if blocking and site is not None else None)
         return Round((), self._flights(gradients, site)) if blocking else self._round(gradients, site)
 
     @torch.no_grad()
@@ -144,7 +144,8 @@ class OuterStep(Stateful):
 
     def _round(self, sent: Sequence[Tensor], site: Site | None, calls: Sequence[Any] = ()) -> Round:
         owed = [residual.clone() for residual in self.residuals if residual is not None]
-        return Round(sent, self._flights([flat.clone() for flat in sent], site, calls), owed)
+        copies = [flatten([flat], None if site is None else site.between) for flat in sent]
+        return Round(sent, self._flights(copies, site, calls), owed)
 
     def _flights(
         self, gradients: Sequence[Tensor], site: Site | None, calls: Sequence[Any] = ()
@@ -162,7 +163,7 @@ class OuterStep(Stateful):
 
         Of a site whose ranks have the same values each has the mean of its own part alone, see `spread`.
         """
-        gradients = self.pseudo_gradients()
+        gradients = self.pseudo_gradients(peers)
         for gradient, residual in zip(gradients, residuals, strict=True):
             self.averaging.flat(peers, site.own(gradient), None if residual is None else site.own(residual))
         return gradients
@@ -194,9 +195,17 @@ class OuterStep(Stateful):
             write_back(flat if alpha == 0 else alpha * flatten(bucket) + (1 - alpha) * flat, bucket)
 
     @torch.no_grad()
-    def pseudo_gradients(self) -> list[Tensor]:
-        """Displacement of this rank from the global parameters, negated, flat."""
-        replica = [flatten(bucket) for bucket in self.buckets]
+    def pseudo_gradients(self, comm: Communicator | None = None) -> list[Tensor]:
+        """Displacement of this rank from the global parameters, negated, flat; replaces the gradients, which are freed.
+
+        Args:
+            comm: averages them in place; None: they are kept.
+        """
+        replica = []
+        for bucket in self.buckets:
+            for parameter in bucket:
+                parameter.grad = None
+            replica.append(flatten(bucket, comm))
         return [torch.sub(flat, own, out=own) for flat, own in zip(self.flats, replica, strict=True)]
 
 

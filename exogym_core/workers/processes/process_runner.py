@@ -208,6 +208,7 @@ class ProcessRunner(Runner):
             case Ended():
                 buffers = [store.get(ref).clone().numpy() for ref in record.refs]
                 self.results[record.rank] = loads(record.result, buffers)
+                self._send(index, Freed(blocks_in(record.refs)))
                 self.states[record.rank] = record.state
                 self._unfinished[index].discard(record.rank)
                 self._live = [each for each, ranks in enumerate(self._unfinished) if ranks]

@@ -7,6 +7,7 @@ no rank to run; the simulation answers with values. Large tensors travel through
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -162,18 +163,19 @@ class RankGroup:
 
     def run_rank(self, rank: int, body: Body) -> None:
         """Run `body(comm)` on one rank here, and report how it ended."""
-        state = RankState()
+        state = RankState(empty=self.empty)
         results: dict[int, Any] = {}
         try:
             failed = run_rank(self.communicator(rank, state), body, results)
         finally:
             self._num_running -= 1
-        trim_memory()  # replicas' optimizers are freed, while the simulation takes in the results
+        trim_memory()  # the replica's optimizers are freed, before its results are copied
         self.queue(
             Failed(rank, reported_error(rank, failed))
             if failed is not None
-            else self._ended(rank, results[rank], state)
+            else self._ended(rank, results.pop(rank), state)
         )
+        trim_memory()  # and then the replica
 
     def _ended(self, rank: int, result: Any, state: RankState) -> Ended | Failed:
         # Ray's store is slower than a copy.
@@ -219,13 +221,22 @@ class RankGroup:
                 return False
         return True
 
-    def put(self, tensors: Sequence[Tensor]) -> list[TensorRef]:
-        """Put tensors in shared memory; before large ones, return what the last passes have freed to the system."""
+    def put(self, tensors: Sequence[Tensor], *, copies: bool = False) -> list[TensorRef]:
+        """Put tensors in shared memory; with `copies`, since they are to change before all have read them."""
+        self._trim(sum(tensor.nbytes for tensor in tensors))
+        return [self.arena.put(tensor, copies=copies) for tensor in tensors]
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Tensor in shared memory for what will be `put`."""
+        self._trim(math.prod(shape) * dtype.itemsize)
+        return self.arena.empty(shape, dtype)
+
+    def _trim(self, num_bytes: int) -> None:
+        """Before large tensors, return what the last passes have freed to the system."""
         now = time.monotonic()
-        if now >= self._next_trim and sum(tensor.nbytes for tensor in tensors) > _LARGE_BYTES:
+        if now >= self._next_trim and num_bytes > _LARGE_BYTES:
             trim_memory()
             self._next_trim = now + _SECONDS_BETWEEN_TRIMS
-        return [self.arena.put(tensor) for tensor in tensors]
 
     def queue(self, record: NamedTuple) -> None:
         """Queue a message for the next flush."""
@@ -255,6 +266,7 @@ class _PipePort:
         group = self._group
         group.requests.setdefault(self._rank, []).append(request)
         if isinstance(request, Mark) and time.monotonic() >= group.next_flush:
+            self._take_in()
             group.flush()
 
     def post(self, part: Part, waits: bool = False) -> _Ticket:
@@ -269,7 +281,8 @@ class _PipePort:
             coming = sum([rank in group.ranks for rank in ranks])
         if coming > 1:
             group.coming[key] = coming - 1
-        refs = group.put(tensors)
+        # An all-reduce reads them before anyone has its result; other values are read when their rank has gone on.
+        refs = group.put(tensors, copies=signature.name != "all_reduce")
         group.queue(Part(key, ranks, member, signature, refs))
         if not waits:
             group.flush()
@@ -305,15 +318,19 @@ class _PipePort:
         self._group.coming.pop(ticket.key, None)
 
     def deposit(self, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
-        """Send tensors for the observer at once; memory of earlier ones that have been taken is used again."""
+        """Send tensors for the observer at once."""
         self._turns.check()
+        self._take_in()
+        self._group.queue(Deposited(self._rank, note, self._group.put(tensors)))
+        self._group.flush()
+
+    def _take_in(self) -> None:
+        """Take in what has come: memory that others have read is used again, or goes back to the system."""
         group = self._group
         while group.channel.waiting():
             if not group.take_in(group.channel.recv()):
                 self._turns.aborting = True
                 self._turns.check()
-        group.queue(Deposited(self._rank, note, group.put(tensors)))
-        group.flush()
 
     def flush(self) -> None:
         self._group.flush()

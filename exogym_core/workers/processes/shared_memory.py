@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import math
 import mmap
 import os
 import resource
 import tempfile
+import time
+import weakref
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -24,6 +28,8 @@ __all__ = ["Arena", "Block", "Leases", "Store", "TensorRef", "blocks_in"]
 _MOST_BYTES_A_REGION, _LEAST_BYTES_A_REGION = 1 << 38, 1 << 29
 _MOST_BYTES = 1 << 45
 _INLINE_BYTES = 4096  # below this a copy through the pipe is cheaper than keeping books
+# Smaller blocks keep their memory, and so do those that are needed again sooner: page faults cost time.
+_RETURNED_BYTES, _IDLE_SECONDS = 1 << 16, 1.0
 _IN_NUMPY = {
     torch.float64,
     torch.float32,
@@ -63,8 +69,11 @@ def blocks_in(refs: Sequence[TensorRef]) -> list[Block]:
 class Store(Protocol):
     """Region of shared memory in which one process puts tensors for others."""
 
-    def put(self, tensor: Tensor) -> TensorRef:
-        """Have `tensor` lie where others can read it."""
+    def put(self, tensor: Tensor, *, copies: bool = False) -> TensorRef:
+        """Have `tensor` lie where others can read it, as a copy if it is to change before they have."""
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Tensor without values yet, for what will be `put`."""
 
     def get(self, ref: TensorRef) -> Tensor:
         """The tensor behind `ref`."""
@@ -81,7 +90,7 @@ class Arena:
 
     Everybody reads all of it; each puts what it has into a region of its own, which it alone hands out. Nothing of it
     has a name, so nothing is left behind however the processes end. Blocks come in powers of two and are kept for
-    the next tensor of that size.
+    the next tensor of that size; the memory of large ones that were idle before they were used goes back to the system.
 
     Args:
         fd: of the memory that others have made; None: make it.
@@ -96,26 +105,49 @@ class Arena:
         self._region_bytes = len(self._map) // num_regions
         self._next = region * self._region_bytes
         self._end = self._next + self._region_bytes
-        self._free: dict[int, list[int]] = defaultdict(list)
+        self._region = region
+        self._free: dict[int, list[_Place]] = defaultdict(list)  # by size
+        self._in_use: dict[int, _Place] = {}  # by offset
 
-    def put(self, tensor: Tensor) -> TensorRef:
-        """Copy `tensor` to where the others can read it; what lies there already stays where it is."""
+    def put(self, tensor: Tensor, *, copies: bool = False) -> TensorRef:
+        """Have `tensor` lie where the others can read it; what lies there already stays where it is.
+
+        Args:
+            tensor: on the CPU.
+            copies: copy it in any case: it is to change before all have read it.
+        """
         shape, num_bytes, dtype = tuple(tensor.shape), tensor.nbytes, tensor.dtype
-        content: bytes | int
         if num_bytes <= _INLINE_BYTES:
             return TensorRef(_bytes_of(tensor), num_bytes, shape, dtype)
-        content = tensor.data_ptr() - self._begin
-        if not 0 <= content < len(self._map):
-            content = self._allocate(num_bytes)
-            self._view(content, shape, dtype).copy_(tensor)
-        return TensorRef(content, num_bytes, shape, dtype)
+        offset = tensor.data_ptr() - self._begin
+        if copies or not self._is_here(offset, tensor):
+            offset = self._allocate(num_bytes)
+            self._view(offset, shape, dtype).copy_(tensor)
+        elif offset in self._in_use:
+            self._in_use[offset].num_users += 1
+        return TensorRef(offset, num_bytes, shape, dtype)
+
+    def _is_here(self, offset: int, tensor: Tensor) -> bool:
+        """True if others can read the tensor where it is: in their regions, or the whole of a block without readers."""
+        if not (0 <= offset < len(self._map) and tensor.is_contiguous()):
+            return False
+        place = self._in_use.get(offset)
+        if place is None:
+            return offset // self._region_bytes != self._region
+        return place.num_users == 1 and place.bytes_used == tensor.nbytes
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Room for what will be `put`, which then needs no copy."""
+        """Tensor for what will be `put`, which then needs no copy; its values are gone when others have read them.
+
+        Its block is in use as long as the tensor is.
+        """
         num_bytes = torch.Size(shape).numel() * dtype.itemsize
         if num_bytes <= _INLINE_BYTES:
             return torch.empty(tuple(shape), dtype=dtype)
-        return self._view(self._allocate(num_bytes), shape, dtype)
+        offset = self._allocate(num_bytes)
+        memory = memoryview(self._map)[offset : offset + num_bytes]
+        weakref.finalize(memory, self._let_go, offset).atexit = False
+        return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))
 
     def get(self, ref: TensorRef) -> Tensor:
         """The tensor behind `ref`, without a copy: valid until it is said to have been read."""
@@ -127,9 +159,20 @@ class Arena:
         return line if len(ref.shape) == 1 else line.view(ref.shape)
 
     def free(self, blocks: Sequence[Block]) -> None:
-        """Hand out these blocks of one's own region again: they have no reader any more."""
+        """Take back these blocks of one's own region: others have read them, and nobody needs their values."""
         for block in blocks:
-            self._free[_block_bytes(block.num_bytes)].append(block.offset)
+            self._let_go(block.offset, is_read=True)
+
+    def _let_go(self, offset: int, *, is_read: bool = False) -> None:
+        """Count one user less of a block, and hand it out again after the last; any thread may do so."""
+        place = self._in_use[offset]
+        place.num_users -= 1
+        if not place.num_users:
+            del self._in_use[offset]
+            self._free[place.num_bytes].append(place)
+            place.free_since = time.monotonic()
+        if place.was_idle and (is_read or not place.num_users) and hasattr(mmap, "MADV_REMOVE"):
+            self._map.madvise(mmap.MADV_REMOVE, offset, place.num_bytes)
 
     def owner(self, block: Block) -> int:
         """The region that a block is of."""
@@ -141,19 +184,45 @@ class Arena:
 
     def _allocate(self, num_bytes: int) -> int:
         size = _block_bytes(num_bytes)
-        if self._free[size]:
-            return self._free[size].pop()
+        place = self._free[size].pop() if self._free[size] else self._new_place(size, num_bytes)
+        place.was_idle = size >= _RETURNED_BYTES and time.monotonic() > place.free_since + _IDLE_SECONDS
+        place.num_users, place.bytes_used = 1, num_bytes
+        self._in_use[place.offset] = place
+        return place.offset
+
+    def _new_place(self, size: int, num_bytes: int) -> _Place:
         if self._next + size > self._end:
             raise InputError(
                 f"a tensor of {num_bytes} bytes does not fit into the {self._region_bytes >> 20} MiB that a process "
                 "shares here: raise the limit on the address space (ulimit -v), or use workers.kind=threads"
             )
         self._next += size
-        return self._next - size
+        return _Place(self._next - size, size)
 
     def _view(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         count = torch.Size(shape).numel()
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset).view(tuple(shape))
+
+
+@dataclass(eq=False)
+class _Place:
+    """Block of one's own region, in use or free.
+
+    Attributes:
+        offset: in the arena.
+        num_bytes: of the block.
+        bytes_used: of them, by the tensor in it.
+        num_users: readers elsewhere together, and the tensor that was made in it.
+        free_since: the time when it was last handed back.
+        was_idle: it is large and had been free for long before it was handed out.
+    """
+
+    offset: int
+    num_bytes: int
+    bytes_used: int = 0
+    num_users: int = 0
+    free_since: float = -math.inf
+    was_idle: bool = False
 
 
 def _bytes_of(tensor: Tensor) -> bytes:

@@ -80,8 +80,8 @@ class ObjectStore:
     def __init__(self, ray: Any, num_owners: int, *, passes_on: bool = False) -> None:
         self._ray, self._num_owners, self._passes_on = ray, num_owners, passes_on
 
-    def put(self, tensor: Tensor | FarTensor) -> TensorRef:
-        """Reference by which the other side reads the tensor."""
+    def put(self, tensor: Tensor | FarTensor, *, copies: bool = False) -> TensorRef:
+        """Reference by which the other side reads the tensor; always a copy."""
         if isinstance(tensor, FarTensor):
             return TensorRef(tensor, tensor.nbytes, tensor.shape, tensor.dtype)  # type: ignore[arg-type]
         shape, num_bytes = tuple(tensor.shape), tensor.nbytes
@@ -93,6 +93,10 @@ class ObjectStore:
             pieces = [self._ray.put(piece.view(torch.uint8).numpy()) for piece in flat.chunk(num_pieces)]
             content = FarTensor(tuple(pieces), shape, tensor.dtype)
         return TensorRef(content, num_bytes, shape, tensor.dtype)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Tensor in memory of this process."""
+        return torch.empty(tuple(shape), dtype=dtype)
 
     def get(self, ref: TensorRef) -> Any:
         """The tensor behind `ref`; a far one as it is where this side only passes it on."""
