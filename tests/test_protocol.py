@@ -179,7 +179,7 @@ def test_a_room_is_sent_in_place_as_a_whole_and_once() -> None:
 def test_a_room_is_free_when_its_tensor_is_gone_and_others_have_read_it(is_read_first: bool) -> None:
     """They read its values until they say so; its memory then goes back to the system at once."""
     arena = Arena(region=1)
-    room = arena.empty((1 << 20,), torch.float32).fill_(3.0)
+    room = arena.empty((1 << 20,), torch.float32, once=True).fill_(3.0)
     ref, view = arena.put(room), room[5:]
     del room
     if is_read_first:
@@ -198,12 +198,12 @@ def test_a_room_is_free_when_its_tensor_is_gone_and_others_have_read_it(is_read_
     arena.close()
 
 
-def test_blocks_needed_again_soon_keep_their_memory() -> None:
+def test_blocks_that_may_be_needed_again_soon_keep_their_memory() -> None:
     arena = Arena(region=1)
-    for expected in (0.0, 3.0, 3.0):
-        ref = arena.put(torch.full((1 << 20,), 3.0))
+    for once in (False, True, False):
+        ref = arena.put(arena.empty((1 << 20,), torch.float32, once=once).fill_(3.0))
         arena.free(blocks_in([ref]))
-        assert arena.get(ref).eq(expected).all()
+        assert arena.get(ref).eq(0.0 if once else 3.0).all()
     arena.close()
 
 

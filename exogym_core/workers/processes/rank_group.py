@@ -184,7 +184,10 @@ class RankGroup:
             content = dumps_for_child(result, buffers)
         except InputError as error:
             return Failed(rank, error)
-        refs = [self.arena.put(torch.frombuffer(each, dtype=torch.uint8)) for each in buffers or ()]
+        lines = [torch.frombuffer(each, dtype=torch.uint8) for each in buffers or ()]
+        refs = [
+            self.arena.put(self.arena.empty(line.shape, line.dtype, once=True).copy_(line)) for line in lines
+        ]
         # Its counters, without calls in flight, whose handles are this process's own.
         return Ended(rank, content, refs, RankState(traffic=state.traffic))
 
@@ -227,9 +230,9 @@ class RankGroup:
         return [self.arena.put(tensor, copies=copies) for tensor in tensors]
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Tensor in shared memory for what will be `put`."""
+        """Tensor in shared memory for what will be `put`, once."""
         self._trim(math.prod(shape) * dtype.itemsize)
-        return self.arena.empty(shape, dtype)
+        return self.arena.empty(shape, dtype, once=True)
 
     def _trim(self, num_bytes: int) -> None:
         """Before large tensors, return what the last passes have freed to the system."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import math
 import mmap
 import os
 import resource
 import tempfile
-import time
 import weakref
 from collections import defaultdict
 from dataclasses import dataclass
@@ -28,8 +26,6 @@ __all__ = ["Arena", "Block", "Leases", "Store", "TensorRef", "blocks_in"]
 _MOST_BYTES_A_REGION, _LEAST_BYTES_A_REGION = 1 << 38, 1 << 29
 _MOST_BYTES = 1 << 45
 _INLINE_BYTES = 4096  # below this a copy through the pipe is cheaper than keeping books
-# Smaller blocks keep their memory, and so do those that are needed again sooner: page faults cost time.
-_RETURNED_BYTES, _IDLE_SECONDS = 1 << 16, 1.0
 _IN_NUMPY = {
     torch.float64,
     torch.float32,
@@ -72,8 +68,8 @@ class Store(Protocol):
     def put(self, tensor: Tensor, *, copies: bool = False) -> TensorRef:
         """Have `tensor` lie where others can read it, as a copy if it is to change before they have."""
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Tensor without values yet, for what will be `put`."""
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, *, once: bool = False) -> Tensor:
+        """Tensor without values yet, for what will be `put`: `once`, and not again soon."""
 
     def get(self, ref: TensorRef) -> Tensor:
         """The tensor behind `ref`."""
@@ -90,7 +86,7 @@ class Arena:
 
     Everybody reads all of it; each puts what it has into a region of its own, which it alone hands out. Nothing of it
     has a name, so nothing is left behind however the processes end. Blocks come in powers of two and are kept for
-    the next tensor of that size; the memory of large ones that were idle before they were used goes back to the system.
+    the next tensor of that size.
 
     Args:
         fd: of the memory that others have made; None: make it.
@@ -136,15 +132,18 @@ class Arena:
             return offset // self._region_bytes != self._region
         return place.num_users == 1 and place.bytes_used == tensor.nbytes
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Tensor for what will be `put`, which then needs no copy; its values are gone when others have read them.
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, *, once: bool = False) -> Tensor:
+        """Tensor for what will be `put`, which then needs no copy; its block is in use as long as the tensor is.
 
-        Its block is in use as long as the tensor is.
+        Args:
+            shape, dtype: of the tensor.
+            once: it is not needed again soon, so that its memory goes back to the system when others have read it,
+                with its values; page faults of blocks that come again at each step would cost more.
         """
         num_bytes = torch.Size(shape).numel() * dtype.itemsize
         if num_bytes <= _INLINE_BYTES:
             return torch.empty(tuple(shape), dtype=dtype)
-        offset = self._allocate(num_bytes)
+        offset = self._allocate(num_bytes, once=once)
         memory = memoryview(self._map)[offset : offset + num_bytes]
         weakref.finalize(memory, self._let_go, offset).atexit = False
         return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))
@@ -170,8 +169,7 @@ class Arena:
         if not place.num_users:
             del self._in_use[offset]
             self._free[place.num_bytes].append(place)
-            place.free_since = time.monotonic()
-        if place.was_idle and (is_read or not place.num_users) and hasattr(mmap, "MADV_REMOVE"):
+        if place.once and (is_read or not place.num_users) and hasattr(mmap, "MADV_REMOVE"):
             self._map.madvise(mmap.MADV_REMOVE, offset, place.num_bytes)
 
     def owner(self, block: Block) -> int:
@@ -182,11 +180,10 @@ class Arena:
         """Give the descriptor back; the memory goes with the last tensor in it."""
         os.close(self.fd)
 
-    def _allocate(self, num_bytes: int) -> int:
+    def _allocate(self, num_bytes: int, *, once: bool = False) -> int:
         size = _block_bytes(num_bytes)
         place = self._free[size].pop() if self._free[size] else self._new_place(size, num_bytes)
-        place.was_idle = size >= _RETURNED_BYTES and time.monotonic() > place.free_since + _IDLE_SECONDS
-        place.num_users, place.bytes_used = 1, num_bytes
+        place.num_users, place.bytes_used, place.once = 1, num_bytes, once
         self._in_use[place.offset] = place
         return place.offset
 
@@ -213,16 +210,14 @@ class _Place:
         num_bytes: of the block.
         bytes_used: of them, by the tensor in it.
         num_users: readers elsewhere together, and the tensor that was made in it.
-        free_since: the time when it was last handed back.
-        was_idle: it is large and had been free for long before it was handed out.
+        once: its memory goes back to the system.
     """
 
     offset: int
     num_bytes: int
     bytes_used: int = 0
     num_users: int = 0
-    free_since: float = -math.inf
-    was_idle: bool = False
+    once: bool = False
 
 
 def _bytes_of(tensor: Tensor) -> bytes:

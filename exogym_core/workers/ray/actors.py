@@ -94,7 +94,7 @@ class ObjectStore:
             content = FarTensor(tuple(pieces), shape, tensor.dtype)
         return TensorRef(content, num_bytes, shape, tensor.dtype)
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, *, once: bool = False) -> Tensor:
         """Tensor in memory of this process."""
         return torch.empty(tuple(shape), dtype=dtype)
 
