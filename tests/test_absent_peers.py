@@ -303,7 +303,12 @@ def test_a_site_that_knows_of_nobody_present_leaves_evaluations_to_others(
     """It has come back while the rendezvous was started again; it ended as it looked for the lowest of them."""
     deposits: list[Any] = []
     comm: Any = SimpleNamespace(
-        rank=1, world_size=2, members_change=True, inside=None, deposit=lambda *given: deposits.append(given)
+        rank=1,
+        world_size=2,
+        members_change=True,
+        inside=None,
+        room=lambda tensors: torch.empty(sum(each.numel() for each in tensors)),
+        deposit=lambda *given: deposits.append(given),
     )
     strategy: Any = SimpleNamespace(
         judged="replica",

@@ -323,7 +323,7 @@ def _call(op: str, protocol: str, number: str) -> dict[str, Any]:
     result = netsim.collective(
         star(24) if where == "wide" else where,
         op,
-        num_bytes=num_bytes,
+        num_bytes=None if op == "barrier" else num_bytes,
         protocol=PROTOCOLS[protocol],
         repeat=repeat,
     )

@@ -108,7 +108,7 @@ def names() -> list[str]:
         "netsim collective lan all_reduce",
         "netsim collective lan all_reduce --bytes 1MB --algorithm rnig",
         "netsim collective lan broadcast --bytes 1MB --root lan.9",
-        "netsim collective lan sendrecv --bytes 1MB --ranks lan.0,lan.1 --root lan.1",
+        "netsim collective lan sendrecv --bytes 1MB --ranks lan.0,lan.1",
     ]
     schemas = [f"netgym schema {name}" for name in ("topology", "experiment", "flows")]
     listed = [
