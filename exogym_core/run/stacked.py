@@ -600,7 +600,7 @@ def _later_pass(reason: str, error: Exception | None = None) -> InputError:
 
 
 def _versions(buffers: Iterable[Tensor]) -> list[tuple[int, int]]:
-    """Which tensors they are, and how often each has been changed."""
+    """Identity of each tensor, and how often it has been changed."""
     return [(id(buffer), buffer._version) for buffer in buffers]
 
 

@@ -112,12 +112,7 @@ def collective(
     hosts = _hosts(net, ranks, op)
     if isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1:
         raise InputError(f"collective: repeat is {repeat!r}; give a whole number from 1 up")
-    if num_bytes is None and op != "barrier":
-        raise InputError(f'collective: {op} needs a size; give num_bytes, such as num_bytes="25 MB"')
-    with located("collective: num_bytes"):
-        size = parse_bytes(0 if num_bytes is None else num_bytes)
-    if size and op == "barrier":
-        raise InputError("collective: a barrier has no size; leave out num_bytes")
+    size = _size(op, num_bytes)
     if root and op not in ROOTED:
         raise InputError(f"collective: {op} has no root; leave out root, which {', '.join(ROOTED)} take")
     size *= len(hosts) if op == "all_to_all" else 1
@@ -171,6 +166,17 @@ def _timed(
         net, protocol, made, hosts, repeat=repeat, pause_seconds=pause_seconds, recorder=recorder
     )
     return timing, None
+
+
+def _size(op: str, num_bytes: int | str | None) -> int:
+    """Bytes of `num_bytes`, which a barrier alone is called without."""
+    if num_bytes is None and op != "barrier":
+        raise InputError(f'collective: {op} needs a size; give num_bytes, such as num_bytes="25 MB"')
+    with located("collective: num_bytes"):
+        size = parse_bytes(0 if num_bytes is None else num_bytes)
+    if size and op == "barrier":
+        raise InputError("collective: a barrier has no size; leave out num_bytes")
+    return size
 
 
 def _hosts(topology: Topology, ranks: Sequence[str | int] | None, op: str) -> tuple[int, ...]:
