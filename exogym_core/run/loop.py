@@ -90,7 +90,7 @@ def take_step(
 
 
 def end_step(strategy: Strategy) -> None:
-    """Call `strategy.step()`.
+    """End a local step by `strategy.step()`, which counts it.
 
     Raises:
         InputError: an override has not counted the step, and no round of it would ever come.
