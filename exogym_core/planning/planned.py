@@ -263,12 +263,8 @@ class Request:
         batch, price = setting.batch_size, setting.dollars_per_hour
         budget = []
         if self.tokens is not None:
-            budget += [
-                (
-                    "budget",
-                    f"{self.tokens:,.0f} tokens, {format_count(math.ceil(self.tokens / a_step), 'step')}",
-                )
-            ]
+            steps = format_count(math.ceil(self.tokens / a_step), "step")
+            budget += [("budget", f"{self.tokens:,.0f} tokens, {steps}")]
         if setting.dollars is not None:
             budget += [("budget", f"{setting.dollars:,.0f} dollars; tokens are those that it pays for")]
         return [

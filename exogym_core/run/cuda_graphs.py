@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     Compute = Callable[[Any], tuple[Tensor, dict[str, Tensor]]]
 
-__all__ = ["GraphedPass", "near"]
+__all__ = ["GraphedPass"]
 
 _TOLERANCE = 1e-3  # of gradients, relative to the largest: more than rounding is another computation
 
 
-def near(gradient: Tensor, reference: Tensor) -> bool:
+def _near(gradient: Tensor, reference: Tensor) -> bool:
     """True if a gradient differs from another by no more than rounding does."""
     scale = float(reference.abs().max()) or 1.0
     return float((gradient - reference).abs().max()) <= _TOLERANCE * scale
@@ -124,7 +124,7 @@ class GraphedPass:
         loss, gradients = self._compute(batch)
         for name, own in gradients.items():
             spread = float((own - again[name]).abs().max())  # some kernels add in any order
-            if not near(launched[name], own) and float((launched[name] - own).abs().max()) > 4 * spread:
+            if not _near(launched[name], own) and float((launched[name] - own).abs().max()) > 4 * spread:
                 raise _refusal(f"the graph has another gradient of {name}")
         if not all(map(torch.equal, buffers, self._buffers)):
             raise _refusal("the graph leaves other buffers")

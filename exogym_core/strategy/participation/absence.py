@@ -17,7 +17,7 @@ from exogym_core.strategy.participation.site import ShardingOptions, Site
 from exogym_core.strategy.participation.sites import Sites
 from exogym_core.strategy.parts.rounds import OuterRounds
 from exogym_core.strategy.parts.state import State, Stateful
-from netsim.errors import InputError, unknown_name
+from netsim.errors import InputError, located, unknown_name
 from netsim.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -95,10 +95,8 @@ class Patience:
 def _seconds(where: str, name: str, value: Seconds) -> float:
     if not isinstance(value, str):
         return number(where, name, value)
-    try:
+    with located(f"{where}: {name}"):
         return parse_seconds(value)
-    except InputError as error:
-        raise InputError(f"{where}: {name}: {error}") from None
 
 
 def _some_seconds(where: str, name: str, value: Seconds) -> float:

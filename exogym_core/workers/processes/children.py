@@ -415,9 +415,8 @@ class Children:
     @interruptions_deferred()  # one between the fork and the next line would lose the child's pid
     def _start(self, index: int) -> None:
         ours, theirs = Pipe.pair()
-        mask = signal.pthread_sigmask(
-            signal.SIG_BLOCK, _INTERRUPTING
-        )  # they would reach the child as the parent
+        # Blocked until the child has settled: they would reach it as the parent.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTING)
         try:
             self.channels.append(ours)
             start = self._fork if self.method == "fork" else self._spawn
