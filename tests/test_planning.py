@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -27,7 +28,13 @@ from exogym_core.planning.recording import record_kinds
 from exogym_core.planning.rhythm import rhythm
 from exogym_core.planning.setting import Known
 from exogym_core.results.fit_result import FitResult
-from exogym_core.strategy import build_strategy
+from exogym_core.strategy import (
+    Chain,
+    CommunicationModule,
+    DiLoCoCommunicator,
+    Strategy,
+    build_strategy,
+)
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
 from netsim.files.documents import Document
@@ -65,6 +72,52 @@ def trained(name: str, options: dict[str, Any], steps: int, **given: Any) -> Fit
     usual |= {"batch_size": 2, "max_steps": steps, "disable_logging": True, "val_size": 0}
     strategy = build_strategy(name, **options)
     return Trainer(Tiny(), data).fit(strategy=strategy, **(usual | given)).fit_result
+
+
+ROUNDS = [
+    ("AllReduce", {}, 1),
+    ("DeMo", {}, 1),
+    ("SignSGD", {}, 1),
+    ("DPSGD", {}, 1),
+    ("DiLoCo", {"H": 5}, 5),
+    ("GASLoC", {"H": 3, "graph": "complete"}, 3),
+    ("SPARTA", {"interval": 3}, 3),
+    ("AsyncSPARTA", {"interval": 4, "delay": 1}, 4),
+    ("SPARTA+DiLoCo", {"H": 6, "interval": 4}, 12),
+    ("DESLOC", {"H": 2}, 12),
+    ("DelayedDiLoCo", {"H": 3}, 3),
+    ("StreamingDiLoCo", {"H": 5, "num_fragments": 2}, 5),
+    ("CoCoDC", {"H": 6, "num_fragments": 1, "transmissions": 3, "tau": 5}, 6),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "period"), ROUNDS, ids=str)
+def test_what_is_sent_repeats_with_the_declared_round(
+    name: str, options: dict[str, Any], period: int
+) -> None:
+    """The bytes of each step equal those of the step a round later, and of none before that."""
+    strategy = build_strategy(name, **options)
+    if name != "CoCoDC":  # its fragments are those of a model
+        assert strategy.round_steps == period
+    sent = [0, *(row["bytes_sent"] for row in trained(name, options, 4 * period).history if row["step"])]
+    sizes = [later - earlier for earlier, later in pairwise(sent)][period:]
+    repeats = [p for p in range(1, period + 1) if sizes[p:] == sizes[:-p]]
+    assert repeats[0] == period
+
+
+def test_every_strategy_declares_its_round() -> None:
+    """Without it each step of a plan is simulated."""
+    shipped = [kind for kind in Strategy.registry.values() if kind.__module__.startswith("exogym_core.")]
+    undeclared = [kind.__name__ for kind in shipped if kind().round_steps is None]
+    assert undeclared == ["CoCoDCStrategy"]  # which fragments there are is known with the model
+    assert Chain([DiLoCoCommunicator(H=4), CommunicatesWhenever()]).round_steps is None
+
+
+class CommunicatesWhenever(CommunicationModule):
+    """Module of one's own that declares nothing."""
+
+    def communicate(self, model: nn.Module, rank: int, num_nodes: int, local_step: int) -> None:
+        """Send nothing."""
 
 
 TABLE = [

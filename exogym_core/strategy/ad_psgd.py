@@ -49,6 +49,7 @@ class ADPSGDStrategy(ConfiguredStrategy, name="ADPSGD"):
     Options = ADPSGDOptions
     state = State(sent="_sent", draws="_draws")
     is_synchronous = False
+    round_steps = property(lambda self: self.options.interval)
     judged = "own"
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:

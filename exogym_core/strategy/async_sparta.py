@@ -55,6 +55,7 @@ class AsyncSparseCommunicator(RoundUnderWay, name="AsyncSPARTA"):
     Options = AsyncSPARTAOptions
     judged = "own"
     state = State("iteration")
+    round_steps = property(lambda self: self.options.interval)
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

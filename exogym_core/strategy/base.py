@@ -237,6 +237,16 @@ class Strategy(Participants, Configured, Stateful):
             Strategy.step(self)
 
     @property
+    def round_steps(self) -> int | None:
+        """Period, in steps, of what the ranks send; None: not declared.
+
+        Declared as a number (`round_steps = 50`) or a property of the options; 1 where every step sends the same. Plans
+        simulate rounds of so many steps, a run that ends at a virtual time ends with a round, and steps within a round
+        may be run ahead. It may depend on the model: it is read after `setup`, too.
+        """
+        return None
+
+    @property
     def steps_to_exchange(self) -> int:
         """Number of next steps that only average gradients, clip and update, up to the next exchange after an update.
 
@@ -252,7 +262,7 @@ class Strategy(Participants, Configured, Stateful):
     @property
     def has_ended_round(self) -> bool:
         """True if all ranks are at the end of a round, in which this one may have exchanged nothing."""
-        return False
+        return bool(self.round_steps and self.local_step and self.local_step % self.round_steps == 0)
 
     def finish_step(self) -> None:
         """Do what is left of a step after the optimizer's update."""

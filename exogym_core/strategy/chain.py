@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -165,6 +166,11 @@ class Module(Configured, Stateful):
         return None
 
     @property
+    def round_steps(self) -> int | None:
+        """Period, in steps, of what this module sends, as `Strategy.round_steps`; None: not declared."""
+        return None
+
+    @property
     def steps_to_exchange(self) -> int:
         """Number of next steps, up to the one at whose end it may exchange something."""
         return 1
@@ -291,10 +297,17 @@ class Chain(Strategy):
         return self._averagers[0] if self._updates_plainly and self._averagers else None
 
     @property
+    def round_steps(self) -> int | None:
+        """Least common multiple of the modules' periods; None where one declares none."""
+        periods = [module.round_steps for module in self.modules]
+        declared = [period for period in periods if period is not None]
+        return math.lcm(*declared) if len(declared) == len(periods) else None
+
+    @property
     def has_ended_round(self) -> bool:
-        """True if a module acts at the end of rounds, and one has ended."""
-        rounds = [module for module in self.modules if isinstance(module, RoundModule)]
-        return self.local_step > 0 and any(self.local_step % module.H == 0 for module in rounds)
+        """True if a round of a module has ended."""
+        periods = [module.round_steps for module in self.modules]
+        return self.local_step > 0 and any(period and self.local_step % period == 0 for period in periods)
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         self.local_step = 0
@@ -380,6 +393,11 @@ class RoundModule(Module):
     def H(self) -> int:  # noqa: N802
         """Local steps a round."""
         return int(self.options.H)
+
+    @property
+    def round_steps(self) -> int | None:
+        """Local steps a round."""
+        return self.H
 
     @property
     def steps_to_exchange(self) -> int:

@@ -71,6 +71,14 @@ class CoCoDCCommunicator(Fragments, name="CoCoDC"):
             self.intervals[chosen] = step - self.sent_at[chosen]
             self.send(chosen, step)
 
+    @property
+    def round_steps(self) -> int | None:
+        """Steps in which all fragments leave in turn, as they do without values; known after `setup`."""
+        if not hasattr(self, "members"):
+            return None
+        every = max(1, self.options.H // max(self.options.transmissions, len(self.members)))
+        return every * max(len(self.members), -(-self.options.tau // every))
+
     def choose(self, step: int) -> int | None:
         """Fragment that has waited for H steps, else that never left, else of the largest rate; None: all are away."""
         here = [p for p in range(len(self.members)) if p not in self._under_way]

@@ -72,6 +72,7 @@ class DeMoStrategy(ConfiguredStrategy, name="DeMo"):
     """
 
     Options = DeMoOptions
+    round_steps = 1
     positional = ("optim_spec", "compression_decay", "compression_topk", "compression_chunk", "weight_decay")
     default_optim = OptimSpec(torch.optim.SGD, lr=1e-3)
     state = State("momentum")

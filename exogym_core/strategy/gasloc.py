@@ -54,6 +54,7 @@ class GASLoCCommunicator(Gossip, RoundModule, name="GASLoC"):
 
     Options = GASLoCOptions
     state = State(start="_start", last="_last")
+    round_steps = RoundModule.round_steps
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Begin with the same theta on every rank, without momentum."""

@@ -47,6 +47,7 @@ class SparseCommunicator(Module, name="SPARTA"):
     positional = ("index_selector", "interval")
     judged = "own"
     state = State("iteration", residuals="_residuals")
+    round_steps = property(lambda self: self.options.interval)
 
     def __init__(self, *positional: Any, **options: Any) -> None:
         super().__init__(*positional, **options)

@@ -36,6 +36,7 @@ class StreamingDiLoCoCommunicator(Fragments, name="StreamingDiLoCo"):
 
     Options = StreamingOptions
     options: StreamingOptions
+    round_steps = property(lambda self: self.options.H)
 
     positional = ("H",)
 

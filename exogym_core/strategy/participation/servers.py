@@ -114,6 +114,7 @@ class ServedStrategy(ConfiguredStrategy):
     judged = "server"
     answers_box = "answers"
     num_sharing = 1
+    round_steps = property(lambda self: self.options.H)
     arithmetic: tuple[str, ...] = ("arrived",)
     Options: ClassVar[type[Any]] = ServedOptions
     state = State(

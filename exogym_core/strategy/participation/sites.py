@@ -87,6 +87,7 @@ class Sites(Module, name="Sites"):
     Options = SitesOptions
     positional = ("ranks_per_worker",)
     goes_first = True
+    round_steps = 1
     gradients: GradientAverager
 
     def __init__(self, *positional: Any, **options: Any) -> None:

@@ -76,6 +76,7 @@ class GradientExchange(Module):
 
     work = ""
     takes_sites = False
+    round_steps = 1
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Join a chain of single ranks.

@@ -202,6 +202,7 @@ class Gossip(Module):
     Options: ClassVar[type[Options]] = GossipOptions
     judged = "own"
     balanced: bool = True
+    round_steps: int | None = 1
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Refuse a graph that is not one of so many ranks, or mixes otherwise than the strategy does.
