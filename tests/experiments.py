@@ -107,12 +107,13 @@ def check_verdict(results: Results, row: dict[str, Any]) -> None:
     """Fail where the verdict is not what a row of verdicts.yaml expects."""
     decision = verdict(results)
     assert decision.winner == row.get("winner")
-    assert decision.text == row.get("is", decision.text)
-    assert decision.text.startswith(row.get("starts", ""))
-    assert decision.text.endswith(row.get("ends", ""))
-    assert [part for part in row.get("has", ()) if part not in decision.text] == []
-    assert row.get("lacks", "\n") not in decision.text
-    assert "once" not in row or decision.text.count(row["once"]) == 1
+    text = decision.text
+    assert text == row.get("is", text)
+    assert text.startswith(row.get("starts", "")), text
+    assert text.endswith(row.get("ends", "")), text
+    assert [part for part in row.get("has", ()) if part not in text] == [], text
+    assert row.get("lacks", "\n") not in text
+    assert "once" not in row or text.count(row["once"]) == 1
     if "row" in row:
         line, column, cell = row["row"]
         assert comparison_table(results).rows[line][1][column] == cell

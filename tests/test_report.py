@@ -58,7 +58,7 @@ def cells_of(results: Results) -> list[list[str]]:
 
 
 def run_folder(
-    path: Path, entries: list[dict[str, object]], timed: bool = True, **settings: object
+    path: Path, entries: list[dict[str, Any]], timed: bool = True, **settings: object
 ) -> RunFolder:
     folder = RunFolder.create(path / "run", "digits")
     plain = {
@@ -74,6 +74,7 @@ def run_folder(
     } | settings
     folder.write_text("experiment.yaml", yaml.safe_dump(plain))
     for one in entries:
+        losses = one.pop("losses", {step: 2.0 / (step + 1) for step in (0, 2, 4)})
         seconds = float(str(one["virtual_seconds"] or 0)) / 4
         train = [
             {
@@ -84,15 +85,13 @@ def run_folder(
             }
             for step in range(1, 5)
         ]
-        validation = [
-            {"step": step, "local_loss": 2.0, "global_loss": 2.0 / (step + 1)} for step in (0, 2, 4)
-        ]
+        validation = [{"step": step, "local_loss": 2.0, "global_loss": loss} for step, loss in losses.items()]
         folder.write_result(str(one["name"]), FitResult(history=train, validation=validation), None)
     folder.write_summary(entries)
     return folder
 
 
-def two(**given: object) -> list[dict[str, object]]:
+def two(**given: object) -> list[dict[str, Any]]:
     slow = entry("AllReduce", virtual_seconds=400.0, virtual_seconds_to_target=200.0, compute_utilisation=0.1)
     return [slow, entry("DiLoCo", bytes_sent_per_worker=50_000, **given)]
 

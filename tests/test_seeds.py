@@ -59,12 +59,13 @@ def read_results(
     tally = Tally(list(runs), seeds)
     for name, by_seed in runs.items():
         for seed, each in by_seed.items():
-            tally.add(name, seed, each)
             rows = [
                 {"step": step, "train_loss": 2.0 / step, "virtual_seconds": step + seed, "bytes_sent": step}
                 for step in range(1, 5)
             ]
-            validation = [{"step": step, "judged_loss": (2.0 + seed) / (step + 1)} for step in (0, 2, 4)]
+            losses = each.pop("losses", {step: (2.0 + seed) / (step + 1) for step in (0, 2, 4)})
+            validation = [{"step": step, "judged_loss": loss} for step, loss in losses.items()]
+            tally.add(name, seed, each)
             folder.write_result(name, FitResult(history=rows, validation=validation), None, seed=seed)
     folder.write_summary(tally.summary())
     return Results.load(folder)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from experiments import experiment, json_of
 from forks import Fork
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from worlds import chain_form
 
@@ -27,7 +27,7 @@ from exogym_core.results.report import Results, RunReport, verdict, write_report
 from exogym_core.results.report.curves import curve
 from exogym_core.results.report.study import StudyReport
 from exogym_core.results.run_folder import RunFolder
-from exogym_core.results.seeds import bootstrap_interval, paired_interval
+from exogym_core.results.seeds import paired_interval, t_interval
 from netsim.errors import InputError
 
 NETWORK = chain_form("xy", "1 Gbit/s", "0 s")
@@ -38,37 +38,35 @@ NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=7)
 def test_intervals_hold_the_mean_and_move_with_the_values(
     values: list[float], shift: float, order: list[int]
 ) -> None:
-    """Whatever the order; and they lie between the least and the greatest value."""
-    interval = bootstrap_interval(values)
+    """Whatever the order."""
+    interval = t_interval(values)
     assert interval is not None
     low, high = interval
-    slack = 1e-6
-    assert min(values) - slack <= low <= high <= max(values) + slack
+    slack = 1e-6 * (1 + max(map(abs, values)))
+    assert (low + high) / 2 == pytest.approx(math.fsum(values) / len(values), abs=slack)
     shuffled = [values[place] for place in order if place < len(values)]
-    assert bootstrap_interval(shuffled) == interval
-    moved = bootstrap_interval([value + shift for value in values])
-    assert moved == pytest.approx((low + shift, high + shift), abs=1e-4)
-    assume(len(values) <= 5)
-    assert low - slack <= math.fsum(values) / len(values) <= high + slack
+    assert t_interval(shuffled) == pytest.approx(interval, abs=slack)
+    moved = t_interval([value + shift for value in values])
+    assert moved == pytest.approx((low + shift, high + shift), abs=100 * slack)
 
 
 def test_intervals_of_known_values() -> None:
-    """Two values: the four means are 0, 1, 1, 2. Ten equal values leave no doubt."""
-    assert bootstrap_interval([0.0, 2.0]) == (0.0, 2.0)
-    assert bootstrap_interval([3.0] * 10) == (3.0, 3.0)
-    assert bootstrap_interval([1.0]) is None
-    assert bootstrap_interval([1.0, math.inf]) is None
+    """Three times of a run, for which the least and the greatest were given as the interval of their mean."""
+    assert t_interval([5.11, 5.0, 7.66]) == pytest.approx((2.18, 9.66), abs=0.01)
+    assert t_interval([0.0, 2.0]) == pytest.approx((-11.706, 13.706))
+    assert t_interval([3.0] * 10) == (3.0, 3.0)
+    assert t_interval([1.0]) is None
+    assert t_interval([1.0, math.inf]) is None
     assert paired_interval([1.0, 101.0], [0.0, 100.0]) == (1.0, 1.0), "what seeds share is no doubt"
 
 
-def test_a_normal_sample_is_covered_about_as_often_as_said() -> None:
-    """Of 20 values the interval is a little narrow, as it is known to be, and not wrong."""
-    import random
-
-    draws = random.Random(1)
-    samples = [[draws.gauss(0, 1) for _ in range(20)] for _ in range(60)]
-    covered = sum(low <= 0 <= high for low, high in filter(None, map(bootstrap_interval, samples)))
-    assert 50 <= covered <= 60
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6, 7, 11, 31, 201])
+def test_intervals_are_student_s(count: int) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    values = [float(place * place % 17) for place in range(count)]
+    error = stats.tstd(values) / math.sqrt(count)
+    expected = stats.t.interval(0.95, count - 1, loc=math.fsum(values) / count, scale=error)
+    assert t_interval(values) == pytest.approx(expected, rel=2e-3, abs=2e-3)
 
 
 def write_run(folder: Path, times: dict[str, list[float]], **settings: Any) -> Path:
@@ -108,16 +106,63 @@ def write_run(folder: Path, times: dict[str, list[float]], **settings: Any) -> P
 
 def test_a_winner_is_named_where_pairs_of_seeds_support_it(tmp_path: Path) -> None:
     """Seeds differ by far more than strategies do, but equally for both: that is reported. Noise of its own is not."""
-    path = write_run(tmp_path / "clear", {"A": [1.0, 50.0, 100.0], "B": [2.0, 51.5, 101.0]})
+    path = write_run(tmp_path / "clear", {"A": [1.0, 50.0, 100.0], "B": [11.0, 61.5, 110.0]})
     report = StudyReport([path])
     assert [group.name for group in report.winners] == ["A"]
-    assert "A comes first (50.33 s to the target), then B; the difference is 1 s to 1.5 s" in report.verdict
-    path = write_run(tmp_path / "split", {"A": [1.0, 5.0, 9.0], "B": [2.0, 4.0, 10.0]})
+    assert report.verdict == (
+        "A comes first (50.33 s to the target), 1.21x sooner than B (60.83 s); the difference is 8.348 s to 12.65 s "
+        "(95 % t interval over 3 seeds in common)."
+    )
+    path = write_run(tmp_path / "split", {"A": [1.0, 5.0, 9.0], "B": [2.0, 4.0, 12.0]})
     report = StudyReport([path])
     assert report.winners == []
     assert "but the order is uncertain" in report.verdict
     path = write_run(tmp_path / "one", {"A": [1.0], "B": [2.0]}, seed=0)
     assert "one seed in common does not show how much seeds differ" in StudyReport([path]).verdict
+
+
+def test_a_lead_that_evaluations_cannot_tell_is_none(tmp_path: Path) -> None:
+    """Each seed had the same order, by less than the time from one evaluation to the next."""
+    times = {"A": [8.0, 8.1, 8.2], "B": [9.0, 9.1, 9.2]}
+    report = StudyReport([write_run(tmp_path / "coarse", times, target_loss=0.5)])
+    assert report.winners == []
+    assert report.verdict == (
+        "A comes first (8.1 s to the target), 1.12x sooner than B (9.1 s), but they are equal: the lead is below the "
+        "time between evaluations, which is up to 9.1 s."
+    )
+    close = {"A": [8.0, 8.1, 8.2], "B": [8.3, 8.4, 8.5]}
+    report = StudyReport([write_run(tmp_path / "close", close)])
+    assert report.winners == []
+    assert report.verdict.endswith(
+        "are equal: leads of less than 5% change with the protocol and with jitter."
+    )
+
+
+def test_points_of_a_sweep_are_named_by_their_values(tmp_path: Path) -> None:
+    """Each was called by its topology, `star`, and that three times."""
+    swept = {"topology.links.{*}.bandwidth": ["50 Mbit/s", "1 Gbit/s"], "strategies.*.lr": [0.1]}
+    sweep = RunFolder.create(tmp_path / "sweep", "sweep")
+    sweep.write_text("experiment.yaml", yaml.safe_dump({"sweep": swept}))
+    entries = []
+    for number, rate in enumerate(swept["topology.links.{*}.bandwidth"]):
+        point = chain_form("xy", rate, "0 s")
+        times = {"A": [1.0, 1.1, 1.2], "B": [3.0, 3.1, 3.2]}
+        (tmp_path / "sweep/points").mkdir(exist_ok=True)
+        write_run(tmp_path / f"sweep/points/{number}", times, topology=point)
+        entries.append(
+            {"name": str(number), "point": {"topology.links.{*}.bandwidth": rate, "strategies.*.lr": 0.1}}
+        )
+    sweep.write_summary(entries)
+    report = StudyReport([tmp_path / "sweep"])
+    assert report.table.headings[:2] == ["bandwidth", "strategy"]
+    assert report.verdict.startswith(
+        "bandwidth 50 Mbit/s: A comes first (1.1 s to the target), 2.82x sooner than B (3.1 s);"
+    )
+    assert (
+        " bandwidth 1 Gbit/s: A comes first (1.1 s to the target), 2.82x sooner than B (3.1 s);"
+        in report.verdict
+    )
+    assert "topology" not in report.verdict
 
 
 def test_runs_that_are_a_group_each_are_compared_by_their_seeds(tmp_path: Path) -> None:
@@ -141,8 +186,8 @@ def test_networks_are_no_replicates(tmp_path: Path) -> None:
     )
     report = StudyReport([tmp_path], by=["strategy"], where=["topology=y"])
     assert [group.cells()[0] for group in report.groups] == [
-        "1.500 s [1.000, 2.000]",
-        "3.500 s [3.000, 4.000]",
+        "1.500 s [-4.853, 7.853]",
+        "3.500 s [-2.853, 9.853]",
     ]
     write_run(tmp_path / "x-again", {"A": [1.0, 2.0]}, topology=NETWORK | {"name": "x"})
     with pytest.raises(
@@ -194,18 +239,19 @@ def test_a_group_with_a_diverged_seed_does_not_compete(tmp_path: Path) -> None:
         "compete."
     )
     assert [group.values for group in report.groups] == [("B",), ("A",)]
-    assert report.groups[1].cells()[2] == "0.1500 [0.1000, 0.2000] (1 of 3 not finite)"
+    assert report.groups[1].cells()[2] == "0.1500 [-0.4853, 0.7853] (1 of 3 not finite)"
 
 
 def test_each_network_has_its_own_winner_and_missed_targets_are_named(tmp_path: Path) -> None:
     """The sentence compared one strategy on two networks, and named no strategy that missed the target."""
-    write_run(tmp_path / "1", {"A": [1.0, 2.0], "B": [3.0, 4.5]}, topology=NETWORK | {"name": "x"})
-    write_run(tmp_path / "2", {"A": [9.0, 8.0], "B": [3.0, 4.5]}, topology=NETWORK | {"name": "y"})
+    write_run(tmp_path / "1", {"A": [1.0, 2.0], "B": [3.0, 4.1]}, topology=NETWORK | {"name": "x"})
+    write_run(tmp_path / "2", {"A": [9.0, 8.0], "B": [3.0, 2.2]}, topology=NETWORK | {"name": "y"})
     report = StudyReport([tmp_path], by=["topology"])
     assert report.verdict == (
-        "topology x: A comes first (1.5 s to the target), then B; the difference is 2 s to 2.5 s (95 % interval "
-        "over 2 seeds in common). topology y: B comes first (3.75 s to the target), then A; the difference is "
-        "3.5 s to 6 s (95 % interval over 2 seeds in common). No strategy is first under all of these."
+        "topology x: A comes first (1.5 s to the target), 2.37x sooner than B (3.55 s); the difference is 1.415 s to "
+        "2.685 s (95 % t interval over 2 seeds in common). topology y: B comes first (2.6 s to the target), 3.27x "
+        "sooner than A (8.5 s); the difference is 4.629 s to 7.171 s (95 % t interval over 2 seeds in common). "
+        "No strategy is first under all of these."
     )
     assert [group.name for group in report.winners] == ["x, A", "y, B"]
     assert [group.name for group in report.groups] == ["x, A", "x, B", "y, B", "y, A"], (
@@ -290,9 +336,9 @@ def test_runs_are_grouped_and_filtered_by_any_key(tmp_path: Path) -> None:
     assert report.table.rows[0][1] == [
         "a",
         "A",
-        "1.500 s [1.000, 2.000]",
+        "1.500 s [-4.853, 7.853]",
         "2 of 2",
-        "0.1500 [0.1000, 0.2000]",
+        "0.1500 [-0.4853, 0.7853]",
         "2",
         "8 B",
         "4 B",

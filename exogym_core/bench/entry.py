@@ -18,7 +18,7 @@ from exogym_core.bench import UNCHARGED
 from exogym_core.names import visible
 from exogym_core.results.reading import find_runs
 from exogym_core.results.report.study import members_of
-from exogym_core.results.seeds import bootstrap_interval
+from exogym_core.results.seeds import t_interval
 from netsim import read_bytes
 from netsim.errors import InputError
 
@@ -121,7 +121,7 @@ def _score(member: Member) -> dict[str, Any]:
     seconds = [run.virtual_seconds_to_target or 0.0 for run in held]
     sent = [_bytes_to_target(run, member.settings["target_loss"]) for run in held]
     known = [each for each in sent if each is not None]
-    interval = bootstrap_interval(seconds) if all_held else None
+    interval = t_interval(seconds) if all_held else None
     return {
         "task": member.value("task"),
         "model": member.value("model"),

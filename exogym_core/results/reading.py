@@ -12,9 +12,10 @@ docs/studies.md explains each column.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.names import visible
 from exogym_core.results.fit_result import load_pandas
@@ -42,6 +43,7 @@ __all__ = [
     "BASELINE",
     "POINTS",
     "WALL_CLOCK",
+    "Crossing",
     "FoundRun",
     "Results",
     "SeedResult",
@@ -61,6 +63,22 @@ BASELINE = "AllReduce"
 
 WALL_CLOCK = "wall-clock time"
 """Name of the clock of real ranks."""
+
+
+class Crossing(NamedTuple):
+    """The first judged model at or below a target.
+
+    Attributes:
+        step: of its evaluation.
+        seconds: virtual, when the model came to exist; None without a clock.
+        gap: seconds since the judged model before it: the time to the target is known no better.
+        num_later: other models judged after it.
+    """
+
+    step: float
+    seconds: float | None
+    gap: float
+    num_later: int
 
 
 @dataclass(frozen=True)
@@ -96,6 +114,19 @@ class SeedResult(Summary):
         """(step, value) of a column of either kind of metrics; of validation, where both have it."""
         rows = self.validation if any(column in row for row in self.validation) else self.train
         return [(row["step"], row[column]) for row in rows if column in row]
+
+    def crossing(self, target_loss: float | None) -> Crossing | None:
+        """The first judged model at or below a target; None where there is none."""
+        places, losses = self.at_steps("virtual_seconds"), self.losses
+        made = {row["step"]: row.get("judged_step", row["step"]) for row in self.validation}
+        for position, (step, loss) in enumerate(losses):
+            if target_loss is not None and -math.inf < loss <= target_loss:
+                later = {made.get(each, each) for each, _ in losses[position + 1 :]} - {made.get(step, step)}
+                before = places.get(losses[position - 1][0]) if position else None
+                seconds = places.get(step)
+                gap = 0.0 if seconds is None or before is None else seconds - before
+                return Crossing(step, seconds, gap, len(later))
+        return None
 
     def at_steps(self, column: str) -> dict[float, float]:
         """A column of the training metrics by step, with 0 at step 0.

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "LEAST_LATER",
     "Judged",
     "Reached",
     "Rounds",
@@ -29,7 +30,8 @@ __all__ = [
     "where_time_went",
 ]
 
-_LEAST_LATER = 2  # evaluations that must follow
+LEAST_LATER = 2
+"""Other models that must be judged after one at the target, for it to be held."""
 
 
 class Judged(NamedTuple):
@@ -64,7 +66,7 @@ def reach(evaluations: Sequence[Judged], target_loss: float) -> Reached:
 
     The time is that of the first evaluation at or below `target_loss`; nothing is interpolated. The target is held if
     at least two other models are judged after it and the median of their losses is at or below the target too: one
-    noisy evaluation does not undo it, and a run that diverges misses it. A loss that is not a number is above every
+    noisy evaluation does not undo it, and a run that diverges misses it. A loss that is not finite is above every
     target.
 
     >>> seconds = (1.0, 2.0, 3.0, 4.0)
@@ -77,11 +79,11 @@ def reach(evaluations: Sequence[Judged], target_loss: float) -> Reached:
     Reached(target='missed', seconds=None)
     """
     for position, (version, seconds, loss) in enumerate(evaluations):
-        if loss <= target_loss:
+        if -math.inf < loss <= target_loss:
             later = {other.version: other.loss for other in evaluations[position + 1 :]}
             later.pop(version, None)
-            losses = [math.inf if math.isnan(each) else each for each in later.values()]
-            held = len(losses) >= _LEAST_LATER and median(losses) <= target_loss
+            losses = [each if math.isfinite(each) else math.inf for each in later.values()]
+            held = len(losses) >= LEAST_LATER and median(losses) <= target_loss
             return Reached("held" if held else "touched", seconds)
     return Reached("missed")
 

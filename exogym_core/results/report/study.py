@@ -24,9 +24,10 @@ from exogym_core.results.report.page import (
     environment_of,
     render_page,
 )
-from exogym_core.results.report.table import ResultTable, block_size, short_count, tokens_to_target
+from exogym_core.results.report.table import ResultTable, block_size, ratio, short_count, tokens_to_target
+from exogym_core.results.report.verdict import gap_of, why_equal
 from exogym_core.results.run_folder import RunFolder
-from exogym_core.results.seeds import bootstrap_interval, paired_interval
+from exogym_core.results.seeds import paired_interval, t_interval
 from netsim import read_bytes
 from netsim.errors import InputError
 from netsim.units import format_bytes, format_count, format_seconds
@@ -186,10 +187,10 @@ HEADINGS = (
 
 
 def _interval_text(values: Collection[float], write: Callable[[float], str]) -> str:
-    """Mean and bootstrap interval."""
+    """Mean and Student's interval."""
     if not values:
         return _MISSING
-    interval, mean = bootstrap_interval(values), _mean(values)
+    interval, mean = t_interval(values), _mean(values)
     if interval is None:
         return write(mean)
     if write is format_seconds and 0 < mean < 120:  # with the mean's decimals
@@ -333,10 +334,39 @@ def _contests(groups: Sequence[Group]) -> list[list[Group]]:
 
 
 def _differences(groups: Sequence[Group]) -> list[str]:
-    """Conditions of each group that not all share."""
+    """Conditions of each group that not all share, those that a sweep set by its values."""
     members = [group.members[0] for group in groups]
-    keys = [key for key in _CONDITIONS if len({_json(member.setting(key)) for member in members}) > 1]
-    return [", ".join(f"{key} {member.value(key)}" for key in keys) for member in members]
+    swept = dict.fromkeys(key for member in members for key in member.run.values if key not in _SEEDS)
+    set_by = {key: [each for each in swept if f"{each}.".startswith(f"{key}.")] for key in _CONDITIONS}
+    keys = [each for key in _CONDITIONS for each in set_by[key] or [key]]
+    differing = [key for key in keys if len({_json(_condition(member, key)) for member in members}) > 1]
+    names = short_names(differing)
+    return [
+        ", ".join(f"{name} {member.value(key)}" for key, name in zip(differing, names, strict=True))
+        for member in members
+    ]
+
+
+def _condition(member: Member, key: str) -> Any:
+    return member.run.values[key] if key in member.run.values else member.setting(key)
+
+
+def short_names(keys: Sequence[str]) -> list[str]:
+    """The last parts of key paths, as many as distinguish them.
+
+    >>> short_names(["topology.links.{*}.bandwidth", "strategies.*.lr", "compute.jitter", "strategy"])
+    ['bandwidth', 'lr', 'jitter', 'strategy']
+    """
+    parts = [key.split(".") for key in keys]
+    names = []
+    for own in parts:
+        count = next(
+            count
+            for count in range(1, len(own) + 1)
+            if count == len(own) or [each[-count:] for each in parts].count(own[-count:]) == 1
+        )
+        names.append(".".join(own[-count:]))
+    return names
 
 
 def _names(groups: Sequence[Group], are_conditions_named: bool) -> dict[tuple[str, ...], str]:
@@ -375,16 +405,22 @@ def _decided(groups: Sequence[Group], names: Mapping[tuple[str, ...], str]) -> t
             f"{names[first.values]}: {shown} {what}; nothing to compare it with.",
             first if holders else None,
         )
-    second = ordered[1]
+    second, behind = ordered[1], means[ordered[1].values]
     seeds = sorted(figures[first.values].keys() & figures[second.values].keys())
     interval = paired_interval(
         [figures[second.values][seed] for seed in seeds], [figures[first.values][seed] for seed in seeds]
     )
-    lead = f"{names[first.values]} comes first ({shown} {what}), then {names[second.values]}"
+    then = f"{ratio(behind, means[first.values])} sooner than" if holders else "then"
+    lead = (
+        f"{names[first.values]} comes first ({shown} {what}), {then} {names[second.values]} ({write(behind)})"
+    )
+    gap = max(gap_of(group.runs, group.members[0].results.target_loss) for group in (first, second))
+    if holders and (reason := why_equal(means[first.values], behind, gap)):
+        return f"{lead}, but they are equal: {reason}.{missed}", None
     if interval is None:
         return f"{lead}; one seed in common does not show how much seeds differ.{missed}", None
-    difference = f"the difference is {_signed(interval[0], write)} to {_signed(interval[1], write)}"
-    pairs = f"95 % interval over {format_count(len(seeds), 'seed')} in common"
+    difference = f"the difference is {write(interval[0])} to {write(interval[1])}"
+    pairs = f"95 % t interval over {format_count(len(seeds), 'seed')} in common"
     if interval[0] > 0:
         return f"{lead}; {difference} ({pairs}).{missed}", first
     return f"{lead}, but the order is uncertain: {difference} ({pairs}).{missed}", None
@@ -413,10 +449,6 @@ def _with_held(group: Group, names: Mapping[tuple[str, ...], str]) -> str:
     )
 
 
-def _signed(value: float, write: Callable[[float], str]) -> str:
-    return f"-{write(-value)}" if value < 0 else write(value)
-
-
 def _mean(values: Collection[float]) -> float:
     return math.fsum(values) / len(values)
 
@@ -424,8 +456,8 @@ def _mean(values: Collection[float]) -> float:
 MOST_CURVES = 8
 _MOST_LISTED = 20
 _NOTE = (
-    "A row is a group of runs that agree in the first column. Figures are means over its runs, in brackets the 95 % "
-    "bootstrap interval; with few seeds it is too narrow. 'held': runs that reached the target loss and stayed there; "
+    "A row is a group of runs that agree in the first column. Figures are means over its runs, in brackets Student's "
+    "95 % interval of the mean. 'held': runs that reached the target loss and stayed there; "
     "a time is given only if all of a group did. Bytes are payload. Virtual time is the simulated clock's."
 )
 _CAPTIONS = {
@@ -468,7 +500,9 @@ class StudyReport(Report):
         groups = group_runs(members, self.keys)
         self.members = [member for group in groups for member in group.members]
         self.title = ", ".join([*(Path(path).resolve().name for path in paths), *where])
-        self.caption = f"{visible(self.title, 200)}: means over runs, in brackets the 95 % bootstrap interval"
+        self.caption = (
+            f"{visible(self.title, 200)}: means over runs, in brackets Student's 95 % interval of the mean"
+        )
         self.verdict, self.winners = study_verdict(groups)
         self.winner = self.winners[0].name if len(self.winners) == 1 else None
         self.groups = [group for contest in _contests(groups) for group in sorted(contest, key=_order)]
@@ -476,7 +510,7 @@ class StudyReport(Report):
             (group in self.winners, [visible(cell) for cell in [*group.values, *group.cells()]])
             for group in self.groups
         ]
-        self.table = ResultTable([*self.keys, *HEADINGS], rows, len(self.keys))
+        self.table = ResultTable([*short_names(self.keys), *HEADINGS], rows, len(self.keys))
         self.methods = methods(_experiments(self.members))
         self.failures = [
             (f"{member.run.run} {member.run.point} {member.result.name}", member.result.error or "incomplete")
@@ -505,7 +539,7 @@ class StudyReport(Report):
         shown = self.shown()
         more = "" if len(self.groups) <= MOST_CURVES else f" Shown are the first {MOST_CURVES} groups."
         topology = shown.results.settings.get("topology") if self._is_shared("topology") else None
-        keys = visible(", ".join(self.keys), 200)
+        keys = visible(", ".join(short_names(self.keys)), 200)
         # One cell names a group: its figures are next to it, on a telephone too.
         rows = [
             (group in self.winners, [visible(cell, 120) for cell in [group.name, *group.cells()]])

@@ -258,9 +258,9 @@ def tokens_to_target(runs: Sequence[SeedResult], target_loss: float | None, size
     """Tokens of all workers until each run's first evaluation at the target, `size` a sample; None: not held."""
     tokens: list[float | None] = []
     for run in runs:
-        reached = next((step for step, loss in run.losses if loss <= (target_loss or 0.0)), None)
-        found = run.at_steps("examples_trained").get(-1 if reached is None else reached)
-        tokens.append(None if found is None or run.target != "held" else found * size)
+        crossing = run.crossing(target_loss) if run.target == "held" else None
+        found = run.at_steps("examples_trained").get(crossing.step) if crossing else None
+        tokens.append(None if found is None else found * size)
     return tokens
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from exogym_core.names import visible
+from exogym_core.results.recorder import LEAST_LATER
 from exogym_core.results.report.table import count_text, ratio, time_text
-from exogym_core.results.seeds import mean_and_deviation
+from exogym_core.results.seeds import mean_and_deviation, paired_interval
 from exogym_core.results.templates import rendered
 from netsim.units import format_seconds
 
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 
     from exogym_core.results.reading import Results, SeedResult, StrategyResult
 
-__all__ = ["Verdict", "verdict"]
+__all__ = ["Verdict", "gap_of", "verdict", "why_equal"]
 
-_CLOSE = 1.05  # leads below this count as equal: models of networks are less accurate
+_CLOSE = 1.05  # leads below this ratio count as equal: models of networks are less accurate
 
 
 class Verdict(NamedTuple):
@@ -33,9 +34,11 @@ class Verdict(NamedTuple):
 def verdict(results: Results) -> Verdict:
     """The winner: the strategy that reaches the target loss first in virtual time, with every seed, and holds it.
 
-    Without a target, the strategy that ends with the lowest loss with every seed. Only strategies that ran to their
-    end compete, on the seeds that all of them have finished. Those that failed, touched the target without holding it,
-    never sent anything, or continued without ranks are named.
+    A lead below the time between evaluations of either is none. There is no winner where another strategy touched the
+    target sooner and ran out of steps before that could be confirmed. Without a target, the strategy that ends with
+    the lowest loss with every seed. Only strategies that ran to their end compete, on the seeds that all of them have
+    finished. Those that failed, touched the target without holding it, never sent anything, or continued without ranks
+    are named.
     """
     contest, target = _Contest.of(results), results.target_loss
     rivals = contest.rivals
@@ -47,13 +50,13 @@ def verdict(results: Results) -> Verdict:
     ordered.sort(key=lambda each: contest.mean(each, figure))
     wins = contest.wins(figure)
     wins_all = bool(ordered) and wins[ordered[0].name] == len(contest.seeds)
-    leaders = [
-        each for each in ordered if contest.mean(each, figure) < contest.mean(ordered[0], figure) * _CLOSE
-    ]
+    leaders = [each for each in ordered[:1] if by_time]
+    leaders += [each for each in ordered[1:] if by_time and contest.why_equal(ordered[0], each)]
+    sooner = contest.touched_sooner(ordered[0]) if leaders else []
     is_timed = any(each.virtual_seconds is not None for each in rivals)
-    is_decided = len(leaders) <= 1 if by_time else target is None or not is_timed
+    is_decided = len(leaders) == 1 and not sooner if by_time else target is None or not is_timed
     has_winner = len(rivals) > 1 and wins_all and is_decided
-    every, until = results.setting("evaluate.every"), results.settings.get("until")
+    until = results.settings.get("until")
     limit = f" or {visible(until)} of virtual time, whichever came first" if until is not None else ""
     sentences = rendered(
         "results/report/verdict.txt",
@@ -64,12 +67,11 @@ def verdict(results: Results) -> Verdict:
         wins=wins,
         wins_all=wins_all,
         leaders=leaders,
+        sooner=sooner,
         is_timed=is_timed,
         has_winner=has_winner,
         goal=f"loss {target:g}" if target is not None else "",
-        interval="" if every is None else f" (evaluated every {count_text(every, 'step')})",
         span=count_text(results.settings.get("steps"), "step") + limit,
-        close=_CLOSE - 1,
         ratio=ratio,
         time_text=time_text,
     )
@@ -143,16 +145,76 @@ class _Contest:
         pairs = zip(self.runs(baseline), self.runs(winner), strict=True)
         return sorted((one.held_seconds or 0.0) / (other.held_seconds or 1.0) for one, other in pairs)
 
+    def longer(self, other: StrategyResult, winner: StrategyResult) -> tuple[float, float] | None:
+        """Interval of the seconds that another takes longer than the winner, seed by seed."""
+        times = [[run.held_seconds or 0.0 for run in self.runs(each)] for each in (other, winner)]
+        return paired_interval(*times)
+
+    def gap(self, *strategies: StrategyResult) -> float:
+        """Mean virtual seconds between the evaluations around the target, the largest of these strategies'."""
+        return max(gap_of(self.runs(each), self.results.target_loss) for each in strategies)
+
+    def interval(self, strategy: StrategyResult) -> str:
+        """How often a strategy was evaluated, in brackets; empty where that is not known."""
+        every, gap = self.results.setting("evaluate.every"), self.gap(strategy)
+        if every is None:
+            return ""
+        apart = f": {format_seconds(gap)} apart" if gap else ""
+        return f" (evaluated every {count_text(every, 'step')}{apart})"
+
+    def why_equal(self, first: StrategyResult, other: StrategyResult) -> str:
+        """Reason why the lead of the first counts as none; empty where it counts."""
+        return why_equal(self.mean(first), self.mean(other), self.gap(first, other))
+
+    def touched_sooner(self, first: StrategyResult) -> list[StrategyResult]:
+        """Strategies at the target before `first`, which ended before that could be confirmed with every seed."""
+        found = []
+        for each in self.rivals:
+            crossings = [run.crossing(self.results.target_loss) for run in self.runs(each)]
+            open_ended = [
+                run.target == "held" or (crossing is not None and crossing.num_later < LEAST_LATER)
+                for run, crossing in zip(self.runs(each), crossings, strict=True)
+            ]
+            seconds = [
+                crossing.seconds for crossing in crossings if crossing and crossing.seconds is not None
+            ]
+            is_sooner = len(seconds) == len(open_ended) and math.fsum(seconds) < len(seconds) * self.mean(
+                first
+            )
+            if each is not first and all(open_ended) and is_sooner and self.mean(each) == math.inf:
+                found.append(each)
+        return found
+
+    def cut_off(self, first: StrategyResult) -> list[StrategyResult]:
+        """Those that missed the target, and whose steps ended before `first` had reached it."""
+        return [each for each in self.missed if self.mean(each, "virtual_seconds") < self.mean(first)]
+
+    def equal_time(self, cut: Sequence[StrategyResult]) -> str:
+        """Advice that gives strategies which ran out of steps the time that the slowest had."""
+        steps, ends = (
+            self.results.settings.get("steps"),
+            [self.mean(each, "virtual_seconds") for each in self.rivals],
+        )
+        least = min(self.mean(each, "virtual_seconds") for each in cut)
+        if (
+            self.results.settings.get("until") is not None
+            or not isinstance(steps, int)
+            or not 0 < least < math.inf
+        ):
+            return "train longer, or evaluate more often (evaluate.every)"
+        until = float(f"{max(each for each in ends if each < math.inf):.3g}")
+        return (
+            f"compare in equal time, --set until='{until:g} s' --set steps={math.ceil(steps * until / least)}"
+        )
+
     def targets(self, strategy: StrategyResult) -> tuple[int, int, str]:
-        """Number of seeds that held and that touched the target; with one seed the time of the first touch as well."""
+        """Number of seeds that held and that touched the target, and the time of the touches."""
         runs, target = self.runs(strategy), self.results.target_loss
         counts = [[run.target for run in runs].count(state) for state in ("held", "touched")]
-        for run in runs if len(runs) == 1 else ():
-            places = run.at_steps("virtual_seconds")
-            for step, loss in run.losses:
-                if target is not None and loss <= target and step in places:
-                    return counts[0], counts[1], f" after {format_seconds(places[step])}"
-        return counts[0], counts[1], ""
+        found = [run.crossing(target) for run in runs if run.target == "touched"]
+        mean, deviation = mean_and_deviation([each and each.seconds for each in found])
+        text = "" if mean is None else time_text(mean, deviation, mean) if deviation else format_seconds(mean)
+        return counts[0], counts[1], text and f" after {text}"
 
     def near(self, strategies: Sequence[StrategyResult]) -> dict[tuple[int, int, str], list[StrategyResult]]:
         """Strategies that held the target with some seeds, or touched it, by their `targets`."""
@@ -186,6 +248,26 @@ class _Contest:
         if not isinstance(chosen, dict) or not all(run.complete for run in runs):
             return []
         return [visible(op, 40) for op in chosen if not any(op in run.collectives for run in runs)]
+
+
+def why_equal(first: float, other: float, gap: float) -> str:
+    """Reason why a lead in time counts as none; empty where it counts.
+
+    Args:
+        first, other: seconds to the target.
+        gap: seconds between evaluations, of that of the two which has more.
+    """
+    if other < first * _CLOSE:
+        return f"leads of less than {_CLOSE - 1:.0%} change with the protocol and with jitter"
+    if other - first < gap:
+        return f"the lead is below the time between evaluations, which is up to {format_seconds(gap)}"
+    return ""
+
+
+def gap_of(runs: Sequence[SeedResult], target_loss: float | None) -> float:
+    """Mean virtual seconds between the evaluations around the target: times to it are known no better."""
+    crossings = [run.crossing(target_loss) for run in runs]
+    return math.fsum(each.gap for each in crossings if each) / len(crossings)
 
 
 def _is_judged(run: SeedResult) -> bool:
