@@ -296,7 +296,7 @@ class RunConfig:
         resume_from: a folder of checkpoints, or a run's folder that `out` named; goes on from its newest checkpoint,
             or from the start where there is none yet, to the same bits as without an interruption; new checkpoints
             go there too. All other arguments must be those of the interrupted run, but for its length and `workers`.
-        edited_code: go on from a checkpoint although code of one's own, of strategy or model, was edited since.
+        edited_code: resume although your code was edited since the checkpoint.
         trace: a file for a trace of the run, for Perfetto, such as `trace.json.gz`; costs no virtual time.
         timeout_seconds: over `gloo`, how long ranks wait for each other; None: four times as long as a rank has
             itself worked since its last call, half an hour at least. A rank that dies is noticed at once, as are

@@ -201,7 +201,7 @@ PLANTED: list[tuple[type[Strategy], str, str]] = [
     (Undercounts, "bytes", "leave comm.traffic to the communicator"),
     (DrawsGlobally, "generator", "torch's in step 1 on rank 0 draws from the global generator"),
     (DrawsFromTheSystem, "twice", "in the second run: take nothing from clocks"),
-    (Forgets, "state", "have Forgets.state_dict() return"),
+    (Forgets, "state", "declare what step() reads of 'momentum' in Forgets: state = State('momentum')"),
     (ForgetsTheCount, "state", "call super().load_state_dict(state) in ForgetsTheCount"),
     (KeepsLambda, "state", "KeepsLambda.state_dict()"),
     (SharesTheClass, "processes", "in the run in processes: keep what a rank has in self"),

@@ -14,11 +14,20 @@ a step folder is complete or not there. The one before it is removed after that.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
+import inspect
 import json
+import os
 import re
-from dataclasses import dataclass
+import sys
+import sysconfig
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -30,9 +39,6 @@ from netsim import input_file
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from torch import Tensor, nn
 
     from exogym_core.workers.journal import MessageName
@@ -42,6 +48,7 @@ __all__ = [
     "LETTERS",
     "MANIFEST",
     "StoredCheckpoint",
+    "code_digests",
     "find_checkpoint",
     "manifest_text",
     "rank_name",
@@ -50,7 +57,7 @@ __all__ = [
     "step_name",
 ]
 
-_FORMAT = 3
+_FORMAT = 4
 _CODE = "code"
 _MOST_CHARACTERS = 100_000_000  # of a manifest
 MANIFEST = "manifest.json"
@@ -75,7 +82,7 @@ def run_identity(
         world_size: number of ranks.
         settings: everything else that changes results.
         training_set: its digest; None where each rank has one of its own, with its own digest.
-        code: of one's own, see `code_digests`.
+        code: digests of the user's code, see `code_digests`.
     """
     shapes = {
         name: f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
@@ -87,16 +94,40 @@ def run_identity(
         "versions": {"netgym": metadata.version("netgym"), "torch": str(torch.__version__)},
         "world size": world_size,
         "strategy": strategy,
-        "strategy's options": dict(options),
+        "strategy's options": options,
         "model": shapes,
         "training set": training_set,
-        "settings": dict(settings),
+        "settings": settings,
         "modules": {name: _module_text(module) for name, module in model.named_modules()},
         _CODE: dict(code or {}),
     }
-    # As JSON gives it back; the address of an object in its repr says nothing.
-    plain = json.dumps(identity, default=lambda value: re.sub(r" at 0x[0-9a-f]+", "", repr(value)))
-    return _without_places(plain)
+    plain: dict[str, Any] = _plain(identity)
+    return plain
+
+
+def _plain(value: Any, inside: tuple[int, ...] = ()) -> Any:
+    """A value as JSON gives it back, whatever the order of sets.
+
+    An object is its `repr` without its address, or, where its class has none, its attributes.
+    """
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    if id(value) in inside:
+        return "..."
+    inside = (*inside, id(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {type(value).__name__: {each.name: getattr(value, each.name) for each in fields(value)}}
+    elif repr(value) == object.__repr__(value) and hasattr(value, "__dict__"):
+        value = {type(value).__name__: vars(value)}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: _plain(each, inside) for key, each in value.items()}
+        return sorted(([_plain(pair, inside) for pair in value.items()]), key=repr)
+    if isinstance(value, list | tuple):
+        return [_plain(each, inside) for each in value]
+    if isinstance(value, set | frozenset):
+        return sorted((_plain(each, inside) for each in value), key=repr)
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def _module_text(module: nn.Module) -> str:
@@ -106,10 +137,57 @@ def _module_text(module: nn.Module) -> str:
     return f"{type(module).__name__}({', '.join([module.extra_repr(), *frozen])})"
 
 
-def _without_places(plain: str) -> dict[str, Any]:
-    """Identity from its JSON, objects named by their classes alone: modules of classes move between versions."""
-    identity: dict[str, Any] = json.loads(re.sub(r"<exogym_core\.(?:\w+\.)*(\w+ object>)", r"<\1", plain))
-    return identity
+# --- the user's code ---------------------------------------------------------------------------------------
+
+_OURS = ("exogym_core", "netgym", "netsim")
+
+
+def code_digests(model: nn.Module) -> dict[str, str]:
+    """Digests of the user's code, by which a resume finds edits.
+
+    Of each loaded module that is not installed, the SHA-256 of its source file. Of the script that is running
+    (`__main__`), which also says how long to train, its classes alone. Of modules of `model` whose classes are the
+    user's, the plain values of their attributes.
+    """
+    digests: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        if name not in ("__main__", "__mp_main__") and _is_own(name):
+            with contextlib.suppress(OSError, TypeError):  # no file, such as of a namespace
+                digests[name] = _digest(Path(inspect.getsourcefile(module) or "").read_bytes())
+    for each in list(vars(sys.modules["__main__"]).values()):
+        if isinstance(each, type) and each.__module__ == "__main__":
+            with contextlib.suppress(OSError, TypeError):  # typed into a console
+                digests[f"__main__.{each.__qualname__}"] = _digest(inspect.getsource(each).encode())
+    values: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for path, part in model.named_modules():
+        kind = type(part)
+        if _is_own(kind.__module__):
+            for name in vars(part).keys() - vars(torch.nn.Module()).keys():
+                with contextlib.suppress(TypeError, ValueError):  # neither numbers nor text, or circular
+                    found = json.dumps(vars(part)[name])
+                    values[f"{kind.__module__}.{kind.__qualname__}.{name}"].append((path, found))
+    return digests | {name: _digest(repr(each).encode()) for name, each in values.items()}
+
+
+def _is_own(module: str) -> bool:
+    """True if a module is neither Python's, nor ours, nor of an installed package."""
+    top = module.partition(".")[0]
+    if top in _OURS or (top in sys.stdlib_module_names and top != "__main__"):
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is None or not os.path.realpath(file).startswith(_installed())
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """Folders of Python's own modules and of installed packages."""
+    return tuple(
+        os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "purelib", "platlib")
+    )
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 # --- reading -----------------------------------------------------------------------------------------------
@@ -204,9 +282,7 @@ class StoredCheckpoint:
             checked = _Manifest.model_validate(body)
         except ValueError as error:
             raise damaged(manifest, " ".join(str(error).split())) from error
-        return cls(
-            path, body["step"], _without_places(json.dumps(body["identity"])), body["files"], checked.logs
-        )
+        return cls(path, body["step"], body["identity"], body["files"], checked.logs)
 
     @property
     def world_size(self) -> int:
@@ -234,11 +310,9 @@ class StoredCheckpoint:
                     )
 
     def edited_code(self, identity: Mapping[str, Any]) -> list[str]:
-        """Names of classes, functions and constants of one's own that are others, or gone, in a run's `identity`."""
-        mine, others = self.identity.get(_CODE), identity[_CODE]
-        if mine is None:  # written before there was such a thing
-            return []
-        return sorted(name for name in {*mine, *others} if mine.get(name) != others.get(name))
+        """Names of modules, classes and attributes of the user's with another digest in a run's `identity`."""
+        mine, others = self.identity[_CODE], identity[_CODE]
+        return sorted(name for name in mine.keys() & others if mine[name] != others[name])
 
     def past(self) -> tuple[list[list[Request]], list[dict[str, Any]]]:
         """Requests of each rank, and rows observed of the steps before.

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from exogym_core.cost.compute import Coding
-from exogym_core.plain import decode, encode
+from exogym_core.plain import decode, encode, packed
 from exogym_core.run.loop import end_step, set_up
 from exogym_core.run.trainer import Trainer
 from exogym_core.strategy import STRATEGIES, StepContext, Strategy, build_strategy
@@ -90,6 +90,7 @@ class _Trace:
     payload_bytes: int = 0  # as the communicator counted them, when the last step was done
     draws: list[str] = field(default_factory=list)  # where a global generator moved
     loaded_step: int | None = None  # the step count of a strategy that has loaded its state
+    not_loaded: list[str] = field(default_factory=list)  # its attributes that are others after that
     coding: str | None = None
     model: Tensor = field(default_factory=lambda: torch.empty(0))
 
@@ -273,8 +274,10 @@ class _Trials:
                 return trace
             for number, step in enumerate(problem.batches):
                 if number == stop:
-                    strategy, model = _reloaded(given, strategy, model, comm, problem)
+                    saved = strategy
+                    strategy, model = _reloaded(given, saved, model, comm, problem)
                     trace.loaded_step = strategy.local_step
+                    trace.not_loaded = _unequal_attributes(saved, strategy)
                 comm.advance(0.01 + 0.002 * comm.rank)
                 _train(strategy, model, step[comm.rank], number, trace)
             trace.payload_bytes = comm.traffic.payload_bytes
@@ -341,6 +344,19 @@ def _reloaded(
     replica.load_state_dict(model.state_dict())
     fresh.load_state_dict(decode(json.loads(plain), tensors))
     return fresh, replica
+
+
+def _unequal_attributes(saved: Strategy, loaded: Strategy) -> list[str]:
+    """Names of attributes of the user's class that hold other numbers, texts or tensors after a save and a load."""
+    names = vars(saved).keys() - vars(Strategy()).keys() - set(Strategy.__annotations__)
+    return sorted(name for name in names if _packed(vars(saved)[name]) != _packed(vars(loaded).get(name)))
+
+
+def _packed(value: object) -> bytes:
+    try:
+        return packed(value)
+    except (InputError, RecursionError):  # an object, such as an optimizer
+        return b""
 
 
 @contextlib.contextmanager
@@ -459,7 +475,10 @@ def _comes_back(trials: _Trials) -> str | None:
                     f"call super().load_state_dict(state) in {where}"
                 )
         reloaded = f"the run that saved and loaded after step {stop}"
+        lost = ", ".join(repr(name) for name in run.results[0].not_loaded)
         remedy = f"have {where}.state_dict() return, and load_state_dict() restore, all that step() changes"
+        if lost:
+            remedy = f"declare what step() reads of {lost} in {where}: state = State({lost})"
         # Messages in flight are sent again by the rank that loads them: such bytes count twice here.
         if fault := _difference(trials.plain, run, reloaded, remedy, counts=()):
             return fault

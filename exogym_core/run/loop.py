@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from exogym_core.checkpoints.files import random_streams, restore_random_streams
-from exogym_core.checkpoints.own_code import StateTrial
 from exogym_core.checkpoints.writing import RankCheckpoints
 from exogym_core.cost.speeds import charge_updates
 from exogym_core.data.batches import device_of
@@ -225,13 +224,7 @@ class Loop(Role):
     learner: TorchLearner = field(init=False)
     local_step: int = field(default=0, init=False)
     _payload_then: int = field(default=-1, init=False)  # payload bytes sent when ranks were last together
-    _trial: StateTrial | None = field(default=None, init=False)
-    _is_tried: bool = field(default=False, init=False)
     _is_forwarded: bool = field(default=False, init=False)  # the model, for the first time
-
-    def __post_init__(self) -> None:
-        if self.checkpoints.every is not None:
-            self._trial = StateTrial(self.strategy, self.model, self._set_up_strategy)
 
     def run(self) -> RankOutcome:
         """Train to the end and return this rank's result."""
@@ -255,19 +248,9 @@ class Loop(Role):
             self._run_ahead(ahead)
         elif step is not None:
             self.do(step)
-        is_due = self.checkpoints.is_due(self.local_step)
-        self._try_state(is_due)
-        if is_due:
+        if self.checkpoints.is_due(self.local_step):
             self._save(self.local_step)
         return True
-
-    def _try_state(self, is_due: bool) -> None:
-        """Try the state of a strategy of one's own: after the first step, and where the first checkpoint is due."""
-        if self._trial is not None and (is_due or not self._is_tried):
-            self._trial.refuse_incomplete(self.strategy)
-            self._is_tried = True
-            if is_due:
-                self._trial = None
 
     def _next_step(self) -> StepSamples | None:
         """Next step's samples; None at the end of the run."""
@@ -294,7 +277,6 @@ class Loop(Role):
         """Number of next steps that may be taken at once: nothing is exchanged, evaluated or saved among them."""
         if not self.learner.runs_ahead:
             return 0
-        is_tried = self._trial is None or self._is_tried
         of_single_steps = (
             self.until,
             self.updates,
@@ -303,7 +285,7 @@ class Loop(Role):
         )
         if any(each is not None for each in of_single_steps):
             return 0
-        if not (self.data.has_whole_steps and is_tried and self.strategy.is_synchronous):
+        if not (self.data.has_whole_steps and self.strategy.is_synchronous):
             return 0
         step, steps = self.local_step, min(self.strategy.steps_to_exchange, self.max_steps - self.local_step)
         dates = (self.evaluations.evaluate_every, self.evaluations.correlate_every, self.checkpoints.every)
@@ -381,14 +363,11 @@ class Loop(Role):
             with self.comm.off_clock():
                 broadcast_state(self.model, together)
         self.learner = self.make_learner()
-        self._set_up_strategy(self.strategy, self.model, self.comm)
+        set_up(self.strategy, self.model, self.comm, self.max_steps, self.seed, self.coding)
         if self.updates is not None:
             charge_updates(self.strategy.optimizers, self.updates, self.comm.advance)
         self.learner.take_over(self.strategy.optimizers)
         self._begin_snapshots()
-
-    def _set_up_strategy(self, strategy: Strategy, model: nn.Module, comm: Communicator) -> None:
-        set_up(strategy, model, comm, self.max_steps, self.seed, self.coding)
 
     def _finish(self) -> RankOutcome:
         self.strategy.finish()

@@ -444,11 +444,6 @@ class Program:
                 "ask for at least as many, or resume from an earlier checkpoint"
             )
 
-    def code_roots(self) -> list[object]:
-        """Inputs of the computation besides options and data: strategy, model, and how batches are made."""
-        request = self.request
-        return [request.strategy, self.model, request.accuracy, dict(request.dataloader_kwargs or {})]
-
     # --- on a rank -----------------------------------------------------------------------------------------
 
     def __call__(self, comm: Communicator) -> RankOutcome:

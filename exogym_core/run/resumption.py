@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exogym_core.checkpoints.checkpoint import MANIFEST, StoredCheckpoint, find_checkpoint, run_identity
-from exogym_core.checkpoints.own_code import attribute_digests, code_digests
+from exogym_core.checkpoints.checkpoint import (
+    MANIFEST,
+    StoredCheckpoint,
+    code_digests,
+    find_checkpoint,
+    run_identity,
+)
 from exogym_core.checkpoints.writing import CheckpointWriter, OwnParts, RankCheckpoints, mark_of
 from exogym_core.config import OPTIONS
 from exogym_core.cost.compute import Compute
@@ -119,7 +124,7 @@ def _refuse_full_disk(program: Program, folder: Path) -> None:
 
 
 def _refuse_edited_code(resumed: StoredCheckpoint, identity: Mapping[str, Any], accepted: bool) -> None:
-    """Raise InputError if code of one's own is not that of the checkpoint; warn where that is `accepted`."""
+    """Raise InputError if the user's code is not that of the checkpoint; warn where that is `accepted`."""
     edited = resumed.edited_code(identity)
     if not edited:
         return
@@ -244,11 +249,10 @@ def _marked(identity: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _identity(program: Program, training_set: str | None, *, with_code: bool) -> dict[str, Any]:
     request = program.request
-    options = {key: value for key, value in vars(request.strategy).items() if not key.startswith("_")}
-    options |= request.strategy.arguments  # some are kept by parts of it only
     name, settings = type(request.strategy).__name__, run_settings(program)
-    code = code_digests(program.code_roots()) | attribute_digests(program.model) if with_code else {}
-    return run_identity(program.model, name, options, request.num_ranks, settings, training_set, code)
+    code = code_digests(program.model) if with_code else {}
+    about = (request.strategy.arguments, request.num_ranks, settings, training_set, code)
+    return run_identity(program.model, name, *about)
 
 
 def run_settings(program: Program) -> dict[str, Any]:

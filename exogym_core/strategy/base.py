@@ -113,9 +113,8 @@ class Strategy(Participants, Configured, Stateful):
         rank, num_nodes: this rank's number and how many workers there are, likewise.
         max_steps, seed: of the run; the seed is the same on all ranks.
         scheduler: torch's schedule of the rate; None where it keeps.
-        state: attributes that checkpoints keep; a subclass declares its own, `state = State("momentum")`.
-        not_saved: attributes that `state_dict` may leave out, since no step reads them; all others of a strategy of
-            one's own must come back with it, which is tried at the start where there are checkpoints.
+        state: attributes that checkpoints keep; a subclass declares its own, `state = State("momentum")`. `check` finds
+            what is missing; attributes that are not declared may hold anything.
         default_optim: the optimizer where none is given.
         overlaps_backward: the strategy communicates during the last backward pass.
         context: the step under way.
@@ -132,7 +131,6 @@ class Strategy(Participants, Configured, Stateful):
     state = State("local_step", "optim", "scheduler")
     overlaps_backward: bool = False
     judged: str = "replica"
-    not_saved: ClassVar[tuple[str, ...]] = ()
     default_optim: ClassVar[OptimSpec] = OptimSpec(torch.optim.AdamW)
 
     model: nn.Module

@@ -86,7 +86,6 @@ class Module(Configured, Stateful):
         options: those.
         judged: what could be shipped where this module decides it, as for `Strategy`; None where it does not.
         overlaps_backward: the module communicates during the last backward pass.
-        not_saved: attributes that `state_dict` may leave out, as for `Strategy`.
         takes_sites: it may stand behind `Sites`; else it brings single ranks together.
         goes_first: it stands before the others, wherever the chain names it.
         num_rounds: that have ended, of a module that counts them.
@@ -98,7 +97,6 @@ class Module(Configured, Stateful):
 
     registry: ClassVar[dict[str, type[Module]]] = {}
     judged: str | None = None
-    not_saved: tuple[str, ...] = ()
     overlaps_backward: bool = False
     takes_sites: bool = True
     goes_first: bool = False

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from netsim.errors import InputError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -49,7 +51,17 @@ class Stateful:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of the declared attributes."""
+        """Copies of the declared attributes.
+
+        Raises:
+            InputError: the object lacks one of them.
+        """
+        for name in self._declared().values():
+            if not hasattr(self, name):
+                where = type(self).__name__
+                raise InputError(
+                    f"{where}: declares State({name!r}) and has no attribute {name!r}; set it in setup()"
+                )
         return {key: _saved(getattr(self, name)) for key, name in self._declared().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -75,7 +87,7 @@ def _saved(value: Any) -> Any:
 def _restored(held: Any, saved: Any) -> bool:
     """Restore an attribute in place; False: it has to be replaced."""
     if isinstance(held, Tensor) and saved is not None:
-        held.copy_(saved[0] if isinstance(saved, list) else saved)  # once, lone tensors were lists too
+        held.copy_(saved)
     elif isinstance(held, torch.Generator):
         held.set_state(saved)
     elif hasattr(held, "load_state_dict"):
