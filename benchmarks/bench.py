@@ -59,7 +59,7 @@ def trained(preset: str, workers: str, nodes: int, steps: int) -> None:
 
     from exogym_core import LocalTrainer, OptimSpec
     from exogym_core.strategy import DiLoCoStrategy
-    from exogym_core.tasks import build_model, build_task
+    from netgym.tasks import build_model, build_task
 
     task = build_task("text", num_bytes=200_000)
     sizes: dict[str, dict[str, Any]] = {

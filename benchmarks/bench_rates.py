@@ -18,9 +18,9 @@ import harness
 import yaml
 from learning_rates import described, rank, with_rates
 
-from exogym_core.cli.main import main as netgym
+from netgym.cli.main import main as netgym
 
-TIER = Path(str(resources.files("exogym_core.bench").joinpath("small.yaml")))
+TIER = Path(str(resources.files("netgym.bench").joinpath("small.yaml")))
 SEED = 1000
 NETWORK = "wan-4-regions"
 RATES = {"digits": (1e-3, 2e-3, 4e-3, 8e-3), "text": (5e-4, 1e-3, 2e-3)}

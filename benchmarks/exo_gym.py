@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from exogym_core.tasks import CNN, GPT, MLP
+from netgym.tasks import CNN, GPT, MLP
 
 if TYPE_CHECKING:
     from collections.abc import Callable

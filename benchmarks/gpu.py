@@ -16,7 +16,7 @@ import harness
 import torch
 import training
 
-from exogym_core.tasks import build_model, build_task
+from netgym.tasks import build_model, build_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,7 +27,7 @@ import harness
 import torch
 import torch.distributed as dist
 
-import exogym_core.torch_backend  # noqa: F401 (registers netsim)
+import netgym.launch  # noqa: F401 (registers netsim)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ CASES = {"4 bytes": (1, 1000), "25 MB": (25_000_000 // 4, 20)}
 PROGRAM = """
 import sys, torch, torch.distributed as dist
 if sys.argv[1] == "netsim":
-    import exogym_core.torch_backend
+    import netgym.launch
 dist.init_process_group(sys.argv[1])
 dist.barrier()
 dist.destroy_process_group()

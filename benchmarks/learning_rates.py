@@ -21,7 +21,7 @@ from typing import Any
 import harness
 import yaml
 
-from exogym_core.cli.experiment import Experiment
+from netgym.experiment.experiment import Experiment
 
 RATES = (2e-3, 4e-3, 8e-3, 16e-3)
 SEEDS = (1000, 1001)

@@ -19,8 +19,8 @@ import harness
 from ray.cluster_utils import Cluster
 
 from exogym_core import load_runs
-from exogym_core.cli.main import main as netgym
-from exogym_core.studies.study import Study
+from netgym.cli.main import main as netgym
+from netgym.studies.study import Study
 
 FILE = Path(__file__).parents[1] / "examples" / "study.yaml"
 NODES = 3  # of one core each

@@ -26,7 +26,7 @@ from exogym_core.data.batches import autocast_to, move_batch
 from exogym_core.run.program import Program
 from exogym_core.run.request import FitRequest
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, OptimSpec, Strategy
-from exogym_core.tasks import Task, build_model, build_task
+from netgym.tasks import Task, build_model, build_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

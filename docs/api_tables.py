@@ -15,7 +15,7 @@ PAGES = {
     "netgym": ("netgym",),
     "exogym_core": ("exogym_core", "exogym_core.communicator"),
     "strategies": ("exogym_core.strategy",),
-    "tasks": ("exogym_core.tasks",),
+    "tasks": ("netgym.tasks",),
     "netsim": ("netsim",),
 }
 WITH_METHODS = {

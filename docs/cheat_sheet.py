@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from exogym_core.cli.main import cli as netgym
+from netgym.cli.main import cli as netgym
 from netsim.cli.main import cli as netsim
 
 HEAD = """# The command line on a page

@@ -10,8 +10,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from exogym_core.cli.main import main as netgym
 from exogym_core.results.report.page import Page, render_page
+from netgym.cli.main import main as netgym
 
 PAGES = Path(__file__).parent / "pages"
 _OF_THE_CODE = re.compile(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from exogym_core import Communicator, Strategy, Trainer
 from exogym_core.strategy import AllReduceStrategy
-from exogym_core.tasks import build_model, build_task
+from netgym.tasks import build_model, build_task
 
 
 class Int8Gradients(Strategy):

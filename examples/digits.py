@@ -12,7 +12,7 @@ import argparse
 
 from exogym_core import LocalTrainer, OptimSpec
 from exogym_core.strategy import DiLoCoStrategy, SimpleReduceStrategy, SPARTAStrategy
-from exogym_core.tasks import build_model, build_task
+from netgym.tasks import build_model, build_task
 
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 arguments.add_argument("--mnist", metavar="DIR")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from exogym_core import LocalTrainer, OptimSpec
 from exogym_core.strategy import DiLoCoStrategy, SimpleReduceStrategy
-from exogym_core.tasks import build_model, build_task
+from netgym.tasks import build_model, build_task
 
 arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 arguments.add_argument("--tokens", type=int, default=320_000, help="all workers' together")

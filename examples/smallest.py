@@ -2,7 +2,7 @@
 
 from exogym_core import LocalTrainer
 from exogym_core.strategy import FedAvgStrategy
-from exogym_core.tasks import build_model, build_task
+from netgym.tasks import build_model, build_task
 
 digits = build_task("digits")
 trainer = LocalTrainer(build_model(task=digits, seed=0), digits.train, digits.validation)

@@ -12,16 +12,15 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from exogym_core.moved import NAMES, install, moved
+
 if TYPE_CHECKING:
     from exogym_core.communicator import Communicator
     from exogym_core.results.fit_result import FitResult
     from exogym_core.results.reading import load_runs
-    from exogym_core.run.check import check
     from exogym_core.run.optimizer import DiLoCoOptimizer
     from exogym_core.run.trainer import LocalTrainer, Trainer
     from exogym_core.strategy import OptimSpec, Strategy
-    from exogym_core.studies.tuning import tune
-    from exogym_core.torch_backend.session import advance, now
 
 __all__ = [
     "Communicator",
@@ -31,11 +30,7 @@ __all__ = [
     "OptimSpec",
     "Strategy",
     "Trainer",
-    "advance",
-    "check",
     "load_runs",
-    "now",
-    "tune",
 ]
 
 _HOMES = {
@@ -46,7 +41,6 @@ _HOMES = {
     "OptimSpec": "strategy",
     "Strategy": "strategy",
     "Trainer": "run.trainer",
-    "check": "run.check",
     "load_runs": "results.reading",
 }
 
@@ -58,16 +52,15 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 # To look for CUDA by its runtime would start it, after which no forked process could use it.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
+install()
+
 
 def __getattr__(name: str) -> Any:
     # Imported when asked for, so that `netgym --version` does not wait for torch.
     if name in _HOMES:
         return getattr(importlib.import_module(f"exogym_core.{_HOMES[name]}"), name)
-    if name in ("advance", "now", "tune"):
-        from exogym_core.annexes import declared, load
-
-        if (reference := declared("names").get(f"{__name__}.{name}")) is not None:
-            return load(reference)
+    if name in NAMES:
+        return moved(f"{__name__}.{name}", NAMES[name])
     if name == "TrainNode":
         raise AttributeError(f"{__name__}.TrainNode does not exist: its loop is exogym_core.run.loop:Loop")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

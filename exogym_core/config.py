@@ -411,9 +411,9 @@ class FileKeys(Schema):
         loggers: where metrics go besides the CSV files that are always written.
         scales: name -> what `--scale` of that name replaces, in the key paths of `--set`. Not part of the resolved
             form.
-        sweep: key paths and their values, for `netgym sweep`; see `exogym_core.studies.points:Sweep`. Not part of the
+        sweep: key paths and their values, for `netgym sweep`; see `netgym.studies.points:Sweep`. Not part of the
             resolved form.
-        tune: options and their values for `netgym tune`; see `exogym_core.studies.tuning`. Not part of the resolved
+        tune: options and their values for `netgym tune`; see `netgym.studies.tuning`. Not part of the resolved
             form.
     """
 

@@ -20,6 +20,8 @@ __all__ = [
     "is_at_rendezvous",
     "parse_address",
     "processes_of_site",
+    "register_sites",
+    "registered_sites",
     "under_torchrun",
 ]
 
@@ -41,6 +43,31 @@ def under_torchrun() -> bool:
 def is_at_rendezvous() -> bool:
     """Return True if this process is a site that meets others at a rendezvous."""
     return bool(os.environ.get(_RENDEZVOUS))
+
+
+_SITES: list[str] = []
+
+
+def register_sites(reference: str) -> None:
+    """Declare the function that trains as a site, as `module:name`; `import netgym` does.
+
+    Args:
+        reference: called with a program, its result and listeners.
+    """
+    _SITES[:] = [reference]
+
+
+def registered_sites() -> str:
+    """Reference of the function that trains as a site.
+
+    Raises:
+        InputError: none is registered.
+    """
+    if not _SITES:
+        raise InputError(
+            f"environment: {_RENDEZVOUS} is set: sites are a part of netgym: write `import netgym`"
+        )
+    return _SITES[0]
 
 
 def allow_many_files() -> None:

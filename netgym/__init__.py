@@ -7,7 +7,8 @@ print(result.verdict)
 result.table()
 result.report("page.html")
 
-The names of `exogym_core` and `netsim` that most programs need are here too. Nothing imports torch before it is used.
+The names of `exogym_core` and `netsim` that most programs need are here too, strategies in `netgym.strategy`.
+Nothing imports torch before it is used.
 """
 
 from __future__ import annotations
@@ -15,51 +16,69 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import exogym_core  # noqa: F401 - sets what MKL reads at its first call
+from exogym_core.meeting_place import register_sites
 
 if TYPE_CHECKING:
     from exogym_core import (
         Communicator,
+        DiLoCoOptimizer,
         FitResult,
         LocalTrainer,
         OptimSpec,
         Strategy,
         Trainer,
-        check,
-        tune,
+        load_runs,
     )
+    from exogym_core.communicator import run_ranks
     from netgym.commands import compare, plan, run, sweep
+    from netgym.launch.session import advance, now
     from netgym.results import Comparison, SweepResult, load
+    from netgym.sites.communicator import SiteCommunicator
+    from netgym.strategy_check import check
+    from netgym.studies.tuning import tune
     from netsim import Network, Topology, collective, flows
 
 __all__ = [
     "Communicator",
     "Comparison",
+    "DiLoCoOptimizer",
     "FitResult",
     "LocalTrainer",
     "Network",
     "OptimSpec",
+    "SiteCommunicator",
     "Strategy",
     "SweepResult",
     "Topology",
     "Trainer",
+    "advance",
     "check",
     "collective",
     "compare",
     "flows",
     "load",
+    "load_runs",
+    "now",
     "plan",
     "run",
+    "run_ranks",
     "sweep",
     "tune",
 ]
 
 _MODULES = {
+    "exogym_core.communicator": ("run_ranks",),
+    "netgym.launch.session": ("advance", "now"),
+    "netgym.sites.communicator": ("SiteCommunicator",),
+    "netgym.strategy_check": ("check",),
+    "netgym.studies.tuning": ("tune",),
     "netgym.commands": ("compare", "plan", "run", "sweep"),
     "netgym.results": ("Comparison", "SweepResult", "load"),
     "netsim": ("Network", "Topology", "collective", "flows"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+register_sites("netgym.sites.elastic_runs:fit_elastic")
 
 
 def __getattr__(name: str) -> Any:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import yaml
 
-from exogym_core.cli.experiment import Experiment, apply_values
-from exogym_core.cli.run_commands import train_new
 from exogym_core.config import yaml_text
 from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
 from exogym_core.names import file_name, visible
-from exogym_core.planning.commands import plan_rows
-from exogym_core.planning.planned import request_of
-from exogym_core.planning.sweep import placed
 from exogym_core.results.report import write_report
 from exogym_core.results.run_folder import RunFolder, code_folder_of, is_own
+from netgym.cli.run_commands import train_new
+from netgym.experiment.experiment import Experiment, apply_values
+from netgym.planning.commands import plan_rows
+from netgym.planning.planned import request_of
+from netgym.planning.sweep import placed
 from netgym.results import Comparison, SweepResult
 from netsim import DelayedProgress, Document, Topology, load_document, parse_document
 from netsim.errors import InputError, unknown_name
@@ -149,8 +149,8 @@ def sweep(
     Raises:
         InputError: the experiment or the sweep is wrong. A point that fails is marked, and the others run.
     """
-    from exogym_core.studies.runners import run_points, write_results
-    from exogym_core.studies.study import Study
+    from netgym.studies.runners import run_points, write_results
+    from netgym.studies.study import Study
 
     _refuse_unknown(sweep, changes, Changes)
     document, folder, name, _ = _document(experiment, changes, "netgym.sweep")

@@ -14,8 +14,8 @@ from exogym_core.results.fit_result import load_pandas
 from exogym_core.results.reading import comparison_of, is_study, load_runs
 from exogym_core.results.report import RunReport, write_report
 from exogym_core.results.report.figures import draw_loss
-from exogym_core.results.report.study import StudyReport
 from exogym_core.results.run_folder import RunFolder
+from netgym.studies.report import StudyReport
 
 if TYPE_CHECKING:
     import pandas

@@ -14,8 +14,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from netsim.annexes import annex_entries as annex_entries
-    from netsim.annexes import load_reference as load_reference
     from netsim.cli.signals import Stoppable as Stoppable
     from netsim.cli.signals import interrupt as interrupt
     from netsim.cli.signals import raise_lost_interrupt as raise_lost_interrupt
@@ -107,7 +105,6 @@ if TYPE_CHECKING:
     from netsim.weather.faults import simulate_weather as simulate_weather
 
 _NAMES = {  # by module
-    "annexes": "annex_entries load_reference",
     "cli.signals": "Stoppable interrupt raise_lost_interrupt",
     "cli.terminal": "CommandGroup DelayedProgress given takes usage_message",
     "collectives.abridged": "Abridged Gathering",

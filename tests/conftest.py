@@ -19,8 +19,9 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import exogym_core  # noqa: F401  # before MKL's first call: sets what makes it reproducible
-from exogym_core.results.report import page, study
+from exogym_core.results.report import page
 from exogym_core.results.report.figures import draw_pictures
+from netgym.studies import report as study
 
 # The machine decides how long an example takes, never whether the test passes.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -49,7 +50,7 @@ os.fsync = lambda _: None
 FIRST = [
     *("test_resume_laws", "test_strategy_table", "test_check", "test_launch_programs"),
     *("test_children", "test_checkpoint_cli", "test_fit_apart", "test_real_ranks"),
-    *("test_resume_mail_laws", "test_rank_programs", "test_soaks_briefly", "test_annexes"),
+    *("test_resume_mail_laws", "test_rank_programs", "test_soaks_briefly"),
     *("test_memory", "test_packaging", "test_docs", "test_collectives", "test_endings"),
     *("test_mismatches", "test_sharding", "test_side_by_side", "test_netgym", "test_real_runs"),
 ]

@@ -12,11 +12,11 @@ import yaml
 from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
-from exogym_core.cli.main import main
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.report import Results, comparison_table, verdict
 from exogym_core.strategy import AllReduceStrategy, OptimSpec
-from exogym_core.tasks import build_model
+from netgym.cli.main import main
+from netgym.tasks import build_model
 
 SMALL = {
     "name": "small",

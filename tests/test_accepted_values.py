@@ -15,8 +15,8 @@ from exogym_core.communicator.arguments import reduce_op_name
 from exogym_core.strategy import AllReduceStrategy
 from exogym_core.strategy.optimizers import build_scheduler, resolve_scheduler
 from exogym_core.strategy.parts.selectors import slice_bounds
-from exogym_core.tasks import build_model, build_task
-from exogym_core.tasks.images import read_idx
+from netgym.tasks import build_model, build_task
+from netgym.tasks.images import read_idx
 from netsim.errors import InputError, UnknownNameError
 
 

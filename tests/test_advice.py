@@ -14,15 +14,15 @@ from experiments import json_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exogym_core.cli.main import main
 from exogym_core.cost.compute import Compute
-from exogym_core.planning import advise as advise_module
-from exogym_core.planning.advice_text import advice_lines
-from exogym_core.planning.advise import Advice, advise, hill_climb
-from exogym_core.planning.groups import EXACT_SITES, best_cycle
-from exogym_core.planning.measure import Setting, least_days, measure, memory_states, would_fit
-from exogym_core.planning.models import planned_model
 from exogym_core.strategy import build_strategy
+from netgym.cli.main import main
+from netgym.planning import advise as advise_module
+from netgym.planning.advice_text import advice_lines
+from netgym.planning.advise import Advice, advise, hill_climb
+from netgym.planning.groups import EXACT_SITES, best_cycle
+from netgym.planning.measure import Setting, least_days, measure, memory_states, would_fit
+from netgym.planning.models import planned_model
 from netsim import Topology
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ def test_advice_ranks_and_says_what_it_does_not_know(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranked by days; a front of days against money; leaving a site out is among the rows."""
-    monkeypatch.setattr("exogym_core.planning.advise.SEARCHED", {})
+    monkeypatch.setattr("netgym.planning.advise.SEARCHED", {})
     chosen = (("AllReduce", {}), ("DiLoCo", {"H": 10}), ("DiLoCo", {"H": 10, "codec": "int8"}))
-    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", chosen)
+    monkeypatch.setattr("netgym.planning.advise.CANDIDATES", chosen)
     words = "advise wan-4-regions --device a100 --model llama-2m --sequence 64 --tokens 1B --workers 4 --json"
     output = json_of(words.split(), capsys)
     ranked = output["ranked"]
@@ -112,9 +112,9 @@ def test_money_is_ranked_by_what_it_buys(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each row's tokens cost the budget; places go by tokens of equal worth; a price is asked for."""
-    monkeypatch.setattr("exogym_core.planning.advise.SEARCHED", {})
+    monkeypatch.setattr("netgym.planning.advise.SEARCHED", {})
     chosen = (("AllReduce", {}), ("DiLoCo", {"H": 30}), ("DiLoCo", {"H": 10, "codec": "int8"}))
-    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", chosen)
+    monkeypatch.setattr("netgym.planning.advise.CANDIDATES", chosen)
     words = "advise wan-4-regions --device a100 --model llama-2m --sequence 64 --workers 4 --json"
     output = json_of([*words.split(), "--budget", "1k", "--price", "2"], capsys)
     assert output["budget"] == {"dollars": 1000.0}
@@ -134,9 +134,9 @@ def test_money_is_ranked_by_what_it_buys(
 
 def test_a_codec_that_makes_it_slower_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes go straight between all pairs, so that eight ranks on two sites send more over the line between."""
-    monkeypatch.setattr("exogym_core.planning.advise.SEARCHED", {})
+    monkeypatch.setattr("netgym.planning.advise.SEARCHED", {})
     chosen = (("AllReduce", {}), ("AllReduce", {"codec": "bf16"}))
-    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", chosen)
+    monkeypatch.setattr("netgym.planning.advise.CANDIDATES", chosen)
     compute = Compute.parse("1 ms")
     network = {
         "regions": {name: {"hosts": 4, "nic": "100 Gbit/s", "latency": "10 us"} for name in "ab"},
@@ -159,8 +159,8 @@ def test_what_does_not_fit_is_not_simulated_and_sites_are_tried_as_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """AllReduce keeps 16 bytes a parameter, DiLoCo 24 with its outer states."""
-    monkeypatch.setattr("exogym_core.planning.advise.SEARCHED", {})
-    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", (("AllReduce", {}), ("DiLoCo", {"H": 30})))
+    monkeypatch.setattr("netgym.planning.advise.SEARCHED", {})
+    monkeypatch.setattr("netgym.planning.advise.CANDIDATES", (("AllReduce", {}), ("DiLoCo", {"H": 30})))
     compute = Compute.parse({"flops": {"device": "a100"}})
     model = planned_model("llama-2m", 64)
     model.activation_bytes = model.checkpointed_bytes = 0
@@ -273,8 +273,8 @@ def test_steps_of_own_runs_are_applied_and_named(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A strategy that needed more steps in a small run gets more days, and the run is named."""
-    monkeypatch.setattr("exogym_core.planning.advise.SEARCHED", {})
-    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", (("AllReduce", {}), ("DiLoCo", {"H": 10})))
+    monkeypatch.setattr("netgym.planning.advise.SEARCHED", {})
+    monkeypatch.setattr("netgym.planning.advise.CANDIDATES", (("AllReduce", {}), ("DiLoCo", {"H": 10})))
     experiment = tmp_path / "small.yaml"
     experiment.write_text(
         "task: digits\nworkers: {count: 2}\ntopology: lan\ncompute: 10 ms\nsteps: 20\n"
@@ -304,7 +304,7 @@ def test_data_parallel_is_planned_at_its_best() -> None:
     where = Setting(model, Topology.from_mapping(network), Compute.parse("1 s"), 3, 8, 1e8)
     monkeypatched = pytest.MonkeyPatch()
     with monkeypatched.context() as patch:
-        patch.setattr("exogym_core.planning.advise.CANDIDATES", (("AllReduce", {}),))
+        patch.setattr("netgym.planning.advise.CANDIDATES", (("AllReduce", {}),))
         rows = advise(where)["ranked"]
     best = min(row["days"] for row in rows if row["strategy"] == "AllReduce")
     for num_bytes in (2_000_000, 26_214_400, 4 * model.num_parameters):

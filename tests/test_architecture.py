@@ -10,7 +10,6 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -44,15 +43,26 @@ ENGINE = {
 }
 JOINT = (
     "exogym_core/communicator/simulated/",
-    "exogym_core/torch_backend/",
+    "netgym/launch/",
 )  # where torch and the engine meet
 DOORS = {"netsim", "netsim.errors", "netsim.ranks", "netsim.units"}
 
 
-DRAWING = runpy.run_path(str(ROOT / "docs" / "rooms.py"))
-# Also inside functions, not for type checkers alone.
-imports: Callable[[Path], set[str]] = cache(DRAWING["imported_names"])
-DRAWING["draw"].__globals__["imported_names"] = imports
+@cache
+def imports(path: Path) -> set[str]:
+    """Modules that a file imports, and names of its `from` imports; not those for type checkers alone."""
+    found: set[str] = set()
+    pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        pending += ast.iter_child_nodes(node)
+    return found
 
 
 @cache
@@ -77,17 +87,17 @@ def check_imports(path: Path) -> None:
     room, names = room_of(path), imports(path)
     roots = {name.split(".")[0] for name in names}
     if room.startswith("netsim/"):
-        assert not roots & {"torch", "exogym_core"}, f"{room}: netsim knows nothing of tensors and training"
+        assert not roots & {"torch", "exogym_core", "netgym"}, (
+            f"{room}: netsim knows nothing of tensors and training"
+        )
     if not room.startswith("netgym/"):
-        assert "netgym" not in roots, f"{room}: netgym is a face of the other two"
+        assert "netgym" not in roots, f"{room}: netgym is the layer above"
     if room.startswith("exogym_core/strategy/"):
         seen = {name for name in names if name.startswith("exogym_core.communicator.")}
         assert all(name.startswith("exogym_core.communicator.base") for name in seen), room
     if room.startswith("exogym_core/") and not room.startswith(JOINT):
         engine = names & ENGINE
-        if room.startswith(
-            ("exogym_core/workers/", "exogym_core/planning/recording")
-        ):  # the kernel's requests
+        if room.startswith(("exogym_core/workers/", "netgym/planning/recording")):  # the kernel's requests
             engine = {name for name in engine if not name.startswith("netsim.ranks.")}
         assert not engine, room
     if room.startswith("exogym_core/communicator/") and path.name != "__init__.py":
@@ -120,16 +130,20 @@ def test_no_circle_of_imports_at_run_time() -> None:
     assert [sorted(circle) for circle in circles] == []
 
 
-# The rooms of both packages, the lowest first: a room imports from those below it.
-CORE = {
-    "netsim": "errors units docstrings annexes files topology network weather transfers collectives ranks cli",
+# The rooms of each package, the lowest first: a room imports from those below it.
+ROOMS = {
+    "netsim": (
+        "errors units docstrings files topology network weather transfers collectives ranks cli formats probe"
+    ),
     "exogym_core": (
-        "annexes names plain reach meeting_place successors communicator workers data cost strategy results "
-        "checkpoints tasks config run cli"
+        "moved names plain reach meeting_place successors communicator workers data cost strategy results "
+        "checkpoints config run"
+    ),
+    "netgym": (
+        "command_options tasks strategy sites strategy_check experiment cli planning studies bench launch "
+        "results commands"
     ),
 }
-# Rooms that the core never imports: what they bring is declared in their `annex.toml` (netsim.annexes).
-ANNEXES = {"netsim": "formats probe", "exogym_core": "sites planning torch_backend studies bench"}
 # `run_ranks` is looked for beside `Communicator`, and loaded when it is asked for.
 FACE = {
     ("exogym_core.communicator", "exogym_core.workers.run"),
@@ -138,31 +152,21 @@ FACE = {
 
 
 def upward_imports(package: str) -> set[tuple[str, str]]:
-    """Imports from a lower room of the core to a higher one, and from the core to an annex."""
-    rooms, annexes = CORE[package].split(), ANNEXES[package].split()
+    """Imports from a lower room to a higher one; a command line imports the commands that it lists."""
+    rooms = ROOMS[package].split()
     found = set()
     for user, used in graph().edges:
         if not all(name.startswith(f"{package}.") and "__main__" not in name for name in (user, used)):
             continue
         user_room, used_room = user.split(".")[1], used.split(".")[1]
-        is_core = user_room not in annexes
-        if is_core and (used_room in annexes or rooms.index(user_room) < rooms.index(used_room)):
+        if rooms.index(user_room) < rooms.index(used_room) and user_room != "cli":
             found.add((user, used))
     return found
 
 
-@pytest.mark.parametrize("package", CORE)
+@pytest.mark.parametrize("package", ROOMS)
 def test_imports_between_rooms_point_down(package: str) -> None:
     assert upward_imports(package) - FACE == set()
-
-
-def test_the_picture_of_the_rooms_is_drawn_from_the_code() -> None:
-    """After a change of rooms or of imports between them: python docs/rooms.py."""
-    assert {package: set(names.split()) for package, names in DRAWING["ANNEXES"].items()} == {
-        package: set(names.split()) for package, names in ANNEXES.items()
-    }
-    assert set(DRAWING["DOORS"]) == DOORS
-    assert (ROOT / "docs" / "rooms.svg").read_text(encoding="utf-8") == DRAWING["draw"]()
 
 
 def test_saved_pages_are_as_the_code_writes_them() -> None:
@@ -176,10 +180,10 @@ def test_the_architecture_page_names_files_that_are_there() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     paths = set(re.findall(r"`((?:[\w-]+/)+[\w-]+\.\w+)`", page))
     assert len(paths) > 20
-    starts = (ROOT, ROOT / "netsim", ROOT / "exogym_core")
+    starts = (ROOT, *(ROOT / package for package in ROOMS))
     assert [path for path in sorted(paths) if not any((start / path).exists() for start in starts)] == []
-    for package, rooms in CORE.items():
-        for room in rooms.split() + ANNEXES[package].split():
+    for package, rooms in ROOMS.items():
+        for room in rooms.split():
             assert re.search(rf"^\| .*`{room}`", page, re.M), f"{package}/{room} has no row"
 
 
@@ -203,7 +207,7 @@ LIGHT = {
     "import netsim": "numpy simpy networkx pydantic torch",
     "from netsim.cli.main import main; main(['--help'])": "numpy torch pydantic networkx rich matplotlib",
     "import netgym": "torch numpy matplotlib pandas",
-    "from exogym_core.cli.main import main; main(['--help'])": "torch pydantic exogym_core.studies exogym_core.sites",
+    "from netgym.cli.main import main; main(['--help'])": "torch pydantic netgym.studies netgym.sites",
     "main(['list'])": "torch pydantic matplotlib",
     "main(['schema', 'experiment'])": "torch matplotlib",
     "import netsim.cli.main, netsim.network.network, netsim.collectives, netsim.ranks.kernel": "torch matplotlib",
@@ -249,10 +253,10 @@ FRONTS = {
         "InputError KeyPath Link LinkEvent MismatchError NetsimError Network OPERATIONS PRESETS "
         "PeerAddress PeerError Protocol RankError Recorder Schedule Schema SignedChannel Sketch Span Stoppable "
         "StrangerError Topology TopologyFile UnknownNameError Waiting Weather WeatherHistory WindowLimit "
-        "algorithm_names annex_entries answer_peer check_output collective connect_peer default_algorithm device_name "
+        "algorithm_names answer_peer check_output collective connect_peer default_algorithm device_name "
         "device_problems device_table documented_lines engine_state flows given input_file interrupt is_crowd "
         "is_written_in_place "
-        "load_document load_reference most_at_once output_file parse_collectives parse_document raise_lost_interrupt "
+        "load_document most_at_once output_file parse_collectives parse_document raise_lost_interrupt "
         "random_crashes rare_collections read_bytes read_flows schedule section_of shared_secret shipped_topologies "
         "simulate_weather start_all_to_all start_collective takes time_collective time_flows tracing unknown_name "
         "usage_message user_secret validate_document window_limit write_trace "
@@ -264,12 +268,12 @@ FRONTS = {
         "needs_nobody start_at_once "
     ),
     "exogym_core": (
-        "Communicator DiLoCoOptimizer FitResult LocalTrainer OptimSpec Strategy Trainer advance check load_runs "
-        "now tune"
+        "Communicator DiLoCoOptimizer FitResult LocalTrainer OptimSpec Strategy Trainer load_runs"
     ),
     "netgym": (
-        "Communicator Comparison FitResult LocalTrainer Network OptimSpec Strategy SweepResult Topology Trainer check "
-        "collective compare flows load plan run sweep tune"
+        "Communicator Comparison DiLoCoOptimizer FitResult LocalTrainer Network OptimSpec SiteCommunicator Strategy "
+        "SweepResult Topology Trainer advance check collective compare flows load load_runs now plan run run_ranks "
+        "sweep tune"
     ),
 }
 

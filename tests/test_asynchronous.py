@@ -30,7 +30,7 @@ from exogym_core.strategy import (
     StreamingDiLoCoStrategy,
 )
 from exogym_core.strategy.parts.outer import DelayedNesterov
-from exogym_core.tasks import MLP
+from netgym.tasks import MLP
 from netsim import random_crashes
 
 MAKERS: dict[str, Any] = {

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from experiments import json_of
 
-from exogym_core.bench.entry import board_rows, digest_of, entries_of, own_entry
-from exogym_core.cli.main import main
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.strategy import STRATEGIES
-from exogym_core.studies.study import Study
+from netgym.bench.entry import board_rows, digest_of, entries_of, own_entry
+from netgym.cli.main import main
+from netgym.studies.study import Study
 from netsim import load_document
 from netsim.errors import InputError
 
@@ -264,7 +264,7 @@ def test_shipped_tiers_make_valid_points(
     name: str, tasks: list[str], networks: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every task on every network with three seeds, for every shipped strategy; six are run without being asked for."""
-    path = Path(str(resources.files("exogym_core.bench").joinpath(f"{name}.yaml")))
+    path = Path(str(resources.files("netgym.bench").joinpath(f"{name}.yaml")))
     study = Study.of_file(path)
     experiments = [study.experiment_at(point) for point in study.sweep.grid()]
     assert [each.settings.task.name for each in experiments] == tasks * len(networks)
@@ -277,7 +277,7 @@ def test_shipped_tiers_make_valid_points(
 
 def test_the_models_of_the_tiers_have_the_documented_sizes() -> None:
     """A byte GPT of a million parameters, and one of ten."""
-    path = Path(str(resources.files("exogym_core.bench").joinpath("full.yaml")))
+    path = Path(str(resources.files("netgym.bench").joinpath("full.yaml")))
     study = Study.of_file(path)
     sizes = []
     for point in study.sweep.grid()[:3]:
@@ -291,7 +291,7 @@ def test_the_models_of_the_tiers_have_the_documented_sizes() -> None:
 @pytest.mark.parametrize("tier", ["small", "full"])
 def test_shipped_tiers_begin(tmp_path: Path, tier: str) -> None:
     """Their networks are those of their points, and what needs one was refused without."""
-    document = load_document(str(resources.files("exogym_core.bench").joinpath(f"{tier}.yaml")))
+    document = load_document(str(resources.files("netgym.bench").joinpath(f"{tier}.yaml")))
     study = Study.create(document, tmp_path, str(tmp_path / "out"), "bench")
     assert study.base().topology is not None
     study.folder.release()

@@ -11,7 +11,6 @@ import torch
 from experiments import experiment, fit
 from torch import Tensor, nn
 
-from exogym_core.cli.experiment import Experiment
 from exogym_core.strategy import (
     MODULES,
     AllReduceStrategy,
@@ -33,6 +32,7 @@ from exogym_core.strategy import (
     all_reduce,
 )
 from exogym_core.strategy.parts.codecs import Int8Codec
+from netgym.experiment.experiment import Experiment
 from netsim.errors import InputError
 
 SEED = 3

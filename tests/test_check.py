@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import exogym_core
 from exogym_core import Strategy
-from exogym_core.cli.main import main
 from exogym_core.communicator import Communicator
-from exogym_core.run.check import LAWS, CheckReport, check
 from exogym_core.strategy import STRATEGIES, Chain
+from netgym.cli.main import main
+from netgym.strategy_check import LAWS, CheckReport, check
 
 
 class Momentum(Strategy):
@@ -252,9 +251,7 @@ def test_shipped_strategies_pass(name: str) -> None:
 
 def test_it_takes_factories_references_and_chains() -> None:
     short = {"num_steps": 3, "num_workers": 2}
-    made = exogym_core.check(
-        lambda period, lr: STRATEGIES["DiLoCo"](H=period, lr=lr), {"period": 2, "lr": 0.1}, **short
-    )
+    made = check(lambda period, lr: STRATEGIES["DiLoCo"](H=period, lr=lr), {"period": 2, "lr": 0.1}, **short)
     assert made.passed
     assert made.strategy == "DiLoCoStrategy"
     assert check("exogym_core.strategy:FedAvgStrategy", {"H": 1}, **short).passed

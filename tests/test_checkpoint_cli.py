@@ -15,9 +15,9 @@ import pytest
 from experiments import experiment, results_of
 from forks import Fork
 
-from exogym_core.cli import comparison
-from exogym_core.cli.main import main
 from exogym_core.run.loop import Loop
+from netgym.cli.main import main
+from netgym.experiment import comparison
 
 EXPERIMENT = experiment(
     workers="{count: 3, kind: threads}",

@@ -21,7 +21,7 @@ from exogym_core.cost.compute import (
 from exogym_core.cost.devices import DEVICES, find_device
 from exogym_core.cost.flops import FlopCount, count_flops
 from exogym_core.cost.speeds import measure_seconds
-from exogym_core.tasks import GPT, MLP
+from netgym.tasks import GPT, MLP
 from netsim.errors import InputError
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from exogym_core.communicator import run_ranks
-from exogym_core.run.check import Workload, find_faults
 from exogym_core.strategy import MODULES, STRATEGIES, Chain, Module, State, Strategy, build_strategy
+from netgym.strategy_check import Workload, find_faults
 
 
 class Kept(Module):

@@ -17,11 +17,11 @@ from torch import nn
 
 from exogym_core.checkpoints.checkpoint import run_identity
 from exogym_core.checkpoints.writing import CheckpointWriter
-from exogym_core.cli.main import main
-from exogym_core.cli.own_code import find_own_code
 from exogym_core.results import report
 from exogym_core.results.disk import FolderLock
 from exogym_core.results.run_folder import RunFolder
+from netgym.cli.main import main
+from netgym.experiment.own_code import find_own_code
 from netsim.errors import InputError
 
 EXPERIMENT = experiment(steps=2, batch_size=4, evaluate="{every: 2, samples: 16}", strategies="[STRATEGY]")
@@ -30,7 +30,7 @@ MINE = """\
 import pathlib
 pathlib.Path("imported").touch()
 from exogym_core.strategy import SimpleReduceStrategy
-from exogym_core.tasks import MLP, digits
+from netgym.tasks import MLP, digits
 
 
 class Mine(SimpleReduceStrategy):
@@ -141,8 +141,8 @@ def test_code_neither_next_to_the_file_nor_installed_is_refused(reference: str, 
 
 
 def test_installed_code_is_reported_with_its_distribution() -> None:
-    code = find_own_code("exogym_core.tasks:MLP", "model", [Path()])
-    assert str(code).startswith("exogym_core.tasks:MLP of netgym ")
+    code = find_own_code("netgym.tasks:MLP", "model", [Path()])
+    assert str(code).startswith("netgym.tasks:MLP of netgym ")
     assert code.load().__name__ == "MLP"
 
 

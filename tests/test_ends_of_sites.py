@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from experiments import experiment
 
-from exogym_core.cli.main import main
-from exogym_core.communicator import SiteCommunicator
-from exogym_core.sites.link import SiteLink
-from exogym_core.sites.service import RendezvousService
+from netgym import SiteCommunicator
+from netgym.cli.main import main
+from netgym.sites.link import SiteLink
+from netgym.sites.service import RendezvousService
 from netsim.errors import InputError, RankError
 from netsim.files.signed import PeerError
 
@@ -50,7 +50,7 @@ def test_a_finished_folder_that_is_resumed_tells_the_rendezvous(
             InputError, match="this run is over: site 0 has finished it, its folder has the model"
         ):
             SiteLink(at.address, SECRET.encode(), 1, run=run["run"], resumed=True)
-    monkeypatch.setattr("exogym_core.sites.link._SECONDS_TO_CONNECT", 0.01)
+    monkeypatch.setattr("netgym.sites.link._SECONDS_TO_CONNECT", 0.01)
     assert main(["compare", "--resume", out]) == 0
     assert (
         "warning: could not report to other sites that DiLoCo is finished: rendez" in capsys.readouterr().err
@@ -67,7 +67,7 @@ def test_the_last_step_is_reported_though_the_site_ends_first() -> None:
 
 # --- what never begins --------------------------------------------------------------------------------------
 
-LINK = "exogym_core.sites.link"
+LINK = "netgym.sites.link"
 
 
 def test_where_no_rendezvous_answers_a_line_tells_it_every_30_seconds(

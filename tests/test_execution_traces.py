@@ -9,8 +9,8 @@ import chakra_schema
 import torch
 
 from exogym_core.communicator import Communicator, run_ranks
-from exogym_core.torch_backend.chakra import ExecutionTraces
 from exogym_core.workers.journal import Journal
+from netgym.launch.chakra import ExecutionTraces
 from netsim import Span
 from netsim.ranks import Call, Key, Post
 

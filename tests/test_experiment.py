@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from exogym_core.cli.experiment import Experiment
-from exogym_core.cli.main import main
+from netgym.cli.main import main
+from netgym.experiment.experiment import Experiment
 from netsim.errors import InputError, UnknownNameError
 
 SMALL = """\
@@ -93,7 +93,7 @@ def test_one_strategy_can_be_chosen(write: Any) -> None:
 def test_own_code_by_module_and_callable(write: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "mine_for_test.py").write_text(
         "from exogym_core.strategy import DiLoCoStrategy\n"
-        "from exogym_core.tasks import digits\n"
+        "from netgym.tasks import digits\n"
         "class Mine(DiLoCoStrategy):\n    pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

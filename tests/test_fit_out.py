@@ -12,11 +12,11 @@ import torch
 from torch.utils.data import TensorDataset
 
 import netgym
-from exogym_core.cli.main import main
 from exogym_core.results.report import Results
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.strategy import DiLoCoStrategy, Strategy
-from exogym_core.tasks import MLP
+from netgym.cli.main import main
+from netgym.tasks import MLP
 from netsim.errors import InputError
 
 

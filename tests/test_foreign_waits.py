@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from exogym_core.torch_backend.program import run_program
-from exogym_core.torch_backend.report import LaunchReport, show_summary
-from exogym_core.torch_backend.run import Launch, Script
+from netgym.launch.program import run_program
+from netgym.launch.report import LaunchReport, show_summary
+from netgym.launch.run import Launch, Script
 from netsim import Topology
 
 PROGRAM = """
 import datetime, os, sys, time
 import torch, torch.distributed as dist
-from exogym_core import advance
+from netgym import advance
 
 dist.init_process_group("netsim", timeout=datetime.timedelta(seconds=100))
 folder, rank, size = sys.argv[1], dist.get_rank(), dist.get_world_size()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from exogym_core.cli.experiment import Experiment
 from exogym_core.config import Settings
 from exogym_core.cost.compute import Compute
 from exogym_core.results.schema import SUMMARY, TRAIN, VALIDATION
+from netgym.experiment.experiment import Experiment
 from netsim import Protocol, Schema, Topology, parse_document
 from netsim.topology import file as topology_schema
 

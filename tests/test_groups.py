@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exogym_core.cost.compute import Compute
-from exogym_core.planning.advise import advise
-from exogym_core.planning.groups import Grouping, best_groups, group_seconds, groupings
-from exogym_core.planning.measure import Setting
-from exogym_core.planning.models import planned_model
+from netgym.planning.advise import advise
+from netgym.planning.groups import Grouping, best_groups, group_seconds, groupings
+from netgym.planning.measure import Setting
+from netgym.planning.models import planned_model
 from netsim import Topology
 
 
@@ -109,7 +109,7 @@ def test_numbers_of_groups_are_compared_by_the_time_of_a_round() -> None:
 
 def test_advice_groups_near_hosts_of_a_probed_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four hosts of two cities, each a region of its own: the rows tell which of them act as one, and it pays."""
-    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", (("DiLoCo", {"H": 30, "codec": "int8"}),))
+    monkeypatch.setattr("netgym.planning.advise.CANDIDATES", (("DiLoCo", {"H": 30, "codec": "int8"}),))
     compute = Compute.parse("100 ms")
     where = Setting(planned_model("llama-2m", 64), probed(), compute, 4, 8, 1e9)
     advice = advise(where)
@@ -123,7 +123,7 @@ def test_advice_groups_near_hosts_of_a_probed_network(monkeypatch: pytest.Monkey
 
 def test_groups_whose_steps_cannot_pay_are_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where gradients inside take longer than the soonest whole step."""
-    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", (("DiLoCo", {"H": 3000, "codec": "int8"}),))
+    monkeypatch.setattr("netgym.planning.advise.CANDIDATES", (("DiLoCo", {"H": 3000, "codec": "int8"}),))
     where = Setting(planned_model("llama-2m", 64), probed(), Compute.parse("10 us"), 4, 8, 1e9)
     answer = advise(where)
     assert not any(row["groups"] for row in [*answer["ranked"], *answer["dominated"]])
@@ -131,7 +131,7 @@ def test_groups_whose_steps_cannot_pay_are_not_planned(monkeypatch: pytest.Monke
 
 def test_the_ring_of_advice_goes_over_sites_with_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """It went over all twelve of a network whose four first had workers."""
-    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", (("DiLoCo", {"H": 30}),))
+    monkeypatch.setattr("netgym.planning.advise.CANDIDATES", (("DiLoCo", {"H": 30}),))
     model = planned_model("llama-2m", 32)
     found = advise(Setting(model, probed(6), Compute.parse("1 s"), 4, 2, 1e5))
     assert sorted(found["ring"]["sites"]) == sorted(found["placement"])

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from experiments import experiment, json_of
 
-from exogym_core.bench.entry import digest_of
-from exogym_core.cli.main import main
-from exogym_core.planning import published
-from exogym_core.run import check
-from exogym_core.studies import sweep
+from netgym import strategy_check as check
+from netgym.bench.entry import digest_of
+from netgym.cli.main import main
+from netgym.planning import published
+from netgym.studies import sweep
 from netsim import Stoppable
 from netsim.cli import main as netsim_cli
 from netsim.cli import timing
@@ -82,7 +82,7 @@ def test_a_closed_terminal_changes_no_exit_code(monkeypatch: pytest.MonkeyPatch)
         raise OSError(5, "Input/output error")
 
     signal_at(monkeypatch, published, "_cell", 3, signal.SIGHUP)
-    monkeypatch.setattr("exogym_core.planning.commands._cell_line", closed)
+    monkeypatch.setattr("netgym.planning.commands._cell_line", closed)
     assert main(["reproduce", "dt-fm"]) == 129
 
 

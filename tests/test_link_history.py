@@ -10,12 +10,12 @@ import torch
 from experiments import experiment
 from worlds import chain_form, star
 
-from exogym_core.cli.main import main
 from exogym_core.communicator.base import Communicator
 from exogym_core.communicator.simulated.simulation import LinkHistory
 from exogym_core.results.report.network import link_use
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.workers.run import run_ranks
+from netgym.cli.main import main
 from netsim import Clock, Network
 
 TWO = chain_form(latency="0 s")

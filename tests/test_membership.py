@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from exogym_core.sites.membership import START, Membership
-from exogym_core.sites.session import RunSession
+from netgym.sites.membership import START, Membership
+from netgym.sites.session import RunSession
 
 
 def two_sites(lines: list[str]) -> Membership:

@@ -18,7 +18,7 @@ import gc, json, re, sys
 import torch
 from exogym_core import Trainer
 from exogym_core.strategy import FedAvgStrategy
-from exogym_core.tasks import build_task
+from netgym.tasks import build_task
 
 class Probe(torch.nn.Module):
     def __init__(self):

@@ -16,12 +16,12 @@ import pytest
 import yaml
 
 import netgym as api
-from exogym_core.cli.main import cli as netgym
 from exogym_core.config import Settings
 from exogym_core.run.trainer import Trainer
 from exogym_core.strategy import DiLoCoStrategy
 from exogym_core.strategy.participation.absence import PatienceOptions
-from exogym_core.tasks import GPT_PRESETS, LLAMA_PRESETS
+from netgym.cli.main import cli as netgym
+from netgym.tasks import GPT_PRESETS, LLAMA_PRESETS
 from netsim.cli.main import cli as netsim
 
 ROOT = Path(__file__).parents[1]

@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from exogym_core import Trainer
-from exogym_core.cli.main import main
 from exogym_core.run import learner as minibatch
 from exogym_core.run.learner import fitting_size, memory_limit, saved_bytes
 from exogym_core.strategy import AllReduceStrategy
+from netgym.cli.main import main
 from netsim.errors import InputError
 
 INPUTS = torch.randn(64, 10, generator=torch.Generator().manual_seed(0))

@@ -26,21 +26,22 @@ import exogym_core.strategy
 import netgym as netgym_face
 import netsim
 import netsim.units
-from exogym_core import DiLoCoOptimizer, LocalTrainer, OptimSpec, Trainer, tasks
-from exogym_core.cli.experiment import Experiment
-from exogym_core.cli.main import main as netgym
+from exogym_core import DiLoCoOptimizer, LocalTrainer, OptimSpec, Trainer
 from exogym_core.communicator import run_ranks
 from exogym_core.cost.compute import Compute
 from exogym_core.cost.devices import find_device
 from exogym_core.data.batches import collate_of
-from exogym_core.planning.published import reproduce, utilisation
 from exogym_core.strategy import STRATEGIES, DiLoCoStrategy, FedAvgStrategy, Strategy
 from exogym_core.strategy.optimizers import ensure_optim_spec
 from exogym_core.strategy.options import accepted_arguments
-from exogym_core.studies.points import Sweep
 from exogym_core.successors import FIT_ARGUMENTS, STRATEGY_ARGUMENTS
-from exogym_core.tasks import MLP
 from exogym_core.workers.spec import WorkerSpec
+from netgym import tasks
+from netgym.cli.main import main as netgym
+from netgym.experiment.experiment import Experiment
+from netgym.planning.published import reproduce, utilisation
+from netgym.studies.points import Sweep
+from netgym.tasks import MLP
 from netsim import Topology
 from netsim.cli.main import main as netsim_main
 from netsim.errors import InputError, UnknownNameError, unknown_name, unknown_names

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import netgym
-from exogym_core.cli.main import main
+from netgym.cli.main import main
 from netsim.errors import InputError, UnknownNameError
 
 HOSTILE = "<script>alert(1)</script>"

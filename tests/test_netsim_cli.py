@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from exogym_core.cli.main import main as netgym
+from netgym.cli.main import main as netgym
 from netsim import DelayedProgress, shipped_topologies
 from netsim.cli import main as cli
 

@@ -8,8 +8,8 @@ from dataclasses import fields
 from forks import Fork
 
 from exogym_core import Trainer
-from exogym_core.cli.experiment import Experiment
 from exogym_core.config import OPTIONS, RunConfig, Settings, file_values
+from netgym.experiment.experiment import Experiment
 from netsim import parse_document
 
 FILE = """
@@ -64,8 +64,8 @@ exec(compile(text, spec.origin, "exec"), module.__dict__)
 
 import torch
 from exogym_core import Trainer
-from exogym_core.cli.experiment import Experiment
-from exogym_core.cli.inspect_commands import schema_of
+from netgym.experiment.experiment import Experiment
+from netgym.cli.inspect_commands import schema_of
 from exogym_core.config import checked_config
 from exogym_core.run.resumption import run_settings
 from exogym_core.run.program import Program

@@ -20,7 +20,7 @@ from forks import benchmark
 from packaging.requirements import Requirement
 
 import netsim
-from exogym_core.cli.main import main
+from netgym.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("exogym_core", "netgym", "netsim", "topologies")

@@ -212,7 +212,7 @@ def test_its_contents_are_not_printed(here: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
-@pytest.mark.parametrize("command", ["netsim.cli.main validate lan", "exogym_core.cli.main list"])
+@pytest.mark.parametrize("command", ["netsim.cli.main validate lan", "netgym.cli.main list"])
 def test_an_output_without_room_is_named_in_a_line(command: str) -> None:
     """netsim ended in a traceback, netgym advised another folder for temporary files."""
     module, *arguments = command.split()

@@ -10,14 +10,14 @@ import torch
 from experiments import json_of
 from test_planning import NETWORK, setting
 
-from exogym_core.cli.main import main
-from exogym_core.planning.measure import NETWORK_ERROR, Measured, RefusedPlanError, measure
-from exogym_core.planning.models import planned_model
-from exogym_core.planning.planned import request_of
-from exogym_core.planning.rhythm import period_of, rhythm
-from exogym_core.planning.setting import Crashes
 from exogym_core.strategy import Strategy, build_strategy
 from exogym_core.strategy.parts.selectors import RandomIndexSelector
+from netgym.cli.main import main
+from netgym.planning.measure import NETWORK_ERROR, Measured, RefusedPlanError, measure
+from netgym.planning.models import planned_model
+from netgym.planning.planned import request_of
+from netgym.planning.rhythm import period_of, rhythm
+from netgym.planning.setting import Crashes
 from netsim import Topology
 from netsim.errors import InputError
 

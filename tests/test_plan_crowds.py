@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from exogym_core.cost.compute import Compute
-from exogym_core.planning.advise import advise
-from exogym_core.planning.measure import Measured, Setting, measure
-from exogym_core.planning.models import planned_model
-from exogym_core.planning.setting import Known, with_links
 from exogym_core.strategy import build_strategy
+from netgym.planning.advise import advise
+from netgym.planning.measure import Measured, Setting, measure
+from netgym.planning.models import planned_model
+from netgym.planning.setting import Known, with_links
 from netsim import Protocol, Topology, most_at_once
 from netsim.collectives import estimate
 from netsim.errors import InputError
@@ -121,8 +121,8 @@ def test_advice_leaves_out_what_takes_minutes(monkeypatch: pytest.MonkeyPatch) -
         ("DiLoCo", {"H": 2}),
         ("StreamingDiLoCo", {"H": 10, "codec": "int8", "tau": 2, "num_fragments": 2}),
     )
-    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", chosen)
-    monkeypatch.setattr("exogym_core.planning.advise.SEARCHED", {})
+    monkeypatch.setattr("netgym.planning.advise.CANDIDATES", chosen)
+    monkeypatch.setattr("netgym.planning.advise.SEARCHED", {})
     monkeypatch.setattr(estimate, "_MOST_UNLIKE", 50)
     where = replace(homes(8, protocol="linux-tcp"), tokens=1e5)
     (left,) = [row for row in advise(where)["not_simulated"] if row["reason"].startswith("reads the clock")]

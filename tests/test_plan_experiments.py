@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from experiments import json_of
 
-from exogym_core.cli.main import main
-from exogym_core.planning import plan as plan_module
 from exogym_core.strategy.parts import gradients
+from netgym.cli.main import main
+from netgym.planning import plan as plan_module
 
 SITES = """
 topology:

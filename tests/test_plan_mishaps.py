@@ -10,12 +10,12 @@ import pytest
 from experiments import json_of
 from test_planning import NETWORK, setting, trained
 
-from exogym_core.cli.main import main
 from exogym_core.cost.compute import Compute
-from exogym_core.planning.advise import advise
-from exogym_core.planning.measure import RefusedPlanError, measure
-from exogym_core.planning.setting import Crashes
 from exogym_core.strategy import build_strategy
+from netgym.cli.main import main
+from netgym.planning.advise import advise
+from netgym.planning.measure import RefusedPlanError, measure
+from netgym.planning.setting import Crashes
 from netsim import Topology
 from netsim.errors import InputError
 
@@ -78,7 +78,7 @@ def test_crashes_that_never_let_a_run_end_are_reported(mean_seconds: float) -> N
 
 
 def test_advice_names_strategies_that_crashes_never_let_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", (("DiLoCo", {"H": 5}),))
+    monkeypatch.setattr("netgym.planning.advise.CANDIDATES", (("DiLoCo", {"H": 5}),))
     found = advise(setting(failures=Crashes(0.01, 600.0)))
     assert found["ranked"] == []
     assert {

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from experiments import json_of
 
-from exogym_core.cli.main import main
-from exogym_core.planning.sweep import break_even, placed, sooner_throughout, step_ratio_lines
+from netgym.cli.main import main
+from netgym.planning.sweep import break_even, placed, sooner_throughout, step_ratio_lines
 
 WORDS = (
     "plan --model llama-2m --sequence 64 --strategy DiLoCo --strategy AllReduce --topology wan-4-regions --workers 4 "

@@ -10,9 +10,9 @@ import torch
 from test_planning import Tiny, setting, trained
 
 from exogym_core.cost.compute import Compute
-from exogym_core.planning.measure import Plan, Setting, measure
-from exogym_core.planning.models import SequenceModel
 from exogym_core.strategy import build_strategy
+from netgym.planning.measure import Plan, Setting, measure
+from netgym.planning.models import SequenceModel
 from netsim.topology.topology import Topology
 
 RANKS, BATCH, LENGTH = 4, 2, 4

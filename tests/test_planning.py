@@ -16,17 +16,7 @@ from torch.utils.data import TensorDataset
 from worlds import regions_form
 
 from exogym_core import Trainer
-from exogym_core.cli.experiment import Experiment
-from exogym_core.cli.main import main
 from exogym_core.cost.compute import Compute
-from exogym_core.planning.measure import Measured, Setting, measure
-from exogym_core.planning.model_sizes import PLANNED_MODELS
-from exogym_core.planning.models import SequenceModel, planned_model
-from exogym_core.planning.plan import plan
-from exogym_core.planning.planned import Request
-from exogym_core.planning.recording import record_kinds
-from exogym_core.planning.rhythm import rhythm
-from exogym_core.planning.setting import Known
 from exogym_core.results.fit_result import FitResult
 from exogym_core.strategy import (
     Chain,
@@ -37,6 +27,16 @@ from exogym_core.strategy import (
 )
 from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
+from netgym.cli.main import main
+from netgym.experiment.experiment import Experiment
+from netgym.planning.measure import Measured, Setting, measure
+from netgym.planning.model_sizes import PLANNED_MODELS
+from netgym.planning.models import SequenceModel, planned_model
+from netgym.planning.plan import plan
+from netgym.planning.planned import Request
+from netgym.planning.recording import record_kinds
+from netgym.planning.rhythm import rhythm
+from netgym.planning.setting import Known
 from netsim.files.documents import Document
 from netsim.topology.topology import Topology
 from netsim.units import format_seconds
@@ -236,7 +236,7 @@ def test_a_rank_that_stands_for_others_changes_nothing(
     strategy = build_strategy(name, **options)
     assert rhythm(strategy, 4).goes_alone
     alone = measure(strategy, setting())
-    monkeypatch.setattr("exogym_core.planning.rhythm.goes_alone", lambda *_: False)
+    monkeypatch.setattr("netgym.planning.rhythm.goes_alone", lambda *_: False)
     assert measure(strategy, setting()) == alone
 
 
@@ -326,7 +326,7 @@ def test_layers_that_are_alike_take_as_long_as_each_other(
     where = replace(setting("50 ms"), topology=Topology.load("wan-4-regions"), model=model, protocol=protocol)
     strategy = build_strategy("AllReduce", bucket_bytes=100_000)
     whole = measure(strategy, where)
-    monkeypatch.setattr("exogym_core.planning.recording.MOST_CALLS", 0)
+    monkeypatch.setattr("netgym.planning.recording.MOST_CALLS", 0)
     found = measure(strategy, replace(where, known=Known()))
     for name in ("seconds_per_round", "days", "compute_utilisation", "bytes_per_worker", "wan_bytes"):
         assert getattr(found, name) == pytest.approx(getattr(whole, name), rel=1e-4), name

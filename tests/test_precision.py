@@ -11,7 +11,7 @@ from experiments import fitted, samples
 from exogym_core.communicator import run_ranks
 from exogym_core.communicator.exchange import reduce_tensors
 from exogym_core.strategy import STRATEGIES, build_strategy
-from exogym_core.tasks import MLP
+from netgym.tasks import MLP
 
 DATA = samples(64)
 

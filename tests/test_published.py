@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from experiments import json_of
 
-from exogym_core.cli.main import main
-from exogym_core.planning.published import METHODS, PUBLISHED, TARGETS, reproduce, utilisation
+from netgym.cli.main import main
+from netgym.planning.published import METHODS, PUBLISHED, TARGETS, reproduce, utilisation
 
 
 @cache

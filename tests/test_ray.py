@@ -16,13 +16,13 @@ import torch
 import yaml
 from experiments import experiment
 
-from exogym_core.cli.main import main
 from exogym_core.communicator.base import Communicator
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.workers.processes.children import can_fork
 from exogym_core.workers.ray.cluster import RayCluster
 from exogym_core.workers.run import run_ranks
 from exogym_core.workers.spec import WorkerSpec
+from netgym.cli.main import main
 from netsim.errors import InputError, RankError
 
 ray = pytest.importorskip("ray")
@@ -168,7 +168,7 @@ def test_what_a_task_has_measured_is_in_the_experiment_that_stays(
     """The node measures; the folder here keeps the seconds, so that it runs again to the same times, and how
     ranks are carried stays as it was asked for."""
     cluster = _AtOnce()
-    monkeypatch.setattr("exogym_core.studies.runners.RayCluster", lambda address: cluster)
+    monkeypatch.setattr("netgym.studies.runners.RayCluster", lambda address: cluster)
     text = EXPERIMENT.replace("compute: 50 ms", "compute: measured").replace("kind: threads", "kind: auto")
     text = (
         text.replace(', {name: "mine:Own", H: 2}', "").partition("sweep:")[0] + "sweep: {batch_size: [8]}\n"

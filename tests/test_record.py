@@ -15,12 +15,12 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from exogym_core.cli.main import main
 from exogym_core.names import file_name, unique_labels, visible
 from exogym_core.results.disk import RecordError, write_whole
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.loggers import FolderLogger
 from exogym_core.results.run_folder import RunFolder, csv_text
+from netgym.cli.main import main
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def test_limits_of_the_system_are_told_with_what_to_do(
     def limited() -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("exogym_core.cli.inspect_commands._facts", limited)
+    monkeypatch.setattr("netgym.cli.inspect_commands._facts", limited)
     assert main(["doctor"]) == 1
     line = capsys.readouterr().err
     assert line.startswith(f"error: {os.strerror(number)}: ")

@@ -17,14 +17,15 @@ import torch
 from torch import nn
 from worlds import star_form
 
-from exogym_core.communicator import Communicator, SiteCommunicator, run_ranks
+from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.meeting_place import allow_many_files
 from exogym_core.run.optimizer import DiLoCoOptimizer
-from exogym_core.sites.communicator import moved
-from exogym_core.sites.link import SiteLink
-from exogym_core.sites.membership import START
-from exogym_core.sites.rounds import PendingRounds
-from exogym_core.sites.service import RendezvousService
+from netgym import SiteCommunicator
+from netgym.sites.communicator import moved
+from netgym.sites.link import SiteLink
+from netgym.sites.membership import START
+from netgym.sites.rounds import PendingRounds
+from netgym.sites.service import RendezvousService
 from netsim.errors import InputError, RankError
 
 SECRET = b"known to these tests"
@@ -249,7 +250,7 @@ def test_a_downloading_site_is_waited_for_as_in_simulation(monkeypatch: pytest.M
         return moved(groups, sender, receiver, payload, *more)
 
     monkeypatch.setattr(PendingRounds, "join", joined)
-    monkeypatch.setattr("exogym_core.sites.communicator.moved", slowly)
+    monkeypatch.setattr("netgym.sites.communicator.moved", slowly)
 
     def hold(gates: Gates, name: object, step: int) -> None:
         if name in (0, 1) and step == 3 * H - 1:
@@ -317,7 +318,7 @@ def test_a_rendezvous_that_stood_still_takes_no_site_for_silent(monkeypatch: pyt
     asked = {"number": START, "seconds": 1.0, "averaging_seconds": 9.0, "weight": 1.0, "awaited": None}
     host = [0.0]
     clock = SimpleNamespace(monotonic=lambda: host[0])
-    monkeypatch.setattr("exogym_core.sites.service.time", clock)
+    monkeypatch.setattr("netgym.sites.service.time", clock)
     with meeting(num_sites=2) as at, ExitStack() as links:
         one, two = (SiteLink(at.address, SECRET, number) for number in range(2))
         links.callback(one.close)
@@ -480,7 +481,7 @@ def test_without_a_rendezvous_the_line_says_what_to_do() -> None:
 
 def test_addresses_of_groups_that_are_no_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many groups a long run makes, its rendezvous keeps a bounded number of notes, and the newest ones."""
-    monkeypatch.setattr("exogym_core.sites.session._MOST_KEYS", 10)
+    monkeypatch.setattr("netgym.sites.session._MOST_KEYS", 10)
     with meeting(num_sites=1) as at, site(at, 0) as comm:
         for number in range(30):
             comm.link.ask("note", does="set", key=f"group {number}", value="x")

@@ -19,7 +19,6 @@ from experiments import VERDICTS, check_verdict, entry
 from rich.console import Console
 from worlds import chain_form
 
-from exogym_core.cli.main import main
 from exogym_core.names import visible
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.report import (
@@ -45,6 +44,7 @@ from exogym_core.results.report.table import comparison_table, ratio
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.strategy import STRATEGIES
 from exogym_core.workers.processes.jobs import call_each
+from netgym.cli.main import main
 from netsim import Topology
 from netsim.errors import InputError
 

@@ -21,7 +21,7 @@ from exogym_core.results.progress import (
     progress_for,
 )
 from exogym_core.strategy import DiLoCoStrategy
-from exogym_core.studies.sweep import SweepProgress
+from netgym.studies.sweep import SweepProgress
 
 
 def fit(**options):

@@ -9,7 +9,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from exogym_core.results.recorder import Rounds
-from exogym_core.sites.elastic_runs import RowOrder
+from netgym.sites.elastic_runs import RowOrder
 from netsim.ranks import StampedRow
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from exogym_core.cli.main import main
-from exogym_core.cli.sampling import Sampler, draw_tokens
-from exogym_core.tasks import build_model
+from netgym.cli.main import main
+from netgym.cli.sampling import Sampler, draw_tokens
+from netgym.tasks import build_model
 from netsim.errors import InputError
 
 EXPERIMENT = """\

@@ -11,8 +11,8 @@ import click
 import pytest
 from experiments import json_of
 
-from exogym_core.cli.inspect_commands import documented, formats, schema_of, sections
-from exogym_core.cli.main import cli, main
+from netgym.cli.inspect_commands import documented, formats, schema_of, sections
+from netgym.cli.main import cli, main
 from netsim import Topology, shipped_topologies
 from netsim.files.documents import load_document, parse_document
 

@@ -13,14 +13,14 @@ from experiments import VERDICTS, check_verdict, entry, experiment, json_of, res
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exogym_core.cli.experiment import Experiment
-from exogym_core.cli.main import main
 from exogym_core.names import seeded_name
 from exogym_core.results import report
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.report import Results, verdict, write_report
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import Tally, mean_and_deviation, merged
+from netgym.cli.main import main
+from netgym.experiment.experiment import Experiment
 
 EXPERIMENT = experiment(
     topology="two-datacenters",

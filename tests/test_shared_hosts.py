@@ -12,8 +12,8 @@ from torch.utils.data import TensorDataset
 from worlds import chain_form
 
 from exogym_core import Trainer
-from exogym_core.cli.main import main
 from exogym_core.strategy import AllReduceStrategy
+from netgym.cli.main import main
 from netsim import Topology
 
 EXPERIMENT = experiment(

@@ -26,12 +26,13 @@ from test_rendezvous import (
 )
 from worlds import star_form
 
-from exogym_core.communicator import Communicator, SiteCommunicator, run_ranks
+from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
-from exogym_core.sites.communicator import SiteRankCommunicator, site_link
-from exogym_core.sites.link import SiteLink
-from exogym_core.sites.service import RendezvousService
+from netgym import SiteCommunicator
+from netgym.sites.communicator import SiteRankCommunicator, site_link
+from netgym.sites.link import SiteLink
+from netgym.sites.service import RendezvousService
 from netsim.errors import InputError
 
 SIZE = 2

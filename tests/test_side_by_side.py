@@ -18,8 +18,8 @@ import pytest
 import torch
 from experiments import experiment
 
-from exogym_core.cli.main import main
 from exogym_core.workers.processes.jobs import Job, JobEnd, call_each, run_jobs
+from netgym.cli.main import main
 from netsim.errors import InputError
 
 EXPERIMENT = experiment(

@@ -12,13 +12,13 @@ from pathlib import Path
 from click.testing import CliRunner
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from exogym_core.cli.main import cli
 from exogym_core.communicator.gloo.rendezvous import SignedStore
 from exogym_core.results.progress import PlainProgress
 from exogym_core.results.run_folder import RunFolder
-from exogym_core.sites.link import SiteLink
-from exogym_core.sites.service import RendezvousService
 from exogym_core.workers.torchrun.side_channel import RUN_TEXT, Pulse
+from netgym.cli.main import cli
+from netgym.sites.link import SiteLink
+from netgym.sites.service import RendezvousService
 
 SECRET = "known to these tests, and to nobody else"
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from exogym_core.cost.compute import Compute
-from exogym_core.planning.advise import advise
-from exogym_core.planning.measure import NETWORK_ERROR, Setting
-from exogym_core.planning.models import SequenceModel, planned_model
-from exogym_core.planning.page import print_table
-from exogym_core.planning.plan import plan
-from exogym_core.planning.step_ratio import (
+from exogym_core.strategy import build_strategy
+from netgym.planning.advise import advise
+from netgym.planning.measure import NETWORK_ERROR, Setting
+from netgym.planning.models import SequenceModel, planned_model
+from netgym.planning.page import print_table
+from netgym.planning.plan import plan
+from netgym.planning.step_ratio import (
     BENCHMARK_STEPS,
     LOSS_LAW,
     PRINTED_LOSSES,
@@ -24,7 +25,6 @@ from exogym_core.planning.step_ratio import (
     relative_loss,
     steps_range,
 )
-from exogym_core.strategy import build_strategy
 from netsim import Topology
 
 CELLS = [
@@ -93,8 +93,8 @@ def _setting() -> Setting:
 def test_advice_applies_it_where_there_are_no_own_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Days and their range are multiplied, and a line says so; a run of the user's takes its place."""
     chosen = (("AllReduce", {}), ("DiLoCo", {"H": 30}), ("DiLoCo", {"H": 500}))
-    monkeypatch.setattr("exogym_core.planning.advise.SEARCHED", {})
-    monkeypatch.setattr("exogym_core.planning.advise.CANDIDATES", chosen)
+    monkeypatch.setattr("netgym.planning.advise.SEARCHED", {})
+    monkeypatch.setattr("netgym.planning.advise.CANDIDATES", chosen)
     advice = advise(_setting())
     ratio = law_ratio("DiLoCo", {"H": 30}, 35e6, 4, 700e6)
     every = [*advice["ranked"], *advice["dominated"]]

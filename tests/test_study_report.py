@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from worlds import chain_form
 
 from exogym_core import load_runs
-from exogym_core.cli.main import main
 from exogym_core.results.disk import FolderLock
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.progress import PlainProgress
 from exogym_core.results.report import Results, RunReport, verdict, write_report
 from exogym_core.results.report.curves import curve
-from exogym_core.results.report.study import StudyReport
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.results.seeds import paired_interval, t_interval
+from netgym.cli.main import main
+from netgym.studies.report import StudyReport
 from netsim.errors import InputError
 
 NETWORK = chain_form("xy", "1 Gbit/s", "0 s")

@@ -16,10 +16,10 @@ from forks import Fork
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exogym_core.cli.experiment import Experiment
-from exogym_core.cli.main import main
-from exogym_core.studies.points import Range, Sweep, batches_of
-from exogym_core.studies.sweep import objective, probe
+from netgym.cli.main import main
+from netgym.experiment.experiment import Experiment
+from netgym.studies.points import Range, Sweep, batches_of
+from netgym.studies.sweep import objective, probe
 from netsim import parse_document
 from netsim.errors import InputError
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from exogym_core import tasks
-from exogym_core.cli.sampling import draw_tokens
-from exogym_core.tasks import MLP, MODELS, TASKS, Task, build_model, build_task
+from netgym import tasks
+from netgym.cli.sampling import draw_tokens
+from netgym.tasks import MLP, MODELS, TASKS, Task, build_model, build_task
 from netsim.errors import InputError
 
 
@@ -61,7 +61,7 @@ def test_decoders_do_not_see_the_future(name):
 
 
 def test_llama_rotation_depends_on_relative_position_only():
-    from exogym_core.tasks.decoders import rotated
+    from netgym.tasks.decoders import rotated
 
     model = build_model("llama", preset="2m")
     generator = torch.Generator().manual_seed(0)
@@ -159,7 +159,7 @@ def test_mnist_download_is_checked(mnist_folder, monkeypatch, tmp_path):
     import io
     import urllib.request
 
-    from exogym_core.tasks import mnist as module
+    from netgym.tasks import mnist as module
 
     content = gzip.compress((mnist_folder / "train-images-idx3-ubyte").read_bytes())
     (mnist_folder / "train-images-idx3-ubyte").unlink()
@@ -167,7 +167,7 @@ def test_mnist_download_is_checked(mnist_folder, monkeypatch, tmp_path):
     with pytest.raises(InputError, match="not the published file"):
         build_task("mnist", path=str(mnist_folder), download=True)
     digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    files = __import__("sys").modules["exogym_core.tasks.images"]._FILES
+    files = __import__("sys").modules["netgym.tasks.images"]._FILES
     monkeypatch.setitem(files, "train-images-idx3-ubyte", digest)
     assert callable(module)
     assert len(build_task("mnist", path=str(mnist_folder), download=True).train) == 12
@@ -218,7 +218,7 @@ def test_memory_maps_are_read_lazily_and_pickled_as_descriptions(tmp_path, suffi
 
 def test_ones_own_task_and_model_by_reference(monkeypatch, tmp_path):
     (tmp_path / "my_task.py").write_text(
-        "import torch\nfrom exogym_core.tasks import MLP, Task\n"
+        "import torch\nfrom netgym.tasks import MLP, Task\n"
         "data = torch.utils.data.TensorDataset(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))\n"
         "def make(width=2):\n    return Task(data, data, lambda: MLP(3, [width], 2))\n"
     )
@@ -226,7 +226,7 @@ def test_ones_own_task_and_model_by_reference(monkeypatch, tmp_path):
     task = build_task("my_task:make", width=5)
     assert isinstance(task, Task)
     assert num_parameters(build_model(task=task)) == 3 * 5 + 5 + 5 * 2 + 2
-    assert isinstance(build_model("exogym_core.tasks:MLP", inputs=3), MLP)
+    assert isinstance(build_model("netgym.tasks:MLP", inputs=3), MLP)
 
 
 def test_every_registered_task_is_documented():

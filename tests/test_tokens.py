@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exogym_core.cli.main import main as netgym
-from exogym_core.tasks import build_task
-from exogym_core.tasks.tokens import write_tokens
+from netgym.cli.main import main as netgym
+from netgym.tasks import build_task
+from netgym.tasks.tokens import write_tokens
 from netsim.errors import InputError
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -11,8 +11,8 @@ import pytest
 import torch
 from kernel_ports import Ports
 
-from exogym_core.torch_backend.call_sites import CallSites, SiteTotals
-from exogym_core.torch_backend.session import ComputeClock, RankSession
+from netgym.launch.call_sites import CallSites, SiteTotals
+from netgym.launch.session import ComputeClock, RankSession
 from netsim import Clock
 from netsim.ranks import Advance, Call, Exit, Kernel, Key, Mark, Post, Request, StampedRow, Wait
 

@@ -14,8 +14,8 @@ import torch
 from click.testing import CliRunner
 from worlds import chain, regions_form
 
-from exogym_core.cli.main import main
 from exogym_core.communicator import Communicator, run_ranks
+from netgym.cli.main import main
 from netsim import Clock, Faults, Network, Recorder, Topology, time_flows
 from netsim.cli.timing import collective_command, flows_command
 from netsim.errors import DeadlockError, InputError, RankError

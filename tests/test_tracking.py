@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 import netgym
-from exogym_core.cli.experiment import Experiment
-from exogym_core.results.loggers import flat_config, open_loggers
 from exogym_core.results.run_folder import RunFolder
 from exogym_core.strategy import AllReduceStrategy
-from exogym_core.tasks import build_model, build_task
+from netgym.experiment.experiment import Experiment
+from netgym.experiment.trackers import flat_config, open_loggers
+from netgym.tasks import build_model, build_task
 from netsim import parse_document
 
 

@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 
 from exogym_core import FitResult, LocalTrainer, Trainer
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, OptimSpec, Strategy
-from exogym_core.tasks import MLP, build_model, build_task
+from netgym.tasks import MLP, build_model, build_task
 from netsim.errors import InputError, RankError
 
 

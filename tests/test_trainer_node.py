@@ -16,7 +16,7 @@ from exogym_core.results.recorder import RowRecorder, mean_utilisation
 from exogym_core.run.learner import TorchLearner
 from exogym_core.run.loop import Loop
 from exogym_core.strategy import AllReduceStrategy
-from exogym_core.tasks import MLP
+from netgym.tasks import MLP
 from netsim.ranks import StampedRow
 
 

@@ -8,7 +8,7 @@ from worlds import star_form
 
 from exogym_core.cost.compute import Compute
 from exogym_core.strategy import AllReduceStrategy, DiLoCoStrategy, FedAvgStrategy, OptimSpec
-from exogym_core.tasks import build_model
+from netgym.tasks import build_model
 from netsim.errors import InputError, UnknownNameError
 
 

@@ -10,11 +10,10 @@ import pytest
 import yaml
 from experiments import experiment, json_of
 
-import exogym_core
 import netgym
-from exogym_core.cli.main import main
 from exogym_core.results.report import RunReport
-from exogym_core.studies import sweep
+from netgym.cli.main import main
+from netgym.studies import sweep
 from netsim.errors import InputError
 
 EXPERIMENT = experiment(topology="lan", compute="50 ms", steps=6, evaluate="{every: 3, samples: 32}")
@@ -38,8 +37,8 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return tuned(folder / "small.yaml", out=folder / "out")
 
 
-def tuned(path: Path, **given: Any) -> exogym_core.studies.tuning.TuneResult:  # type: ignore[name-defined]
-    return exogym_core.tune(path, **{"over": PLANTED, "seeds": [7], "out": "out"} | given)
+def tuned(path: Path, **given: Any) -> netgym.studies.tuning.TuneResult:  # type: ignore[name-defined]
+    return netgym.tune(path, **{"over": PLANTED, "seeds": [7], "out": "out"} | given)
 
 
 def test_a_planted_optimum_is_found_and_the_comparison_has_other_seeds(
@@ -204,4 +203,4 @@ def test_the_key_is_checked_with_its_place(experiment: Path, capsys: pytest.Capt
             "tune: over.H", "tune.over.H"
         )
     with pytest.raises(InputError, match="No such file"):
-        exogym_core.tune("nowhere.yaml")
+        netgym.tune("nowhere.yaml")

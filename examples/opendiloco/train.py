@@ -15,8 +15,8 @@ import os
 import sys
 
 from exogym_core import Trainer
-from exogym_core.cli.experiment import Experiment
-from exogym_core.cli.main import main as netgym
+from netgym.cli.main import main as netgym
+from netgym.experiment.experiment import Experiment
 
 IS_SITE = bool(os.environ.get("NETGYM_RENDEZVOUS"))
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from exogym_core.annexes import declared, load
 from exogym_core.communicator.base import Communicator, Handle, Traffic
 
 if TYPE_CHECKING:
     from exogym_core.communicator.gloo.communicator import GlooCommunicator
-    from exogym_core.sites.communicator import SiteCommunicator
     from exogym_core.workers.run import RunResult, run_ranks
 
 __all__ = [
@@ -17,7 +15,6 @@ __all__ = [
     "GlooCommunicator",
     "Handle",
     "RunResult",
-    "SiteCommunicator",
     "Traffic",
     "run_ranks",
 ]
@@ -34,6 +31,8 @@ def __getattr__(name: str) -> Any:
         from exogym_core.workers import run
 
         return getattr(run, name)
-    if (reference := declared("names").get(f"{__name__}.{name}")) is not None:
-        return load(reference)
+    if name == "SiteCommunicator":
+        from exogym_core.moved import moved
+
+        return moved(f"{__name__}.{name}", "netgym.sites.communicator")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

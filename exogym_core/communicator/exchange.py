@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+import netsim
 from netsim.errors import BrokenCallError, DeadlockError, MismatchError, NetsimError
 from netsim.ranks import FROM_ROOT, group_of, needs_nobody
 
@@ -175,7 +176,7 @@ _BETWEEN = tuple(
     folder + os.sep
     for folder in (
         os.path.dirname(__file__),
-        os.path.join(os.path.dirname(os.path.dirname(__file__)), "torch_backend"),
+        os.path.join(os.path.dirname(os.path.dirname(netsim.__file__)), "netgym", "launch"),
         os.path.dirname(torch.__file__),
     )
 )

@@ -6,12 +6,11 @@ import csv
 import importlib
 import io
 import json
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from exogym_core.names import file_name, visible
+from exogym_core.names import visible
 from exogym_core.results.disk import append_text, make_folder, write_whole
 from exogym_core.results.run_folder import csv_text
 from exogym_core.results.schema import TRAIN, VALIDATION, header
@@ -19,9 +18,6 @@ from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    from exogym_core.cli.experiment import Experiment
-    from exogym_core.results.run_folder import RunFolder
 
 
 __all__ = [
@@ -34,8 +30,6 @@ __all__ = [
     "WandbLogger",
     "end_state",
     "flat",
-    "flat_config",
-    "open_loggers",
 ]
 
 _MOST_WAITING = 1000
@@ -261,8 +255,9 @@ class MLflowLogger:
     relative time axis is virtual time. `by_virtual_ms/...` has virtual milliseconds as steps.
 
     Args:
-        experiment: its settings are the run's parameters.
+        experiment: name of the experiment.
         label: the strategy's, with the seed where there are several.
+        config: the run's parameters, by key path.
         group: the run folder's name, by which runs are grouped (tag `run_folder`).
         id_file: as for `WandbLogger`.
 
@@ -270,7 +265,9 @@ class MLflowLogger:
         InputError: MLflow is not installed, or its server cannot be reached.
     """
 
-    def __init__(self, experiment: Experiment, label: str, group: str, id_file: Path) -> None:
+    def __init__(
+        self, experiment: str, label: str, config: Mapping[str, Any], group: str, id_file: Path
+    ) -> None:
         with _tracking_extra("loggers", "mlflow"):
             from mlflow.entities import Metric, Param, RunTag
             from mlflow.exceptions import MlflowException
@@ -284,13 +281,14 @@ class MLflowLogger:
                 metrics = self._client.get_run(self._run_id).data.metrics
                 self._last_step = int(metrics.get("last_step", -1))
             else:
-                name = str(experiment.settings.name)
-                found = self._client.get_experiment_by_name(name)
-                number = found.experiment_id if found is not None else self._client.create_experiment(name)
+                found = self._client.get_experiment_by_name(experiment)
+                number = (
+                    found.experiment_id if found is not None else self._client.create_experiment(experiment)
+                )
                 self._run_id = self._client.create_run(number, run_name=label).info.run_id
                 write_whole(id_file, f"{self._run_id}\n")
                 tags = {"run_folder": group, "strategy": label}
-                settings = {key: str(value)[:500] for key, value in flat_config(experiment, label).items()}
+                settings = {key: str(value)[:500] for key, value in config.items()}
                 self._client.log_batch(
                     self._run_id,
                     params=[Param(*pair) for pair in settings.items()],
@@ -328,22 +326,6 @@ class MLflowLogger:
         self._client.set_terminated(self._run_id, state)
 
 
-def flat_config(experiment: Experiment, label: str) -> dict[str, Any]:
-    """The settings of one strategy's run, one value a key path: `strategy.lr`, `compute.fixed`; the topology's name.
-
-    Args:
-        experiment: resolved, with the run's seed.
-        label: the strategy's, with the seed where there are several.
-    """
-    plain = experiment.to_mapping()
-    strategies = plain.pop("strategies")
-    own = [each for each in strategies if label in (each["label"], f"{each['label']}.seed-{plain['seed']}")]
-    plain["strategy"] = (own or strategies)[0]
-    if experiment.topology is not None:
-        plain["topology"] = experiment.topology.name
-    return dict(flat(plain))
-
-
 def flat(plain: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
     """Values of nested mappings by their key paths, such as `strategy.lr`; without those that are None."""
     for key, value in plain.items():
@@ -356,32 +338,3 @@ def flat(plain: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]
 def end_state(error: type[BaseException] | None) -> str:
     """Status of a run that `error` ended, in MLflow's words; signals and Ctrl-C are no `Exception`."""
     return "FINISHED" if error is None else "FAILED" if issubclass(error, Exception) else "KILLED"
-
-
-def _close(logger: Logger, error: type[BaseException] | None, *_: object) -> None:
-    logger.close(end_state(error))
-
-
-@contextmanager
-def open_loggers(experiment: Experiment, folder: RunFolder, label: str) -> Iterator[list[Logger]]:
-    """The loggers that the experiment names, for one of its strategies; closed at the end.
-
-    `csv` needs none: the run folder's metrics are always written.
-    """
-    loggers: list[Logger] = []
-    with ExitStack() as stack:
-        for name in dict.fromkeys(experiment.settings.loggers):
-            if name in ("wandb", "mlflow"):
-                id_file = folder.make_folder("checkpoints") / f"{file_name(label)}.{name}"
-            if name == "tensorboard":
-                loggers.append(TensorBoardLogger(folder.path / name / file_name(label)))
-            elif name == "wandb":
-                axis = "virtual_seconds" if experiment.topology is not None else "step"
-                project, config = str(experiment.settings.name), flat_config(experiment, label)
-                loggers.append(WandbLogger(project, label, config, axis, id_file, group=folder.path.name))
-            elif name == "mlflow":
-                loggers.append(MLflowLogger(experiment, label, folder.path.name, id_file))
-            else:
-                continue
-            stack.push(partial(_close, loggers[-1]))
-        yield loggers

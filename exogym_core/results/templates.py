@@ -21,26 +21,27 @@ __all__ = ["asset", "base64_text", "latex_text", "rendered"]
 
 
 def asset(name: str) -> str:
-    """Text of a file of this package, such as `cli/status.txt`."""
+    """Text of a file of this package, such as `results/report/page.css`."""
     return resources.files("exogym_core").joinpath(name).read_text(encoding="utf-8")
 
 
-def rendered(template: str, **values: Any) -> str:
+def rendered(template: str, package: str = "exogym_core", **values: Any) -> str:
     """The text of a template with these values; in HTML they are escaped.
 
     Args:
-        template: a file of this package, such as `cli/status.txt`.
+        template: a file of the package, such as `results/report/page.html`.
+        package: name of a package.
         values: by name.
     """
-    return _environment().get_template(template).render(values)
+    return _environment(package).get_template(template).render(values)
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def _environment(package: str) -> jinja2.Environment:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("exogym_core", "."),
+        loader=jinja2.PackageLoader(package, "."),
         autoescape=jinja2.select_autoescape(["html"]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -6,6 +6,7 @@ Rank 0 monitors a run under torchrun, and no rank gathers all models.
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import re
 import warnings
@@ -16,9 +17,9 @@ from inspect import Parameter, Signature, signature
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 
-from exogym_core.annexes import required
 from exogym_core.communicator import run_ranks
 from exogym_core.config import OPTIONS, RunConfig, checked_config, open_device
+from exogym_core.meeting_place import registered_sites
 from exogym_core.results.fit_result import FitResult
 from exogym_core.results.progress import shown
 from exogym_core.results.recorder import mean_utilisation, where_time_went
@@ -328,7 +329,8 @@ class Trainer:
         try:
             with shown(request.run_name or result.strategy, result, folder, is_quiet=is_quiet) as show:
                 if request.is_apart:
-                    fit = required("elastic", "fit", "NETGYM_RENDEZVOUS is set")
+                    module, _, name = registered_sites().partition(":")
+                    fit = getattr(importlib.import_module(module), name)
                 else:
                     fit = fit_torchrun if request.is_joining else fit_local
                 _conclude(fit(program, result, [show]), result)

@@ -54,6 +54,7 @@ _LIBRARIES = tuple(
     for folder in (
         os.path.dirname(os.path.dirname(__file__)),
         os.path.dirname(netsim.__file__),
+        os.path.join(os.path.dirname(os.path.dirname(netsim.__file__)), "netgym"),
         os.path.dirname(os.path.dirname(torch.__file__)),
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -32,13 +31,24 @@ _COMMANDS = {
     "flows": {"command": "netsim.cli.timing:flows_command", "help": "Time transfers from a CSV file."},
     "collective": {"command": "netsim.cli.timing:collective_command", "help": "Time one collective."},
     "plot": {"command": "netsim.cli.plot:command", "help": "Draw a topology and how its links are used."},
+    "import": {
+        "command": "netsim.formats.commands:import_command",
+        "help": "Make a topology of measurements, or of another tool's file.",
+    },
+    "export": {
+        "command": "netsim.formats.commands:export_command",
+        "help": "Write a topology for SimGrid, ASTRA-sim or tc.",
+    },
+    "probe": {
+        "command": "netsim.probe.command:command",
+        "help": "Measure a real network from its hosts, and write it as a topology.",
+    },
 }
 
 
 @click.group(
     cls=CommandGroup,
     declared=_COMMANDS,
-    package=Path(__file__).parents[1],
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(package_name="netgym", prog_name="netsim", message="%(prog)s %(version)s")

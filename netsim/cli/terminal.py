@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import sys
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from netsim.annexes import annex_entries, load_reference
 from netsim.cli.signals import NOTHING_FINISHED, Interruption
 from netsim.docstrings import documented_lines
 from netsim.errors import InputError, NetsimError, unknown_name
@@ -49,16 +49,12 @@ class CommandGroup(click.Group):
 
     Args:
         declared: reference and line of help by command, in the order of `--help`.
-        package: folder whose annexes declare more.
         settings: click's.
     """
 
-    def __init__(self, *, declared: Mapping[str, Mapping[str, str]], package: Path, **settings: Any) -> None:
+    def __init__(self, *, declared: Mapping[str, Mapping[str, str]], **settings: Any) -> None:
         super().__init__(**settings)
-        self._declared, self._package = declared, package
-
-    def _entries(self) -> dict[str, Mapping[str, str]]:
-        return {**self._declared, **annex_entries(self._package, "commands")}
+        self._declared = declared
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands.
@@ -66,7 +62,7 @@ class CommandGroup(click.Group):
         Args:
             ctx: click's context of this group.
         """
-        return [*self.commands, *self._entries()]
+        return [*self.commands, *self._declared]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command; None where there is no such one.
@@ -77,8 +73,10 @@ class CommandGroup(click.Group):
         """
         if cmd_name in self.commands:
             return self.commands[cmd_name]
-        entry = self._declared.get(cmd_name) or self._entries().get(cmd_name)
-        command: click.Command | None = load_reference(entry["command"]) if entry is not None else None
+        if cmd_name not in self._declared:
+            return None
+        module, _, name = self._declared[cmd_name]["command"].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -89,7 +87,7 @@ class CommandGroup(click.Group):
             formatter: of the help.
         """
         lines = {name: command.get_short_help_str(200) for name, command in self.commands.items()}
-        lines |= {name: entry["help"] for name, entry in self._entries().items()}
+        lines |= {name: entry["help"] for name, entry in self._declared.items()}
         with formatter.section("Commands"):
             formatter.write_dl([(name, lines[name]) for name in self.list_commands(ctx)])
 

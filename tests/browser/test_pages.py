@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from exogym_core.cli.main import main
 from exogym_core.results import report
+from netgym.cli.main import main
 from netsim.units import format_seconds
 
 sys.path.insert(0, str(Path(__file__).parent))

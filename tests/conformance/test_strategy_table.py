@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from strategy_table import SEED, TABLE, Row
 
-from exogym_core.run.check import Workload, find_faults
+from netgym.strategy_check import Workload, find_faults
 
 problems = reference.problems(5, 7, 5, 8)
 rows = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)

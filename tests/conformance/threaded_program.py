@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.common_distributed import MultiThreadedTestCase
 
-from exogym_core.torch_backend.registration import replace_backends
+from netgym.launch.registration import replace_backends
 
 replace_backends(["threaded"])
 

@@ -40,7 +40,7 @@ def load(backend: str) -> Any:
     from torch.testing._internal.distributed import distributed_test
 
     if backend == "netsim":
-        from exogym_core.torch_backend.registration import replace_backends
+        from netgym.launch.registration import replace_backends
 
         replace_backends()
 

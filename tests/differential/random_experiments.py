@@ -29,10 +29,10 @@ from experiments import results_of
 from forks import Fork, left_of
 from rank_programs import reduced
 
-from exogym_core.cli import comparison
-from exogym_core.cli.main import main
 from exogym_core.config import yaml_text
 from exogym_core.results.report import page
+from netgym.cli.main import main
+from netgym.experiment import comparison
 
 Mapped = dict[str, Any]
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from exogym_core.communicator import Communicator
 from exogym_core.strategy import Strategy
-from exogym_core.tasks import build_model
+from netgym.tasks import build_model
 
 
 def make_model() -> nn.Module:

@@ -14,9 +14,9 @@ import pytest
 import yaml
 from forks import Fork
 
-from exogym_core.cli.experiment import Experiment
-from exogym_core.cli.main import cli as netgym_cli
-from exogym_core.cli.main import main as netgym
+from netgym.cli.main import cli as netgym_cli
+from netgym.cli.main import main as netgym
+from netgym.experiment.experiment import Experiment
 from netsim import Topology, parse_document
 from netsim.cli.main import cli as netsim_cli
 from netsim.cli.main import main as netsim

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from forks import Fork, ranks, run_script
 
-from exogym_core.cli.experiment import Experiment
-from exogym_core.cli.main import main as netgym
 from exogym_core.strategy import STRATEGIES
-from exogym_core.tasks import LLAMA_PRESETS
+from netgym.cli.main import main as netgym
+from netgym.experiment.experiment import Experiment
+from netgym.tasks import LLAMA_PRESETS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RUNS = sorted((EXAMPLES / "opendiloco").glob("*.yaml"))

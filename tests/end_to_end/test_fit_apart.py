@@ -27,7 +27,7 @@ CANARY = "canary-0cc175b9c0f1b6a831c399e269772661"
 # Forks: each site is a process as one that a shell has started, but sooner. All end with the test.
 DRIVER = """
 import ctypes, glob, os, re, signal, socket, sys, time
-from exogym_core.cli.main import main
+from netgym.cli.main import main
 
 names = {}
 
@@ -166,7 +166,7 @@ sites = [site(number) for number in range(3)]
 print(ended(sites))
 os.kill(at, signal.SIGINT)
 ended([at])
-from exogym_core.cli.main import main
+from netgym.cli.main import main
 main(["compare", "real.yaml", "--out", "simulated"])
 """
 
@@ -199,7 +199,7 @@ sites = [shared_site(number) for number in range(2)]
 print(ended([pid for site in sites for pid in site]))
 os.kill(at, signal.SIGINT)
 ended([at])
-from exogym_core.cli.main import main
+from netgym.cli.main import main
 text = open("real.yaml").read()
 open("virtual.yaml", "w").write(re.sub(", averaging_timeout.*}", "}", text))
 main(["compare", "virtual.yaml", "--out", "simulated"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exogym_core.cli.main import main as netgym
+from netgym.cli.main import main as netgym
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "home_worker.yaml"
 

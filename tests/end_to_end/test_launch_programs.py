@@ -22,9 +22,9 @@ import torch
 from forks import Fork, ranks, run_script, torchrun
 
 import exogym_core
-from exogym_core.cli.inspect_commands import schema_of
-from exogym_core.cli.main import main
-from exogym_core.torch_backend.joining import connect
+from netgym.cli.inspect_commands import schema_of
+from netgym.cli.main import main
+from netgym.launch.joining import connect
 from netsim.errors import InputError
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -131,13 +131,13 @@ def test_overlap_is_charged_and_flops_count(tmp_path: Path) -> None:
     script = tmp_path / "overlap.py"
     script.write_text(
         "import sys, torch, torch.distributed as dist, exogym_core\n"
-        "exogym_core.advance(7.0)  # start-up, which the clock does not count\n"
+        "netgym.advance(7.0)  # start-up, which the clock does not count\n"
         "dist.init_process_group('netsim')\n"
         "tensor = torch.zeros(10_000, dtype=torch.uint8)\n"
         "work = dist.broadcast(tensor, 0, async_op=True)\n"
-        "exogym_core.advance(float(sys.argv[1]))\n"
+        "netgym.advance(float(sys.argv[1]))\n"
         "work.wait()\n"
-        "print(exogym_core.now() if dist.get_rank() else sys.stdin.read())\n"
+        "print(netgym.now() if dist.get_rank() else sys.stdin.read())\n"
     )
     ends = []
     for seconds in ("0", "1.5"):
@@ -163,7 +163,7 @@ def test_what_computing_costs(launch_here: Launch, compute: str, tmp_path: Path)
         "dist.init_process_group('netsim')\n"
         "square = torch.ones(256, 256)\n"
         "for _ in range(10 * dist.get_rank()): square @ square\n"
-        "exogym_core.advance(0.25)\n"
+        "netgym.advance(0.25)\n"
         "dist.barrier()\n"
     )
     code, out, err = launch_here("-n", "2", "--topology", "lan", "--compute", compute, "--json", str(script))
@@ -186,7 +186,7 @@ def test_a_module_runs_as_torchrun_would_run_it(tmp_path: Path) -> None:
         "import os, sys, torch, torch.distributed as dist, exogym_core\n"
         "dist.init_process_group('nccl')\n"
         "dist.all_reduce(tensor := torch.ones(1000))\n"
-        "exogym_core.advance(0.5 * dist.get_rank())\n"
+        "netgym.advance(0.5 * dist.get_rank())\n"
         "if dist.get_rank():\n"
         "    print(sys.argv[1:], __name__, *(os.environ[name] for name in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')))\n"
         "    print(dist.get_backend(), tensor[0].item())\n"
@@ -224,7 +224,7 @@ def test_ranks_that_torchrun_has_started_find_the_simulation(tmp_path: Path) -> 
     environment = {"NETGYM_TOPOLOGY": "two-datacenters", "NETGYM_COMPUTE": "marks", "NETGYM_OUT": str(out)}
     script = tmp_path / "program.py"
     script.write_text(
-        "import torch, torch.distributed as dist, exogym_core.torch_backend\n"
+        "import torch, torch.distributed as dist, netgym.launch\n"
         "dist.init_process_group('netsim')\n"
         "dist.all_reduce(ranks := torch.tensor([1 + dist.get_rank()]))\n"
         "print(f'the sum is {ranks.item()}')\n"
@@ -245,7 +245,7 @@ def test_calls_without_a_wait_do_not_keep_a_rank_from_ending(tmp_path: Path) -> 
     """Processes that multiprocessing has forked; they leave an all-reduce behind that they have only looked at."""
     script = tmp_path / "program.py"
     script.write_text(
-        "import sys, torch, torch.distributed as dist, multiprocessing, exogym_core.torch_backend\n"
+        "import sys, torch, torch.distributed as dist, multiprocessing, netgym.launch\n"
         "def rank(index):\n"
         "    dist.init_process_group('netsim', init_method='file://' + sys.argv[1], rank=index, world_size=2)\n"
         "    work = dist.all_reduce(torch.ones(2), async_op=True)\n"
@@ -572,7 +572,7 @@ def test_the_first_cause_is_reported_once_and_the_answer_until_then_kept(
         "import datetime, exogym_core, torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "dist.all_reduce(torch.ones(3))\n"
-        "if dist.get_rank() == 2: exogym_core.advance(60.0)\n"
+        "if dist.get_rank() == 2: netgym.advance(60.0)\n"
         "dist.monitored_barrier(timeout=datetime.timedelta(seconds=5))\n"
     )
     out = tmp_path / "run"

@@ -15,7 +15,7 @@ from experiments import experiment, results_of
 from forks import Fork
 from safetensors.torch import load_file
 
-from exogym_core.cli.main import main
+from netgym.cli.main import main
 
 SMALL = experiment(
     model="{name: mlp, hidden: [8]}",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from exogym_core.cli.experiment import Experiment
-from exogym_core.cli.main import main as netgym
+from netgym.cli.main import main as netgym
+from netgym.experiment.experiment import Experiment
 from netsim import Topology, parse_document
 from netsim.cli.main import main as netsim
 

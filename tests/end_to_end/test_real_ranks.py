@@ -15,7 +15,7 @@ from experiments import experiment
 from forks import Fork, agent_store, ranks, run_script, torchrun
 from leaks import leaks
 
-from exogym_core.cli.main import main
+from netgym.cli.main import main
 
 SCRIPT = """
 import json, os, sys, time
@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import TensorDataset
 from exogym_core import Trainer
 from exogym_core.strategy import DiLoCoStrategy
-from exogym_core.tasks import build_model
+from netgym.tasks import build_model
 
 inputs = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
 data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))

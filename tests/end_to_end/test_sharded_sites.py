@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from exogym_core.cli.experiment import Experiment
-from exogym_core.cli.main import main as netgym
 from exogym_core.strategy.parts.codecs import Int8Codec
+from netgym.cli.main import main as netgym
+from netgym.experiment.experiment import Experiment
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sharded_sites.yaml"
 STEPS = 40  # two rounds of DiLoCo

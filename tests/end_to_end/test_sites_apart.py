@@ -11,13 +11,13 @@ from typing import Any
 
 from forks import Fork, run_script
 
-from exogym_core.cli.main import main
+from netgym.cli.main import main
 
 SCRIPT = """
 import time
 import torch
 from exogym_core import DiLoCoOptimizer
-from exogym_core.communicator import SiteCommunicator
+from netgym import SiteCommunicator
 
 with SiteCommunicator.from_environment() as comm:
     weight = torch.nn.Parameter(torch.zeros(1000))

@@ -9,7 +9,7 @@ from forks import Fork, ranks, run_script
 
 from exogym_core import Trainer
 from exogym_core.strategy import AllReduceStrategy, AsyncDiLoCoStrategy
-from exogym_core.tasks import MLP
+from netgym.tasks import MLP
 from netsim.errors import InputError
 
 SCRIPT = """
@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import TensorDataset
 from exogym_core import Trainer
 from exogym_core.strategy import DiLoCoStrategy
-from exogym_core.tasks import build_model
+from netgym.tasks import build_model
 
 inputs = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 data = TensorDataset(inputs, inputs[:, :3].argmax(dim=1))

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from exogym_core.sites.membership import START, Membership
+from netgym.sites.membership import START, Membership
 
 ROUNDS = 4
 

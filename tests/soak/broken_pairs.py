@@ -150,9 +150,9 @@ def train(bed: Bed, site: int, shared: Shared, result: Path, slow: float) -> Non
     import torch
     from torch import nn
 
-    from exogym_core.communicator import SiteCommunicator
     from exogym_core.run.optimizer import DiLoCoOptimizer
-    from exogym_core.sites.link import SiteLink
+    from netgym import SiteCommunicator
+    from netgym.sites.link import SiteLink
 
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
@@ -179,7 +179,7 @@ def train(bed: Bed, site: int, shared: Shared, result: Path, slow: float) -> Non
 
 def meet(bed: Bed, log: Path) -> None:
     """The rendezvous' process."""
-    from exogym_core.sites.service import RendezvousService
+    from netgym.sites.service import RendezvousService
 
     bed.enter(-1)
     began = time.monotonic()
@@ -350,9 +350,7 @@ def run(first: int, num_schedules: int, num_events: int, out: Path | None) -> in
     """Play schedules; returns how many failed."""
     import torch._dynamo  # here with all that follows, and not in each of the forks: optimizers need it
 
-    import exogym_core.communicator
-    import exogym_core.run.optimizer
-    import exogym_core.sites.service  # noqa: F401
+    import netgym.sites.service  # noqa: F401
 
     torch.set_num_threads(1)
     bed = Bed()

@@ -9,7 +9,7 @@ from drawn_damage import RAW, Choices, Raw, damaged_text, damaged_tree, flow, ke
 from fuzzed_folder import FOLDER, accepted
 from fuzzed_tables import TRACE, runs
 
-from exogym_core.cli.experiment import Experiment
+from netgym.experiment.experiment import Experiment
 from netsim import Topology, parse_document
 
 __all__ = ["experiment", "topology"]

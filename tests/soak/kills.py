@@ -30,8 +30,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from forks import left_of
 
-from exogym_core.cli.main import main as netgym
 from exogym_core.results.report import page
+from netgym.cli.main import main as netgym
 
 EXPERIMENT = """\
 name: small

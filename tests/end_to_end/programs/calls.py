@@ -6,7 +6,7 @@ import warnings
 import torch
 import torch.distributed as dist
 
-import exogym_core
+import netgym
 
 warnings.simplefilter("ignore")  # newer names of the same calls
 dist.init_process_group(sys.argv[1])
@@ -73,7 +73,7 @@ dist.all_to_all_single(
 same(uneven, torch.arange(float(size)).repeat_interleave(rank + 1))
 
 work = dist.all_reduce(doubled := torch.ones(3), async_op=True)
-exogym_core.advance(1.0)
+netgym.advance(1.0)
 work.wait()
 same(doubled, torch.full((3,), float(size)))
 future = dist.all_reduce(tripled := torch.ones(3), async_op=True).get_future()

@@ -5,12 +5,12 @@ import datetime
 import torch
 import torch.distributed as dist
 
-import exogym_core
+import netgym
 
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=3))
 group, rank = dist.group.WORLD, dist.get_rank()
 for step in range(4):
-    exogym_core.advance(1.0)
+    netgym.advance(1.0)
     try:
         dist.all_reduce(present := torch.ones(1), group=group)
         print(f"rank {rank} step {step}: {int(present)}\n", end="", flush=True)

@@ -1,0 +1,372 @@
+"""Commands on formats, strategies and this installation: `netgym schema`, `check`, `doctor`, and sections of `list`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import os
+import platform
+import re
+import resource
+import sys
+from functools import partial
+from importlib import util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.text import Text
+
+from exogym_core.names import visible
+from netgym.command_options import takes
+from netsim import DelayedProgress, Stoppable, given
+from netsim.errors import InputError, unknown_name
+from netsim.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from netgym.strategy_check import CheckReport
+
+__all__ = ["check", "doctor", "documented", "formats", "schema", "schema_of", "sections"]
+
+
+Section = list[tuple[str, str]]
+
+
+_FOLDER = Path(__file__).parents[2]
+
+
+def documented(package: str, registry: str) -> dict[str, str]:
+    """Docstring of each member of a registry of a package, read from the files without importing torch.
+
+    Args:
+        package: such as `strategy`.
+        registry: `STRATEGIES`, to which classes add themselves by `name=`, or a dictionary of imported ones.
+    """
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((_FOLDER / package).rglob("*.py")))
+    if registry == "STRATEGIES":
+        return {name: inspect.cleandoc(docstring) for name, docstring in _STRATEGY.findall(text)}
+    table = re.search(rf"^{registry}: .*= (\{{[^}}]*\}})", text, re.MULTILINE)
+    makers = re.findall(r'"(\w+)": (\w+)', table[1] if table else "")
+    return {name: _docstring(text, maker) for name, maker in makers}
+
+
+# A registered class and its docstring. Parsing the files takes ten times as long.
+_STRATEGY = re.compile(
+    r'^class \w+Strategy\([^)]*\bname="([^"]+)"\):\n    r?"""(.*?)"""', re.MULTILINE | re.DOTALL
+)
+
+
+def _docstring(text: str, name: str) -> str:
+    """Docstring of the class or function of that name."""
+    found = re.search(rf'^(?:class|def) {name}\b.*?\n    r?"""(.*?)"""', text, re.MULTILINE | re.DOTALL)
+    return inspect.cleandoc(found[1]) if found else ""
+
+
+def _summaries(package: str, registry: str) -> Section:
+    """Names of a registry, each with its first line and papers cited elsewhere in its docstring."""
+    found = documented(package, registry)
+    return [(name, _with_papers(found[name])) for name in sorted(found, key=str.casefold)]
+
+
+def _with_papers(text: str) -> str:
+    line = text.partition("\n")[0]
+    found = re.findall(r"(arXiv|openreview)\s+(\d{4}\.\d{5}|\w{8,})", text)
+    papers = dict.fromkeys(f"{where} {number}" for where, number in found if number not in line)
+    return f"{line} [{', '.join(papers)}]" if papers else line
+
+
+def _topologies() -> Section:
+    from netsim import shipped_topologies
+
+    return [(name, _size(path)) for name, path in shipped_topologies().items()]
+
+
+def _size(path: Path) -> str:
+    """Hosts and regions of a shipped topology, without a check of anything else."""
+    from netsim import load_document
+
+    data: Any = load_document(path).data
+    regions = data.get("regions", {})
+    hosts = len(data.get("hosts", ())) + sum(region["hosts"] for region in regions.values())
+    return format_count(hosts, "host") + (f" in {len(regions)} regions" if len(regions) > 1 else "")
+
+
+def _devices() -> Section:
+    from exogym_core.cost.devices import DEVICES
+
+    def speeds(flops: Mapping[str, float]) -> str:
+        return ", ".join(f"{dtype} {speed / 1e12:g} Tflop/s" for dtype, speed in flops.items())
+
+    return [(name, speeds(device.flops)) for name, device in DEVICES.items()]
+
+
+def _protocols() -> Section:
+    from netsim import PRESETS
+
+    return [(name, "") for name in PRESETS]
+
+
+def _planned_models() -> Section:
+    from netgym.planning.model_sizes import listed_models
+
+    return listed_models()
+
+
+def sections() -> dict[str, Callable[[], Section]]:
+    """Functions that list (name, line) pairs, by section."""
+    return {
+        "strategies": partial(_summaries, "exogym_core/strategy", "STRATEGIES"),
+        "tasks": partial(_summaries, "netgym/tasks", "TASKS"),
+        "models": partial(_summaries, "netgym/tasks", "MODELS"),
+        "topologies": _topologies,
+        "planned models": _planned_models,
+        "devices": _devices,
+        "protocols": _protocols,
+    }
+
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def _makers() -> dict[str, Callable[[], dict[str, Any]]]:
+    """Function that makes the schema, by format."""
+    return {"topology": _topology, "experiment": _experiment, "flows": _flows, "launch": _launch}
+
+
+def _launch() -> dict[str, Any]:
+    from netgym.launch.report import launch_schema
+
+    return launch_schema()
+
+
+def formats() -> list[str]:
+    """Names of the formats that have a schema."""
+    return list(_makers())
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    """The JSON Schema of a format.
+
+    It gives editors keys, types and descriptions. `netgym validate` checks more: names that exist, units, routes.
+
+    Raises:
+        UnknownNameError: there is no such format.
+    """
+    makers = _makers()
+    if name not in makers:
+        raise unknown_name("format", name, makers)
+    made = makers[name]()
+    return {"$schema": _DIALECT, "title": f"NetGym {name}", **{k: v for k, v in made.items() if k != "title"}}
+
+
+def _topology() -> dict[str, Any]:
+    from netsim import TopologyFile
+
+    made = TopologyFile.model_json_schema()
+    hosts = made["properties"]["hosts"]
+    names = {"type": "array", "items": {"type": ["string", "integer"]}}
+    hosts["additionalProperties"] = {"anyOf": [hosts["additionalProperties"], {"type": "null"}]}
+    made["properties"]["hosts"] = {
+        "anyOf": [{key: value for key, value in hosts.items() if key not in ("title", "default")}, names],
+        "default": {},
+    }
+    return made
+
+
+def _experiment() -> dict[str, Any]:
+    from exogym_core.config import Settings
+    from netgym.studies.points import sweep_schema, tune_schema
+
+    made = Settings.model_json_schema()
+    properties, parts = made["properties"], made["$defs"]
+    for name in ("Named", "StrategySettings"):  # a plain name stands for {name: ...}
+        parts[f"{name}OrText"] = {"anyOf": [{"type": "string"}, {"$ref": f"#/$defs/{name}"}]}
+    text = json.dumps({"properties": properties})
+    for name in ("Named", "StrategySettings"):
+        text = text.replace(f'"#/$defs/{name}"', f'"#/$defs/{name}OrText"')
+    made["properties"] = properties = json.loads(text)["properties"]
+    for key, schema_of_key in (("sweep", sweep_schema), ("tune", tune_schema)):
+        of_key = schema_of_key()
+        parts |= of_key.pop("$defs", {})
+        properties[key] = {"anyOf": [of_key, {"type": "null"}], "default": None}
+    topology = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}], "default": None}
+    properties["topology"] = topology
+    return made
+
+
+def _flows() -> dict[str, Any]:
+    """Schema of the rows of the CSV file, as objects."""
+    seconds = {"type": "number", "minimum": 0}
+    row = {
+        "type": "object",
+        "properties": {
+            "start_s": {**seconds, "description": "when it starts, seconds"},
+            "src": {"type": ["string", "integer"], "description": "the sending host"},
+            "dst": {"type": ["string", "integer"], "description": "the receiving host"},
+            "bytes": {"type": "integer", "minimum": 0, "description": "payload"},
+            "finish_s": {**seconds, "description": "in the output only: when its last byte has arrived"},
+        },
+        "required": ["start_s", "src", "dst", "bytes"],
+    }
+    return {"type": "array", "items": row, "description": "rows of a CSV file with these columns"}
+
+
+@click.command()
+@takes()
+def schema(
+    name: str = given(is_argument=True, required=True, metavar=f"[{'|'.join(formats())}]"),
+    as_json: bool = given(),
+) -> None:
+    """Print the JSON Schema of a file format.
+
+    Args:
+        as_json: Accepted for scripts: a schema is always JSON.
+    """
+    click.echo(json.dumps(schema_of(name), indent=2))
+
+
+_EXTRAS = {
+    "demo": (("sklearn",), "the digits data of README's comparison"),
+    "pandas": (("pandas", "pyarrow"), "tables as data frames"),
+    "ray": (("ray", "optuna"), "studies and ranks over machines, searches"),
+    "text": (("datasets", "tokenizers"), "text data and tokenizers"),
+    "tracking": (("wandb", "mlflow", "tensorboard"), "trackers"),
+}
+"""By extra: its modules, and what they bring."""
+
+
+@click.command()
+@takes()
+def doctor(as_json: bool = given()) -> None:
+    """Show versions, cores, limits, whether the network engine is compiled, and extras."""
+    facts = _facts()
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            for key, each in value.items():
+                click.echo(f"{name + ' ' + key:<24} {each}")
+        else:
+            click.echo(f"{name:<24} {value}")
+
+
+def _facts() -> dict[str, str | int | dict[str, str]]:
+    from importlib import metadata
+
+    from netsim import engine_state
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {
+        "netgym": metadata.version("netgym"),
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "open files": f"{soft}, at most {hard}",
+        "network engine": engine_state(),
+        "extra": {name: _extra(*modules) for name, modules in _EXTRAS.items()},
+    }
+
+
+def _extra(modules: tuple[str, ...], what: str) -> str:
+    missing = [name for name in modules if util.find_spec(name) is None]
+    return f"missing {', '.join(missing)}: {what}" if missing else "installed"
+
+
+_SECONDS_A_LINE = 2.0  # of progress, where standard error is no terminal
+_STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
+
+
+@click.command()
+@takes()
+def check(
+    strategy: str = given(is_argument=True, required=True),
+    options: tuple[str, ...] = given(is_argument=True, metavar="[KEY=VALUE]..."),
+    settings: tuple[str, ...] = given("--set", metavar="KEY=VALUE"),
+    workers: int = given(default=3, type=click.IntRange(1)),
+    steps: int = given(default=20, type=click.IntRange(3)),
+    as_json: bool = given(),
+) -> int:
+    """Test a strategy, module:Class or a shipped name, against the laws that all strategies obey.
+
+    It trains a small model, then again with one change at a time: the same run repeated, in processes, over real
+    sockets, resumed after a stop. A broken law is reported with the difference and the remedy; the exit code is 1.
+
+    Args:
+        settings: An option of the strategy, such as H=10; the same as KEY=VALUE.
+        workers: Number of workers.
+        steps: Local steps of each worker.
+    """
+    from netgym.experiment.own_code import find_own_code
+    from netgym.strategy_check import LAWS, checking
+
+    read = _read([*options, *settings])
+    made: object = strategy
+    if strategy.endswith(".py"):
+        module = visible(Path(strategy).stem, 100)
+        raise InputError(
+            f"check: {visible(strategy)}: is a file: write module:Class, such as {module}:MyStrategy"
+        )
+    if ":" in strategy:
+        code = find_own_code(strategy, "strategy", [Path(), *(Path(place) for place in sys.path if place)])
+        click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
+        made = code.load(wrapped=False)
+    sizes = {"num_workers": workers, "num_steps": steps}
+    reports: list[CheckReport] = []
+    with Stoppable() as work, DelayedProgress("check", every_seconds=_SECONDS_A_LINE) as progress:
+
+        def show(law: str, position: int, count: int) -> None:
+            progress.now(f"check: {law} ({position} of {count})")
+
+        reports.extend(checking(made, read, progress=show, **sizes))  # type: ignore[arg-type]
+    if not reports:
+        work.end("no law was tried to its end")
+    report = reports[-1]
+    if as_json:
+        rows = [dataclasses.asdict(row) for row in report.rows]
+        plain = {name: value if _is_plain(value) else repr(value) for name, value in report.options.items()}
+        passed = report.passed and not work.is_stopped
+        found = {"strategy": strategy, "options": plain, "passed": passed, "rows": rows}
+        click.echo(json.dumps(found, indent=2))
+    else:
+        _print(strategy, report)
+    work.end(f"{len(report.rows)} of {len(LAWS)} laws were tried")
+    return 0 if report.passed else 1
+
+
+def _read(texts: Iterable[str]) -> dict[str, object]:
+    """Options from KEY=VALUE texts, whose values are read as in an experiment."""
+    from netsim import parse_document
+
+    options = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator or not key.isidentifier():
+            raise InputError(f"check: {visible(text)}: expected KEY=VALUE, such as H=10")
+        options[key] = parse_document(value, f"check: {key}").data
+    return options
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str | int | float | bool | None | list | dict)
+
+
+def _print(strategy: str, report: CheckReport) -> None:
+    from netgym.cli.run_commands import stdout
+
+    console = stdout()
+    options = ", ".join(f"{name}={value!r}" for name, value in report.options.items())
+    console.print(Text(visible(f"{strategy}({options})", 500), style="bold"))
+    for row in report.rows:
+        line = Text.assemble(
+            (f"  {row.status:<8}", _STYLES[row.status]),
+            f" {row.law:<10} {visible(row.line or row.about, 2000)}",
+        )
+        console.print(line, soft_wrap=True)
+    failed = sum(row.status == "failed" for row in report.rows)
+    passed = sum(row.status == "passed" for row in report.rows)
+    console.print(Text(f"{passed} of {len(report.rows)} laws passed, {failed} failed"))

@@ -1,0 +1,330 @@
+"""The command `netgym`: each subcommand is imported when it is called."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from exogym_core.names import visible, visible_text
+from netgym.command_options import CommonOptions, debug_flag, takes
+from netsim import CommandGroup, given, usage_message
+from netsim.errors import InputError, NetsimError, unknown_name
+from netsim.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from netgym.experiment.experiment import Experiment
+
+__all__ = ["main"]
+
+# Commands are imported when they are called, and torch and matplotlib inside them: `netgym --help` answers at once.
+
+
+_COMMANDS = {
+    "advise": {
+        "command": "netgym.planning.commands:advise",
+        "help": "Search the strategy, rounds, codec, streams and sites that finish a budget first.",
+    },
+    "bench": {
+        "command": "netgym.bench.command:bench",
+        "help": "Score strategies: virtual seconds and bytes to the target.",
+    },
+    "check": {
+        "command": "netgym.cli.inspect_commands:check",
+        "help": "Test a strategy, module:Class or a shipped name, against the laws that all strategies obey.",
+    },
+    "compare": {
+        "command": "netgym.cli.run_commands:compare",
+        "help": "Train with every strategy of EXPERIMENT and name the winner, with reasons; or resume a run.",
+    },
+    "doctor": {
+        "command": "netgym.cli.inspect_commands:doctor",
+        "help": "Show versions, cores, limits, whether the network engine is compiled, and extras.",
+    },
+    "launch": {
+        "command": "netgym.launch.command:command",
+        "help": "Run the torch.distributed program SCRIPT on a simulated network.",
+    },
+    "plan": {
+        "command": "netgym.planning.commands:plan",
+        "help": "Plan the strategies of EXPERIMENT: seconds, bytes, memory, days and money.",
+    },
+    "rendezvous": {
+        "command": "netgym.sites.service:rendezvous",
+        "help": "Serve as the meeting point of sites that may fail, hang, join late and return.",
+    },
+    "report": {
+        "command": "netgym.cli.report_command:report",
+        "help": "Rebuild the page of RUN from its metrics, or build one page of several runs or of a sweep.",
+    },
+    "reproduce": {
+        "command": "netgym.planning.commands:reproduce",
+        "help": "Compute a published result and compare it with the printed one.",
+    },
+    "run": {
+        "command": "netgym.cli.run_commands:run",
+        "help": "Train with one strategy of EXPERIMENT, or resume a run.",
+    },
+    "schema": {
+        "command": "netgym.cli.inspect_commands:schema",
+        "help": "Print the JSON Schema of a file format.",
+    },
+    "status": {
+        "command": "netgym.cli.status_command:status",
+        "help": "Show the progress of a run: step, loss, time left; of a rendezvous also members, absences and waits.",
+    },
+    "sweep": {
+        "command": "netgym.studies.commands:sweep",
+        "help": "Train EXPERIMENT at every point of its `sweep:`, or resume a sweep.",
+    },
+    "tune": {
+        "command": "netgym.studies.commands:tune",
+        "help": "Search each strategy's best settings on tuning seeds, then compare all at their best on other seeds.",
+    },
+}
+
+
+class _Commands(CommandGroup):
+    """Commands in the order of their names."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(super().list_commands(ctx))
+
+
+@click.group(
+    cls=_Commands,
+    declared=_COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(package_name="netgym", prog_name="netgym", message="%(prog)s %(version)s")
+@debug_flag
+def cli() -> None:
+    """Train virtual workers for real over a simulated network: loss against virtual time."""
+
+
+@cli.command()
+@takes()
+def sample(
+    model_or_run: Path = given(is_argument=True, required=True, metavar="MODEL_OR_RUN"),
+    strategy: str | None = given(metavar="NAME"),
+    prompt: str = given(required=True),
+    num_tokens: int = given("--tokens", default=200),
+    temperature: float = given(default=0.8),
+    seed: int | None = given(),
+    trust: bool = given(),
+    as_json: bool = given(),
+) -> None:
+    """Generate text with a language model of a run.
+
+    Args:
+        strategy: Strategy of the model [the only one].
+        prompt: Text, or token numbers.
+        num_tokens: Tokens to generate.
+        temperature: Divides logits; 0 takes the likeliest token.
+        seed: Seed of the sampling [random].
+        trust: Run the code that RUN names, even if another user has made RUN.
+    """
+    from netgym.cli.sampling import Sampler
+
+    sampler = Sampler.of_run(model_or_run, strategy, trust=trust)
+    text = sampler.text(prompt, num_tokens=num_tokens, temperature=temperature, seed=seed)
+    document = {"run_folder": str(model_or_run), "prompt": prompt, "text": text}
+    click.echo(json.dumps(document, indent=2) if as_json else visible_text(text))
+
+
+@cli.command()
+@takes()
+def tokens(
+    corpus: tuple[str, ...] = given(is_argument=True, required=True),
+    tokenizer: str = given(metavar="NAME", required=True),
+    out: str = given(metavar="FILE", required=True),
+    config: str | None = given(metavar="NAME"),
+    split: str = given(metavar="NAME", default="train"),
+    column: str = given(metavar="NAME", default="text"),
+    end: str | None = given(metavar="TOKEN"),
+    most_tokens: int | None = given("--most", metavar="N", type=click.IntRange(1)),
+    as_json: bool = given(),
+) -> None:
+    """Tokenize a CORPUS, streaming: files (.txt, .jsonl, .csv, .parquet), or a data set of the Hugging Face hub.
+
+    It needs the extra: pip install 'netgym[text]'.
+
+    Args:
+        tokenizer: A tokenizer.json, or a model of the Hugging Face hub.
+        out: File of tokens to write, such as c4.bin.
+        config: Configuration of a data set of the hub, such as en.
+        split: Split of a data set of the hub.
+        column: Column of the documents' text.
+        end: Token after each document [the tokenizer's own].
+        most_tokens: Number of tokens at which to stop.
+    """
+    from netgym.tasks.tokens import write_tokens
+
+    def show(documents: int, so_far: int) -> None:
+        if sys.stderr.isatty():
+            line = f"\r{format_count(documents, 'document')}, {format_count(so_far, 'token')}"
+            click.echo(line, nl=False, err=True)
+
+    source = corpus[0] if len(corpus) == 1 else corpus
+    part: dict[str, Any] = {"config": config, "split": split, "column": column, "end": end}
+    written = write_tokens(source, out, tokenizer, most_tokens=most_tokens, progress=show, **part)
+    if sys.stderr.isatty():
+        click.echo("", err=True)
+    if as_json:
+        click.echo(json.dumps({"file": out, **dataclasses.asdict(written)}, indent=2))
+        return
+    ends = f", each with {written.end} at its end" if written.end else ", with nothing between them"
+    click.echo(
+        f"{format_count(written.num_documents, 'document')}{ends}; "
+        f"{format_count(written.num_tokens, 'token')} of {written.vocab_size}"
+    )
+    wide = ", dtype: uint32" if written.dtype == "uint32" else ""
+    click.echo(f"task: {{name: text, paths: {out}, vocab_size: {written.vocab_size}{wide}}}")
+    click.echo(out)
+
+
+@cli.command("list")
+@takes()
+def list_names(what: str | None = given(is_argument=True, metavar="[KIND]"), as_json: bool = given()) -> None:
+    """List strategies, tasks, models, topologies, devices and protocols, or one of these kinds."""
+    from rich.text import Text
+
+    from netgym.cli.inspect_commands import sections
+    from netgym.cli.run_commands import stdout
+
+    makers = sections()
+    if what is not None and what not in makers:
+        raise unknown_name("list", what, makers)
+    chosen = [what] if what is not None else list(makers)
+    if as_json:
+        click.echo(json.dumps({section: dict(makers[section]()) for section in chosen}, indent=2))
+        return
+    console = stdout()
+    for section in chosen:
+        console.print(Text(section, style="bold"))
+        for name, description in makers[section]():
+            console.print(Text(f"  {name:<22} {visible(description)}".rstrip()), soft_wrap=True)
+
+
+@cli.command()
+@takes()
+def validate(file: Path = given(is_argument=True, required=True), as_json: bool = given()) -> None:
+    """Check an experiment or a topology FILE."""
+    from netsim import load_document
+
+    document = load_document(file)
+    keys = document.data.keys() if isinstance(document.data, dict) else set()
+    if keys & {"hosts", "links", "regions", "routers", "wan"}:
+        from netsim import Topology, device_problems
+
+        network = Topology.load(file)
+        if problems := list(device_problems(document.data)):
+            raise document.errors(problems)
+        line = f"topology of {format_count(len(network.hosts), 'host')} and {format_count(len(network.links), 'link')}"
+    else:
+        from netgym.experiment.experiment import Experiment
+
+        experiment = Experiment.load(file)
+        for each in (
+            experiment,
+            *(Experiment.load(file, scale=scale) for scale in experiment.settings.scales),
+        ):
+            each.check_runs()
+        unseen = _build_shipped(experiment)
+        names = ", ".join(visible(entry.label) for entry in experiment.strategies)
+        line = (
+            f"experiment of {format_count(experiment.settings.workers.count, 'worker')} with {names}{unseen}"
+        )
+        if experiment.settings.sweep is not None:
+            from netgym.studies.study import check_sweep
+
+            line += f"; {check_sweep(file)}"
+        if experiment.settings.tune is not None:
+            from netgym.studies.tuning import check_tune
+
+            line += f"; {check_tune(file)}"
+        if experiment.shared_hosts is not None:
+            line += f"; {experiment.shared_hosts}"
+    found = {"file": str(file), "valid": True, "summary": line}
+    click.echo(json.dumps(found, indent=2) if as_json else f"{visible(file)}: valid: {line}")
+
+
+def _build_shipped(experiment: Experiment) -> str:
+    """Build task and model unless that runs the user's code or lacks data; returns a note on the parts left out."""
+    from netgym.tasks.task import MissingDataError
+
+    foreign = {code.what for code in experiment.own_code}
+    if "task" not in foreign:
+        try:
+            task = experiment.build_task()
+        except MissingDataError as error:
+            return f"; {visible(error, 300)}"
+        if "model" not in foreign:
+            experiment.build_model(task)
+    line = ", ".join(code.reference for code in experiment.own_code)
+    return f"; not tried, since that would run its code: {visible(line)}" if line else ""
+
+
+_REMEDIES = {
+    os.strerror(errno.EMFILE): "raise the limit of open files (ulimit -n 4096), or use fewer ranks",
+    os.strerror(errno.EFBIG): "raise the limit of a file's size (ulimit -f unlimited)",
+    os.strerror(errno.ENOSPC): "free some of the disk, or set TMPDIR to a folder on another",
+    "No usable temporary directory": "free some of the disk, raise ulimit -f, or set TMPDIR to another folder",
+}
+"""By words of an error of the system that any part of a run may meet: what to do."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 2 for a mistake in the input, 1 for other errors.
+
+    Errors are printed in one line on stderr, without a traceback unless there is `--debug`.
+    """
+    options = CommonOptions()
+    try:
+        code = cli.main(arguments, prog_name="netgym", standalone_mode=False, obj=options)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 2
+    except click.ClickException as error:
+        return _fail(usage_message(error), 2)
+    except click.Abort:
+        return 130
+    except BrokenPipeError:
+        return 1
+    except Exception as error:
+        if options.debug:
+            traceback.print_exc()
+        if isinstance(error, NetsimError):
+            line = "\n".join([str(error), *getattr(error, "__notes__", [])])
+            return _fail(line, 2 if isinstance(error, InputError) else 1)
+        if getattr(error, "errno", None) == errno.ENOSPC and (failure := _failure_of_output()):
+            return _fail(f"the output could not be written: {failure}", 1)
+        for reason, remedy in _REMEDIES.items():
+            if isinstance(error, OSError) and reason in str(error):
+                return _fail(f"{visible(error.strerror or error, 500)}: {remedy} (--debug shows where)", 1)
+        return _fail(f"{visible(f'{type(error).__name__}: {error}', 500)} (--debug shows where)", 1)
+    return code if isinstance(code, int) else 0
+
+
+def _failure_of_output() -> str:
+    """Error of the standard output, such as that its disk is full; "" where it takes an empty line."""
+    try:
+        os.write(1, b"\n")
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _fail(message: str, code: int) -> int:
+    lines = [visible(line, 2000) for line in message.splitlines()] or ["failed"]
+    click.echo("\n".join([f"error: {lines[0]}", *lines[1:]]), err=True)
+    return code

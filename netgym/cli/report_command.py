@@ -1,0 +1,171 @@
+"""`netgym report`: the page of a run made again, one page of several runs or a sweep, and figures for papers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from exogym_core.names import visible
+from netgym.cli.run_commands import show_report, stdout
+from netgym.command_options import takes
+from netsim import check_output, given, is_written_in_place, output_file
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from netgym.studies.report import StudyReport
+
+__all__ = ["report"]
+
+# matplotlib and what imports it are imported inside functions: `netgym --help` answers at once.
+
+_FORMATS = ("pdf", "svg", "png", "latex")
+_ALIGNMENTS = ("time", "steps", "bytes")
+
+
+def _formats(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
+    names = [name.strip().lower() for name in value.split(",")] if value is not None else []
+    for name in names:
+        if name not in _FORMATS:
+            raise click.BadParameter(
+                f"{name!r} is no format: give one or several of {','.join(_FORMATS)}", context, parameter
+            )
+    return list(dict.fromkeys(names))
+
+
+@dataclass(frozen=True)
+class ReportArguments:
+    """Command-line arguments of `netgym report`.
+
+    Attributes:
+        by: Group runs by this key, such as topology [all that differ]. May be repeated.
+        where: Select runs with this value, such as strategy=DiLoCo. May be repeated.
+        align: Horizontal axis of the curves when the page opens [time].
+        formats: Also write figures for a paper (pdf, svg, png) or tables (latex) into plots/ next to the page.
+        out: File of the page [report.html in RUN].
+        as_json: Print one JSON document with run_folder, summary and verdict.
+    """
+
+    folders: tuple[Path, ...] = given(is_argument=True, metavar="RUN...", required=True)
+    by: tuple[str, ...] = given("--group-by", "--by", metavar="KEY")
+    where: tuple[str, ...] = given(metavar="KEY=VALUE")
+    align: str | None = given(type=click.Choice(_ALIGNMENTS))
+    formats: list[str] = given("--format", metavar="NAME,...", callback=_formats)
+    out: Path | None = given(metavar="FILE")
+    as_json: bool = given()
+
+
+@click.command()
+@takes(ReportArguments)
+def report(asked: ReportArguments) -> None:
+    """Rebuild the page of RUN from its metrics, or build one page of several runs or of a sweep."""
+    from exogym_core.results.reading import is_study
+    from exogym_core.results.run_folder import RunFolder
+
+    folders = tuple(map(_of_comparison, asked.folders))
+    chosen, align = asked.by or asked.where, asked.align or "time"
+    if len(folders) == 1 and (folders[0] / "launch.json").is_file():
+        from netgym.launch.report import report_launch
+
+        if chosen or asked.align or asked.formats:
+            raise InputError(
+                f"{visible(folders[0])}: is a launched run, whose page has no curves: leave options out"
+            )
+        report_launch(folders[0], asked.out, as_json=asked.as_json)
+        return
+    if _is_one_run(folders) and not (chosen or asked.out):
+        show_report(RunFolder.open(folders[0]), align, asked.formats, as_json=asked.as_json)
+        return
+    study = _study(folders, asked)
+    is_sweep = len(folders) == 1 and is_study(folders[0])
+    page = asked.out or (folders[0] / "report.html" if is_sweep else Path("report.html"))
+    check_output(page, ".html")
+    if not is_written_in_place(page):
+        _make(page.parent)
+    with output_file(page) as file:
+        file.write(study.html(align).encode())
+    figures = study.write_figures(RunFolder(page.parent), asked.formats)
+    if asked.as_json:
+        click.echo(json.dumps(_document(study, folders, page, figures), indent=2))
+        return
+    _print(study, figures)
+    if is_sweep:
+        click.echo(f"page {page}")
+    click.echo(str(folders[0] if is_sweep else page))
+
+
+def _of_comparison(folder: Path) -> Path:
+    """Folder of the comparison in a folder of `netgym tune`; any other folder unchanged.
+
+    Raises:
+        InputError: its search has not reached the comparison.
+    """
+    from exogym_core.results.reading import comparison_of
+
+    found = comparison_of(folder)
+    if found is not None and not found.is_dir():
+        raise InputError(
+            f"{visible(folder)}: the comparison has not begun; netgym status shows how far the search is"
+        )
+    return found or folder
+
+
+def _is_one_run(folders: Sequence[Path]) -> bool:
+    """Return True for a single run, whatever else its folder holds; False for a sweep or a folder of runs."""
+    from exogym_core.results.reading import is_study, runs_in
+
+    return len(folders) == 1 and not is_study(folders[0]) and not runs_in(folders[0])
+
+
+def _study(folders: Sequence[Path], asked: ReportArguments) -> StudyReport:
+    """Report of several runs or a sweep, few enough for the figures that are asked for."""
+    from netgym.studies.report import MOST_CURVES, StudyReport
+
+    study = StudyReport(folders, asked.by, asked.where)
+    drawn = [form for form in asked.formats if form != "latex"]
+    if drawn and len(study.groups) > MOST_CURVES:
+        raise InputError(
+            f"--format {','.join(drawn)}: a figure shows {MOST_CURVES} groups at most, and there are "
+            f"{len(study.groups)}: choose with --where KEY=VALUE"
+        )
+    return study
+
+
+def _document(
+    study: StudyReport, folders: Sequence[Path], page: Path, figures: Sequence[Path]
+) -> dict[str, Any]:
+    return {
+        "run_folder": str(folders[0]),
+        "run_folders": list(map(str, folders)),
+        "report": str(page),
+        "figures": list(map(str, figures)),
+        "verdict": study.verdict,
+        "winner": study.winner,
+        "winners": [group.name for group in study.winners],
+        "groups": [dict(zip(study.table.headings, cells, strict=True)) for _, cells in study.table.rows],
+    }
+
+
+def _print(study: StudyReport, figures: Sequence[Path]) -> None:
+    table = Table(*study.table.headings, box=None, pad_edge=False)
+    for is_winner, cells in study.table.rows:
+        table.add_row(*map(Text, cells), style="bold" if is_winner else "")
+    console = stdout(200)
+    console.print(table)
+    console.print(Text(f"\n{study.verdict}\n"), soft_wrap=True)
+    for figure in figures:
+        click.echo(f"figure {visible(figure, 500)}")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{visible(folder)}: cannot be made: {error.strerror}") from error

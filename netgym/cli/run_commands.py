@@ -1,0 +1,461 @@
+"""`netgym run` and `compare`: train as an experiment file says, or resume a run; its table and page.
+
+torch and matplotlib are imported inside functions: `netgym --help` is fast.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from exogym_core.meeting_place import MeetingPlace, is_at_rendezvous, under_torchrun
+from exogym_core.names import visible
+from netgym.command_options import (
+    confirm_seeds,
+    not_empty,
+    takes,
+    topology_here,
+)
+from netsim import Stoppable, given
+from netsim.errors import InputError, NetsimError
+from netsim.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from exogym_core.results.progress import AnyProgress
+    from exogym_core.results.report import RunReport
+    from exogym_core.results.run_folder import RunFolder
+    from netgym.experiment.experiment import Experiment
+
+__all__ = ["compare", "reported", "run", "show_report", "stdout", "train_new"]
+
+
+# torch, matplotlib and what imports them are imported inside functions: `netgym --help` answers at once.
+
+_PLAIN_WIDTH = 120  # of sentences that go to a file or a pipe
+_WIDEST_TABLE = 200  # there
+
+
+def train_new(
+    experiment: Experiment,
+    folder: RunFolder,
+    *,
+    jobs: int | None = None,
+    trace: bool = False,
+    progress: bool = True,
+) -> list[dict[str, Any]]:
+    """Train with every strategy in a new folder, which is removed after a mistake found before any training.
+
+    Args:
+        experiment: written into the folder first.
+        folder: new and owned by this process.
+        jobs: runs at once; None: as many as cores and memory allow.
+        trace: write trace.json.gz.
+        progress: print progress to stderr; warnings are printed in any case.
+
+    Returns:
+        The summary: one object a strategy.
+    """
+    from netgym.experiment.comparison import compare as compare_runs
+
+    try:
+        folder.write_text("experiment.yaml", experiment.to_yaml())
+        folder.write_environment(experiment.code_folder)
+        _remember(folder)
+        with _shown(experiment, folder, progress=progress) as listener:
+            return compare_runs(experiment, folder, listener, jobs=jobs, trace=trace)
+    except NetsimError as error:
+        # Such as missing data, or no rendezvous.
+        is_alone = is_at_rendezvous() and not under_torchrun()  # else torchrun starts it again in this folder
+        if isinstance(error, InputError) or is_alone:
+            folder.discard_if_untrained()
+        raise
+
+
+def _check_place(experiment: Experiment) -> None:
+    """Check the environment's settings of a rendezvous, before anything is made."""
+    if is_at_rendezvous():
+        MeetingPlace.from_environment().check(experiment.settings.workers.count)
+
+
+def _is_follower(experiment: Experiment) -> bool:
+    """Return True for a process of torchrun other than rank 0, which has the folder.
+
+    Raises:
+        InputError: torchrun has started another number of processes than the experiment has workers.
+    """
+    if not under_torchrun():
+        return False
+    if is_at_rendezvous():  # it has started this site alone
+        return os.environ["RANK"] != "0"
+    started, count = int(os.environ["WORLD_SIZE"]), experiment.settings.workers.count
+    if started != count:
+        processes = format_count(started, "process")
+        problem = f"count is {count}, but torchrun has started {processes}: --set workers.count={started}"
+        raise experiment.document.error(("workers",), problem)
+    return os.environ["RANK"] != "0"
+
+
+def _follow(experiment: Experiment) -> None:
+    from netgym.experiment.comparison import follow
+
+    with Stoppable() as work:
+        follow(experiment)
+    work.end("rank 0 writes what was trained")
+
+
+def _begun_before() -> Path | None:
+    """Folder of the run that torchrun restarts after a failure."""
+    if not under_torchrun():
+        return None
+    from exogym_core.workers.torchrun.rank import recalled
+
+    folder = recalled("run folder")
+    return None if folder is None else Path(folder)
+
+
+def _remember(folder: RunFolder) -> None:
+    if under_torchrun():
+        from exogym_core.workers.torchrun.rank import remember
+
+        remember("run folder", os.path.abspath(folder.path))
+
+
+def _load_own_code(experiment: Experiment) -> None:
+    """Print the user's code that will run, and run it before anything is trained."""
+    for code in experiment.own_code:
+        click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
+    if experiment.own_code:
+        for entry in experiment.strategies:
+            experiment.build_strategy(entry)
+
+
+@contextmanager
+def reported(
+    folder: RunFolder, show: Callable[[], None], again: str, discard: Callable[[], bool]
+) -> Iterator[None]:
+    """Show what the block trains in the folder, also where a signal ends it; then release the folder.
+
+    Args:
+        folder: owned by this process.
+        show: writes and prints all results that are there.
+        again: the command that resumes.
+        discard: removes the folder if nothing was trained in it, and returns whether it has; called after a signal.
+    """
+    path = visible(folder.path)
+    try:
+        with Stoppable() as work:
+            yield
+        if work.is_stopped:
+            if discard():
+                work.end("nothing was trained yet, and nothing is left")
+            folder.log("interrupted")
+            folder.release()  # else its page would say that it trains
+        with Stoppable() as showing:
+            show()
+        work.end(f"results so far are in {path}, marked incomplete; to continue: {again}")
+        showing.end(f"results are in {path}; for their page: {again}")
+    except NetsimError as error:
+        if (folder.path / "summary.json").is_file() and "this run is over" not in str(error):
+            error.add_note(f"Results so far are in {path}; to continue: {again}")
+        raise
+    finally:
+        folder.release()
+
+
+@contextmanager
+def _shown(experiment: Experiment, folder: RunFolder, *, progress: bool = True) -> Iterator[AnyProgress]:
+    """Print progress and warnings of the runs in the block, and log them; yields their listener."""
+    from exogym_core.results.progress import progress_for, warnings_to
+
+    def write(line: str) -> None:
+        console.print(Text(line), soft_wrap=True)
+        folder.log(line)
+
+    console = Console(stderr=True)
+    if experiment.shared_hosts is not None:
+        write(experiment.shared_hosts)
+    shown_on = console if progress else Console(stderr=True, quiet=True)
+    with warnings_to(write), progress_for(shown_on, folder.log, folder.path) as listener:
+        yield listener
+
+
+def _exit_if_failed(entries: Sequence[Mapping[str, Any]]) -> None:
+    failed = [visible(entry["name"]) for entry in entries if entry.get("failed")]
+    if failed:
+        count = f"{len(failed)} of {format_count(len(entries), 'strategy')}"
+        click.echo(f"error: {count} failed: {', '.join(failed)} (see above)", err=True)
+        raise click.exceptions.Exit(1)
+
+
+def _json_document(folder: RunFolder, report: RunReport, figures: Sequence[Path] = ()) -> str:
+    """JSON document of a run: summary, verdict, digest and the folder."""
+    document: dict[str, Any] = {
+        "run_folder": str(folder.path),
+        "digest": folder.digest(),
+        "winner": report.winner,
+        "verdict": report.verdict,
+        "network": report.basis,
+        "summary": folder.read_summary(),
+    }
+    if figures:
+        document["figures"] = list(map(str, figures))
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def show_report(
+    folder: RunFolder,
+    align: str = "time",
+    formats: Sequence[str] = (),
+    *,
+    as_json: bool = False,
+    jobs: int | None = 1,
+) -> None:
+    """Write the page, and print table, sentence, digest and, as the last line, the folder; or all as JSON.
+
+    Args:
+        folder: of the run.
+        align: alignment of curves when the page opens.
+        formats: of files for papers, which are listed.
+        as_json: print one document.
+        jobs: processes that draw; None: one a core.
+    """
+    from exogym_core.results.report import RunReport
+
+    report = RunReport(folder)
+    figures = report.write_figures(folder, formats)
+    each: Callable[..., Any] = map
+    if jobs != 1:
+        from exogym_core.workers.processes.jobs import call_each
+
+        each = partial(call_each, num_jobs=jobs)
+    report.write(align, each)
+    if as_json:
+        click.echo(_json_document(folder, report, figures))
+        return
+    console = stdout(_WIDEST_TABLE)
+    table, left_out = report.table.rich(console.width)
+    if report.results.strategies:  # none has ended yet in a run that goes on
+        console.print(table)
+    console = stdout()
+    basis = "; ".join(f"{name} {value}" for name, value in report.basis.items())
+    console.print(Text(basis, style="dim"))
+    if left_out:
+        console.print(Text(f"No room for {', '.join(left_out)}: see report.html.", style="dim"))
+    console.print()
+    console.print(Text(report.verdict))
+    console.print()
+    console.print(Text(f"digest {folder.digest()}"))
+    for figure in figures:
+        click.echo(f"figure {visible(figure, 500)}")
+    click.echo(str(folder.path))
+
+
+def stdout(plain_width: int = _PLAIN_WIDTH) -> Console:
+    """Console of the terminal's width, or of `plain_width` for a file or pipe."""
+    console = Console()
+    return console if console.is_terminal else Console(width=plain_width)
+
+
+def _or_resume(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    """Require EXPERIMENT unless there is --resume."""
+    if value is None and context.params.get("resume") is None:
+        raise click.MissingParameter(ctx=context, param=parameter, param_hint="'EXPERIMENT'")
+    return value
+
+
+def _seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> int | list[int] | None:
+    """Parse a number of seeds, or a list of them."""
+    if value is None:
+        return None
+    numbers = [number.strip() for number in value.split(",")]
+    if not all(number.isascii() and number.isdigit() for number in numbers):
+        problem = f"{value!r} is no number of seeds and no list of them: write 3, or 0,3,4"
+        raise click.BadParameter(problem, context, parameter)
+    return [int(number) for number in numbers] if "," in value else int(value)
+
+
+@dataclass(frozen=True)
+class RunArguments:
+    """Command-line arguments that `run` and `compare` share.
+
+    Attributes:
+        resume: Resume the run in this folder from its last checkpoint.
+        edited_code: With --resume: continue although your code was edited since the checkpoint.
+        protocol: Replace the protocol: ideal, linux-tcp, nccl-sockets or gloo.
+        out: The run's folder, new or empty [runs/<name>-<n>].
+        seeds: Train every strategy with N seeds, counted up from the experiment's, or with a list such as 0,3,4.
+        as_json: Print one JSON document with run_folder, summary and verdict.
+    """
+
+    experiment: Path | None = given(is_argument=True, callback=_or_resume)
+    # Parsed before the check whether EXPERIMENT is missing.
+    resume: Path | None = given(metavar="DIR", is_eager=True)
+    trust: bool = given()
+    edited_code: bool = given()
+    protocol: str | None = given(metavar="NAME", callback=not_empty)
+    topology: str | None = given(metavar="NAME", callback=not_empty)
+    scale: str | None = given(metavar="NAME")
+    overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE")
+    out: str | None = given(metavar="DIR", callback=not_empty)
+    seeds: int | list[int] | None = given(metavar="N", callback=_seeds)
+    jobs: int | None = given(type=click.IntRange(1))
+    yes: bool = given()
+    as_json: bool = given()
+
+    def resumed(self, **others: object) -> Path | None:
+        """Folder of the run to resume; raises InputError for options that a resumed run cannot change."""
+        if self.resume is None:
+            for name in ("trust", "edited_code"):
+                if getattr(self, name):
+                    raise InputError(f"--{name.replace('_', '-')}: goes with --resume: leave it out")
+            return None
+        asked = {name: getattr(self, name) for name in ("experiment", "topology", "protocol")}
+        asked |= {"set": self.overrides, "scale": self.scale, "out": self.out, "seeds": self.seeds, **others}
+        for name, value in asked.items():
+            if value:
+                option = "EXPERIMENT" if name == "experiment" else f"--{name}"
+                raise InputError(
+                    f"--resume {visible(self.resume)}: continues with its own settings: leave out {option}"
+                )
+        return self.resume
+
+    def load(self) -> Experiment:
+        """Load the experiment with its options and overrides."""
+        from netgym.experiment.experiment import Experiment
+
+        assert self.experiment is not None
+        confirm_seeds(self.seeds, yes=self.yes)
+        topology = topology_here(self.topology)
+        asked = {"topology": topology, "protocol": self.protocol, "seeds": self.seeds}
+        options = {key: value for key, value in asked.items() if value is not None}
+        return Experiment.load(self.experiment, list(self.overrides), options, self.scale)
+
+    def train(self, experiment: Experiment, *, trace: bool = False) -> None:
+        """Train with every strategy of the experiment, into the folder `out` or a new one of runs/.
+
+        Raises:
+            Exit: with code 1, after table and page, where a strategy failed and others did not.
+        """
+        from exogym_core.results.run_folder import RunFolder
+
+        _check_place(experiment)
+        if _is_follower(experiment):
+            _follow(experiment)
+            return
+        if (begun := _begun_before()) is not None:
+            self.resume_run(begun, trace=trace)
+            return
+        if experiment.settings.sweep is not None:
+            line = f"{experiment.document.where}: sweep: ignored: only netgym sweep runs its points"
+            click.echo(f"warning: {visible(line, 500)}", err=True)
+        _load_own_code(experiment)
+        folder = RunFolder.create(self.out, str(experiment.settings.name))
+        with self._reported(folder):
+            train_new(experiment, folder, jobs=self.jobs, trace=trace)
+        _exit_if_failed(folder.read_summary())
+
+    def resume_run(self, path: Path, *, trace: bool = False) -> None:
+        """Resume a stopped run from its folder; a finished one is left as it is.
+
+        Raises:
+            InputError: there is no run, it needs `--trust`, or another process works in it.
+        """
+        from exogym_core.results.run_folder import RunFolder, require_own
+        from netgym.experiment.comparison import compare as compare_runs
+        from netgym.experiment.experiment import Experiment
+
+        folder = RunFolder.open(path)
+        if not self.trust:
+            require_own(path, "run")
+        loaded = Experiment.load(path / "experiment.yaml", trust=True)
+        experiment = replace(loaded, edited_code=self.edited_code)
+        _check_place(experiment)
+        is_finished = (
+            len(folder.finished()) == len(experiment.strategies) and (path / "report.html").is_file()
+        )
+        if _is_follower(experiment):
+            if not is_finished:  # else rank 0 reports that, alone
+                _follow(experiment)
+            return
+        if experiment.settings.sweep is not None:
+            raise InputError(f"{visible(path)}: is a sweep: use: netgym sweep --resume {visible(path)}")
+        if is_finished:
+            self._show_finished(experiment, folder)
+            return
+        folder.owned().clean()
+        with self._reported(folder):
+            _load_own_code(experiment)
+            folder.log("resumed")
+            with _shown(experiment, folder) as listener:
+                compare_runs(experiment, folder, listener, jobs=self.jobs, resume=True, trace=trace)
+        _exit_if_failed(folder.read_summary())
+
+    def _reported(self, folder: RunFolder) -> AbstractContextManager[None]:
+        jobs = 1 if under_torchrun() or is_at_rendezvous() else self.jobs
+        show = partial(show_report, folder, as_json=self.as_json, jobs=jobs)
+        again = f"netgym compare --resume {visible(folder.path)}"
+        return reported(folder, show, again, folder.discard_if_untrained)
+
+    def _show_finished(self, experiment: Experiment, folder: RunFolder) -> None:
+        if is_at_rendezvous():
+            from netgym.experiment.comparison import report_finished_runs
+
+            for line in report_finished_runs(experiment, folder):
+                click.echo(f"warning: {line}", err=True)
+        if self.as_json:
+            from exogym_core.results.report import RunReport
+
+            click.echo(_json_document(folder, RunReport(folder)))
+            return
+        click.echo(f"{visible(folder.path)}: this run is finished and left as it is")
+        click.echo(str(folder.path))
+
+
+@click.command()
+@takes(RunArguments)
+def run(asked: RunArguments, strategy: str | None = given(metavar="NAME"), trace: bool = given()) -> None:
+    """Train with one strategy of EXPERIMENT, or resume a run.
+
+    Args:
+        strategy: Strategy to train [the only one].
+        trace: Write trace.json.gz, for Perfetto.
+    """
+    resumed = asked.resumed(strategy=strategy)
+    if resumed is not None:
+        return asked.resume_run(resumed, trace=trace)
+    loaded = asked.load()
+    if strategy is not None:
+        loaded = loaded.only(strategy)
+    elif len(loaded.strategies) > 1:
+        names = ", ".join(visible(entry.label) for entry in loaded.strategies)
+        raise InputError(
+            f"{visible(asked.experiment)}: has several strategies: add --strategy with one of {names}, "
+            "or use: netgym compare"
+        )
+    if trace and loaded.topology is None:
+        raise InputError(
+            "--trace: without a topology every call takes 0 s: add --topology, or leave --trace out"
+        )
+    return asked.train(loaded, trace=trace)
+
+
+@click.command()
+@takes(RunArguments)
+def compare(asked: RunArguments) -> None:
+    """Train with every strategy of EXPERIMENT and name the winner, with reasons; or resume a run."""
+    resumed = asked.resumed()
+    if resumed is not None:
+        return asked.resume_run(resumed)
+    return asked.train(asked.load())

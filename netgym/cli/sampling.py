@@ -1,0 +1,170 @@
+"""Text from a trained language model.
+
+    sampler = Sampler.of_run("runs/text-1", strategy="DiLoCo")
+    print(sampler.text("def ", num_tokens=100, temperature=0.8, seed=0))
+
+A prompt is bytes of text where the model's vocabulary has 256 tokens, else token numbers such as "15 496".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from exogym_core.names import file_name, visible
+from exogym_core.results.run_folder import RunFolder, is_own
+from netgym.experiment.experiment import Experiment
+from netsim.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["Sampler", "draw_tokens"]
+
+_NUM_BYTES = 256
+_SUFFIX = ".safetensors"
+
+
+@torch.no_grad()
+def draw_tokens(
+    model: nn.Module,
+    tokens: Tensor,
+    num_tokens: int,
+    temperature: float = 1.0,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Extend `tokens` (samples, length) by `num_tokens` drawn ones.
+
+    Args:
+        model: has `logits(tokens)`, (samples, length, vocabulary), and `block_size`, its longest sequence.
+        tokens: at least one a sample.
+        num_tokens: number to draw.
+        temperature: logits are divided by it; 0 takes the likeliest.
+        generator: draws; torch's own if None.
+    """
+    block_size: int = model.block_size  # type: ignore[assignment]
+    was_training = model.training
+    model.eval()
+    try:
+        for _ in range(num_tokens):
+            logits = model.logits(tokens[:, -block_size:])[:, -1]  # type: ignore[operator]
+            if temperature == 0:
+                chosen = logits.argmax(dim=-1, keepdim=True)
+            else:
+                shares = torch.softmax(logits / temperature, dim=-1)
+                chosen = torch.multinomial(shares, 1, generator=generator)
+            tokens = torch.cat([tokens, chosen], dim=1)
+    finally:
+        model.train(was_training)
+    return tokens
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Language model, with text or numbers for its tokens.
+
+    Attributes:
+        model: a GPT, a Llama, or another with `logits`, `block_size` and an embedding called `tokens`.
+    """
+
+    model: nn.Module
+
+    @classmethod
+    def of_run(cls, path: str | Path, strategy: str | None = None, *, trust: bool = False) -> Sampler:
+        """Load the judged model of a run's strategy.
+
+        Args:
+            path: a run folder, or one of the files in its `models/`.
+            strategy: of the model; may be left out where there is one only.
+            trust: run the code that the run names, even if another user has made or changed it.
+
+        Raises:
+            InputError: there is no such model, it is no language model, or it needs `trust`.
+        """
+        path = Path(path)
+        if path.suffix == _SUFFIX:
+            if strategy is not None:
+                raise InputError(f"{visible(path)}: is one model already; leave --strategy out")
+            path, strategy = path.parent.parent, path.stem
+        folder = RunFolder.open(path)
+        experiment = Experiment.load(folder.path / "experiment.yaml", trust=trust)
+        if experiment.own_code and not trust and not is_own(folder.path):
+            raise InputError(
+                f"{visible(path)}: another user made this run, and it names code, which would run with your "
+                f"permissions: {visible(experiment.own_code[0])}; read it, then add --trust"
+            )
+        model = experiment.build_model(experiment.build_task())
+        if not hasattr(model, "logits") or not hasattr(model, "block_size"):
+            raise InputError(
+                f"{visible(path)}: {type(model).__name__} is no language model; sample from a gpt or llama"
+            )
+        from safetensors.torch import load_model
+
+        load_model(model, str(_model_file(folder, strategy)))
+        return cls(model)
+
+    def text(
+        self, prompt: str, num_tokens: int = 200, temperature: float = 0.8, seed: int | None = None
+    ) -> str:
+        """Continue a prompt; returns it with the continuation.
+
+        Args:
+            prompt: text, or token numbers; see the module.
+            num_tokens: number to draw.
+            temperature: 0 takes the likeliest token each time.
+            seed: of the draws; None: another text each time.
+
+        Raises:
+            InputError: the prompt is empty or no token numbers, or a number is negative.
+        """
+        if num_tokens < 0 or temperature < 0:
+            raise InputError(f"sample: tokens {num_tokens} and temperature {temperature:g} must be 0 or more")
+        generator = torch.Generator()
+        if seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(seed)
+        start = torch.tensor([self._encode(prompt)])
+        (drawn,) = draw_tokens(self.model, start, num_tokens, temperature, generator).tolist()
+        if self._num_tokens_known == _NUM_BYTES:
+            return bytes(drawn).decode("utf-8", errors="replace")
+        return " ".join(map(str, drawn))
+
+    @property
+    def _num_tokens_known(self) -> int:
+        return self.model.tokens.num_embeddings  # type: ignore[union-attr, return-value]
+
+    def _encode(self, prompt: str) -> list[int]:
+        known = self._num_tokens_known
+        if known == _NUM_BYTES:
+            tokens = list(prompt.encode())
+        elif all(word.isascii() and word.isdigit() for word in prompt.split()):
+            tokens = [int(word) for word in prompt.split()]
+        else:
+            raise InputError(
+                f"sample: the model has {known} tokens and no text; give token numbers, as in --prompt '15 496'"
+            )
+        if not tokens:
+            raise InputError("sample: the prompt is empty; give at least one character or token")
+        if max(tokens) >= known:
+            raise InputError(
+                f"sample: token {max(tokens)} is beyond the model's {known}; give smaller numbers"
+            )
+        return tokens
+
+
+def _model_file(folder: RunFolder, strategy: str | None) -> Path:
+    names = sorted(path.stem for path in (folder.path / "models").glob(f"*{_SUFFIX}"))
+    if not names:
+        raise InputError(f"{visible(folder.path)}: holds no model yet; let the run end")
+    if strategy is None and len(names) > 1:
+        raise InputError(
+            f"{visible(folder.path)}: has several models: add --strategy with one of {', '.join(names)}"
+        )
+    name = names[0] if strategy is None else file_name(strategy)
+    if name not in names:
+        raise unknown_name("strategy", str(strategy), names)
+    return folder.path / "models" / f"{name}{_SUFFIX}"

@@ -1,0 +1,463 @@
+"""Comparison of an experiment's strategies on equal terms: its runs, side by side, each recorded as it ends."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import re
+import time
+import warnings
+from collections import deque
+from collections.abc import Sized
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import product
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from exogym_core.config import OPTIONS
+from exogym_core.cost.compute import Compute
+from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
+from exogym_core.names import file_name, seeded_name, visible
+from exogym_core.results.disk import RecordError
+from exogym_core.results.fit_result import FitResult
+from exogym_core.results.progress import ending
+from exogym_core.results.seeds import Tally
+from exogym_core.run.learner import memory_limit
+from exogym_core.run.resumption import mark_of_folder
+from exogym_core.run.trainer import Trainer
+from exogym_core.workers.processes.children import can_fork
+from exogym_core.workers.processes.jobs import Job, run_jobs
+from exogym_core.workers.torchrun.rank import agreed
+from netgym.command_options import first_line
+from netgym.experiment.trackers import open_loggers
+from netsim import raise_lost_interrupt
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import nn
+
+    from exogym_core.config import StrategySettings
+    from exogym_core.results.run_folder import RunFolder
+    from netgym.experiment.experiment import Experiment
+    from netgym.tasks import Task
+
+__all__ = [
+    "Listener",
+    "RunListener",
+    "compare",
+    "follow",
+    "jobs_at_once",
+    "report_finished_runs",
+]
+
+_COPIES = 8  # of a replica's weights: gradients, the optimizer's and the strategy's state, snapshots
+_PROCESS_BYTES = 3e8  # of a forked process that shares torch's own memory
+_SAMPLES_OF_A_STREAM = 256  # evaluated on where the validation set has no length and no number is given
+
+
+class RunListener(Protocol):
+    """Receives the progress of one run, in host time."""
+
+    def event(self, row: Mapping[str, Any]) -> None:
+        """Take a row of metrics, with its `kind`."""
+
+    def end(self, words: str) -> None:
+        """Take the end of the run in `words`, empty where it has not begun to train."""
+
+
+class Listener(Protocol):
+    """Receives the progress of a comparison, in host time."""
+
+    def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> RunListener:
+        """Take the start of a strategy (with several seeds, of one of them); `position` counts from 1."""
+
+
+def compare(
+    experiment: Experiment,
+    folder: RunFolder,
+    listener: Listener,
+    *,
+    resume: bool = False,
+    trace: bool = False,
+    jobs: int | None = 1,
+) -> list[dict[str, Any]]:
+    """Train with each strategy and each seed: from the same initial parameters, on the same data in the same order.
+
+    All strategies meet a seed before any meets the next; side by side, the slowest begins a further seed first. One
+    that fails is marked and warned of, is not tried with further seeds, and the others continue. If anything else ends
+    the run early, results so far are saved, marked incomplete, and the exception is raised. With `resume`, finished
+    strategies of this folder are kept, and the others continue from their last checkpoints. With `trace`,
+    `trace.json.gz` records the last run.
+
+    Args:
+        jobs: runs at once, to the same results; None: as many as cores and memory allow.
+
+    Returns:
+        The summary: one object a strategy.
+
+    Raises:
+        InputError: the task, the model or an option is wrong, such that nothing can be trained; or `jobs` is.
+        RankError: the only strategy failed.
+    """
+    experiment.check_runs()
+    tally = Tally([str(entry.label) for entry in experiment.strategies], experiment.seeds)
+    if resume:
+        tally.take_finished(folder.read_summary())
+        for line in report_finished_runs(experiment, folder) if is_at_rendezvous() else ():
+            warnings.warn(line, UserWarning, stacklevel=2)
+    folder.record_tables(are_final=False)
+    folder.write_summary(tally.summary())
+    if under_torchrun():
+        pairs = [(str(entry.label), seed) for seed, entry in product(experiment.seeds, experiment.strategies)]
+        agreed([pair for pair in pairs if not tally.has(*pair)])
+    comparison = _Comparison(experiment, experiment.build_task(), folder, listener, tally, trace)
+    num_jobs = 1 if trace else jobs_at_once(experiment, len(comparison.left), jobs, comparison.memory_bytes)
+    with closing(run_jobs(comparison.jobs(num_jobs), num_jobs)) as ends:
+        for job, end in ends:
+            comparison.end(job.report, end.error)
+            if num_jobs > 1 and not comparison.left:
+                importlib.import_module("matplotlib.figure")  # of the page; a core is idle now
+    if num_jobs > 1:
+        folder.clean()  # processes of dropped runs may have been killed while they wrote a file
+    folder.record_tables(are_final=True)
+    return tally.summary()
+
+
+def jobs_at_once(
+    experiment: Experiment, num_runs: int, asked: int | None, memory_bytes: Callable[[], float]
+) -> int:
+    """Runs of an experiment to train at once on this machine.
+
+    Args:
+        experiment: of the runs.
+        num_runs: to train.
+        asked: number that the user wants; None: as many as cores and memory allow, one where runs cannot share them.
+        memory_bytes: estimates the memory of one run.
+
+    Raises:
+        InputError: more than one was asked for, and runs cannot share the machine.
+    """
+    if asked == 1:
+        return 1
+    if (reason := _reason_alone(experiment)) is not None:
+        if asked is None:
+            return 1
+        raise InputError(f"--jobs {asked}: {reason}: leave --jobs out")
+    if asked is not None:
+        return max(min(asked, num_runs), 1)
+    workers = experiment.settings.workers
+    num_cores = len(os.sched_getaffinity(0))
+    cores = min(workers.processes or num_cores, workers.count) if workers.kind == "processes" else 1
+    most = min(num_cores // cores, num_runs)
+    return max(min(most, int(memory_limit(torch.device("cpu")) / memory_bytes())), 1) if most > 1 else 1
+
+
+def _has_accelerator() -> bool:
+    return torch.cuda.is_available() or torch.backends.mps.is_available()
+
+
+def _reason_alone(experiment: Experiment) -> str | None:
+    """The reason for which runs of an experiment are trained one after the other; None: they can share the machine."""
+    settings = experiment.settings
+    if under_torchrun() or is_at_rendezvous() or settings.workers.kind == "ray":
+        return "runs use other processes than those of this machine"
+    devices = settings.device if isinstance(settings.device, list) else [settings.device]
+    if any(name != "cpu" and (name != "auto" or _has_accelerator()) for name in devices):
+        return f"runs share the device {', '.join(devices)}"
+    if settings.workers.intra_op_threads > 1:
+        return "workers.intra_op_threads above 1 uses several cores a run"
+    if not can_fork():
+        return "this process cannot be forked"
+    return None
+
+
+@dataclass(eq=False)
+class _Comparison:
+    """Runs of an experiment: starts them in order, and handles failures in that order however runs end.
+
+    Attributes:
+        experiment: with what runs have measured.
+        left: runs that have not been started.
+        step_seconds: host time of a step of each strategy that has begun; infinite before its first row.
+    """
+
+    experiment: Experiment
+    task: Task
+    folder: RunFolder
+    listener: Listener
+    tally: Tally
+    trace: bool
+    left: list[_Run] = field(init=False)
+    step_seconds: dict[str, float] = field(default_factory=dict)
+    _started: deque[_Run] = field(default_factory=deque)  # and not examined for failures yet
+    _failures: list[Exception] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        pairs = enumerate(product(self.experiment.seeds, self.experiment.strategies), start=1)
+        runs = (_Run(self, entry, seed, number) for number, (seed, entry) in pairs)
+        self.left = [run for run in runs if not self.tally.has(run.label, run.seed)]
+
+    def memory_bytes(self) -> float:
+        """Estimate of a run's memory, without activations."""
+        model = self.experiment.build_model(self.task)
+        weights = sum(each.nbytes for each in model.state_dict().values())
+        return float(_COPIES * weights * self.experiment.settings.workers.count + _PROCESS_BYTES)
+
+    def jobs(self, num_jobs: int) -> Iterator[Job | None]:
+        """Runs to start; None while the first one measures compute time or micro-batch for the others."""
+        num_runs = len(self.experiment.strategies) * len(self.experiment.seeds)
+        while self.left:
+            settings = self.experiment.settings
+            is_open = self.experiment.compute.is_measured or settings.minibatch_size == "auto"
+            if is_open and not all(run.has_ended for run in self._started):
+                yield None
+                continue
+            run = self.left.pop(self._next() if num_jobs > 1 else 0)
+            if run.is_dropped:
+                continue
+            run.progress = self.listener.begin(run.title, run.number, num_runs, settings.steps)
+            run.began = time.monotonic()
+            self.step_seconds.setdefault(run.label, math.inf)
+            run.job = Job(visible(run.title), run.train, run)
+            self._started.append(run)
+            yield run.job
+
+    def _next(self) -> int:
+        """Index of the next run: the slowest of its seed, so that none goes on alone at the end."""
+        of_seed = [index for index, run in enumerate(self.left) if run.seed == self.left[0].seed]
+        return max(of_seed, key=lambda index: self.step_seconds.get(self.left[index].label, 0.0))
+
+    def end(self, run: _Run, error: Exception | None) -> None:
+        """Handle the end of a run.
+
+        Raises:
+            Exception: the error of a run that ends the comparison.
+        """
+        run.has_ended, run.error = True, error
+        run.end("")
+        if run.is_dropped:
+            run.drop()  # it may have written since
+        elif isinstance(error, RecordError):
+            raise error
+        while self._started and self._started[0].has_ended:
+            first = self._started.popleft()
+            if first.error is not None and not first.is_dropped:
+                self._fail(first, first.error)
+
+    def _fail(self, run: _Run, error: Exception) -> None:
+        """Mark a strategy as failed, and drop its runs with further seeds."""
+        self._failures.append(error)
+        strategies = self.experiment.strategies
+        if _concerns_all(self._failures, self.tally) or len(strategies) == 1:
+            raise error
+        for other in [*self._started, *self.left]:
+            if other.label == run.label:
+                other.drop()
+        run.fail(error)  # writes the summary, without those
+        line = f"{visible(run.label)} failed: {first_line(error)}; the others continue"
+        warnings.warn(line, UserWarning, stacklevel=2)
+        if len(self._failures) == len(strategies):
+            raise self._failures[0]
+
+    def use_measured(self, compute: Mapping[str, Any] | None, minibatch_size: int | None) -> None:
+        """Store what the first run measured; all others, and runs of the stored experiment, use the same."""
+        experiment = self.experiment
+        found = Compute.parse(compute) if compute is not None else experiment.compute
+        if found != experiment.compute and experiment.compute.may_become(found):
+            experiment = experiment.with_settings(compute=found)
+        if experiment.settings.minibatch_size == "auto" and minibatch_size is not None:
+            experiment = experiment.with_settings(minibatch_size=minibatch_size)
+        if experiment is not self.experiment:
+            self.experiment = experiment
+            self.folder.write_text("experiment.yaml", experiment.to_yaml())
+
+
+def _concerns_all(failures: Sequence[Exception], tally: Tally) -> bool:
+    """True if nothing was trained yet and two strategies were refused in the same words: the experiment is wrong."""
+    refused = all(isinstance(error, InputError) for error in failures)
+    if not refused or len(failures) < 2 or str(failures[0]) != str(failures[-1]):
+        return False
+    return all(entry.get("failed") and not entry["steps"] for entry in tally.summary())
+
+
+@dataclass(eq=False)
+class _Run:
+    """Run of a strategy with a seed: `train` reports to another copy of it where it runs in a process of its own."""
+
+    comparison: _Comparison
+    entry: StrategySettings
+    seed: int
+    number: int
+    progress: RunListener | None = None
+    job: Job | None = None
+    began: float = 0.0
+    has_ended: bool = False
+    is_dropped: bool = False
+    error: Exception | None = None
+
+    @property
+    def label(self) -> str:
+        """Label of its strategy."""
+        return str(self.entry.label)
+
+    @property
+    def title(self) -> str:
+        """Label, with the seed where there are several."""
+        return self.label if self.file_seed is None else f"{self.label} seed {self.seed}"
+
+    @property
+    def file_seed(self) -> int | None:
+        """Seed in the names of files; None for a single one."""
+        return self.seed if len(self.comparison.experiment.seeds) > 1 else None
+
+    def event(self, row: Mapping[str, Any]) -> None:
+        """Pass on a row of metrics."""
+        self.comparison.step_seconds[self.label] = (time.monotonic() - self.began) / max(row["step"], 1)
+        if self.progress is not None:
+            self.progress.event(row)
+
+    def end(self, words: str) -> None:
+        """Pass on the end of the run."""
+        if self.progress is not None:
+            self.progress.end(words)
+            self.progress = None
+
+    def use_measured(self, compute: Mapping[str, Any] | None, minibatch_size: int | None) -> None:
+        """Pass on values that the run has measured."""
+        self.comparison.use_measured(compute, minibatch_size)
+
+    def note(self, entry: dict[str, Any]) -> None:
+        """Write the run's object of the summary, after its files."""
+        self.comparison.tally.add(self.label, self.seed, entry)
+        self.comparison.folder.write_summary(self.comparison.tally.summary())
+
+    def fail(self, error: Exception) -> None:
+        """Mark it as failed in the summary."""
+        comparison = self.comparison
+        if not comparison.tally.has(self.label, self.seed):
+            nothing = FitResult(target_loss=comparison.experiment.settings.target_loss)
+            self.note(nothing.summary(self.label, self.entry.name))
+        for line in str(error).splitlines()[1:]:
+            comparison.folder.log(line)
+        known = comparison.tally.entry(self.label, self.seed)
+        known.pop("incomplete", None)
+        self.note(known | {"failed": True, "error": visible(first_line(error), 500)})
+
+    def drop(self) -> None:
+        """End it, and remove its files."""
+        self.is_dropped = True
+        if self.job is not None:
+            self.job.is_dropped = True
+            self.comparison.tally.drop(self.label, self.seed)
+            self.comparison.folder.remove_strategy(self.label, seed=self.seed)
+
+    def train(self, report: _Run) -> None:
+        """Train and write the run's files."""
+        experiment, task = self.comparison.experiment.with_seed(self.seed), self.comparison.task
+        trainer = Trainer(experiment.build_model(task), task.train, task.validation)
+        try:
+            model = self._fit(trainer, experiment, report)
+        except BaseException as error:
+            stopped = trainer.result or FitResult()
+            is_refused = isinstance(error, (InputError, KeyboardInterrupt)) or is_at_rendezvous()
+            if stopped.history or not is_refused:
+                self._save(stopped, None, report)
+            raise
+        result = trainer.result or FitResult()
+        self._save(result, {name: result.judged_state[name] for name in model.state_dict()}, report)
+
+    def _fit(self, trainer: Trainer, experiment: Experiment, report: _Run) -> Any:
+        folder, name = self.comparison.folder, seeded_name(self.label, self.file_seed)
+        given: dict[str, Any] = {"trace": folder.path / "trace.json.gz" if self.comparison.trace else None}
+        if experiment.settings.checkpoint is not None:
+            given["resume_from"] = folder.make_folder("checkpoints", name)
+        is_measured = False
+        with open_loggers(experiment, folder, name) as loggers:
+
+            def emit(row: Mapping[str, Any]) -> None:
+                nonlocal is_measured
+                if not is_measured and trainer.result is not None:
+                    report.use_measured(trainer.result.compute, trainer.result.minibatch_size)
+                    is_measured = True
+                raise_lost_interrupt()
+                report.event(row)
+                for logger in loggers:
+                    logger.event(row)
+
+            try:
+                return _fit(trainer, experiment, self.entry, self.comparison.task, on_event=emit, **given)
+            except InputError as error:
+                raise _placed(experiment, error) from error
+
+    def _save(self, result: FitResult, state: Mapping[str, Any] | None, report: _Run) -> None:
+        """Write metrics and model; report the end and the summary's object."""
+        report.end(ending(result))
+        self.comparison.folder.write_result(self.label, result, state, seed=self.file_seed)
+        report.note(result.summary(self.label, self.entry.name))
+
+
+def _fit(
+    trainer: Trainer, experiment: Experiment, entry: StrategySettings, task: Task, **others: Any
+) -> nn.Module:
+    """Train with a strategy of the experiment; under torchrun network and clock are the real ones."""
+    given = experiment.fit_arguments(entry)
+    validation = task.validation
+    given.setdefault("val_size", len(validation) if isinstance(validation, Sized) else _SAMPLES_OF_A_STREAM)
+    if under_torchrun() or is_at_rendezvous():
+        for name in ("topology", "placement", "protocol", "collectives", "compute"):
+            given.pop(name, None)
+        given["transport"] = "gloo"
+    return trainer.fit(accuracy=task.accuracy, progress=False, **given, **others)
+
+
+def follow(experiment: Experiment) -> None:
+    """Train as one of torchrun's ranks other than rank 0, and write nothing."""
+    runs = agreed(None)
+    task = experiment.build_task()
+    for label, seed in runs:
+        seeded, (entry,) = experiment.with_seed(seed), experiment.only(label).strategies
+        trainer = Trainer(seeded.build_model(task), task.train, task.validation)
+        _fit(trainer, seeded, entry, task)
+
+
+def report_finished_runs(experiment: Experiment, folder: RunFolder) -> list[str]:
+    """Report finished runs to the rendezvous, so that no other site continues one alone.
+
+    Returns:
+        Lines on runs that could not be reported.
+
+    Raises:
+        InputError: the environment's address or number of this site is wrong.
+    """
+    from netgym.sites.link import report_finished
+
+    tally = Tally([str(entry.label) for entry in experiment.strategies], experiment.seeds)
+    tally.take_finished(folder.read_summary())
+    lines = []
+    for seed, entry in product(experiment.seeds, experiment.strategies):
+        label = str(entry.label)
+        if not tally.has(label, seed):
+            continue
+        name = seeded_name(label, seed if len(experiment.seeds) > 1 else None)
+        mark = mark_of_folder(folder.path / "checkpoints" / file_name(name))
+        reason = "it keeps no checkpoints" if mark is None else report_finished(mark)
+        if reason:
+            lines.append(f"could not report to other sites that {visible(label)} is finished: {reason}")
+    return lines
+
+
+def _placed(experiment: Experiment, error: InputError) -> InputError:
+    """Error of `fit`, with the place of the key that causes it."""
+    if str(error).startswith(("environment: ", "rendezvous")):
+        return error  # no key of the file causes it
+    named = re.match(r"fit: (\w+)", str(error))
+    if named is None and is_at_rendezvous():
+        return error
+    option = OPTIONS.get("device" if named[1] == "devices" else named[1]) if named else None
+    path = (option.key.split(".")[0],) if option is not None and option.key is not None else ()
+    return experiment.document.error(path, error)

@@ -1,0 +1,619 @@
+"""Experiment, as one YAML file: read, checked key by key, and resolved into a form that runs again as it is.
+
+    experiment = Experiment.load("examples/digits_wan.yaml", overrides=["steps=20"])
+    experiment.strategies[0].label, experiment.settings.workers.count
+    print(experiment.to_yaml())          # every default written out, the topology inlined
+
+`--set a.b=c` replaces single keys of a document, as strictly read as the file itself; `--scale tiny` replaces the keys
+that the document lists under `scales: {tiny: ...}`. torch is imported only when a strategy, task or model is built.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.config import (
+    OPTIONS,
+    PROGRAM_TASK,
+    Named,
+    Settings,
+    StrategySettings,
+    checked_config,
+    file_values,
+    resolved_protocol,
+    yaml_text,
+)
+from exogym_core.meeting_place import is_at_rendezvous, under_torchrun
+from exogym_core.names import unique_labels, visible
+from exogym_core.results.run_folder import code_folder_of, is_own
+from netgym.experiment.own_code import OwnCode, find_own_code
+from netsim import Document, Protocol, Topology, load_document, parse_document, validate_document
+from netsim.errors import InputError, UnknownNameError, unknown_name
+from netsim.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from torch import nn
+
+    from exogym_core.cost.compute import Compute
+    from exogym_core.strategy import Strategy
+    from netgym.tasks import Task
+    from netsim import ConfigError, KeyPath
+
+__all__ = ["Experiment", "apply_overrides", "apply_values", "program_remedy"]
+
+
+_MOST_SEEDS = 10_000
+
+# Settings that mean nothing without a network.
+_OF_NETWORK = ("compute", "placement", "protocol", "collectives")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A checked experiment. Make one with `load` or `from_document`.
+
+    Attributes:
+        settings: every key of the file.
+        topology: the network, loaded; None where there is none.
+        document: keys and their lines, for later errors.
+        strategies: strategies to run, each with a label of its own.
+        own_code: places of tasks, models and strategies that are not NetGym's; reading a file runs none of it.
+        edited_code: resume from checkpoints although the user's code was edited since.
+    """
+
+    settings: Settings
+    topology: Topology | None
+    document: Document
+    strategies: tuple[StrategySettings, ...]
+    own_code: tuple[OwnCode, ...] = ()
+    edited_code: bool = False
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        overrides: Sequence[str] = (),
+        options: Mapping[str, object] | None = None,
+        scale: str | None = None,
+        *,
+        trust: bool = False,
+    ) -> Experiment:
+        """Read an experiment file.
+
+        Args:
+            path: the YAML file.
+            overrides: `key.path=value`, as in `--set`.
+            options: top-level keys replaced by flags of their own, such as `--topology`.
+            scale: which of the file's `scales` to apply, before the overrides.
+            trust: search the modules of a run's file where the run found them, even if another user made it.
+
+        Raises:
+            InputError: mistakes, one line each with file, line and key.
+        """
+        path = Path(path)
+        document = apply_overrides(load_document(path), overrides, options, scale)
+        recorded = code_folder_of(path.parent) if trust or is_own(path.parent) else None
+        return cls.from_document(document, path.parent, path.stem, recorded)
+
+    @classmethod
+    def from_document(
+        cls,
+        document: Document,
+        folder: Path = Path(),
+        default_name: str = "experiment",
+        code_folder: Path | None = None,
+    ) -> Experiment:
+        """Check a document; relative topology files and the user's modules are searched in `folder` first."""
+        if (remedy := program_remedy(document, folder)) is not None:
+            raise document.error(("task",), f"is that of a Python program: continue there with {remedy}")
+        settings = validate_document(Settings, document)
+        name = settings.name or default_name
+        topology = _load_topology(settings, document, folder)
+        resolved = {"name": name, "protocol": resolved_protocol(settings.protocol, topology)}
+        settings = settings.model_copy(update={**resolved, **_resolved_seeds(settings, document)})
+        labels = unique_labels([(entry.name, entry.label) for entry in settings.strategies])
+        experiment = cls(
+            settings=settings,
+            topology=topology,
+            document=document,
+            strategies=tuple(
+                entry.model_copy(update={"label": label})
+                for entry, label in zip(settings.strategies, labels, strict=True)
+            ),
+        )
+        folders = [folder] if code_folder is None else [folder, code_folder]
+        experiment = replace(experiment, own_code=experiment._found_code(folders))
+        experiment._check_options()
+        experiment._check_network()
+        experiment._check_machine()
+        built = [experiment.build_strategy(each) for each in experiment.strategies if ":" not in each.name]
+        is_served = len(built) < len(labels) or any(each.num_servers for each in built)
+        if settings.servers is not None and not is_served:
+            raise document.error(("servers",), "no strategy of this experiment has servers: leave it out")
+        return experiment
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds with which every strategy is run."""
+        seeds = self.settings.seeds
+        return seeds if isinstance(seeds, list) else [self.settings.seed]
+
+    def with_seed(self, seed: int) -> Experiment:
+        """Copy with a single seed, of data order, jitter and, without a `network_seed`, the network's draws.
+
+        The seed of a drift is that of the topology plus this one.
+        """
+        settings = self.settings.model_copy(update={"seed": seed, "seeds": None})
+        shift = seed if settings.network_seed is None else settings.network_seed
+        topology = self.topology
+        if topology is not None:
+            topology = replace(topology, weather=topology.weather.with_seed(shift))
+        return replace(self, settings=settings, topology=topology)
+
+    @property
+    def compute(self) -> Compute:
+        """Virtual time of steps."""
+        return self.settings.compute  # type: ignore[no-any-return]
+
+    @property
+    def code_folder(self) -> Path | None:
+        """Folder of the modules that it names; None where it names none in its folder."""
+        return next((code.folder for code in self.own_code if code.folder), None)
+
+    @property
+    def shared_hosts(self) -> str | None:
+        """Line about hosts with several workers, and their speeds; None where each worker has its host."""
+        if self.topology is None:
+            return None
+        hosts = self.topology.place(self.settings.workers.count, self.settings.placement)
+        counts = Counter(hosts)
+        most = max(counts.values())
+        if most < 2:
+            return None
+        placed = (
+            f"{len(hosts)} workers are placed on {format_count(len(counts), 'host')}, up to {most} on one"
+        )
+        for host, number in counts.items():
+            if number > 1 and self.topology.hosts[host].devices is None:
+                unknown = (
+                    f"hosts such as {self.topology.hosts[host].name} do not say how many `devices` they have"
+                )
+                return f"{placed}: each computes at full speed ({unknown})"
+        return f"{placed}: those beyond a host's devices share them"
+
+    def only(self, name: str) -> Experiment:
+        """Copy with the one strategy of that name or label.
+
+        Raises:
+            UnknownNameError: the experiment has none of that name.
+        """
+        chosen = [entry for entry in self.strategies if name in (entry.label, entry.name)]
+        if not chosen:
+            labels = [str(entry.label) for entry in self.strategies]
+            raise self.document.error(("strategies",), unknown_name("strategy", name, labels))
+        return replace(self, strategies=tuple(chosen[:1]))
+
+    def build_task(self) -> Task:
+        """The task, its data loaded."""
+        from netgym.tasks import build_task
+        from netgym.tasks.task import MissingDataError
+
+        task = self.settings.task
+        try:
+            return build_task(self._maker(task.name, "task"), **task.options)
+        except MissingDataError as error:
+            raise MissingDataError(str(self.document.error(("task", "paths"), error))) from error
+        except InputError as error:
+            raise self.document.error(_blamed(("task",), task, error), error) from error
+
+    def build_model(self, task: Task) -> nn.Module:
+        """The model with its initial parameters, drawn from the seed."""
+        from netgym.tasks import build_model
+
+        model = self.settings.model
+        name, options = (model.name, model.options) if model else (None, {})
+        try:
+            if name is not None and ":" in name:
+                name = self._maker(name, "model")
+            return build_model(name, task, seed=self.settings.seed, **options)
+        except InputError as error:
+            path = _blamed(("model",), model, error) if model else ("task",)
+            raise self.document.error(path, error) from error
+
+    def build_strategy(self, entry: StrategySettings) -> Strategy:
+        """A fresh strategy object."""
+        from exogym_core.strategy import build_strategy
+
+        try:
+            if ":" in entry.name:
+                strategy: Strategy = self._maker(entry.name, "strategy")(**entry.options)
+            else:
+                strategy = build_strategy(entry.name, **entry.options)
+        except (InputError, TypeError) as error:
+            message = error if isinstance(error, InputError) else InputError(f"{entry.name}: {error}")
+            position = [other.label for other in self.strategies].index(entry.label)
+            raise self.document.error(_blamed(("strategies", position), entry, message), message) from error
+        if self.settings.servers is not None and strategy.num_servers:
+            _at(self.document, ("servers",), strategy.take_servers, self.settings.servers)
+        return strategy
+
+    def _maker(self, name: str, what: str) -> Any:
+        """The name of a shipped task or model, or the user's callable, which is imported here."""
+        if ":" not in name:
+            return name
+        return next(code for code in self.own_code if (code.reference, code.what) == (name, what)).load()
+
+    def _found_code(self, folders: Sequence[Path]) -> tuple[OwnCode, ...]:
+        """Places of the user's own code; each reference once, in the order of the file."""
+        settings = self.settings
+        named: list[tuple[str, KeyPath, str]] = [("task", ("task",), settings.task.name)]
+        if settings.model is not None:
+            named.append(("model", ("model",), settings.model.name))
+        named += [
+            ("strategy", ("strategies", place), entry.name) for place, entry in enumerate(self.strategies)
+        ]
+        found = {
+            (what, name): _at(self.document, path, find_own_code, name, what, folders)
+            for what, path, name in reversed(named)
+            if ":" in name
+        }
+        return tuple(reversed(found.values()))
+
+    def fit_arguments(self, entry: StrategySettings) -> dict[str, Any]:
+        """Keywords of `fit` from the file, for one of its strategies; data and listeners are the caller's.
+
+        Without `val_size` where all validation samples are asked for: only the task knows how many there are.
+        """
+        given = file_values(self.settings)
+        given["strategy"] = strategy = self.build_strategy(entry)
+        if not strategy.num_servers:
+            del given["servers"]
+        if given["val_size"] is None:
+            del given["val_size"]
+        if isinstance(given["device"], list):
+            given["devices"] = given.pop("device")
+        given["topology"] = self.topology
+        given["edited_code"] = self.edited_code
+        given["compute"] = self.compute
+        if self.topology is None:
+            for name in _OF_NETWORK:
+                del given[name]
+        return given
+
+    def with_settings(self, **settings: object) -> Experiment:
+        """Copy with other settings, such as a measured compute time, or the largest micro-batch that fits."""
+        return replace(self, settings=self.settings.model_copy(update=settings))
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The resolved form: every key in its order, defaults written out, the topology inlined."""
+        settings = self.settings
+        plain = settings.model_dump(mode="python", exclude={"scales", "sweep", "tune"})
+        plain["task"] = settings.task.to_mapping()
+        plain["model"] = settings.model.to_mapping() if settings.model else None
+        plain["topology"] = self.topology.to_mapping() if self.topology else None
+        plain["strategies"] = [entry.to_mapping() for entry in self.strategies]
+        return plain
+
+    def to_yaml(self) -> str:
+        """The resolved form as a YAML file that loads to an equal experiment."""
+        return yaml_text(self.to_mapping())
+
+    def check_runs(self) -> None:
+        """Refuse keys that plans understand and runs do not.
+
+        Raises:
+            InputError: failures have no end; or the transport has no virtual time, and the file a topology, a placement
+                or a protocol. Launchers drop these three on purpose.
+        """
+        from exogym_core.workers.run import transport_named
+
+        settings = self.settings
+        if settings.failures is not None and settings.until is None:
+            raise self.document.error(
+                ("failures",), "needs until, the virtual time until which hosts may fail"
+            )
+        if transport_named(settings.transport).has_clock or under_torchrun() or is_at_rendezvous():
+            return
+        unused = [key for key in ("topology", "placement", "protocol") if getattr(settings, key) is not None]
+        if unused:
+            keys = " and ".join(unused)
+            message = f"'{settings.transport}' has no virtual time, so {keys} would go unused"
+            remedy = f"write transport: netsim, or leave {keys} out"
+            raise self.document.error(("transport",), f"{message}: {remedy}")
+
+    def _check_options(self) -> None:
+        """Check each option as `fit` does."""
+        for name, value in file_values(self.settings).items():
+            key = OPTIONS[name].key
+            if value is None or key is None:
+                continue
+            path = tuple(key.split("."))
+            try:
+                checked_config(**{name: value})
+            except InputError as error:
+                text = str(error).replace(f"fit: {name} is ", "got ", 1)
+                text = text.removeprefix("fit: ").removeprefix(f"{key}: ")
+                raise self.document.error(path, text) from error
+            if name == "until" and isinstance(value, float):
+                needs_unit = f"{value:g} has no unit: write '{value:g} s' or '{value:g} h'"
+                raise self.document.error(path, needs_unit)
+
+    def _check_network(self) -> None:
+        """Check placement, protocol and devices against the topology."""
+        from exogym_core.cost.compute import NO_DEVICE, Compute
+        from exogym_core.cost.devices import find_device
+
+        settings = self.settings
+        if settings.protocol is not None:
+            _at(self.document, ("protocol",), Protocol.parse, settings.protocol)
+        if self.topology is None:
+            data = self.document.data
+            is_off = isinstance(data, dict) and "topology" in data  # `topology: null` asks for no network
+            timed = {
+                OPTIONS[name].key: value
+                for name, value in file_values(settings).items()
+                if OPTIONS[name].is_timed
+            }
+            defaults = (None, "auto", Compute())
+            for key, value in (
+                timed | {"compute": self.compute, "network_seed": settings.network_seed}
+            ).items():
+                if value not in defaults and not (is_off and key in (*_OF_NETWORK, "network_seed")):
+                    message = "needs virtual time, and there is no topology: add one"
+                    raise self.document.error(tuple(str(key).split(".")), message)
+            return
+        hosts = _at(
+            self.document, ("placement",), self.topology.place, settings.workers.count, settings.placement
+        )
+        if self.compute.flops is not None and self.compute.device is None:
+            for host in (self.topology.hosts[number] for number in dict.fromkeys(hosts)):
+                if host.device is None:
+                    raise self.document.error(("compute",), f"host {host.name} {NO_DEVICE}")
+                _at(self.document, ("topology",), find_device, host.device, f"host {host.name}: ")
+
+    def _check_machine(self) -> None:
+        """Check devices and the micro-batch before data are read."""
+        from exogym_core.run.request import nearest_divisor, parse_device
+
+        settings = self.settings
+        several = isinstance(settings.device, list)
+        for position, name in enumerate(settings.device if several else [settings.device]):
+            if name != "auto" or several:
+                path = ("device", position) if several else ("device",)
+                _at(self.document, path, parse_device, name, "device")
+        size, batch_size = settings.minibatch_size, settings.batch_size
+        if isinstance(size, int) and batch_size % size:
+            fitting = nearest_divisor(batch_size, size)
+            message = f"{size} does not divide batch_size {batch_size}: write {fitting}"
+            raise self.document.error(("minibatch_size",), message)
+
+
+def _blamed(path: KeyPath, named: Named, error: InputError) -> KeyPath:
+    """`path` with the option that the error's text names, if any."""
+    text = str(error)
+    places = {key: max(text.find(f"'{key}'"), text.find(f"{key}=")) for key in named.options}
+    found = [key for key, place in places.items() if place >= 0]
+    return (*path, min(found, key=lambda key: places[key])) if found else path
+
+
+def _at(document: Document, path: KeyPath, call: Any, *arguments: Any) -> Any:
+    """Call `call(*arguments)`, whose InputError then names the place in the document."""
+    try:
+        return call(*arguments)
+    except InputError as error:
+        # The message may begin with the key, for callers without a document.
+        message = str(error).removeprefix(f"{'.'.join(map(str, path))}: ")
+        raise document.error(path, type(error)(message)) from error
+
+
+def _resolved_seeds(settings: Settings, document: Document) -> dict[str, Any]:
+    """`seed` and `seeds` of the resolved form: a list of at least two, or none."""
+    given, first = settings.seeds, settings.seed
+    if given is None:
+        return {}
+    if (given if isinstance(given, int) else len(given)) > _MOST_SEEDS:
+        raise document.error(("seeds",), f"expected at most {_MOST_SEEDS:,} seeds")
+    seeds = given if isinstance(given, list) else [first + number for number in range(given)]
+    if len(set(seeds)) < len(seeds):
+        twice = next(seed for seed in seeds if seeds.count(seed) > 1)
+        raise document.error(("seeds",), f"{twice} is there twice: give each seed once")
+    if "seed" in settings.model_fields_set and first not in seeds:
+        raise document.error(("seed",), f"{first} is not among seeds: leave seed out")
+    return {"seed": seeds[0], "seeds": seeds if len(seeds) > 1 else None}
+
+
+def program_remedy(document: Document, folder: Path) -> str | None:
+    """Call that resumes the run of a `folder` that `fit(out=...)` wrote; None for other experiments."""
+    task = document.data.get("task") if isinstance(document.data, dict) else None
+    name = task.get("name") if isinstance(task, dict) else None
+    if not isinstance(name, str) or not name.startswith(PROGRAM_TASK):
+        return None
+    return f"fit(resume_from={visible(folder)!r})"
+
+
+def _load_topology(settings: Settings, document: Document, folder: Path) -> Topology | None:
+    given = settings.topology
+    if given is None:
+        return None
+    if isinstance(given, str):
+        near = folder / given
+        return _at(document, ("topology",), Topology.load, near if os.path.isfile(near) else given)  # type: ignore[no-any-return]
+    return Topology.from_document(document.part(("topology",)))
+
+
+def _expanded(key: str | int, plain: str) -> dict[str, Any]:
+    """Mapping for which a plain text stands under a key of experiments."""
+    if key == "compute":
+        return {plain: {}} if plain in ("flops", "measured") else {"fixed": plain}
+    return {"preset" if key == "protocol" else "name": plain}
+
+
+@dataclass(frozen=True)
+class _Overridden(Document):
+    """Document with keys from flags; errors there name the flag instead of a line."""
+
+    flags: Mapping[KeyPath, str] = field(default_factory=dict)
+
+    def errors(self, problems: Iterable[ConfigError]) -> InputError:
+        flagged = [(self._flag_of((*self.inside, *problem.path)), problem) for problem in problems]
+        errors = [
+            Document(flag, self.data, inside=self.inside).errors([problem])
+            for flag, problem in flagged
+            if flag is not None
+        ]
+        if in_file := [problem for flag, problem in flagged if flag is None]:
+            errors.append(super().errors(in_file))
+        kind = UnknownNameError if isinstance(errors[0], UnknownNameError) else InputError
+        return kind("\n".join(map(str, errors)))
+
+    def _flag_of(self, path: KeyPath) -> str | None:
+        lengths = range(len(path), 0, -1)
+        return next((self.flags[path[:length]] for length in lengths if path[:length] in self.flags), None)
+
+
+def apply_overrides(
+    document: Document,
+    overrides: Sequence[str],
+    options: Mapping[str, object] | None = None,
+    scale: str | None = None,
+) -> Document:
+    """Replace keys of a document by `key.path=value` texts, and top-level keys by `options` of that name.
+
+    Keys that the document's `scales` list for `scale` are replaced first.
+
+    A path leads through mappings by key and through lists by position or by an entry's name
+    (`strategies.DiLoCo.H=20`); `*` is every key or entry there is (`strategies.*.lr=0.01`). Missing
+    mappings are made; a plain text inside the path becomes the mapping for which it stands, such as `{name: ...}`.
+
+    Raises:
+        InputError: an override cannot be read or placed; the line begins with the flag.
+    """
+    given = options or {}
+    # A flag of its own replaces a whole key, and --set what is inside: `--protocol gloo --set protocol.streams=8`.
+    changes: list[_Change] = []
+    for name, replacement in given.items():
+        text = ",".join(map(str, replacement)) if isinstance(replacement, list) else replacement
+        changes.append((name, replacement, f"--{name} {text}"))
+    for text in overrides:
+        flag = f"--set {text}"
+        key, separator, value = text.partition("=")
+        if not separator or not key.strip():
+            raise InputError(f"{flag}: expected KEY=VALUE, such as --set steps=20")
+        if key.strip() in given:
+            raise InputError(f"{flag}: --{key.strip()} is given too: leave one of them out")
+        if key.strip() in {earlier for earlier, *_ in changes}:
+            raise InputError(f"{flag}: '{key.strip()}' is set twice: leave one of them out")
+        changes.append((key.strip(), _read(value, flag), flag))
+    return _changed(document if scale is None else _scaled(document, scale), changes)
+
+
+def apply_values(document: Document, values: Mapping[str, object], origin: str) -> Document:
+    """Replace keys of a document by `values`, each under a key path as `--set` has it.
+
+    Args:
+        document: not changed itself.
+        values: plain data by key path.
+        origin: begins errors about these keys, such as `point lr=0.1`.
+
+    Raises:
+        InputError: there is no place for a key.
+    """
+    return _changed(document, [(key, value, origin) for key, value in values.items()])
+
+
+_Change = tuple[str, object, str]
+"""Key path, value, and what errors about it begin with."""
+
+
+def _changed(document: Document, changes: Iterable[_Change]) -> Document:
+    if not isinstance(document.data, dict):
+        return document  # the schema names the mistake
+    data = copy.deepcopy(document.data)
+    flags = {
+        path: origin for key, value, origin in changes for path in _set(data, key.split("."), value, origin)
+    }
+    return _Overridden(document.where, data, document.lines, flags=flags)
+
+
+def _scaled(document: Document, scale: str) -> Document:
+    """Copy with the keys that `scales` lists for `scale`, and the lines of these."""
+    data, lines = copy.deepcopy(document.data), dict(document.lines)
+    scales = data.get("scales") if isinstance(data, dict) else None
+    if not isinstance(scales, dict) or not scales:
+        raise InputError(f"--scale {scale}: {document.where} has no 'scales'; leave --scale out")
+    if scale not in scales:
+        raise document.error(("scales",), unknown_name("scale", scale, scales))
+    changes = scales[scale] if isinstance(scales[scale], dict) else {}  # else the schema names the mistake
+    for key, value in changes.items():
+        origin = ("scales", scale, key)
+        flag = f"{document.where}:{document.line_of(origin)}: scales.{scale}.{key}"
+        written = {known[3:]: at for known, at in document.lines.items() if known[:3] == origin}
+        for path in _set(data, key.split("."), value, flag):
+            lines = {known: at for known, at in lines.items() if known[: len(path)] != path}
+            lines |= {(*path, *rest): at for rest, at in written.items()}
+    return replace(document, data=data, lines=lines)
+
+
+def _read(value: str, flag: str) -> object:
+    try:
+        return parse_document(value, flag).data
+    except InputError as error:
+        # A flag has no lines.
+        raise type(error)(re.sub(rf"^{re.escape(flag)}:\d+: ", lambda _: f"{flag}: ", str(error))) from None
+
+
+def _set(
+    container: Any, keys: Sequence[str], value: object, flag: str, path: KeyPath = ()
+) -> Iterator[KeyPath]:
+    """Set copies of `value` at `keys`, and yield their key paths: several where `keys` has a `*`."""
+    position = len(path) + 1
+    for step in _steps(container, keys[position - 1], flag):
+        if position == len(keys):
+            container[step] = copy.deepcopy(value)
+            yield (*path, step)
+        else:
+            inside = _inside(container, step, keys[:position], flag)
+            yield from _set(inside, keys, value, flag, (*path, step))
+
+
+def _inside(container: Any, step: str | int, keys: Sequence[str], flag: str) -> dict[str, Any] | list[Any]:
+    """Value at a key, replaced by a mapping where it is missing or a plain name."""
+    inside = container.get(step) if isinstance(container, dict) else container[step]
+    if isinstance(inside, str):
+        inside = _expanded(step, inside)
+    elif inside is None:
+        inside = {}
+    if not isinstance(inside, dict | list):
+        raise InputError(f"{flag}: '{'.'.join(keys)}' has no keys inside")
+    container[step] = inside
+    return inside
+
+
+def _steps(container: dict[str, Any] | list[Any], key: str, flag: str) -> list[str | int]:
+    """Keys or positions that a step of a path stands for."""
+    if key == "*":
+        if not container:
+            raise InputError(f"{flag}: * matches no key: the mapping or list is empty")
+        return list(container) if isinstance(container, dict) else list(range(len(container)))
+    if isinstance(container, dict):
+        if not key:
+            raise InputError(f"{flag}: an empty key between dots")
+        return [key]
+    names = [
+        (entry.get("label") or entry.get("name")) if isinstance(entry, dict) else entry for entry in container
+    ]
+    if key in names:
+        return [names.index(key)]
+    if key.isascii() and key.isdigit() and int(key) < len(container):
+        return [int(key)]
+    positions = [f"0 to {len(container) - 1}"] if container else []
+    error = unknown_name("entry", key, [str(name) for name in names if name] + positions)
+    raise type(error)(f"{flag}: {error}")

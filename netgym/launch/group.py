@@ -1,0 +1,541 @@
+"""A c10d process group on a simulated network: c10d's calls on our communicator's collectives.
+
+The values are those of `exogym_core.communicator`, combined once in rank order; the times are those of its kernel.
+This file adds c10d's conventions: outputs given as tensors and lists of tensors, coalesced calls, complex and boolean
+dtypes, bitwise and pre-multiplied sums, gloo's monitored barrier.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from exogym_core.communicator.base import CollectiveCall, nothing
+from netgym.launch.private import DEFAULT_SECONDS, Profile
+from netgym.launch.tensors import (
+    add_up_sparse,
+    even_splits,
+    fill,
+    op_of,
+    plain_form,
+    reducible,
+    write,
+    write_all,
+)
+from netsim.errors import BrokenCallError, InputError
+from netsim.units import format_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch import Tensor
+
+    from exogym_core.communicator.base import Delivery
+    from exogym_core.communicator.simulated.calls import SimulatedHandle
+    from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+    from netgym.launch.session import RankSession
+
+__all__ = ["NetsimGroup", "NetsimWork", "monitored_barrier"]
+
+
+_ARRIVAL, _RELEASE = 1 << 30, (1 << 30) + 1  # tags; a program's own are small
+
+
+def monitored_barrier(comm: SimulatedCommunicator, seconds: float, wait_all_ranks: bool) -> None:
+    """Barrier that rank 0 releases once all others have reported to it.
+
+    Args:
+        comm: of the group.
+        seconds: of virtual time that rank 0 gives the others; the group is broken after them.
+        wait_all_ranks: name all missing ranks, not only the first.
+
+    Raises:
+        RuntimeError: on rank 0 with the missing ranks; on the others, that ranks are missing.
+    """
+    if comm.rank == 0:
+        _collect_arrivals(comm, seconds, wait_all_ranks)
+        return
+    try:
+        comm.isend(torch.zeros(8, dtype=torch.uint8), 0, _ARRIVAL).wait(seconds)
+        comm.irecv(torch.zeros(8, dtype=torch.uint8), 0, _RELEASE).wait(seconds)
+    except BrokenCallError as error:
+        raise RuntimeError(
+            f"Rank {comm.rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
+            f"from rank 0. Please check rank 0 logs for faulty rank.\n{error}"
+        ) from None
+
+
+def _collect_arrivals(comm: SimulatedCommunicator, seconds: float, wait_all_ranks: bool) -> None:
+    if seconds <= 0:
+        raise RuntimeError(f"Rank 0 timed out in monitoredBarrier after {seconds * 1e3:.10g} ms.")
+    others = range(1, comm.world_size)
+    arrivals: list[Any] = [comm.irecv(torch.zeros(8, dtype=torch.uint8), rank, _ARRIVAL) for rank in others]
+    end, missing = comm.now() + seconds, list[int]()
+    for rank, handle in zip(others, arrivals, strict=True):
+        try:
+            handle.wait(max(end - comm.now(), 0.0))
+        except BrokenCallError:
+            missing.append(rank)
+    if missing:
+        shown = missing if wait_all_ranks else missing[:1]
+        names = f"Rank{'s' if len(shown) > 1 else ''} {', '.join(map(str, shown))}"
+        raise RuntimeError(f"{names} failed to pass monitoredBarrier in {seconds * 1e3:.10g} ms")
+    for handle in [comm.isend(torch.zeros(8, dtype=torch.uint8), rank, _RELEASE) for rank in others]:
+        handle.wait()
+
+
+def _line(tensor: Tensor) -> Tensor:
+    """A message's elements: as on gloo, its two ends need not agree on more of the shape than how many there are."""
+    return tensor.view(-1) if tensor.is_contiguous() else tensor
+
+
+class NetsimGroup(dist.ProcessGroup):
+    """A process group, at one rank.
+
+    Args:
+        session: the rank's.
+        comm: the group's communicator.
+        store: the group's part of c10d's store.
+        name: c10d's name of the group.
+
+    Raises (calls that wait):
+        MismatchError: members disagree about a call.
+        DeadlockError: a rank waits for a call that can never complete.
+    """
+
+    def __init__(
+        self, session: RankSession, comm: SimulatedCommunicator, store: dist.Store, name: str = ""
+    ) -> None:
+        super().__init__(comm.rank, comm.world_size)
+        self._session, self._comm, self._store, self._given_name = session, comm, store, name
+        self.shown_name = "netsim"  # in profiles
+        self._coalesced: list[NetsimWork] | None = None
+        self._profile = Profile()
+
+    # --- the group itself ----------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:  # noqa: N802 (c10d's, whose C++ looks for gloo itself under gloo's name)
+        return "netsim"
+
+    @property
+    def group_name(self) -> str:
+        return self._given_name
+
+    def _set_group_name(self, name: str) -> None:
+        self._given_name = name
+
+    @property
+    def supports_splitting(self) -> bool:
+        return False
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> NetsimGroup:
+        return self
+
+    def get_group_store(self) -> dist.Store:
+        return self._store
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _wait_for_pending_works(self) -> None:
+        self._session.settle()
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        self._comm.call_seconds = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def _get_sequence_number_for_group(self) -> int:
+        return 0
+
+    # --- several calls as one ------------------------------------------------------------------------------
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> NetsimWork:
+        works, self._coalesced = self._coalesced or [], None
+        self._comm.flush()  # calls posted as if waited for at once
+        return self._together(works)
+
+    # --- collectives ---------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> NetsimWork:
+        if tensors[0].is_sparse:
+            return self._sparse_all_reduce(tensors[0], op_of(opts))
+        return self._reduced("all_reduce", tensors, opts)
+
+    def _sparse_all_reduce(self, tensor: Tensor, op: Any) -> NetsimWork:
+        if op != dist.ReduceOp.SUM:
+            raise InputError(f"all_reduce of a sparse tensor: {op} has no meaning; use SUM")
+        with self._session, torch.no_grad():
+            self._session.at("sparse_all_reduce")
+            tensor.copy_(add_up_sparse(self._comm, tensor))
+        return self._work("sparse_all_reduce", [], [tensor], shown=[])
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> NetsimWork:
+        flat = {  # of each dtype
+            dtype: torch.cat([tensor.detach().reshape(-1) for tensor in tensors if tensor.dtype == dtype])
+            for dtype in dict.fromkeys(tensor.dtype for tensor in tensors)
+        }
+
+        def finish() -> None:
+            for dtype, line in flat.items():
+                alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+                for tensor, part in zip(alike, line.split([each.numel() for each in alike]), strict=True):
+                    tensor.detach().copy_(part.view_as(tensor))
+
+        work = self._reduced("all_reduce", list(flat.values()), opts, shown=tensors)
+        return NetsimWork(self._session, "allreduce_coalesced", [work], finish, tensors)
+
+    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> NetsimWork:
+        return self._reduced("reduce", tensors, opts, root=self._root("reduce", opts))
+
+    def _reduced(
+        self,
+        name: str,
+        tensors: Sequence[Tensor],
+        opts: Any,
+        root: int = 0,
+        shown: Sequence[Tensor] | None = None,
+    ) -> NetsimWork:
+        made = ((tensor, *reducible(tensor, op_of(opts))) for tensor in tensors)
+        calls = (
+            (CollectiveCall(name, [plain], op, root), write(tensor, back)) for tensor, plain, op, back in made
+        )
+        return self._posted(name, calls, opts, tensors, shown=shown)
+
+    def _root(self, name: str, opts: Any) -> int:
+        root = int(opts.rootRank)
+        if not 0 <= root < self.size():
+            raise RuntimeError(f"{name}: invalid root rank: {root}; use 0 to {self.size() - 1}")
+        return root
+
+    def _of_all(self, name: str, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """`tensors`, of which there is one for each rank."""
+        if len(tensors) != self.size():
+            raise RuntimeError(
+                f"{name}: a list of {format_count(len(tensors), 'tensor')}; give one for each of "
+                f"{format_count(self.size(), 'rank')}"
+            )
+        return tensors
+
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> NetsimWork:
+        root = self._root("broadcast", opts)
+        calls = (
+            (
+                CollectiveCall("broadcast", [plain_form(tensor)], root=root),
+                nothing if self._comm.rank == root else write(tensor),
+            )
+            for tensor in tensors
+        )
+        return self._posted("broadcast", calls, opts, tensors)
+
+    def allgather(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> NetsimWork:
+        calls = (
+            (CollectiveCall("all_gather", [plain_form(tensor)]), write_all(self._of_all("all_gather", into)))
+            for tensor, into in zip(inputs, outputs, strict=True)
+        )
+        return self._posted("all_gather", calls, opts, [*chain(*outputs)], shown=inputs)
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> NetsimWork:
+        return self.allgather(list(zip(*outputs, strict=True)), inputs, opts)  # a row of outputs is a rank's
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> NetsimWork:
+        call = CollectiveCall("all_gather", [plain_form(tensor)])
+        return self._posted("_all_gather_base", [(call, fill(output))], opts, [output])
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> NetsimWork:
+        return self._together(map(self.all_gather_single, outputs, inputs))
+
+    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> NetsimWork:
+        root = self._root("gather", opts)
+        into = write_all(self._of_all("gather", outputs[0])) if self._comm.rank == root else nothing
+        call = CollectiveCall("gather", [plain_form(inputs[0])], root=root)
+        return self._posted("gather", [(call, into)], opts, [*chain(*outputs)], shown=inputs)
+
+    def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> NetsimWork:
+        root = self._root("scatter", opts)
+        given = self._of_all("scatter", inputs[0]) if self._comm.rank == root else []
+        parts = [plain_form(part) for part in given]
+        call = CollectiveCall("scatter", parts, root=root, like=[plain_form(outputs[0])])
+        return self._posted("scatter", [(call, write(outputs[0]))], opts, outputs)
+
+    def reduce_scatter(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
+    ) -> NetsimWork:
+        return self._together(
+            self._reduce_scattered(output, parts, opts) for output, parts in zip(outputs, inputs, strict=True)
+        )
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> NetsimWork:
+        if tensor.numel() != output.numel() * self.size():
+            raise ValueError(
+                f"reduce_scatter: the input has {tensor.numel()} elements; give world size {self.size()} times "
+                f"the output's {output.numel()}"
+            )
+        return self._reduce_scattered(output, list(tensor.detach().reshape(self.size(), -1)), opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> NetsimWork:
+        return self._together(
+            self.reduce_scatter_single(output, tensor, opts)
+            for output, tensor in zip(outputs, inputs, strict=True)
+        )
+
+    def _reduce_scattered(self, output: Tensor, parts: Sequence[Tensor], opts: Any) -> NetsimWork:
+        plain, ops, backs = zip(
+            *(reducible(part, op_of(opts)) for part in self._of_all("reduce_scatter", parts)), strict=True
+        )
+        call = CollectiveCall("reduce_scatter", plain, ops[0])
+        return self._posted("reduce_scatter", [(call, write(output, backs[0]))], opts, [output])
+
+    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> NetsimWork:
+        return self._exchanged(outputs, inputs, opts, outputs)
+
+    def _exchanged(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        opts: Any,
+        written: Sequence[Tensor],
+        shown: Sequence[Tensor] | None = None,
+    ) -> NetsimWork:
+        call = CollectiveCall("all_to_all", [plain_form(part) for part in self._of_all("all_to_all", inputs)])
+        into = write_all(self._of_all("all_to_all", outputs))
+        return self._posted("all_to_all", [(call, into)], opts, written, shown=shown)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        tensor: Tensor,
+        output_split_sizes: Sequence[int] | None,
+        input_split_sizes: Sequence[int] | None,
+        opts: Any = None,
+    ) -> NetsimWork:
+        given = tensor.detach().split(list(input_split_sizes or even_splits(tensor, self.size(), "input")))
+        into = output.detach().split(list(output_split_sizes or even_splits(output, self.size(), "output")))
+        return self._exchanged(into, given, opts, [output], [tensor])
+
+    def barrier(self, opts: Any = None) -> NetsimWork:
+        work = self._posted("barrier", [(CollectiveCall("barrier", []), nothing)], opts, [])
+        work.give(getattr(opts, "timeout", None))
+        return work
+
+    def monitored_barrier(
+        self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """gloo's barrier that names missing ranks: rank 0 receives from each of the others, then releases them."""
+        with self._session:
+            self._session.at("monitored_barrier")
+            monitored_barrier(
+                self._comm, DEFAULT_SECONDS if timeout is None else timeout.total_seconds(), wait_all_ranks
+            )
+
+    # c10d's names of the same calls until torch 2.12
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # --- messages ------------------------------------------------------------------------------------------
+
+    def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0) -> NetsimWork:
+        with self._session:
+            self._session.at("send")
+            handle = self._comm.isend(_line(plain_form(tensors[0])), dst, tag)
+        return self._work("send", [handle], tensors)
+
+    def recv(self, tensors: Sequence[Tensor], src: int, tag: int = 0) -> NetsimWork:
+        with self._session:
+            self._session.at("recv")
+            handle = self._comm.irecv(_line(tensors[0].detach()), src, tag)
+        return self._work("recv", [handle], tensors, source=src)
+
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> NetsimWork:
+        with self._session:
+            self._session.at("recv")
+            source = self._comm.recv(_line(tensors[0].detach()), None, tag)
+        return self._work("recvAnySource", [], tensors, source=source)
+
+    # --- how every call goes -------------------------------------------------------------------------------
+
+    def _posted(
+        self,
+        name: str,
+        calls: Iterable[tuple[CollectiveCall, Delivery[None]]],
+        opts: Any,
+        outputs: Sequence[Tensor],
+        shown: Sequence[Tensor] | None = None,
+    ) -> NetsimWork:
+        """Post calls, each with the delivery of its values, as one that c10d calls `name`."""
+        # Without async_op c10d waits for the returned work at once.
+        waits, handles = self._coalesced is not None or not getattr(opts, "asyncOp", True), []
+        with self._session:
+            for call, deliver in calls:
+                self._session.at(call.name)
+                handles.append(self._comm._collective(call, deliver, True, waits=waits))
+        return self._work(name, handles, outputs, shown=shown)
+
+    def _work(
+        self,
+        op: str,
+        handles: Sequence[Any],
+        outputs: Sequence[Tensor],
+        *,
+        source: int = -1,
+        shown: Sequence[Tensor] | None = None,
+    ) -> NetsimWork:
+        self._profile.show(self.shown_name, op, outputs if shown is None else shown)
+        work = NetsimWork(self._session, op, handles, outputs=outputs, source=source)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _together(self, works: Iterable[NetsimWork]) -> NetsimWork:
+        made = list(works)
+        if len(made) == 1:
+            return made[0]
+        outputs = [tensor for work in made for tensor in work.outputs]
+        return NetsimWork(self._session, "coalesced", made, outputs=outputs)
+
+
+_SHOWN = {"_all_gather_base": "all_gather"}  # c10d's names of calls that it has two of
+
+
+class NetsimWork(dist.Work):
+    """Calls of one rank in flight.
+
+    `wait` waits for values in host time and for the calls' end on the clock. A future has the values at once, for
+    code that waits for it in C++ or chains callbacks to it, and its time is charged when the backward pass ends that
+    is under way, at its own `wait`, or before the program's next wait for anything.
+
+    Args:
+        session: the rank's.
+        op: c10d's name of the call.
+        handles: of the calls, or works that this one waits for.
+        finish: called when all values are delivered.
+        outputs: of `result` and futures.
+        source: the sender of a received message.
+    """
+
+    def __init__(
+        self,
+        session: RankSession,
+        op: str,
+        handles: Sequence[SimulatedHandle[Any] | NetsimWork],
+        finish: Callable[[], None] = lambda: None,
+        outputs: Sequence[Tensor] = (),
+        source: int = -1,
+    ) -> None:
+        super().__init__()
+        self._session, self._op, self._handles = session, op, list(handles)
+        self._finish, self._outputs, self._source = finish, list(outputs), source
+        self._is_delivered = self._is_charged = False
+        self._seconds = math.inf
+
+    def wait(self, timeout: datetime.timedelta | float | None = None) -> bool:
+        """Wait until it is done, or for `timeout`, which may be in seconds.
+
+        Raises:
+            RuntimeError: it is not, after the group's time-out or this one, or the group was broken before.
+        """
+        limit = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
+        seconds = limit if limit and limit < math.inf else self._seconds
+        with self._session:
+            self._session.settle_others(self)
+            if not self._is_charged:
+                self._is_charged = True
+                if self._handles and not isinstance(self._handles[0], NetsimWork):  # which marks its own call
+                    self._session.at(_SHOWN.get(self._op, self._op))
+                for handle in self._handles:
+                    handle.wait(seconds)
+            self.deliver()
+        return True
+
+    def give(self, timeout: datetime.timedelta | None) -> None:
+        """Have its waits take no longer than this; c10d means nothing by a time that is not positive."""
+        if timeout is not None and timeout.total_seconds() > 0:
+            self._seconds = timeout.total_seconds()
+
+    def deliver(self) -> None:
+        """Deliver values, as soon as they are available."""
+        if not self._is_delivered:
+            self._is_delivered = True
+            for handle in self._handles:
+                handle.deliver()
+            self._finish()
+
+    def is_completed(self) -> bool:
+        """True if `wait` would return at once, at the rank's virtual time."""
+        with self._session:
+            return self._is_charged or all(handle.is_completed() for handle in self._handles)
+
+    def is_success(self) -> bool:
+        """Failures are raised where they are met."""
+        return self.is_completed()
+
+    def exception(self) -> None:
+        """Failures are raised where they are met."""
+
+    def synchronize(self) -> None:
+        """Wait, as `wait` does."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """The sender of a received message."""
+        return self._source
+
+    _source_rank = source_rank
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """Tensors that it writes."""
+        return self._outputs
+
+    def result(self) -> list[Tensor]:
+        """The tensors that it has written."""
+        self.wait()
+        return self._outputs
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """The tensors as a future, which has its values already."""
+        with self._session:
+            self.deliver()
+            if not self._is_charged:
+                self._session.charge_later(self)
+        future = _ChargedFuture(self)
+        future.set_result(self._outputs)
+        return future
+
+
+class _ChargedFuture(torch.futures.Future):  # type: ignore[type-arg]
+    """A future whose wait, from Python, takes its work's time."""
+
+    def __init__(self, work: NetsimWork) -> None:
+        super().__init__()
+        self._work = work
+
+    def wait(self) -> Any:
+        self._work.wait()
+        return super().wait()

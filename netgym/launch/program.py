@@ -1,0 +1,188 @@
+"""A launched program: its processes started and ended, its simulation served."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import math
+import os
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed.rpc
+
+from exogym_core.workers.processes.children import Children
+from exogym_core.workers.processes.shared_memory import Arena
+from exogym_core.workers.rng import RandomStates
+from netgym.launch.launched import Launched, listen
+from netgym.launch.lone_rank import LoneRank
+from netgym.launch.run import (
+    JoinedRanks,
+    Launch,
+    LaunchedRun,
+    Script,
+    launched_run,
+    nothing_simulated,
+)
+from netgym.launch.script import become_launched, run_rank, run_script
+from netsim.errors import InputError, NetsimError, RankError
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterator
+
+    from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+    from exogym_core.workers.processes.children import Pipe
+    from netgym.launch.report import LaunchReport
+
+__all__ = ["run_program"]
+
+
+def run_program(launch: Launch, warn: Callable[[str], None]) -> tuple[LaunchReport, NetsimError | None]:
+    """Run a program to its end, to `until`, or to its failure.
+
+    Args:
+        launch: program, network and options.
+        warn: called with lines of warning.
+
+    Returns:
+        The report, however it ended, and the error that ended it.
+
+    Raises:
+        NetsimError: it never reached the simulation.
+        InputError: an argument is wrong, or the program makes no call that could be simulated.
+        KeyboardInterrupt: before any rank had joined.
+    """
+    # Users' programs may compute for long between two calls.
+    warnings.filterwarnings("ignore", message=".* sends nothing: ")
+    with tempfile.TemporaryDirectory(prefix="netgym-") as folder, _ending_descendants():
+        devices = (launch.num_ranks or len(launch.topology.hosts)) if launch.cuda_as_cpu else 0
+        launched = Launched(folder, launch.num_ranks or 0, launch.compute, devices)
+        run = _start_ranks if launch.num_ranks else _let_ranks_start
+        ran = run(launch, launched, warn)
+        ran.refuse(launched.refusal)
+        return ran.report(), ran.error
+
+
+_PR_SET_CHILD_SUBREAPER = 36
+_GRACE_SECONDS = 1.0  # trackers of shared memory clean up once the program has ended
+
+
+@contextlib.contextmanager
+def _ending_descendants() -> Iterator[None]:
+    """Adopt the processes that the program leaves behind, and end them with it, where the system can."""
+    if sys.platform != "linux":
+        yield
+        return
+    libc, before = ctypes.CDLL(None), _own_children()
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while left := _own_children() - before:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    if time.monotonic() > deadline:
+                        os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.01)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _own_children() -> set[int]:
+    """Processes whose parent is this one."""
+    paths = glob.glob("/proc/self/task/*/children")
+    return {int(pid) for path in paths for pid in Path(path).read_text().split()}
+
+
+def _start_ranks(launch: Launch, launched: Launched, warn: Callable[[str], None]) -> LaunchedRun:
+    """Start a process a rank, as torchrun does."""
+    num_ranks = launched.num_ranks
+    body = partial(run_rank, script=launch.script, launched=launched)
+    with (
+        launched_run(launch, launch.world(num_ranks), warn) as (run, arena_fd),
+        Children(partial(_be_rank, num_ranks, body), num_ranks) as children,
+    ):
+        for channel in children.channels:
+            channel.send_fd(arena_fd)
+        run.serve(children)
+    return run
+
+
+def _be_rank(num_ranks: int, body: Callable[[SimulatedCommunicator], Any], index: int, channel: Pipe) -> None:
+    arena = Arena(channel.recv_fd(), num_regions=num_ranks + 1, region=index + 1)
+    torch.set_num_threads(1)
+    RandomStates(0, index).load()  # a fork has its parent's generators: all ranks would draw the same
+    LoneRank(num_ranks, index, channel, arena).run(body)
+
+
+def _let_ranks_start(launch: Launch, launched: Launched, warn: Callable[[str], None]) -> LaunchedRun:
+    """Start one process whose own children join as ranks."""
+    with (
+        listen(launched.socket) as listener,
+        Children(partial(_be_script, launch.script, launched, listener), 1) as children,
+    ):
+
+        def ended() -> str:
+            how = children.describe_exit(0)
+            return "" if how is None else f"{launch.script.name} has ended ({how})"
+
+        try:
+            joined = JoinedRanks.let_in(listener, math.inf, ended)
+        except TimeoutError as error:
+            if launched.refusal or children.describe_exit(0) == "exit code 0":
+                raise InputError(launched.refusal or nothing_simulated(str(error))) from None
+            raise RankError(f"{error}: the script's own error is above", 0) from None
+        listener.close()  # later connections are refused
+        with joined:
+            run = _serve_joined(launch, joined, warn)
+            if run.ending != "finished":  # first: it would report its killed children
+                os.kill(children.pids[0], signal.SIGKILL)
+                joined.end()
+        if run.ending == "finished":
+            _finish_script(run, launch.script.name, children)
+    return run
+
+
+def _be_script(
+    script: Script, launched: Launched, listener: socket.socket, index: int, channel: Pipe
+) -> None:
+    listener.close()  # left open here, it would accept ranks that are not served
+    torch.set_num_threads(1)
+    launched.to_environment()
+    become_launched()
+    run_script(script)
+
+
+def _serve_joined(launch: Launch, joined: JoinedRanks, warn: Callable[[str], None]) -> LaunchedRun:
+    try:
+        world = launch.world(len(joined.channels))
+    except InputError as error:
+        joined.refuse(str(error))
+        raise
+    with launched_run(launch, world, warn) as (run, arena_fd):
+        joined.welcome(arena_fd)
+        run.serve(joined)
+    return run
+
+
+def _finish_script(run: LaunchedRun, name: str, children: Children) -> None:
+    """Wait for the script itself, whose ranks have ended."""
+    how = None
+    try:
+        while how is None:
+            how = children.describe_exit(0, timeout_seconds=3600.0)
+    except KeyboardInterrupt:
+        run.ending = "interrupted"
+        return
+    if how != "exit code 0":
+        run.fail(RankError(f"{name} ended after its ranks: {how}", 0))

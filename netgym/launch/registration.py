@@ -1,0 +1,155 @@
+"""Registration of `netsim` with torch.distributed, in the place of other backends and under `split_group`."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from netgym.launch.group import NetsimGroup
+from netgym.launch.private import (
+    DEFAULT_SECONDS,
+    is_registered,
+    name_group,
+    wrap_group_maker,
+    wrap_split_group,
+)
+from netgym.launch.session import current_session
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from torch.distributed.distributed_c10d import _DistributedBackendOptions  # type: ignore[attr-defined]
+
+__all__ = ["register", "replace_backends", "split_group"]
+
+
+def _create(options: _DistributedBackendOptions, backend_options: Any) -> NetsimGroup:
+    session = current_session()
+    ranks = list(options.global_ranks_in_group)
+    whole = None if ranks else (options.group_rank, options.group_size)
+    if session is None or (whole is not None and whole != (session.comm.rank, session.comm.world_size)):
+        from netgym.launch.joining import connect
+
+        session = connect(options.store, options.group_rank, options.group_size)
+    ranks = ranks or list(range(options.group_size))
+    is_first = session.begin()
+    comm = session.comm if len(ranks) == session.comm.world_size and is_first else None
+    if comm is None:
+        comm = session.comm.group(ranks)
+    seconds = options.timeout.total_seconds()
+    if seconds != DEFAULT_SECONDS:  # chosen by the program
+        comm.call_seconds = seconds
+    return NetsimGroup(session, comm, options.store, options.group_id)
+
+
+def _stepped(optimizer: object, arguments: object, options: object) -> None:
+    session = current_session()
+    if session is not None:
+        session.stepped(optimizer)
+
+
+def register() -> None:
+    """Register `netsim` with torch.distributed; idempotent."""
+    if not is_registered("netsim"):
+        wrap_split_group(split_group)
+        register_optimizer_step_post_hook(_stepped)
+        dist.Backend.register_backend("netsim", _create, extended_api=True, devices=["cpu"])
+
+
+_BACKEND = 3  # its position among the arguments of c10d's function that makes groups
+_TORCHS_OWN = {"undefined", "gloo", "mpi", "nccl", "ucc", "xccl"}  # "undefined": none was named
+
+
+def replace_backends(also: Collection[str] = ()) -> None:
+    """Give the program `netsim` where it asks for a backend of torch's own, or for `also`, or names none.
+
+    Its groups keep the requested name, which c10d and programs test: `get_backend` returns it, and calls that c10d
+    offers for gloo alone (`monitored_barrier`) work where gloo was requested. Groups of other backends are left
+    unchanged, and named as not charged.
+    """
+    replaced = _TORCHS_OWN.union(also)
+    # c10d reads nccl's default time-out before it makes a group.
+    warnings.filterwarnings("ignore", message="Attempted to get default timeout for nccl backend")
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*arguments: Any, **options: Any) -> Any:
+            asked = str(arguments[_BACKEND])
+            parts = {part.rpartition(":")[2] for part in asked.split(",")}
+            if not parts & replaced:
+                made_by_original = original(*arguments, **options)
+                _note_uncharged(asked)
+                return made_by_original
+            group, store = original(*arguments[:_BACKEND], "netsim", *arguments[_BACKEND + 1 :], **options)
+            if store is not None:
+                name_group(group, asked)
+                if "," not in asked:
+                    group.shown_name = asked
+            return group, store
+
+        return made
+
+    wrap_group_maker(around)
+    _note_gloo_groups()
+
+
+def _note_gloo_groups() -> None:
+    """Note groups that a program constructs itself, past `new_group`: their calls never reach the simulation."""
+    construct = dist.ProcessGroupGloo.__init__
+
+    def constructed(*arguments: Any, **options: Any) -> None:
+        construct(*arguments, **options)
+        _note_uncharged("gloo, by ProcessGroupGloo")
+
+    dist.ProcessGroupGloo.__init__ = constructed  # type: ignore[method-assign]
+
+
+def _note_uncharged(backend: str) -> None:
+    session = current_session()
+    if session is not None and backend != "netsim":
+        session.comm.mark({"uncharged": f"backend {backend}"})
+
+
+def split_group(otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """c10d's function, with groups on `netsim` split whatever devices there are; all others by `otherwise`."""
+
+    def split(
+        parent_pg: Any = None, split_ranks: Sequence[Sequence[int]] | None = None, *rest: Any, **options: Any
+    ) -> Any:
+        parent = parent_pg if parent_pg is not None else dist.group.WORLD
+        if not isinstance(parent, NetsimGroup):
+            return otherwise(parent_pg, split_ranks, *rest, **options)
+        return _split(parent, split_ranks or [], *rest, **options)
+
+    return split
+
+
+def _split(
+    parent: NetsimGroup,
+    split_ranks: Sequence[Sequence[int]],
+    timeout: Any = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    backend: str | None = None,
+) -> Any:
+    given = [rank for part in split_ranks for rank in part]
+    if (
+        not given
+        or not all(split_ranks)
+        or len(set(given)) < len(given)
+        or not set(given) <= set(range(parent.size()))
+    ):
+        raise InputError(
+            f"split_group: split_ranks={split_ranks!r} must be lists of the parent group's ranks, 0 to "
+            f"{parent.size() - 1}, each rank once at most"
+        )
+    mine = next((sorted(part) for part in split_ranks if parent.rank() in part), None)
+    if mine is None:
+        return None
+    ranks = [dist.get_global_rank(parent, rank) for rank in mine]
+    return dist.new_group(
+        ranks, timeout, backend, pg_options, use_local_synchronization=True, group_desc=group_desc
+    )

@@ -1,0 +1,526 @@
+"""Report of a launched run, as `launch.json` holds it, as text, and as a page."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+from pydantic import BaseModel, ConfigDict, Field
+from rich.table import Table
+from rich.text import Text
+
+from exogym_core.communicator.exchange import rank_names
+from exogym_core.names import visible
+from exogym_core.results.disk import write_whole
+from exogym_core.results.report.network import draw_network, network_matrix
+from exogym_core.results.report.page import Listing, Page, TextTable, render_page, trace_of
+from netgym.cli.run_commands import stdout
+from netsim import read_bytes
+from netsim.errors import InputError
+from netsim.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from exogym_core.communicator.simulated.simulation import Simulation
+    from exogym_core.results.run_folder import RunFolder
+    from netgym.launch.call_sites import CallSite, CallSites, Instant, SiteTotals
+
+__all__ = [
+    "CallTimes",
+    "Ending",
+    "HostDecision",
+    "LaunchReport",
+    "RankTimes",
+    "SteadyState",
+    "launch_schema",
+    "page_of_launch",
+    "print_launch",
+    "read_launch",
+    "report_launch",
+    "report_of",
+    "show_summary",
+    "write_launch",
+]
+
+Ending = Literal["finished", "until", "interrupted", "failed"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class RankTimes(_Part):
+    """Time of a rank: computing, waiting, network and down sum to its virtual seconds."""
+
+    rank: int
+    host: str
+    startup_seconds: float = Field(description="computing before init_process_group, which is not charged")
+    virtual_seconds: float = Field(description="when it ended, from init_process_group on")
+    computing_seconds: float
+    waiting_seconds: float = Field(description="waiting for ranks that had not posted the call yet")
+    network_seconds: float = Field(description="waiting for the network")
+    down_seconds: float = Field(description="its host was down, or its computing was lost by that")
+    bytes_sent: int = Field(description="payload that left it")
+    steps: int = Field(description="calls of step() by the first optimizer that stepped")
+
+
+class CallTimes(_Part):
+    """Calls of one operation at one place of the script; means over all ranks."""
+
+    place: str = Field(description="file:line of the script, for its own folder's files relative to that")
+    op: str
+    calls: float = Field(description="calls a rank; 0 where the script only waits for calls made elsewhere")
+    bytes_per_call: float = Field(description="of the tensor; for gathers and scatters of all parts")
+    waiting_seconds: float = Field(description="waited there for other ranks")
+    network_seconds: float = Field(description="waited there while the network was at work")
+    exposed_seconds: float | None = Field(
+        default=None,
+        description=(
+            "waited there or elsewhere while the network worked on the calls made there, the oldest of a group first; "
+            "null: not recorded"
+        ),
+    )
+    hidden_seconds: float | None = Field(
+        default=None,
+        description="calls made there were under way while their rank did not wait; null: not recorded",
+    )
+
+
+class SteadyState(_Part):
+    """Mean step, over ranks and the steps from the end of the first to the end of the last."""
+
+    steps: int = Field(description="number of steps in the means, of the rank with the fewest")
+    told_by: str = Field(description="call that ends a step")
+    seconds: float
+    computing_seconds: float
+    waiting_seconds: float
+    network_seconds: float
+
+
+class HostDecision(_Part):
+    """Host time decided: the clock advanced without ranks that slept, as calls of others had time-outs."""
+
+    virtual_seconds: float = Field(description="the first time")
+    times: int
+    without_ranks: list[int] = Field(description="asleep for a second of host time, outside of calls")
+    calls: list[str] = Field(description="in flight then, which wait for members")
+
+
+class LaunchReport(_Part):
+    """A launched program's run. All seconds are virtual, from init_process_group on, unless a field says otherwise."""
+
+    run_folder: str | None = None
+    script: str
+    arguments: list[str]
+    is_module: bool
+    ending: Ending
+    error: str | None = Field(default=None, description="the line that says why it failed")
+    num_ranks: int
+    topology: dict[str, Any] = Field(description="as a topology's file holds it")
+    protocol: str
+    protocol_from: Literal["option", "topology", "default"]
+    protocol_settings: dict[str, Any] = Field(description="every setting; null: without limit")
+    placement: list[str] = Field(description="host of each rank")
+    algorithms: dict[str, list[str]] = Field(description="those that each operation went by")
+    algorithms_from: str = Field(
+        description="'auto': gloo's own under gloo, else for each call the fastest by itself"
+    )
+    compute: str = Field(description="cost of computing, as --compute has it")
+    cuda_as_cpu: bool
+    until_seconds: float | None
+    virtual_seconds: float = Field(description="when the last rank ended, or the run did")
+    compute_utilisation: float = Field(description="computing / virtual seconds, mean over ranks")
+    slowest_rank: int = Field(description="the one that ended last")
+    ranks: list[RankTimes]
+    steady_state: SteadyState | None = Field(description="null where fewer than two steps were marked")
+    calls: list[CallTimes] = Field(description="the longest waiting first")
+    wan_bytes: int = Field(description="payload of all ranks to other regions")
+    link_bytes: dict[str, float] = Field(description="as the network counts them")
+    uncharged: list[str] = Field(description="backends used alongside the simulated network, not charged")
+    later_weather: str | None = Field(
+        default=None, description="weather of the topology that begins after the end and changed nothing"
+    )
+    host_decisions: list[HostDecision] = Field(
+        default=[], description="where host time decided, so that times may differ from run to run"
+    )
+
+    def mean_seconds(self, name: str) -> float:
+        """A field of `RankTimes`, as mean over ranks."""
+        return float(sum(getattr(rank, name) for rank in self.ranks) / max(len(self.ranks), 1))
+
+
+def launch_schema() -> dict[str, Any]:
+    """JSON Schema of `launch.json`, and of the document of `netgym launch --json`."""
+    return LaunchReport.model_json_schema()
+
+
+def report_of(
+    simulation: Simulation,
+    sites: CallSites,
+    about: dict[str, Any],
+    ending: Ending,
+    error: str | None,
+    host_decisions: Sequence[HostDecision] = (),
+) -> LaunchReport:
+    """Report of a run, at its end or when it was stopped.
+
+    Args:
+        simulation: that ended, or was left.
+        sites: its calls by place.
+        about: fields of the report that do not depend on the run.
+        ending: how it ended.
+        error: why it failed.
+        host_decisions: made on the way.
+    """
+    kernel, network, world = simulation.kernel, simulation.network, simulation.world
+    assert network is not None
+    assert world.topology is not None
+    instant = kernel.until_seconds if ending == "until" else float(kernel.clock.now)
+    ends = [instant if rank in kernel.running else end for rank, end in enumerate(kernel.end_seconds)]
+    waited = [kernel.exposed_until(rank, end) for rank, end in enumerate(ends)]
+    totals, size = sites.finish(waited, instant), world.num_ranks
+    hosts = [world.topology.hosts[host].name for host in world.hosts]
+    ranks = [
+        _rank_times(rank, hosts[rank], end, kernel.compute_seconds[rank], waited[rank], sites)
+        for rank, end in enumerate(ends)
+    ]
+    whole = max(ends)
+    return LaunchReport(
+        **about,
+        topology=world.topology.to_mapping(),
+        protocol=world.protocol.name,
+        protocol_settings={
+            name: None if value == math.inf else value for name, value in world.protocol.to_mapping().items()
+        },
+        algorithms_from=", ".join(f"{op} {name}" for op, name in world.collectives.items()) or "auto",
+        ending=ending,
+        error=error,
+        num_ranks=size,
+        placement=hosts,
+        algorithms={op: sorted(names) for op, names in sorted(simulation.algorithms.items())},
+        virtual_seconds=whole,
+        compute_utilisation=sum(rank.computing_seconds for rank in ranks) / (whole * size) if whole else 1.0,
+        slowest_rank=max(range(size), key=lambda rank: (ends[rank], -rank)),
+        ranks=ranks,
+        steady_state=_steady_state(list(sites.first_steps.values()), list(sites.last_steps.values())),
+        calls=[_call_times(site, each, size) for site, each in totals.items()],
+        wan_bytes=sum(sites.wan_bytes),
+        link_bytes={
+            f"{link.source} -> {link.target}": float(count)
+            for link, count in zip(world.topology.links, network.link_bytes, strict=True)
+            if count
+        },
+        uncharged=list(sites.uncharged),
+        later_weather=world.topology.weather_after(whole),
+        host_decisions=list(host_decisions),
+    )
+
+
+def _call_times(site: CallSite, each: SiteTotals, size: int) -> CallTimes:
+    return CallTimes(
+        place=site.place,
+        op=site.op,
+        calls=each.calls / size,
+        bytes_per_call=each.num_bytes / each.calls if each.calls else 0.0,
+        waiting_seconds=(each.exposed_seconds - each.network_seconds) / size,
+        network_seconds=each.network_seconds / size,
+        exposed_seconds=each.awaited_seconds / size,
+        hidden_seconds=each.hidden_seconds / size,
+    )
+
+
+def _rank_times(
+    rank: int, host: str, end: float, computed: float, waited: tuple[float, float], sites: CallSites
+) -> RankTimes:
+    exposed, network = waited
+    computing = min(computed, max(end - exposed, 0.0))  # computing under way was counted as a whole
+    return RankTimes(
+        rank=rank,
+        host=host,
+        startup_seconds=sites.startup_seconds[rank],
+        virtual_seconds=end,
+        computing_seconds=computing,
+        waiting_seconds=exposed - network,
+        network_seconds=network,
+        down_seconds=max(end - exposed - computing, 0.0),
+        bytes_sent=sites.bytes_sent[rank],
+        steps=sites.last_steps[rank].step if rank in sites.last_steps else 0,
+    )
+
+
+def _steady_state(first: Sequence[Instant], last: Sequence[Instant]) -> SteadyState | None:
+    """Means over ranks that have reported steps; None where one of them has reported only one."""
+    pairs = list(zip(first, last, strict=True))
+    fewest = min((end.step - begin.step for begin, end in pairs), default=0)
+    if not fewest:
+        return None
+
+    def mean(field: str) -> float:
+        each = (
+            (getattr(end, field) - getattr(begin, field)) / (end.step - begin.step) for begin, end in pairs
+        )
+        return float(sum(each) / len(pairs))
+
+    network = mean("network_seconds")
+    return SteadyState(
+        steps=fewest,
+        told_by="optimizer.step()",
+        seconds=mean("virtual_seconds"),
+        computing_seconds=mean("compute_seconds"),
+        waiting_seconds=mean("exposed_seconds") - network,
+        network_seconds=network,
+    )
+
+
+_FILE = "launch.json"
+_NOTE = (
+    "Seconds and calls are means over ranks. Waiting for others and the network: waited at this line; exposed: waited, "
+    "here or elsewhere, while the network worked on this line's calls, the oldest of a group first; hidden: they were "
+    "under way while their rank did not wait."
+)
+_WIDE = 110  # columns of a console that take headings on one line
+_MOST_ROWS = 12  # of a table on a console; the file and the page have all
+_CALL_HEADINGS = ("at", "call", "calls", "bytes each", "waiting for others", "network", "exposed", "hidden")
+_SOURCES = {"option": "--protocol", "topology": "the topology's", "default": "by default"}
+_ENDINGS = {
+    "finished": "",
+    "until": "cut at --until",
+    "interrupted": "interrupted: the results so far",
+    "failed": "failed: the results so far",
+}
+
+
+def write_launch(folder: RunFolder, report: LaunchReport) -> LaunchReport:
+    """Write a launched run's report and page into its folder; returns the report with the folder's name."""
+    report = report.model_copy(update={"run_folder": str(folder.path)})
+    folder.write_text(_FILE, report.model_dump_json(indent=2) + "\n")
+    folder.write_text("report.html", page_of_launch(folder.path, report))
+    return report
+
+
+def report_launch(path: Path, out: Path | None, *, as_json: bool) -> None:
+    """Write the page of a launched run again, and print its summary: `netgym report` of its folder."""
+    launched = read_launch(path)
+    write_whole(out or path / "report.html", page_of_launch(path, launched))
+    print_launch(launched, path, as_json=as_json)
+
+
+def print_launch(report: LaunchReport, path: Path | None, *, as_json: bool) -> None:
+    """Print a launched run's report, and the path of its folder if it has one."""
+    if as_json:
+        click.echo(report.model_dump_json())
+        return
+    show_summary(report, stdout())
+    if path is not None:
+        click.echo(str(path))
+
+
+def read_launch(path: Path) -> LaunchReport:
+    """Read the report of a run folder.
+
+    Raises:
+        InputError: it is damaged, or of another version.
+    """
+    file = path / _FILE
+    try:
+        return LaunchReport.model_validate_json(read_bytes(file))
+    except (OSError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise InputError(f"{visible(file)}: is no report of a launched run: {visible(first, 300)}") from None
+
+
+def _facts(report: LaunchReport) -> list[tuple[str, str]]:
+    """Basis of the figures: network, protocol, algorithms, placement, compute."""
+    algorithms = "; ".join(f"{op}: {', '.join(names)}" for op, names in report.algorithms.items()) or "none"
+    by = report.algorithms_from
+    if by == "auto":
+        is_gloo = report.protocol_settings["rendezvous"]
+        by = "gloo's own" if is_gloo else "auto: for each call the fastest by itself, on idle links"
+    startup = max((rank.startup_seconds for rank in report.ranks), default=0.0)
+    facts = [
+        ("script", visible(" ".join([report.script, *report.arguments]), 200)),
+        ("ranks", str(report.num_ranks)),
+        ("network", visible(str(report.topology.get("name", "")), 80)),
+        ("protocol", f"{report.protocol} ({_SOURCES[report.protocol_from]})"),
+        ("algorithms", f"{algorithms} ({by})"),
+        ("placement", _placement(report.placement)),
+        (
+            "compute",
+            report.compute + (", CUDA devices mapped to the CPU" if report.cuda_as_cpu else ""),
+        ),
+        ("start-up", f"{format_seconds(startup)} before init_process_group, not counted"),
+    ]
+    if report.uncharged:
+        facts.append(("not charged", ", ".join(map(visible, report.uncharged))))
+    if report.later_weather is not None:
+        facts.append(("not met", report.later_weather))
+    facts += [("host time", _decided(each)) for each in report.host_decisions]
+    return facts
+
+
+def _decided(each: HostDecision) -> str:
+    times = "once" if each.times == 1 else f"{each.times} times, first"
+    calls = f" (in flight: {visible('; '.join(each.calls), 300)})" if each.calls else ""
+    return (
+        f"decided {times} at {format_seconds(each.virtual_seconds)}: others waited for the clock{calls}, and it "
+        f"advanced without {rank_names(each.without_ranks)}, asleep; times may differ from run to run"
+    )
+
+
+def _placement(hosts: Sequence[str], most: int = 8) -> str:
+    shown = ", ".join(f"{rank} on {visible(host, 40)}" for rank, host in enumerate(hosts[:most]))
+    shown += f" and {len(hosts) - most} more" if len(hosts) > most else ""
+    densest = max(Counter(hosts).values())
+    return shown + (f"; up to {densest} ranks share a host and its link" if densest > 1 else "")
+
+
+def _verdict(report: LaunchReport) -> str:
+    """Shares of the time, in a sentence."""
+    whole = report.virtual_seconds
+    shares = {
+        "compute": report.mean_seconds("computing_seconds"),
+        "wait for others": report.mean_seconds("waiting_seconds"),
+        "wait for the network": report.mean_seconds("network_seconds"),
+    }
+    fewer = {
+        "are down": report.mean_seconds("down_seconds"),
+        "have ended": whole - report.mean_seconds("virtual_seconds"),
+    }
+    shares |= {name: seconds for name, seconds in fewer.items() if seconds > whole / 2000}
+    parts = [f"{name} {seconds / whole if whole else 0.0:.1%}" for name, seconds in shares.items()]
+    ending = f" ({_ENDINGS[report.ending]})" if _ENDINGS[report.ending] else ""
+    last = f"; rank {report.slowest_rank} ended last" if report.ending == "finished" else ""
+    return f"{format_seconds(whole)} of virtual time{ending}: ranks {', '.join(parts)} of it{last}."
+
+
+def _steady(report: LaunchReport) -> str:
+    steady = report.steady_state
+    if steady is None:
+        return ""
+    return (
+        f"A step takes {format_seconds(steady.seconds)} after the first one: computing "
+        f"{format_seconds(steady.computing_seconds)}, waiting for others {format_seconds(steady.waiting_seconds)}, "
+        f"network {format_seconds(steady.network_seconds)} (means over {format_count(steady.steps, 'step')}, "
+        f"marked by {steady.told_by})."
+    )
+
+
+def _calls(report: LaunchReport) -> list[tuple[str, ...]]:
+    return [
+        (
+            visible(each.place, 80),
+            each.op,
+            f"{each.calls:.2f}".removesuffix("0").removesuffix(".0"),
+            format_bytes(round(each.bytes_per_call)) if each.calls else "-",
+            format_seconds(each.waiting_seconds),
+            format_seconds(each.network_seconds),
+            *(_of_calls(each, seconds) for seconds in (each.exposed_seconds, each.hidden_seconds)),
+        )
+        for each in report.calls
+    ]
+
+
+def _of_calls(row: CallTimes, seconds: float | None) -> str:
+    """Seconds of the network's work on a row's calls; "-" where it has none."""
+    return format_seconds(seconds) if row.calls and seconds is not None else "-"
+
+
+def _links(report: LaunchReport) -> list[tuple[str, ...]]:
+    links = sorted(report.link_bytes.items(), key=lambda item: -item[1])
+    return [(visible(name, 80), format_bytes(count)) for name, count in links]
+
+
+def show_summary(report: LaunchReport, console: Console) -> None:
+    """Print the summary of a run; nothing where nothing was simulated."""
+    if not report.calls:
+        return
+    console.print()
+    for name, value in _facts(report):
+        console.print(Text(f"{name:<12}{value}"), soft_wrap=True)
+    console.print()
+    for line in filter(None, (_verdict(report), _steady(report))):
+        console.print(Text(line), soft_wrap=True)
+    _show_table(console, _CALL_HEADINGS, _calls(report), _NOTE)
+    _show_table(console, ("link", "bytes"), _links(report))
+
+
+def _show_table(
+    console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]], note: str = ""
+) -> None:
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, heading in enumerate(headings):
+        shown = heading.replace(" ", "\n", 1) if console.width < _WIDE else heading
+        table.add_column(shown, justify="left" if index == 0 or heading == "call" else "right", no_wrap=True)
+    for row in rows[:_MOST_ROWS]:
+        table.add_row(*map(Text, row))
+    console.print()
+    console.print(table)
+    more = f"and {len(rows) - _MOST_ROWS} more" if len(rows) > _MOST_ROWS else ""
+    for line in filter(None, (more, note)):
+        console.print(Text(line))
+
+
+def page_of_launch(path: Path, report: LaunchReport) -> str:
+    """The HTML page of the launched run whose folder is `path`."""
+    name = Path(report.script).name
+    error = f"It ended with: {visible(report.error, 500)}" if report.error else ""
+    page = Page(
+        title=f"{visible(name, 60)} on {visible(str(report.topology.get('name', '')), 60)}",
+        facts=_facts(report),
+        verdict=" ".join(filter(None, (_verdict(report), _steady(report), error))),
+        headings=list(_CALL_HEADINGS),
+        rows=[(False, cells) for cells in _calls(report)],
+        note=(
+            "Calls and waits by line of the script. Waiting for others ends when the last member has posted; the rest "
+            f"is the network's. {_NOTE}"
+        ),
+        status="" if report.ending == "finished" else "This run was stopped before its end.",
+        tables=[
+            _ranks_table(report),
+            TextTable(
+                "Links",
+                ["link", "bytes"],
+                [(name, [count]) for name, count in _links(report)],
+                f"To other regions: {format_bytes(report.wan_bytes)}.",
+                is_prose=False,
+            ),
+        ],
+        network=network_matrix(report.topology),
+        drawings=draw_network(report.topology),
+        trace=trace_of(path),
+        experiments=[Listing(_FILE, report.model_dump_json(indent=2))],
+    )
+    return render_page(page)
+
+
+def _ranks_table(report: LaunchReport) -> TextTable:
+    fields = ("virtual", "computing", "waiting", "network", "startup")
+    return TextTable(
+        "Ranks",
+        [
+            *("rank", "host", "ended", "computing", "waiting for others"),
+            *("network", "start-up", "bytes sent", "steps"),
+        ],
+        [
+            (
+                str(rank.rank),
+                [
+                    visible(rank.host, 40),
+                    *(format_seconds(getattr(rank, f"{field}_seconds")) for field in fields),
+                    format_bytes(rank.bytes_sent),
+                    str(rank.steps),
+                ],
+            )
+            for rank in report.ranks
+        ],
+        "Seconds of virtual time from init_process_group on; start-up before it is not counted.",
+        is_prose=False,
+    )

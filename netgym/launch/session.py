@@ -1,0 +1,347 @@
+"""This process's rank in a simulated run: its communicator, and the cost of its computing."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import multiprocessing.util
+import os
+import sys
+import sysconfig
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+import exogym_core
+from exogym_core.names import visible
+from exogym_core.workers.turns import is_own
+from netgym.launch.launched import refused
+from netgym.launch.private import at_end_of_backward, is_in_backward
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
+
+__all__ = ["ComputeClock", "RankSession", "advance", "attach", "current_session", "now"]
+
+# Folders of code that is never a program's place.
+_BELOW = (
+    os.path.dirname(torch.__file__),
+    os.path.dirname(os.path.dirname(__file__)),
+    os.path.dirname(exogym_core.__file__),
+    sysconfig.get_path("stdlib"),
+    "<",
+)
+
+
+@dataclass
+class ComputeClock:
+    """Virtual time of a program's computing between two calls.
+
+    Attributes:
+        kind: `live` (CPU seconds of its main thread, measured as it runs), `flops` (on a device), or `marks` (only
+            calls of `exogym_core.advance`).
+        factor: virtual seconds for each measured one; for `flops`, seconds an operation.
+    """
+
+    kind: str = "live"
+    factor: float = 1.0
+    _last: float = 0.0
+    _spent: Callable[[], float] = field(default=time.thread_time, repr=False)
+    _flops: FlopCounterMode | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> ComputeClock:
+        """Parse `live`, `live FACTOR`, `flops DEVICE [UTILISATION]` or `marks`.
+
+        Raises:
+            InputError: it is none of these.
+
+        >>> ComputeClock.parse("live 0.05").factor
+        0.05
+        """
+        kind, *rest = text.split() or [""]
+        try:
+            if kind == "marks" and not rest:
+                return cls(kind)
+            if kind == "live" and len(rest) < 2:
+                factor = float(rest[0]) if rest else 1.0
+                if 0 <= factor < float("inf"):
+                    return cls(kind, factor)
+            if kind == "flops" and 0 < len(rest) < 3:
+                utilisation = float(rest[1]) if len(rest) > 1 else 0.4
+                if 0 < utilisation <= 1:
+                    from exogym_core.cost.devices import find_device  # reads tables
+
+                    return cls(kind, 1 / (find_device(rest[0]).flops_for("bf16", rest[0]) * utilisation))
+        except ValueError as error:
+            if isinstance(error, InputError):
+                raise
+        raise InputError(
+            f"compute {visible(text)!r}: write 'live', 'live 0.1' (times a factor), 'flops h100 0.4' (device and "
+            "utilisation) or 'marks' (only exogym_core.advance counts)"
+        )
+
+    def start(self, is_process: bool = True) -> None:
+        """Measure from now on: the main thread of a process that is a rank, else this thread.
+
+        CPU seconds of all threads would add up parallel work.
+        """
+        if is_process:
+            main = threading.main_thread().ident
+            assert main is not None
+            self._spent = functools.partial(time.clock_gettime, time.pthread_getcpuclockid(main))
+        if self.kind == "flops":
+            from torch.utils.flop_counter import FlopCounterMode
+
+            self._flops = FlopCounterMode(display=False)
+            self._flops.__enter__()  # type: ignore[no-untyped-call]
+
+    def take_seconds(self) -> float:
+        """Virtual seconds of computing since the last call of `resume`, or since the thread began."""
+        if self.kind == "live":
+            return (self._spent() - self._last) * self.factor
+        if self._flops is not None:
+            total = float(self._flops.get_total_flops())
+            seconds, self._last = (total - self._last) * self.factor, total
+            return seconds
+        return 0.0
+
+    def resume(self) -> None:
+        """Resume measuring, before the program's own code runs."""
+        if self.kind == "live":
+            self._last = self._spent()
+
+
+class RankSession:
+    """A rank's session: its calls charge the computing before them, and mark their places.
+
+    Context manager of a call to the simulation, which first charges the computing before it.
+
+    The rank's clock starts when `init_process_group` makes its first group.
+    """
+
+    def __init__(self, comm: SimulatedCommunicator, compute: ComputeClock) -> None:
+        self.comm, self._compute = comm, compute
+        self._uncharged: list[dist.Work] = []
+        self._depth, self._calling = 0, threading.RLock()
+        self._site = ("", "")  # place and operation that were marked last
+        self._startup_seconds = 0.0
+        self._steps, self._optimizer = 0, 0  # of the first optimizer that steps, by its id
+        self.has_begun = False
+        self._pid = os.getpid()
+
+    def begin(self) -> bool:
+        """Start the rank's clock, at the first group; True if this was the first."""
+        if self.has_begun:
+            return False
+        self.has_begun = True
+        startup = self._startup_seconds + self._compute.take_seconds()
+        self.comm.mark({"startup_seconds": startup})
+        self._compute.resume()
+        return True
+
+    def __enter__(self) -> SimulatedCommunicator:
+        if os.getpid() != self._pid:
+            raise InputError(
+                f"rank {self.comm.rank}: a process that this rank has forked calls torch.distributed: only the rank "
+                "itself is simulated; communicate in the parent, or start ranks with torch.multiprocessing.spawn"
+            )
+        if not self._calling.acquire(blocking=False):
+            raise refused(
+                f"rank {self.comm.rank}: two of its threads call torch.distributed at once, and it has one clock: make "
+                "the calls in one thread (instead of torch.distributed.checkpoint's async_save use save)"
+            )
+        try:
+            if self._depth == 0 and self.has_begun and (seconds := self._compute.take_seconds()):
+                self.comm.advance(seconds)
+        except BaseException:
+            self._calling.release()
+            raise
+        self._depth += 1
+        return self.comm
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self.has_begun:
+            self._compute.resume()
+        self._calling.release()
+
+    def advance(self, seconds: float) -> None:
+        """Compute for a number of virtual seconds; before the clock has started they are part of the start-up."""
+        if self.has_begun:
+            with self as comm:
+                comm.advance(seconds)
+        else:
+            self._startup_seconds += seconds
+
+    def now(self) -> float:
+        """The rank's virtual time."""
+        if not self.has_begun:
+            return 0.0
+        with self as comm:
+            return comm.now()
+
+    def end(self) -> None:
+        """Charge the computing since the last call, at the end of the program."""
+        with self:
+            pass
+
+    def at(self, op: str) -> None:
+        """Mark the program's place and the operation called there, which hold for the next requests."""
+        site = (program_place(), op)
+        if site != self._site:
+            self._site = site
+            self.comm.mark({"place": site[0], "op": op})
+
+    def stepped(self, optimizer: object) -> None:
+        """Count a step of the program, for the first optimizer that steps."""
+        self._optimizer = self._optimizer or id(optimizer)
+        if self.has_begun and id(optimizer) == self._optimizer:
+            self._steps += 1
+            with self as comm:
+                comm.mark({"step": self._steps})
+
+    # --- values delivered before their virtual time --------------------------------------------------------
+
+    def charge_later(self, work: dist.Work) -> None:
+        """Charge the time of `work`, whose values are in C++ already, when the backward pass ends."""
+        if not self._uncharged and is_in_backward():
+            at_end_of_backward(self.settle)
+        self._uncharged.append(work)
+
+    def settle(self) -> None:
+        """Wait, on the clock, for all works whose values have been delivered."""
+        works, self._uncharged = self._uncharged, []
+        for work in works:
+            work.wait()
+
+    def settle_others(self, work: dist.Work) -> None:
+        """Charge the works delivered before `work`, before a wait for it."""
+        if work not in self._uncharged:
+            self.settle()
+        else:
+            self._uncharged.remove(work)
+
+
+class _Sessions:
+    """Sessions of this process: the process is a rank, or each of its threads that joined by itself."""
+
+    def __init__(self) -> None:
+        self.of_process: RankSession | None = None
+        self.of_thread = threading.local()
+
+
+_sessions = _Sessions()
+
+
+def attach(
+    comm: SimulatedCommunicator, compute: ComputeClock, leave: Callable[[RankSession], None] | None = None
+) -> RankSession:
+    """Connect this process to the simulation by `comm`; from another thread than the main one, that thread.
+
+    `leave` is called with the session at the end of the process, or of the thread.
+    """
+    is_process = threading.current_thread() is threading.main_thread()
+    compute.start(is_process)
+    comm.compare_places(False)  # libraries call from different places
+    session = RankSession(comm, compute)
+    if is_process:
+        _sessions.of_process = session
+        if leave is not None:
+            once = functools.cache(functools.partial(_leave, os.getpid(), leave, session))
+            atexit.register(once)
+            multiprocessing.util.Finalize(None, once, exitpriority=0)  # its children skip atexit
+    else:
+        _sessions.of_thread.session = session
+        if leave is not None:  # a thread's locals go with it
+            _sessions.of_thread.guard = _Guard(functools.partial(leave, session))
+    return session
+
+
+def _leave(pid: int, leave: Callable[[RankSession], None], session: RankSession) -> None:
+    if os.getpid() == pid:  # a fork has the exit handlers, and is no rank
+        leave(session)
+
+
+def _forget() -> None:
+    """Drop sessions in a process forked from a rank, which must not use the rank's connection."""
+    _sessions.of_process, _sessions.of_thread = None, threading.local()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+class _Guard:
+    """Calls a function when it is dropped."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __del__(self) -> None:
+        self._call()
+
+
+def current_session() -> RankSession | None:
+    """This thread's session, else this process's; None outside of a simulated run."""
+    own: RankSession | None = getattr(_sessions.of_thread, "session", None)
+    return own if own is not None else _sessions.of_process
+
+
+def advance(seconds: float) -> None:
+    """Compute for `seconds` of virtual time under `netgym launch`; does nothing elsewhere.
+
+    Raises:
+        InputError: negative or infinite seconds.
+    """
+    session = current_session()
+    if session is not None:
+        session.advance(seconds)
+
+
+def now() -> float:
+    """Virtual seconds since `init_process_group` on this rank's clock; real seconds where nothing is simulated.
+
+    Differences measure a script's own sections, under `netgym launch` and under torchrun alike.
+    """
+    session = current_session()
+    return time.perf_counter() if session is None else session.now()
+
+
+def program_place() -> str:
+    """`file:line` of the program's own running code.
+
+    It is the innermost frame outside of installed packages, else the innermost outside of torch, Python's library and
+    NetGym.
+    """
+    frame, otherwise = sys._getframe(1), "?"
+    while frame is not None:
+        kind, name = _place_of(frame.f_code.co_filename)
+        if kind == "own":
+            return f"{name}:{frame.f_lineno}"
+        if kind == "library" and otherwise == "?":
+            otherwise = f"{name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return otherwise
+
+
+@functools.lru_cache(maxsize=4096)
+def _place_of(path: str) -> tuple[str, str]:
+    """Owner of a file (`own`, `library`, or `below` both), and its name, relative to the script's folder."""
+    if path.startswith(_BELOW):
+        return "below", ""
+    whole = os.path.abspath(path)
+    folder = os.path.join(os.path.abspath(sys.path[0] or "."), "")
+    name = whole.removeprefix(folder) if whole.startswith(folder) else os.path.basename(whole)
+    return "own" if is_own(whole) else "library", name

@@ -1,0 +1,775 @@
+"""Advice: strategies and settings ranked by the days and dollars that a budget of tokens takes."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.strategy import build_strategy
+from netgym.planning.algorithms import by_algorithm
+from netgym.planning.groups import first_hosts, group_seconds, groupings, ring_orders
+from netgym.planning.measure import (
+    CODING_SPEED,
+    NETWORK_ERROR,
+    Setting,
+    least_days,
+    measure,
+    memory_states,
+    refusal,
+    takes_long,
+    would_fit,
+)
+from netgym.planning.step_ratio import Ratio, steps_range
+from netgym.planning.sweep import is_sooner
+from netsim.errors import InputError
+from netsim.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+
+    from exogym_core.strategy.base import Strategy
+    from netsim import Topology
+
+__all__ = [
+    "BY_BOUND",
+    "CANDIDATES",
+    "SEARCHED",
+    "Advice",
+    "advise",
+    "candidates",
+    "hill_climb",
+    "is_as_soon",
+    "variant_of",
+]
+
+#: Begin of the reason of rows whose lower bound a planned row beats.
+BY_BOUND = "dominated by bound"
+
+_LARGE, _TIMES_LARGER = 10_000, 4  # as bytes are, and their neighbours
+_AS_SOON = 0.005  # relative: rows that differ by less are equal, and smaller options are better then
+
+
+def hill_climb(
+    start: Mapping[str, Any],
+    row: Mapping[str, Any],
+    names: Sequence[str],
+    planned: Callable[[Mapping[str, Any]], dict[str, Any] | None],
+    most: int,
+    least: Callable[[Mapping[str, Any]], float],
+) -> list[dict[str, Any]]:
+    """Hill climbing from `start` to a neighbour that is sooner, or as soon with smaller options, until there is none.
+
+    Args:
+        start: options.
+        row: their plan, with `days`.
+        names: of the options that are searched; a neighbour has one of them doubled, halved, or one more or less; large
+            ones four times as large or small.
+        planned: plan of options; None: not worth planning; raises InputError for options that exclude each other.
+        most: plans to make.
+        least: lower bound of the days with options; larger options that cannot be sooner are not planned.
+
+    Returns:
+        Every row that was planned on the way, in order.
+    """
+    tried = {_key(start, names)}
+    rows: list[dict[str, Any]] = []
+    best, options, neighbours = row, start, _neighbours(start, names)
+    while (neighbour := next(neighbours, None)) is not None:
+        key = _key(neighbour, names)
+        if key in tried:
+            continue
+        if len(rows) >= most:
+            break
+        tried.add(key)
+        with suppress(InputError):
+            is_larger = key > _key(options, names)
+            if is_larger and least(neighbour) >= (1 - _AS_SOON) * best["days"]:
+                continue
+            if (found := planned(neighbour)) is None:
+                continue
+            rows.append(found)
+            if key < _key(options, names) if is_as_soon(found, best) else found["days"] < best["days"]:
+                best, options, neighbours = found, neighbour, _neighbours(neighbour, names)
+    return rows
+
+
+def is_as_soon(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """True if two rows take about equally long."""
+    return bool(abs(row["days"] - other["days"]) <= _AS_SOON * other["days"])
+
+
+def _key(options: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(options[name] for name in names)
+
+
+def _neighbours(options: Mapping[str, Any], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for name in names:
+        value = options[name]
+        others = (value // 2, 2 * value, value - 1, value + 1)
+        large = (_TIMES_LARGER * value, value // _TIMES_LARGER)
+        for other in dict.fromkeys(others if value < _LARGE else large):
+            if other >= 0 and other != value:
+                yield {**options, name: other}
+
+
+def variant_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Key of a row, equal for rows that differ only in searched options, streams, algorithms, and figures."""
+    names = SEARCHED.get(row["strategy"], ())
+    fixed = {key: value for key, value in row["options"].items() if key not in names}
+    return row["strategy"], fixed, row["groups"], row["left_out"]
+
+
+_STREAMS = (8, 64)
+_MOST_IN_GROUPS = 16  # ranks that all run, since those of a group meet others than those of another
+_GROUP_STEPS = 30  # steps a round between groups
+_MOST_GROUPINGS = 2  # of which rounds are planned
+_MOST_SEARCHED = 10  # plans of a search for options
+_WORTH_SEARCHING = 2.0  # times the days of a strategy's best codec
+_BUCKET_BYTES, _BUCKETS = 26_214_400, 16  # a large model begins with so many buckets, not with thousands
+_MOST_BUCKETS = 64  # of a search
+_ABOUT = 50  # plans that are made in all
+_MOST_LEFT_OUT = 6  # sites that are left out in turn, those with the narrowest routes
+_MORE_LEFT_OUT = 3  # when one is left out already
+_MOST_COMPARED = 8  # routes by which a site's width is judged
+_MOST_OUTSIDE = 3  # sites that are left out together
+
+#: Options that are searched, of strategies that have them; the first matters most to a loss.
+SEARCHED: Mapping[str, Mapping[str, int]] = {
+    "AllReduce": {"bucket_bytes": _BUCKET_BYTES},
+    "StreamingDiLoCo": {"tau": 0, "num_fragments": 4},
+}
+
+#: Strategies and options that are tried.
+CANDIDATES: Sequence[tuple[str, Mapping[str, Any]]] = (
+    ("AllReduce", {}),
+    ("AllReduce", {"codec": "bf16"}),
+    ("DiLoCo", {"H": 30}),
+    ("DiLoCo", {"H": 100}),
+    ("DiLoCo", {"H": 500}),
+    ("DiLoCo", {"H": 30, "codec": "int8"}),
+    ("DiLoCo", {"H": 100, "codec": "int8"}),
+    ("DiLoCo", {"H": 500, "codec": "int8"}),
+    ("StreamingDiLoCo", {"H": 100}),
+    ("StreamingDiLoCo", {"H": 100, "codec": "int8"}),
+    ("StreamingDiLoCo", {"H": 100, "codec": "int8", "tau": 5}),
+    ("StreamingDiLoCo", {"H": 100, "codec": "int8", "tau": 10, "num_fragments": 4}),
+    ("SparseLoCo", {"H": 30}),
+    ("DeMo", {}),
+)
+
+
+def advise(
+    setting: Setting,
+    ratios: Mapping[str, Ratio] | None = None,
+) -> dict[str, Any]:
+    """Plan many strategies and settings, and rank them by the time they need to the budget of tokens.
+
+    Args:
+        setting: with `tokens`.
+        ratios: steps to the same loss by strategy, of own runs; for others those of `steps_range`.
+
+    Returns:
+        As `Advice.result`.
+    """
+    found = Advice(setting, ratios)
+    found.search()
+    return found.result()
+
+
+class Advice:
+    """A search for the soonest and cheapest way to a budget of tokens, or for the most that dollars buy.
+
+    With `dollars` every row is planned for as many tokens as computing alone would buy at the least; the result has
+    rows for the money itself, ranked by what they cost for tokens of equal worth.
+
+    Args:
+        setting: with `tokens`, or with `dollars` and prices.
+        ratios: steps to the same loss by strategy, of own runs; for others those of `steps_range`.
+        report: called before each plan with how many were made, about how many there will be, and the next one's name.
+
+    Attributes:
+        rows: every plan so far, as a mapping; may be read during the search.
+
+    Raises:
+        InputError: there is one worker, or hours have no price.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        ratios: Mapping[str, Ratio] | None = None,
+        report: Callable[[int, int, str], None] | None = None,
+    ) -> None:
+        self.rows: list[dict[str, Any]] = []
+        if setting.num_ranks == 1:
+            raise InputError(
+                "advise: there is one worker, and advice is on how workers communicate: add hosts or --workers, or "
+                "plan one with netgym plan"
+            )
+        self._dollars = setting.dollars
+        self._setting, self._ratios, self._report = _with_tokens(setting), ratios, report
+        self._explained: list[str] = []
+        self._misfits: list[tuple[int, str, Strategy, dict[str, int]]] = []
+        self._not_simulated: list[dict[str, Any]] = []
+
+    def search(self) -> None:
+        """Plan candidates, and from the best of each strategy its options, algorithms, streams, groups and sites."""
+        setting = self._setting
+        for name, options in self._most_promising_first():
+            self._plan(name, options, setting)
+        if not self.rows:  # nothing fits
+            return
+        order = [(name, dict(options)) for name, options in candidates(setting)]
+        self.rows.sort(key=lambda row: order.index((row["strategy"], row["options"])))
+        self._search_options()
+        self._group()
+        self._explained = _explained(self.rows)
+        self._widen()
+        self._leave_out()
+
+    def best(self) -> dict[str, Any] | None:
+        """The row so far with the fewest days in the mean of its band, among those that fit; None before the first."""
+        rows = map(self._with_bands, self.rows)
+        best = min(rows, key=_order, default=None)
+        return best if best is None or self._dollars is None else self._for_money(best, self._dollars)
+
+    def result(self) -> dict[str, Any]:
+        """Advice from the plans computed so far.
+
+        Returns:
+            `ranked` (mappings of plans with `options`, `streams`, `algorithm`, `groups` of hosts that act as one,
+            `left_out`, `worker_hours`, `steps_ratio`, the bands `days_low`, `days`, `days_high` and `cost_low`, `cost`,
+            `cost_high`, and `place`: rows of one place are equal, as their bands overlap; for
+            dollars also `tokens` that they buy, `tokens_per_parameter`, and `worth_low`, `worth`, `worth_high`: tokens
+            with which data-parallel has the same loss), `budget`: its `tokens` or `dollars`,
+            `dominated`: others, which one of these beats in time and money; `not_simulated`: those that do not fit or
+            take too long, and those that one of these beats whatever the network does, with `days_at_least` and the
+            `reason`; `ring`: None if nothing fits; `explained`: what may surprise, and `unknown`: what the ranking does
+            not know.
+        """
+        setting = self._setting
+        rows = sorted(map(self._with_bands, self.rows), key=_order)
+        kept = [row for row in rows if not any(_beats(other, row) for other in rows)]
+        baseline = min((row for row in rows if row["strategy"] == "AllReduce"), key=_order, default=None)
+        if baseline is not None and baseline not in kept:
+            kept.append(baseline)
+        by = "days" if self._dollars is None else "cost"
+        for row in kept:
+            row["place"] = 1 + sum(is_sooner(other, row, by) for other in kept)
+            row["pareto"] = row["fits"] is not False and not any(_beats(other, row) for other in rows)
+        kept.sort(key=lambda row: (row["fits"] is False, row["place"], row[by]))
+        ranked = kept if self._dollars is None else [self._for_money(row, self._dollars) for row in kept]
+        return {
+            "ranked": ranked,
+            "budget": {"tokens": setting.tokens} if self._dollars is None else {"dollars": self._dollars},
+            "protocol": setting.resolved_protocol.describe(),
+            "placement": setting.workers_by_site(),
+            "dominated": [row for row in rows if row not in kept],
+            "not_simulated": self._not_simulated,
+            "ring": ring_orders(
+                setting.topology, setting.hosts, 4 * setting.model.num_parameters, setting.protocol
+            )
+            if self.rows
+            else None,
+            "explained": [*self._what_would_fit(), *self._explained],
+            "unknown": [*_unknown(kept, self._ratios), *setting.remarks],
+        }
+
+    def _what_would_fit(self) -> list[str]:
+        """A line with all that would make the smallest row fit, if no row fits into the devices' memory."""
+        if not self._misfits or any(row["fits"] is not False for row in self.rows):
+            return []
+        needed, name, strategy, states = min(self._misfits, key=lambda each: each[0])
+        available = self._setting.memory_available()
+        assert available is not None
+        enough = "; or ".join(would_fit(strategy, self._setting, states)) or "none of the options of a plan"
+        return [
+            f"nothing fits: {name} needs {format_bytes(needed)} at the least of a worker's "
+            f"{format_bytes(round(available))}; enough would be {enough}"
+        ]
+
+    def _with_bands(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A row with bands of time and money to the loss that data-parallel has after the budget."""
+        ratio = self._ratio_of(row)
+        factors = {"_low": ratio.low, "": ratio.mean, "_high": ratio.high}
+
+        def times(amount: float | None, factor: float) -> float | None:
+            return None if amount is None or math.isinf(factor) else amount * factor
+
+        return {
+            **row,
+            **{
+                name + end: times(row[name + end], factor)
+                for name in ("days", "cost")
+                for end, factor in factors.items()
+            },
+            "cost_by": {of: times(part, ratio.mean) for of, part in row["cost_by"].items()},
+            "worker_hours": row["worker_hours"] * ratio.mean,
+            "steps_ratio": ratio.to_json(),
+        }
+
+    def _for_money(self, row: Mapping[str, Any], dollars: float) -> dict[str, Any]:
+        """A row as `dollars` buy it: its tokens, and the data-parallel tokens that lead to the same loss."""
+        planned, parameters = self._setting.tokens, self._setting.model.num_parameters
+        assert planned is not None
+        worth = {
+            name: None if row[end] is None else planned * dollars / row[end]
+            for name, end in (("worth_low", "cost_high"), ("worth", "cost"), ("worth_high", "cost_low"))
+        }
+        share = dollars / row["cost"]
+        tokens = worth["worth"] * row["steps_ratio"]["mean"]
+        days = [row["days_low"] / row["cost_low"], row["days"] / row["cost"]]
+        days.append(days[-1] if row["days_high"] is None else row["days_high"] / row["cost_high"])
+        low, middle, high = sorted(each * dollars for each in days)
+        return {
+            **row,
+            **{"days_low": low, "days": middle, "days_high": high},
+            **{"cost_low": dollars, "cost": dollars, "cost_high": dollars},
+            "cost_by": {of: None if part is None else part * share for of, part in row["cost_by"].items()},
+            "worker_hours": row["worker_hours"] * share,
+            "tokens": tokens,
+            "tokens_per_parameter": tokens / parameters,
+            **worth,
+        }
+
+    def _ratio_of(self, row: Mapping[str, Any]) -> Ratio:
+        """Ratio of steps by the user's runs where there are any, else by published or measured ones."""
+        name, options = row["strategy"], row["options"]
+        if self._ratios and name in self._ratios:
+            return self._ratios[name]
+        workers = row["workers"] // options.get("ranks_per_worker", 1)
+        return steps_range(name, options, self._setting.model.num_parameters, workers, self._setting.tokens)
+
+    def _most_promising_first(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """Candidates by the fewest days that they may take, so that an early one rules others out."""
+
+        def least(candidate: tuple[str, Mapping[str, Any]]) -> float:
+            name, options = candidate
+            row = {"strategy": name, "options": options, "workers": self._setting.num_ranks}
+            return least_days(build_strategy(name, **options), self._setting)[1] * self._ratio_of(row).low
+
+        return sorted(candidates(self._setting), key=least)
+
+    def _plan(
+        self, name: str, options: Mapping[str, Any], setting: Setting, **labels: Any
+    ) -> dict[str, Any] | None:
+        """Plan one row more, None where another beats it for sure; `labels`: fields that describe its setting."""
+        row = {
+            "strategy": name,
+            "options": dict(options),
+            "streams": None,
+            "left_out": None,
+            "groups": None,
+            "workers": setting.num_ranks,
+            "algorithm": setting.collectives or "auto",
+            **labels,
+        }
+        if self._report is not None:
+            text = ", ".join(f"{key}={value}" for key, value in options.items())
+            number = len(self.rows) + len(self._not_simulated)
+            self._report(number, max(_ABOUT, number + 1), f"{name}({text})")
+        strategy, days = build_strategy(name, **options), 0.0
+        try:
+            if self._is_too_large(row, strategy, setting):
+                return None
+            days, low = least_days(strategy, setting)
+            if self._is_beaten(row, days, low, setting):
+                return None
+            if takes_long(strategy, setting):
+                reason = "reads the clock, so that simulating thousands of messages at once takes minutes"
+                self._leave(row, days, f"{reason}: netgym plan does")
+                return None
+            made = measure(strategy, setting)
+        except Exception as error:
+            reason = refusal(error)
+            self._leave(row, days, reason.removeprefix(f"plan: {type(strategy).__name__}: "))
+            return None
+        hours = (made.days or 0.0) * 24 * setting.num_ranks
+        row = {**made.to_mapping(), "worker_hours": hours, **row}
+        self.rows.append(row)
+        return row
+
+    def _is_too_large(self, row: Mapping[str, Any], strategy: Strategy, setting: Setting) -> bool:
+        """True if a row does not fit into its devices' memory; it is then noted."""
+        states = memory_states(strategy, setting)
+        if setting.fits(states) is not False:
+            return False
+        needed, available = setting.memory_of(states)["total"], setting.memory_available()
+        assert available is not None
+        self._misfits.append((needed, row["strategy"], strategy, states))
+        self._leave(
+            row,
+            least_days(strategy, setting)[0],
+            f"does not fit: {format_bytes(needed)} of a worker's {format_bytes(round(available))}",
+        )
+        return True
+
+    def _leave(self, row: Mapping[str, Any], days: float, reason: str) -> None:
+        """Note that a row is not simulated."""
+        named = {
+            key: row[key] for key in ("strategy", "options", "streams", "algorithm", "left_out", "groups")
+        }
+        self._not_simulated.append({**named, "days_at_least": days, "reason": reason})
+
+    def _is_beaten(self, row: Mapping[str, Any], days: float, low: float, setting: Setting) -> bool:
+        """True if a planned row beats one that takes `days` at the least, `low` in its band; it is then noted.
+
+        Of data-parallel's, which is shown in any case, only a row that takes longer than another of them for sure.
+        """
+        if not days:
+            return False
+        hourly = setting.hourly_dollars()
+        cost = None if hourly is None else days * 24 * hourly
+        least = {
+            **row,
+            **{"days": days, "days_low": low, "days_high": days, "fits": None},
+            **{"cost": cost, "cost_low": cost and cost * low / days, "cost_high": cost},
+            "cost_by": {"workers": cost},
+            "worker_hours": days * 24 * setting.num_ranks,
+        }
+        bound = self._with_bands(least)
+        banded = [self._with_bands(each) for each in self.rows]
+        better = next((each for each in banded if _beats(each, bound)), None)
+        if better is not None and row["strategy"] == "AllReduce":
+            own = (each for each in banded if each["strategy"] == "AllReduce" and each["fits"] is not False)
+            better = next((each for each in own if each["days"] < bound["days"]), None)
+        if better is None:
+            return False
+        reason = (
+            f"{BY_BOUND}: its computing and its bytes on the narrowest line take at least that long, "
+            f"which {better['strategy']} beats"
+        )
+        self._leave(row, bound["days_low"], reason)
+        return True
+
+    def _search_options(self) -> None:
+        """Search options from the best row of a strategy, with each codec that is nearly as soon."""
+        for name in SEARCHED:
+            own = (row for row in self.rows if row["strategy"] == name)
+            best = _best_by(own, lambda row: row["options"].get("codec"))
+            soonest = min((row["days"] for row in best), default=0.0)
+            for row in best:
+                if row["days"] <= _WORTH_SEARCHING * soonest:
+                    self._with_options(row, self._setting)
+
+    def _with_options(self, row: dict[str, Any], there: Setting) -> dict[str, Any]:
+        """The soonest of a row and its plans with options of `SEARCHED`, see `hill_climb`."""
+        name, labels = row["strategy"], {"streams": row["streams"], "groups": row["groups"]}
+        size, starts = 4 * self._setting.model.num_parameters, SEARCHED.get(name, {})
+
+        def planned(options: Mapping[str, Any]) -> dict[str, Any] | None:
+            # More buckets overlap no better, and there is no larger one than the model.
+            is_useful = size // _MOST_BUCKETS <= options.get("bucket_bytes", size) < _TIMES_LARGER * size
+            return self._plan(name, options, there, **labels) if is_useful else None
+
+        start = row["options"] | {key: least for key, least in starts.items() if key not in row["options"]}
+        found = hill_climb(start, row, list(starts), planned, _MOST_SEARCHED, partial(_least, there, name))
+        return min([row, *found], key=_order)
+
+    def _group(self) -> None:
+        """Rounds between groups of near hosts, which average gradients at each step inside.
+
+        For each number of groups its hosts are searched; those that are soonest by one collective inside and one
+        between are planned, unless gradients inside alone take longer than the soonest step of all others.
+        """
+        setting = self._setting
+        if setting.num_ranks > _MOST_IN_GROUPS:
+            return
+        topology, payload = setting.topology, 4 * setting.model.num_parameters
+        soonest = min(row["seconds_per_step"] for row in self.rows)
+        hosts = setting.hosts
+        found = []
+        for grouping in groupings(topology, hosts, payload):
+            inside, between = group_seconds(topology, hosts, grouping, payload)
+            if inside < soonest:
+                found.append((_GROUP_STEPS * inside + between, grouping))
+        for _, grouping in sorted(found)[:_MOST_GROUPINGS]:
+            groups = grouping.names(topology, hosts)
+            options = {"H": _GROUP_STEPS, "codec": "int8", "ranks_per_worker": grouping.size}
+            there = _placed(setting, {"groups": groups})
+            self._plan("DiLoCo", options, there, groups=groups)
+
+    def _widen(self) -> None:
+        """The best of each strategy with other algorithms, and with more streams where these have windows.
+
+        Nothing that its bound says cannot be sooner is planned.
+        """
+        for row in _best_by(self.rows, lambda row: row["strategy"]):
+            there = _placed(self._setting, row)
+            soonest = self._with_algorithms(row, there)
+            if not there.resolved_protocol.has_windows:
+                continue
+            for streams in _STREAMS:
+                if self._is_soonest(soonest, there):
+                    break
+                wider, labels = there.with_streams(streams), {"streams": streams, "groups": row["groups"]}
+                found = self._plan(row["strategy"], row["options"], wider, **labels)
+                if found is not None and not self._is_soonest(found, wider):
+                    found = self._with_options(self._with_algorithms(found, wider), wider)
+                if found is None or found["days"] >= (1 - _AS_SOON) * soonest["days"]:
+                    break  # windows do not limit it
+                soonest = found
+
+    def _with_algorithms(self, row: dict[str, Any], there: Setting) -> dict[str, Any]:
+        """The soonest of a row and its plans with single algorithms, see `by_algorithm`."""
+        if self._is_soonest(row, there):
+            return row
+        name, options = row["strategy"], row["options"]
+        labels = {"streams": row["streams"], "groups": row["groups"]}
+
+        def planned(setting: Setting) -> dict[str, Any] | None:
+            return row if setting is there else self._plan(name, options, setting, **labels)
+
+        strategy = build_strategy(name, **options)
+        return by_algorithm(strategy, there, planned, lambda each: each["tokens_per_second"])[0]
+
+    def _is_soonest(self, row: Mapping[str, Any], there: Setting) -> bool:
+        """True if a row takes about as long as its bound, whatever the algorithms and streams."""
+        return bool(_least(there, row["strategy"], row["options"]) >= (1 - _AS_SOON) * row["days"])
+
+    def _leave_out(self) -> None:
+        """The best without one site, and without more while that is sooner, if every worker has a host of its own.
+
+        Of groups that lie in several sites none is broken up.
+        """
+        best = min(self.rows, key=_order)
+        setting = replace(_placed(self._setting, best), collectives=best["algorithm"])
+        if best["streams"]:
+            setting = setting.with_streams(best["streams"])
+        hosts = setting.hosts
+        if len(set(hosts)) < len(hosts):
+            return
+        outside: list[str] = []
+        soonest = best["days"]
+        while len(outside) < _MOST_OUTSIDE:
+            sites = [
+                site
+                for site in _narrowest_first(setting, hosts)
+                if site not in outside and not _is_part_of_a_group(site, best, setting.topology)
+            ]
+            if len(sites) < 3:
+                return
+            tried = [
+                self._without([*outside, site], best, setting)
+                for site in sites[: _MOST_LEFT_OUT if not outside else _MORE_LEFT_OUT]
+            ]
+            row = min((row for row in tried if row is not None), key=_order, default=None)
+            if row is None or row["fits"] is False or row["days"] >= soonest:
+                return
+            soonest, outside = row["days"], row["left_out"].split(" and ")
+
+    def _without(
+        self, sites: Sequence[str], best: Mapping[str, Any], setting: Setting
+    ) -> dict[str, Any] | None:
+        """The best candidate without some sites."""
+        smaller = setting.without(sites)
+        kept = set(smaller.placement or ())
+        groups = [group for group in best["groups"] or () if set(group) <= kept] or None
+        labels = {"streams": best["streams"], "groups": groups, "left_out": " and ".join(sites)}
+        return self._plan(best["strategy"], best["options"], smaller, **labels)
+
+
+def _least(setting: Setting, name: str, options: Mapping[str, Any]) -> float:
+    """Lower bound of a strategy's days, see `least_days`."""
+    return least_days(build_strategy(name, **options), setting)[0]
+
+
+def candidates(setting: Setting) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Strategies and options that are tried."""
+    large = 4 * setting.model.num_parameters // _BUCKETS
+    for name, options in CANDIDATES:
+        buckets = {"bucket_bytes": large} if name == "AllReduce" and large > _BUCKET_BYTES else {}
+        yield name, {**options, **buckets}
+
+
+def _money(row: Mapping[str, Any]) -> tuple[float, float]:
+    """Ends of a row's cost: dollars, or worker hours where hours have no price."""
+    if row["cost_by"].get("workers") is not None:
+        return row["cost_low"], math.inf if row["cost_high"] is None else row["cost_high"]
+    hours = row["worker_hours"] / row["days"] if row["days"] else 0.0
+    return hours * row["days_low"], hours * _high(row) if hours else 0.0
+
+
+def _with_tokens(setting: Setting) -> Setting:
+    """A setting of tokens; of `dollars` so many as they would buy if workers computed all the time.
+
+    Raises:
+        InputError: the price of a worker's hour is missing.
+    """
+    if setting.dollars is None:
+        return setting
+    if not (hourly := setting.hourly_dollars()):
+        given = "nothing" if hourly == 0 else "not known"
+        raise InputError(f"advise: --budget: what a worker's hour costs is {given}: add --price DOLLARS")
+    seconds = max(each.mean_seconds for each in setting.durations())
+    tokens = setting.dollars / hourly * 3600 / seconds * setting.tokens_a_round(1)
+    return replace(setting, tokens=tokens, dollars=None)
+
+
+def _high(row: Mapping[str, Any]) -> float:
+    return math.inf if row["days_high"] is None else float(row["days_high"])
+
+
+def _beats(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """True if a row is both sooner and cheaper, for any number of steps in both bands.
+
+    Of rows that learn alike it is enough that their days and money are less, as they need as many steps.
+    """
+    if row is other or row["fits"] is False:
+        return False
+    if other["fits"] is False:
+        return True
+    if _may_send_dearer(row, other):
+        return False
+    if _learning(row) == _learning(other):
+        mine, theirs = (row["days"], _money(row)[0]), (other["days"], _money(other)[0])
+        return mine != theirs and all(one <= two for one, two in zip(mine, theirs, strict=True))
+    return is_sooner(row, other) and _money(row)[1] < _money(other)[0]
+
+
+def _may_send_dearer(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """True if traffic alone has a price, and that of a row may cost more than the other's."""
+    if row["cost_by"].get("workers") is not None:
+        return False
+    dollars, least = row["cost"] or 0.0, other["cost_low"] or 0.0
+    if _learning(row) == _learning(other):
+        least = other["cost"] or 0.0
+    elif dollars:
+        dollars = math.inf if row["cost_high"] is None else row["cost_high"]
+    return bool(dollars > least)
+
+
+def _learning(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Key of the options on which the number of steps of a row depends."""
+    options = tuple(sorted((name, value) for name, value in row["options"].items() if name != "bucket_bytes"))
+    return row["strategy"], options, row["workers"]
+
+
+def _best_by(
+    rows: Iterable[dict[str, Any]], key: Callable[[Mapping[str, Any]], Hashable]
+) -> list[dict[str, Any]]:
+    """The best of the rows of each key."""
+    best: dict[Hashable, dict[str, Any]] = {}
+    for row in sorted(rows, key=_order):
+        best.setdefault(key(row), row)
+    return list(best.values())
+
+
+def _order(row: Mapping[str, Any]) -> tuple[bool, float]:
+    """Sort key: rows that fit into the devices' memory first, then the sooner."""
+    return row["fits"] is False, row["days"]
+
+
+def _explained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sentences on groups of hosts, and on codecs that make a strategy slower, as their values take other routes."""
+    lines = [
+        f"ranks_per_worker={row['options']['ranks_per_worker']}: hosts that average gradients at each step are "
+        + " | ".join(", ".join(group) for group in row["groups"])
+        for row in rows
+        if row["groups"] and not row["streams"]
+    ]
+    slower: set[tuple[str, str]] = set()
+    for row in rows:
+        plain = {key: value for key, value in row["options"].items() if key != "codec"}
+        same = next(
+            (other for other in rows if other["strategy"] == row["strategy"] and other["options"] == plain),
+            None,
+        )
+        pair = (row["strategy"], str(row["options"].get("codec")))
+        if "codec" not in row["options"] or same is None or pair in slower:
+            continue
+        if row["days"] > (1 + _AS_SOON) * same["days"] and row["wan_bytes"] > same["wan_bytes"]:
+            slower.add(pair)
+            lines.append(
+                f"{row['strategy']} is slower in {row['options']['codec']}: codes cannot be added up on the way, so "
+                f"each part goes to one rank and its mean to all, {row['wan_bytes'] / 1e9:.3g} GB between sites a "
+                f"round instead of {same['wan_bytes'] / 1e9:.3g} GB"
+            )
+    return lines
+
+
+def _placed(setting: Setting, row: Mapping[str, Any]) -> Setting:
+    """The setting with ranks where a row has its groups."""
+    if row["groups"] is None:
+        return setting
+    return replace(setting, placement=[host for group in row["groups"] for host in group])
+
+
+def _narrowest_first(setting: Setting, hosts: Sequence[int]) -> list[str]:
+    """Sites in the order of the widest of their routes to others, the narrowest first."""
+    topology = setting.topology
+    first = first_hosts(topology, hosts)
+    widest = dict.fromkeys(first, 0.0)
+    names = list(first)
+    for place, site in enumerate(names):
+        # With very many sites, the bandwidth of a site is judged by its routes to a few others.
+        for other in names[:_MOST_COMPARED] if place >= _MOST_COMPARED else names[: _MOST_COMPARED + 1]:
+            if other != site:
+                links = topology.route(first[site], first[other])
+                narrowest = min((topology.links[link].bits_per_second for link in links), default=0.0)
+                widest[site] = max(widest[site], narrowest)
+    return sorted(names, key=lambda site: widest[site])
+
+
+def _is_part_of_a_group(site: str, row: Mapping[str, Any], topology: Topology) -> bool:
+    """True if a group has hosts of this site and of others."""
+    regions = (
+        {topology.region_of(topology.host_index(host)) for host in group} for group in row["groups"] or ()
+    )
+    return any(site in each and len(each) > 1 for each in regions)
+
+
+def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | None) -> list[str]:
+    lines = [
+        "the loss at this scale: days and money are bands, from the fewest steps to the most that a strategy may need "
+        "to the loss that data-parallel has after the budget; rows whose bands overlap have one place, as the order "
+        "between them is unknown",
+        f"the network's distance from a real one ({NETWORK_ERROR:.1%} in the median of measured calls) "
+        "and, without --utilisation, the reached share of devices' peak (38 to 46 % in published trainings): bands "
+        "have both",
+    ]
+    lines += [*_coding_lines(rows), *_ratio_lines(rows, ratios or {})]
+    lines.append(
+        "the cost of lost workers, weather and other people's traffic, unless the topology or --set has them"
+    )
+    if any(row["fits"] is False for row in rows):
+        lines.append(
+            "the times of rows that do not fit: theirs assume that they fit, and they are ranked last"
+        )
+    return lines
+
+
+def _coding_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line on coding that is not charged: of each strategy the row with the largest share of its round."""
+    most: dict[str, tuple[float, str]] = {}
+    for row in rows:
+        if row["coding"] == "not charged":
+            seconds, of_round = row["coding_bytes"] / CODING_SPEED, row["seconds_per_round"]
+            text = f"{row['strategy']} {format_seconds(seconds)} of a round of {format_seconds(of_round)}"
+            most[row["strategy"]] = max(most.get(row["strategy"], (0.0, "")), (seconds / of_round, text))
+    if not most:
+        return []
+    texts = ", ".join(text for _, text in most.values())
+    return [
+        "the time of coding, which is not charged: at 2 GB/s of fp32 values a worker it would add, at the most, "
+        f"{texts}; --set compute.coding='2 GB/s' charges it"
+    ]
+
+
+def _ratio_lines(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio]) -> list[str]:
+    """A line a strategy: its range of steps over all its rows, and where that comes from."""
+    by_strategy: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["steps_ratio"]["low"] != row["steps_ratio"]["high"] or row["strategy"] in ratios:
+            by_strategy.setdefault(row["strategy"], []).append(row["steps_ratio"])
+    lines = []
+    for name, found in by_strategy.items():
+        low, ends = min(each["low"] for each in found), [each["high"] for each in found]
+        high = "any number of" if None in ends else f"{max(ends):.2f}"
+        source = max((each["source"] for each in found), key=len)
+        line = f"{name}: {low:.2f} to {high} times data-parallel's steps ({source})"
+        lines.append(line + ("; measured on a small model, and applied as it is" if name in ratios else ""))
+    return lines if ratios else [*lines, "--runs DIR takes the steps of a run of yours instead"]

@@ -1,0 +1,406 @@
+"""`netgym plan`, `netgym advise`, `netgym reproduce`: needs of a strategy, before anything is paid."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from netgym.command_options import takes
+from netgym.planning.model_sizes import MEMORY_CHOICES
+from netsim import DelayedProgress, Stoppable, given, rare_collections
+from netsim.errors import InputError, unknown_name
+from netsim.units import format_count, parse_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from netgym.planning.planned import Request
+
+__all__ = ["advise", "plan", "plan_rows", "reproduce"]
+
+
+class _BySite(click.ParamType):  # type: ignore[type-arg]
+    """One number for all, or one for each named host or region.
+
+    >>> devices = _BySite(int, 1, 10**6, "a whole number")
+    >>> devices.convert("4", None, None), devices.convert("fra=4, ore=2", None, None)
+    (4, {'fra': 4, 'ore': 2})
+    """
+
+    name = "number"
+
+    def __init__(self, kind: type[int | float], least: float, most: float, expected: str) -> None:
+        self._kind, self._least, self._most, self._expected = kind, least, most, expected
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse the text of a flag.
+
+        Raises:
+            InputError: it is neither.
+        """
+        found: dict[str, int | float] = {}
+        try:
+            if "=" not in value:
+                return self._number(value)
+            for part in value.split(","):
+                site, sign, text = (word.strip() for word in part.partition("="))
+                if not sign or not site or site in found:
+                    raise ValueError("SITE=NUMBER,SITE=NUMBER,..., each site once")
+                found[site] = self._number(text)
+        except ValueError as error:
+            raise InputError(f"{param.opts[0] if param else ''} {value}: expected {error}") from None
+        return found
+
+    def _number(self, text: str) -> int | float:
+        with suppress(ValueError):
+            found = self._kind(text)
+            if self._least <= found <= self._most and (self._kind is float or text.strip().isdecimal()):
+                return found
+        raise ValueError(self._expected)
+
+
+_DEVICES = _BySite(int, 1, math.inf, "a whole number from 1 on, or such as fra=4,ore=2")
+_DOLLARS = _BySite(float, 0.0, 1e12, "dollars of a worker's hour, such as 20 or fra=20,ore=8")
+_SHARE = _BySite(
+    float,
+    math.ulp(0.0),
+    1.0,
+    "a share of the peak above 0, up to 1, such as 0.4 or fra=0.5,ore=0.35",
+)
+
+
+_SECONDS_A_LINE = 8.0  # of progress, where standard error is no terminal
+
+
+def _memory(_: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
+    choices = tuple(word.strip() for word in text.split(",") if word.strip())
+    for choice in choices:
+        if choice not in MEMORY_CHOICES:
+            raise unknown_name("choice of --memory", choice, MEMORY_CHOICES)
+    return choices
+
+
+@dataclass(frozen=True)
+class _PlanArguments:
+    """Command-line arguments that `plan` and `advise` share.
+
+    Attributes:
+        tokens: Tokens to train on, such as 200B, for days and dollars.
+        budget: Money to spend, such as 500000, instead of --tokens: plan the tokens that it pays for.
+        workers: Number of workers [one per host].
+        overrides: Change one key, as in netgym run, such as failures.mtbf=8h. May be repeated.
+        device: Device of every worker [the hosts' own].
+        utilisation: Share of the device's peak that computing reaches [0.4]; by host or region where they differ.
+        devices_per_worker: Devices that share a worker's batch; by host or region where they differ.
+        memory: Methods of workers that save memory.
+        micro_batch: Sequences that a device computes at once, for its activations' memory.
+        batch_by_speed: Divide all workers' sequences of a step by the devices' speed.
+        batch_size: Sequences of a worker in a step [the experiment's, else 256].
+        sequence: Tokens of a sequence of --model [the task's block_size, else 2048].
+        protocol: ideal, linux-tcp, nccl-sockets or gloo [the topology's, else linux-tcp].
+        price: Price of a worker's hour; by host or region where they differ.
+    """
+
+    tokens: str | None = given(metavar="NUMBER")
+    budget: str | None = given(metavar="DOLLARS")
+    workers: int | None = given(type=click.IntRange(1))
+    overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE")
+    device: str | None = given(metavar="NAME")
+    utilisation: Any = given(metavar="SHARE|SITE=SHARE,...", type=_SHARE)
+    devices_per_worker: Any = given(metavar="N|SITE=N,...", default="1", type=_DEVICES)
+    memory: Any = given(metavar="bf16|8bit|offload|checkpointing,...", default="", callback=_memory)
+    micro_batch: int = given(default=1, type=click.IntRange(1))
+    batch_by_speed: bool = given()
+    batch_size: int | None = given(type=click.IntRange(1))
+    sequence: int | None = given(type=click.IntRange(1))
+    protocol: str | None = given(metavar="NAME")
+    price: Any = given(metavar="DOLLARS|SITE=DOLLARS,...", type=_DOLLARS)
+
+
+@click.command()
+@takes(_PlanArguments)
+@rare_collections()
+def plan(
+    asked: _PlanArguments,
+    experiment: Path | None = given(is_argument=True),
+    model: str | None = given(metavar="NAME"),
+    strategies: tuple[str, ...] = given("--strategy", metavar="NAME"),
+    topology: str | None = given(metavar="NAME"),
+    sweeps: tuple[str, ...] = given("--sweep", metavar="KEY=A,B,..."),
+    lost: tuple[str, ...] = given("--without", metavar="SITE"),
+    out: Path | None = given(metavar="DIR"),
+    as_json: bool = given(),
+) -> None:
+    """Plan the strategies of EXPERIMENT: seconds, bytes, memory, days and money. Nothing is trained.
+
+    EXPERIMENT is a file, or the folder of a run, with its measured times. Without it: --model, --strategy, --topology.
+
+    Args:
+        model: Model, such as llama-13b; see: netgym list 'planned models'.
+        strategies: Strategy. May be repeated.
+        topology: Network: a shipped name or a file.
+        sweeps: Plan each value; keys as in --set, wan.bandwidth, and flags such as topology and price. May be repeated.
+        lost: Plan without this site too. May be repeated: each is left out alone, then all.
+        out: Write a page with plots.
+    """
+    words = {**vars(asked), "model": model, "strategies": strategies, "topology": topology}
+    if out is not None:
+        _check_folder(out)
+    from netgym.planning.planned import request_of
+    from netgym.planning.setting import Known
+    from netgym.planning.sweep import grid, placed
+
+    rows: list[dict[str, Any]] = []
+    failures: list[Exception] = []
+    known = Known()
+    points = []
+    for point in grid(sweeps):
+        keys, flags = _flags_of(point, words)
+        points.append((point, request_of(experiment, keys, known=known, **flags)))
+    every = {site for _, request in points for site in request.setting.sites()}
+    points = [(point, request.of_own_sites(every)) for point, request in points]
+    total = sum(len(request.experiment.strategies) * len(_left_out(lost)) for _, request in points)
+    with (
+        Stoppable() as work,
+        DelayedProgress("planning", total, every_seconds=_SECONDS_A_LINE) as progress,
+    ):
+        for point, request in points:
+            where = ", ".join(f"{key}={value}" for key, value in point.items())
+            for row in plan_rows(request, lost, progress, f" at {where}" if where else "", failures=failures):
+                rows.append({**row, "point": point} if sweeps else row)
+                progress.advance()
+    made = f"{len(rows)} of {total} plans were made"
+    if not rows:
+        work.end(made)
+    if len(failures) == len(rows):
+        raise failures[0]
+    # Of a sweep that was interrupted some points are missing, so it has no break-even lines.
+    requests = [request for _, request in points]
+    _print_plans(placed(rows), [] if work.is_stopped else sweeps, bool(sweeps), as_json, out, requests)
+    work.end(made)
+
+
+def _flags_of(point: Mapping[str, str], words: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Values of swept keys of the experiment; and flags, those that are swept with the values that they have there.
+
+    Raises:
+        InputError: a flag is swept and given.
+    """
+    from netgym.planning.sweep import FLAGS
+
+    context = click.get_current_context()
+    parameters = {option.removeprefix("--"): each for each in plan.params for option in each.opts}
+    flags = {}
+    for key in FLAGS:
+        if key in point:
+            parameter = parameters[key]
+            source = context.get_parameter_source(parameter.name or "")
+            if source is not click.core.ParameterSource.DEFAULT:
+                raise InputError(f"--sweep {key}: --{key} is given too: leave one of them out")
+            flags[parameter.name or ""] = parameter.process_value(context, point[key])
+    return {key: value for key, value in point.items() if key not in FLAGS}, {**words, **flags}
+
+
+def _print_plans(
+    every: list[dict[str, Any]],
+    sweeps: Sequence[str],
+    is_swept: bool,
+    as_json: bool,
+    out: Path | None,
+    requests: Sequence[Request],
+) -> None:
+    """Print the plans, and write their page to `out`; `sweeps` are those whose break-even lines are shown."""
+    from netgym.planning.page import at_text, print_table, write_page
+    from netgym.planning.sweep import (
+        break_even,
+        is_axis,
+        sooner_throughout,
+        step_ratio_lines,
+        without_effect,
+    )
+
+    rows = [row for row in every if "refused" not in row]
+    keys = [text.partition("=")[0].strip() for text in sweeps]
+    axes = [key for key in keys if is_axis(rows, key)]
+    values = {
+        "plans": every,
+        "break_even": [line for key in axes for line in break_even(rows, key)],
+        "sooner_throughout": [line for key in axes for line in sooner_throughout(rows, key)],
+        "step_ratios": step_ratio_lines(rows),
+    }
+    plain = values if is_swept else every
+    title = "; ".join(dict.fromkeys(request.title() for request in requests))
+    shared = set.intersection(*(set(request.facts()) for request in requests))
+    facts = [fact for fact in requests[0].facts() if fact in shared]  # points differ in the others
+    if out is not None:
+        write_page(out, rows, values, title, facts, plain)
+    if as_json:
+        click.echo(json.dumps(plain, indent=2, allow_nan=False))
+        for key in keys:
+            if without_effect(rows, key):
+                click.echo(f"warning: --sweep {key}: changes nothing in any row", err=True)
+    else:
+        print_table(rows, values, title, facts)
+        for row in every:
+            if "refused" in row:
+                where = f" (at {at})" if (at := at_text(row.get("point", {}))) else ""
+                click.echo(f"not planned: {row['refused'].removeprefix('plan: ')}{where}")
+    if out is not None:
+        click.echo(str(out), err=as_json)
+
+
+def plan_rows(
+    request: Request,
+    lost: Sequence[str],
+    progress: DelayedProgress,
+    where: str = "",
+    *,
+    failures: list[Exception],
+) -> Iterator[dict[str, Any]]:
+    """Plan each strategy where it is to run, then without sites that may be lost; `progress` shows which is next.
+
+    A strategy that fails is a row with `refused`, the reason; the exception is added to `failures`.
+    """
+    from netgym.planning.measure import refusal
+    from netgym.planning.plan import plan as planned
+
+    setting = request.setting
+    places = [(sites, setting.without(sites) if sites else setting) for sites in _left_out(lost)]
+    for entry in request.experiment.strategies:
+        label = str(entry.label)
+        for sites, place in places:
+            missing = " and ".join(sites) or None
+            name = f"{label} without {missing}" if missing else label
+            progress.now(f"planning {name}{where}")
+            try:
+                strategy = request.experiment.build_strategy(entry)
+                made = planned(strategy, place, name).to_mapping()
+            except Exception as error:
+                reason = refusal(error)
+                failures.append(error)
+                if label not in reason:
+                    reason = f"{name}: {reason.removeprefix('plan: ')}"
+                yield {"name": name, "refused": reason}
+            else:
+                yield {"name": name, **made, "strategy": label, "without": missing}
+
+
+def _left_out(lost: Sequence[str]) -> list[Sequence[str]]:
+    """Sites left out of each plan: none, each by itself, and all that were named."""
+    return [(), *((site,) for site in lost), *([lost] if len(lost) > 1 else [])]
+
+
+def _check_folder(out: Path) -> None:
+    """Make the folder of results, before anything is planned that would be lost.
+
+    Raises:
+        InputError: nothing can be written there.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not os.access(out, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"--out {out}: cannot be written to ({why}); name another folder") from None
+
+
+@click.command()
+@takes()
+@rare_collections()
+def reproduce(
+    name: str | None = given(is_argument=True),
+    params: float | None = given(),
+    layers: int | None = given(),
+    step: str | None = given(metavar="DURATION"),
+    as_json: bool = given(),
+) -> None:
+    """Compute a published result and compare it with the printed one. Without NAME: list them.
+
+    Args:
+        params: Parameters in streaming-diloco's table [1e9].
+        layers: Layers in streaming-diloco's table [24].
+        step: Computing time of a step in streaming-diloco's table [0.1s].
+    """
+    from netgym.planning.published import PUBLISHED, cells_of
+
+    if name is None:
+        listed = [{"name": known, "source": entry["source"]} for known, entry in PUBLISHED.items()]
+        lines = [f"{entry['name']:<18} {entry['source']}" for entry in listed]
+        return click.echo(json.dumps(listed, indent=2) if as_json else "\n".join(lines))
+    sizes = {"params": params, "layers": layers, "step_seconds": step and parse_seconds(step)}
+    given = {key: value for key, value in sizes.items() if value is not None}
+    if given and name != "streaming-diloco":
+        raise InputError(f"reproduce {name}: --params, --layers and --step are for streaming-diloco alone")
+    cells: list[dict[str, Any]] = []
+    with Stoppable() as work, DelayedProgress(f"reproducing {name}"):
+        cells.extend(cells_of(name, **given))
+    source = PUBLISHED[name]["source"]
+    if as_json:
+        click.echo(json.dumps({"name": name, "source": source, "cells": cells}, indent=2))
+    else:
+        click.echo("\n".join([f"{name}: {source}", *map(_cell_line, cells)]))
+    work.end(f"{format_count(len(cells), 'figure')} so far")
+    return None
+
+
+def _cell_line(cell: dict[str, Any]) -> str:
+    if "method" in cell:
+        reached = cell["gbit_per_second"]
+        ours = "above 1000" if reached is None else f"{reached:.1f}"
+        line = f"  {cell['method']:<28} {cell['target']:>4.0%}  {ours:>10} Gbit/s"
+        line += f"  (printed {cell['published']:g})" if "published" in cell else ""
+        own = cell["strategy_gbit_per_second"]
+        return f"{line}  {cell['strategy']} {'above 1000' if own is None else f'{own:.1f}'}"
+    figures = f"{cell['basis']} {cell['published']:g}, ours {cell['ours']:.4g} {cell['unit']}"
+    return f"  {cell['what']}: {figures} ({cell['residual']:+.1%}): {cell['cause']}"
+
+
+@click.command()
+@takes(_PlanArguments)
+@rare_collections()
+def advise(
+    asked: _PlanArguments,
+    topology: str = given(is_argument=True, required=True),
+    model: str = given(metavar="NAME", required=True),
+    runs: str | None = given(metavar="DIR"),
+    as_json: bool = given(),
+) -> None:
+    """Search the strategy, rounds, codec, streams and sites that finish a budget first.
+
+    Args:
+        model: Model, such as llama-13b; see: netgym list 'planned models'.
+        runs: Folder of a run of yours: rank by its steps to a loss.
+    """
+    from netgym.planning.advice_text import advice_lines, best_so_far
+    from netgym.planning.advise import Advice
+    from netgym.planning.planned import request_of
+    from netgym.planning.step_ratio import step_ratios
+
+    if asked.tokens is None and asked.budget is None:
+        raise InputError("advise: add --tokens, such as --tokens 200B, or --budget with dollars to spend")
+    words = {**vars(asked), "model": model, "topology": topology}
+    setting = request_of(None, {}, strategies=("AllReduce",), **words).setting
+    ratios = step_ratios(runs) if runs is not None else None
+    with Stoppable() as work, DelayedProgress("planning", every_seconds=_SECONDS_A_LINE) as progress:
+        advice = Advice(
+            setting,
+            ratios,
+            lambda made, about, name: progress.now(
+                f"plan {made + 1} of about {about}: {name}{best_so_far(advice)}"
+            ),
+        )
+        advice.search()
+    if not advice.rows:
+        work.end("no plan was made")  # or nothing fits
+    result = advice.result()
+    click.echo(json.dumps(result, indent=2, allow_nan=False) if as_json else "\n".join(advice_lines(result)))
+    work.end(f"the best of {len(advice.rows)} plans so far")

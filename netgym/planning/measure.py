@@ -1,0 +1,759 @@
+"""Measurement of a strategy on a network: seconds, bytes, memory and money, extrapolated from rounds that repeat."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.cost.compute import VALUE_BYTES
+from netgym.command_options import first_line
+from netgym.planning.model_sizes import MEMORY_CHOICES
+from netgym.planning.rhythm import Rhythm, draws_bytes, rhythm
+from netgym.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together, repeats_from
+from netgym.planning.setting import Setting
+from netgym.planning.weather import (
+    changes_between,
+    num_rounds_needed,
+    rounds_remarks,
+    with_failures,
+)
+from netsim import Weather, most_at_once, raise_lost_interrupt
+from netsim.errors import InputError, NetsimError
+from netsim.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from exogym_core.strategy.base import Strategy
+    from netgym.planning.rounds import RoundFigures
+
+__all__ = [
+    "CODING_SPEED",
+    "NETWORK_ERROR",
+    "SECONDS_A_DAY",
+    "Measured",
+    "Plan",
+    "RefusedPlanError",
+    "Setting",
+    "algorithms_to_try",
+    "least_days",
+    "measure",
+    "memory_states",
+    "refusal",
+    "takes_long",
+    "would_fit",
+]
+
+SECONDS_A_DAY = 86_400
+
+#: Relative error of simulated communication: the median of calls on networks that the model had not seen, without their
+#: queues, which few topologies give (docs/accuracy.md).
+NETWORK_ERROR = 0.102
+
+
+#: Bytes of fp32 values a second at which a remark names the time of coding: that of `netgym bench`.
+CODING_SPEED = 2e9
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Needs of one strategy.
+
+    Attributes:
+        strategy: its label.
+        seconds_per_step: mean over a round that repeats.
+        seconds_per_round: such a round.
+        steps_per_round: its length.
+        compute_utilisation: computing / all time, mean over ranks.
+        exposed_seconds_per_round: waiting without computing, mean over ranks.
+        tokens_per_second: of all workers: over the whole budget if there is one, else in a round that repeats.
+        days: to the budget of tokens, the first round included.
+        cost: dollars until then, for the workers' hours if they have a price, and for traffic that links charge
+            (`egress`); None where nothing has a price.
+        days_low, days_high, cost_low, cost_high: bands around them: waiting by the network's measured error, computing
+            by the published shares of devices' peak where none was given.
+        cost_by: its parts, `workers` (None without a price) and `egress`; empty without a budget.
+        bytes_per_worker: payload that leaves a worker a round, the largest worker's.
+        payload_bytes: the encoded message of a round, once.
+        wan_bytes: payload between regions a round, over all workers.
+        coding: "charged", or "not charged" where a worker encodes and decodes values in no time; None where it sends
+            them as they are.
+        coding_bytes: fp32 values that a worker encodes and decodes a round, in bytes, the busiest worker's.
+        memory_per_worker: bytes of weights, gradients, optimizers' and outer states, and activations.
+        memory: the same by purpose.
+        memory_with: bytes with one of `MEMORY_CHOICES` each, and no other.
+        mfu: share of the devices' peak that the model's operations are, waiting included, by site.
+        memory_available: on the devices of the worker with least, among those that are listed; None: not known.
+        fits: the memory needed is available; else it has to be sharded or offloaded; None: not known.
+        fits_with: changes, each of which alone makes it fit, as flags; none where it fits.
+        steady: simulated rounds repeat; else figures are means over them.
+        tokens: that are worked through: the budget in whole rounds, or less where `until` ends it before; None
+            without a budget. In `days` they come at `tokens_per_second`.
+        tokens_low, tokens_high: band of the tokens that a budget of dollars pays for; None without such a budget.
+        tokens_per_parameter: `tokens` over the model's parameters.
+        rounds, steps: of the budget; None without one.
+        global_batch: sequences of all workers in a step.
+        tokens_per_step: of all workers.
+        failures: cost of crashes: `crashes_per_day` of all hosts, `seconds_lost_per_crash`, `tokens_lost_per_crash`
+            (each a restart), `restarts` in all, and `times_as_long`, by which `tokens_per_second`, `days` and `cost`
+            are others; None where none are expected.
+        limit: resource that delays it most, and the cheapest remedy.
+        cheaper: the `days`, `cost` and `egress` with other `collectives`, where those cost less; None where none do.
+        expected_bytes: the bytes are those to be expected, as they depend on random numbers.
+        protocol: how transfers use links, with the streams of each.
+        placement: number of workers by site.
+        algorithm: the setting `collectives` by which it goes.
+        collectives: the algorithms that were used, by operation.
+        remarks: notes on the figures.
+    """
+
+    strategy: str
+    seconds_per_step: float
+    seconds_per_round: float
+    steps_per_round: int
+    compute_utilisation: float
+    exposed_seconds_per_round: float
+    tokens_per_second: float
+    days: float | None
+    cost: float | None
+    cost_by: dict[str, float | None]
+    bytes_per_worker: float
+    payload_bytes: float
+    wan_bytes: float
+    memory_per_worker: int
+    memory: dict[str, int]
+    memory_available: float | None
+    fits: bool | None
+    steady: bool
+    fits_with: tuple[str, ...] = ()
+    memory_with: dict[str, int] = field(default_factory=dict)
+    mfu: dict[str, float] = field(default_factory=dict)
+    tokens: float | None = None
+    tokens_low: float | None = None
+    tokens_high: float | None = None
+    tokens_per_parameter: float | None = None
+    rounds: int | None = None
+    steps: int | None = None
+    global_batch: int = 0
+    tokens_per_step: int = 0
+    failures: dict[str, float] | None = None
+    limit: dict[str, Any] = field(default_factory=dict)
+    cheaper: dict[str, Any] | None = None
+    expected_bytes: bool = False
+    coding: str | None = None
+    coding_bytes: float = 0.0
+    protocol: str = ""
+    placement: dict[str, int] = field(default_factory=dict)
+    days_low: float | None = None
+    days_high: float | None = None
+    cost_low: float | None = None
+    cost_high: float | None = None
+    algorithm: str | Mapping[str, str] = "auto"
+    collectives: dict[str, list[str]] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data, in the order of the attributes."""
+        return {**vars(self), "remarks": list(self.remarks), "fits_with": list(self.fits_with)}
+
+    def with_band(self, computing: tuple[float, float], *, is_of_money: bool = False) -> Plan:
+        """Plan with bands of days and cost.
+
+        Args:
+            computing: least and most times as long that computing may take.
+            is_of_money: dollars are the budget; then the cost has no band, and `tokens` has one.
+        """
+        if self.days is None:
+            return self
+        share = self.compute_utilisation
+        factors = [
+            share * times + (1 - share) * (1 + error)
+            for times, error in zip(computing, (-NETWORK_ERROR, NETWORK_ERROR), strict=True)
+        ]
+        costs = [self.scaled(factor).cost for factor in factors]
+        days = [self.days * factor for factor in factors]
+        tokens: list[float | None] = [None, None]
+        if is_of_money and self.tokens is not None and self.cost:
+            dearer = [(cost or self.cost) / self.cost for cost in costs]  # than planned, for the same tokens
+            tokens = [self.tokens / times for times in dearer[::-1]]
+            days = sorted(each / times for each, times in zip(days, dearer, strict=True))
+            costs = [self.cost, self.cost]
+        return replace(
+            self,
+            days_low=days[0],
+            days_high=days[1],
+            cost_low=costs[0],
+            cost_high=costs[1],
+            tokens_low=tokens[0],
+            tokens_high=tokens[1],
+        )
+
+    def scaled(self, seconds: float, rounds: float = 1.0) -> Plan:
+        """Plan that takes so many times the `seconds`, for so many times the `rounds`."""
+
+        def times(value: float | None, factor: float) -> float | None:
+            return None if value is None else value * factor
+
+        def whole(value: int | None) -> int | None:
+            return None if value is None else math.floor(value * rounds)
+
+        costs = {}
+        if self.cost_by:
+            egress = self.cost_by["egress"] or 0.0
+            costs = _costs(times(self.cost_by["workers"], seconds), egress * rounds)
+        return replace(
+            self,
+            tokens_per_second=self.tokens_per_second / (seconds / rounds),
+            days=times(self.days, seconds),
+            tokens=times(self.tokens, rounds),
+            tokens_per_parameter=times(self.tokens_per_parameter, rounds),
+            rounds=whole(self.rounds),
+            steps=whole(self.steps),
+            **costs,
+        )
+
+    def ended(self, seconds: float) -> Plan:
+        """Plan that ends after so many seconds at the latest."""
+        if self.days is None or self.tokens is None or self.days * SECONDS_A_DAY <= seconds:
+            return self
+        share = seconds / (self.days * SECONDS_A_DAY)
+        remark = (
+            f"until = {format_seconds(seconds)} ends it: {share:.3g} of the budget's tokens are processed; a run "
+            "finishes the step or round that it is in"
+        )
+        return replace(
+            self.scaled(share, share), days=seconds / SECONDS_A_DAY, remarks=(*self.remarks, remark)
+        )
+
+
+def _costs(workers: float | None, egress: float) -> dict[str, Any]:
+    """`cost` and `cost_by`; without a price of hours, links' charges alone."""
+    parts = [part for part in (workers, egress or None) if part is not None]
+    return {"cost": sum(parts) if parts else None, "cost_by": {"workers": workers, "egress": egress}}
+
+
+_ROUNDS_OF_NEW_PEERS = 24  # ranks that take turns among 256 others do so three times
+_ROUNDS = 3  # the first meets cold connections; the next two show that they repeat
+_MOST_UNLIKE, _NEARLY = 12, 0.01  # rounds, while the last two differ by more than this share
+_ROUNDS_APART = 12  # of each worker, where workers go their own pace
+_NOTICEABLE = 1.01  # times the budget's steps
+_MOST_DEVICES = 1024  # of a worker, tried
+_A_CENTURY = 36_525  # days
+_LONGER = 2  # times as long by crashes: below, a century is the budget's
+
+
+class RefusedPlanError(InputError):
+    """A strategy cannot be planned correctly in this setting; others of the same request may be."""
+
+
+def refusal(error: Exception) -> str:
+    """Why a strategy cannot be planned, in a line.
+
+    Raises:
+        KeyboardInterrupt: the error stands for a signal, see `raise_lost_interrupt`.
+    """
+    if isinstance(error, NetsimError):
+        return first_line(error)
+    raise_lost_interrupt(error)
+    return f"failed: {first_line(error)}; plan it alone, with --debug"
+
+
+class Measured:
+    """A strategy that has been simulated, and can be simulated elsewhere.
+
+    Attributes:
+        strategy, setting: which, and where.
+        plan: its figures.
+        rounds: those that were simulated.
+        rounds_of: another number of them.
+        figures: of those rounds.
+        are_peers_new: ranks meet others in other rounds.
+    """
+
+    def __init__(self, strategy: Strategy, setting: Setting) -> None:
+        name = type(strategy).__name__
+        found = _rhythm(strategy, setting)
+        remarks: tuple[str, ...] = ()
+        if found.period is None:
+            found, num_rounds = Rhythm(found.num_steps), 1
+            remarks = (f"its steps have no rhythm: figures are means over its first {found.period} steps",)
+        else:
+            num_rounds = _rounds_at_first(strategy, setting, found)
+        if found.begins_longer:
+            remarks += _start_remarks(name, setting)
+        self.strategy, self.setting = strategy, setting
+        self.rounds_of = partial(SimulatedRounds, strategy, setting, found)
+        self.rounds = self.rounds_of(num_rounds)
+        assert found.period is not None
+        figures = self.rounds.on(setting)
+        budget = setting.num_rounds(found.period)
+        if setting.dollars is not None:  # at most so many, as nothing makes rounds shorter
+            quiet = _pace(strategy, setting, found, figures)
+            budget = setting.affordable_rounds(quiet.seconds_until, 0.0)
+        if strategy.is_synchronous and not found.are_peers_new:
+            figures = self._until_they_repeat(figures, budget)
+            figures, weather_remarks = self._through_weather(figures, budget)
+            remarks += weather_remarks
+        is_replayed = self.rounds.calls_a_round > 0  # else every message is simulated
+        is_crowded = any("direct" in names for names in figures.collectives.values()) and is_replayed
+        num_ranks = setting.num_ranks + strategy.num_servers
+        if is_crowded and _are_crowds(setting, num_ranks) and not setting.topology.weather:
+            remarks += (f"messages of {num_ranks:,} ranks at once are computed from the busiest link",)
+        self.figures = figures
+        self.are_peers_new = found.are_peers_new
+        pace = _pace(strategy, setting, found, figures)
+        pace = pace._replace(remarks=(*remarks, *pace.remarks))
+        if setting.dollars is not None:
+            self.setting = setting = self._paid(name, found.period, pace)
+        self.plan = self._priced(name, found.period, pace)
+        if setting.until is not None:
+            self.plan = self.plan.ended(setting.until)
+        self.plan = self.plan.with_band(setting.computing_range(), is_of_money=setting.dollars is not None)
+
+    def _priced(self, name: str, period: int, pace: Pace) -> Plan:
+        """The plan for the setting's tokens, crashes included."""
+        setting = self.setting
+        made = _plan_of(name, setting, self.figures, period, pace)
+        fits_with = would_fit(self.strategy, setting, self.figures.memory)
+        self.plan = replace(made, expected_bytes=draws_bytes(self.strategy), fits_with=tuple(fits_with))
+        _refuse_unseen_changes(name, self.plan, setting, pace.ends)
+        if setting.failures is None:
+            return self.plan
+        plan = with_failures(self, setting.failures)
+        _refuse_endless(name, plan)
+        return plan
+
+    def _paid(self, name: str, period: int, pace: Pace) -> Setting:
+        """The setting with the tokens that its dollars pay for.
+
+        Raises:
+            InputError: the first round costs more.
+        """
+        setting, figures = self.setting, self.figures
+        failures = self._priced(name, period, pace).failures or {}
+        longer = failures.get("times_as_long", 1.0)
+        num_rounds = len(figures.round_seconds)
+        egress = setting.topology.egress_dollars(figures.link_bytes) / num_rounds
+        rounds = setting.affordable_rounds(lambda number: longer * pace.seconds_until(number), egress)
+        missed = num_rounds * len(figures.rank_ends) - figures.contributions
+        counted = max(rounds - missed / setting.num_ranks, 1e-9)
+        return replace(setting, tokens=counted * setting.tokens_a_round(period))
+
+    def _through_weather(
+        self, figures: RoundFigures, budget: int | None
+    ) -> tuple[RoundFigures, tuple[str, ...]]:
+        """More rounds, where the network or devices change beyond those in `figures`, and remarks."""
+        setting, calls = self.setting, self.rounds.calls_a_round
+        needed = num_rounds_needed(setting, figures.round_seconds, calls, budget)
+        if needed > len(figures.round_seconds):
+            if calls:
+                figures = self.rounds.on(setting, needed)
+            elif not setting.differs_for_ever():  # such requests cannot be lengthened
+                self.rounds = self.rounds_of(min(needed, self.rounds.most_live_rounds))
+                figures = self.rounds.on(setting)
+        return figures, rounds_remarks(setting, figures.round_seconds, budget)
+
+    def _until_they_repeat(self, figures: RoundFigures, budget: int | None) -> RoundFigures:
+        """More rounds while the last two differ, as windows grow or queues drop."""
+        setting, ends = self.setting, figures.round_seconds
+        most = min(_MOST_UNLIKE, budget or _MOST_UNLIKE)
+        if not self.rounds.calls_a_round or setting.topology.weather or setting.differs_for_ever():
+            return figures
+        while len(ends) < most and repeats_from(_lengths(ends), _NEARLY) is None:
+            figures, before = self.rounds.on(setting, min(2 * len(ends), most)), len(ends)
+            ends = figures.round_seconds
+            if len(ends) == before:  # its requests cannot be lengthened
+                break
+        return figures
+
+    def own_round(self) -> float:
+        """Seconds of a round that is not the first, in the own setting; as `later_round` finds it."""
+        ends = self.figures.round_seconds[: self._num_compared(self.setting)]
+        if self._is_alike(self.setting) and len(ends) > 1 and not self.setting.topology.weather:
+            return (ends[-1] - ends[0]) / (len(ends) - 1)
+        return self.later_round(self.setting)
+
+    def _num_compared(self, setting: Setting) -> int:
+        """Rounds that are simulated with something doubled: two, unless later ones are unlike the second."""
+        number = min(len(self.figures.round_seconds), _ROUNDS_OF_NEW_PEERS)
+        is_early = repeats_from(_lengths(self.figures.round_seconds[:3])) in (0, 1)
+        return 2 if self._is_alike(setting) and is_early else number
+
+    def _is_alike(self, setting: Setting) -> bool:
+        """True if rounds do not differ, here and there."""
+        differ = setting.differs_for_ever() or self.setting.differs_for_ever() or self.are_peers_new
+        return self.strategy.is_synchronous and not differ
+
+    def later_round(self, setting: Setting, factors: Sequence[float] | None = None) -> float:
+        """Seconds of a round that is not the first, in a setting that differs in the network or in computing alone.
+
+        Collectives go by the algorithms that were chosen on the own network; what is set to change on it does not.
+
+        Args:
+            setting: with the same workers.
+            factors: on each worker's seconds of computing; None: those of the own setting.
+        """
+        if not setting.differs_for_ever():
+            setting = replace(setting, topology=replace(setting.topology, weather=Weather()))
+        if not self.strategy.is_synchronous:
+            return pace_apart(self.rounds.on(setting, factors=factors)).seconds
+        ends = self.rounds.on(setting, self._num_compared(setting), factors=factors).round_seconds
+        return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else ends[0]
+
+
+def _lengths(ends: Sequence[float]) -> list[float]:
+    return [later - earlier for earlier, later in itertools.pairwise([0.0, *ends])]
+
+
+def _pace(strategy: Strategy, setting: Setting, found: Rhythm, figures: RoundFigures) -> Pace:
+    if not strategy.is_synchronous:
+        return pace_apart(figures)
+    return pace_together(figures, are_peers_new=found.are_peers_new, differ=setting.differs_for_ever())
+
+
+def _rhythm(strategy: Strategy, setting: Setting) -> Rhythm:
+    known, num_ranks = setting.known, setting.num_ranks + strategy.num_servers
+    key = ("rhythm", known.key_of(strategy), num_ranks)
+    return known.once(key, lambda: rhythm(strategy, num_ranks))
+
+
+def memory_states(strategy: Strategy, setting: Setting) -> dict[str, int]:
+    """Bytes of a worker's states by purpose, without simulating; none where they are known in a simulation alone."""
+    found = _rhythm(strategy, setting)
+    return {} if found.period is None else _first_rounds(strategy, setting, found).memory()
+
+
+def algorithms_to_try(strategy: Strategy, setting: Setting, within: float) -> dict[str, list[str]]:
+    """Algorithms by operation that could be faster in whole rounds than those chosen, see `SimulatedRounds.rivals`."""
+    found = _rhythm(strategy, setting)
+    if found.period is None or not strategy.is_synchronous or strategy.num_servers:
+        return {}
+    try:
+        return _first_rounds(strategy, setting, found).rivals(within)
+    except (ValueError, RuntimeError):  # its requests depend on the others
+        return {}
+
+
+def takes_long(strategy: Strategy, setting: Setting) -> bool:
+    """True if ranks read the clock, so that all have to run, and thousands of messages be simulated one by one."""
+    return _are_crowds(setting, setting.num_ranks) and _rhythm(strategy, setting).asks
+
+
+def _are_crowds(setting: Setting, num_ranks: int) -> bool:
+    """True if messages among so many ranks at once are too many to be simulated."""
+    most = most_at_once(setting.topology, setting.resolved_protocol, setting.hosts)
+    return num_ranks * (num_ranks - 1) > most
+
+
+def would_fit(strategy: Strategy, setting: Setting, states: Mapping[str, int]) -> list[str]:
+    """Changes with each of which a worker's states and activations fit into its devices; none where they do already.
+
+    The fewest ways to save memory that suffice, the fewest devices and layers of the model, and the smallest sites that
+    share a replica.
+
+    Args:
+        strategy: not set up.
+        setting: where.
+        states: bytes of them by purpose, of `memory_states`.
+    """
+    if setting.fits(states) is not False:
+        return []
+    given = [name for name in MEMORY_CHOICES if name not in setting.memory]
+    ways = itertools.chain.from_iterable(
+        itertools.combinations(given, count) for count in range(1, len(given) + 1)
+    )
+    sizes = {way: setting.memory_of(states, [*setting.memory, *way])["total"] for way in ways}
+    enough = (way for way in sizes if setting.fits(states, [*setting.memory, *way]) is not False)
+    way = next(enough, min(sizes, key=lambda each: sizes[each], default=()))
+    saving = replace(setting, memory=(*setting.memory, *way))
+    flag = f"--memory {','.join(saving.memory)}"
+    others = [
+        *_more_devices(setting, states),
+        *_sharded(strategy, setting, states),
+        *_fewer_layers(setting, states),
+    ]
+    if saving.fits(states) is not False:
+        return [f"{flag} ({format_bytes(sizes[way])})", *others]
+    together = [*_more_devices(saving, states), *_fewer_layers(saving, states)] if way else []
+    return [*others, *(f"{flag} with {each}" for each in together)]
+
+
+def _more_devices(setting: Setting, states: Mapping[str, int]) -> list[str]:
+    """The fewest devices of a worker that suffice, in at most one line."""
+    number = setting.devices_per_worker
+    if not isinstance(number, int):
+        return []
+
+    def fits(count: int) -> bool:
+        return replace(setting, devices_per_worker=count).fits(states) is not False
+
+    count = bisect_left(range(_MOST_DEVICES), True, lo=number, key=fits)
+    return [f"--devices-per-worker {count}"] if count < _MOST_DEVICES else []
+
+
+def _sharded(strategy: Strategy, setting: Setting, states: Mapping[str, int]) -> list[str]:
+    """The smallest sites whose ranks share all states but the weights, which fit then, in at most one line."""
+    if strategy.arguments.get("ranks_per_worker") != 1:
+        return []
+    name = type(strategy).__name__.removesuffix("Strategy")
+    for size in range(2, setting.num_ranks + 1):
+        part = {of: -(-each // (1 if of == "weights" else size)) for of, each in states.items()}
+        if setting.num_ranks % size == 0 and setting.fits(part) is not False:
+            key = f"--set strategies.{name}"
+            return [f"{key}.ranks_per_worker={size} {key}.sharding=FULL_SHARD (netgym plan)"]
+    return []
+
+
+def _fewer_layers(setting: Setting, states: Mapping[str, int]) -> list[str]:
+    """The most layers of a model whose states fit, with the whole model's activations, in at most one line."""
+    blocks = getattr(setting.model.model, "blocks", ())
+    every = setting.model.num_parameters
+    for layers in range(len(blocks) - 1, 0, -1):
+        size = every - sum(each.numel() for block in blocks[layers:] for each in block.parameters())
+        fewer = {name: num_bytes * size // every for name, num_bytes in states.items()}
+        if setting.fits(fewer) is not False:
+            return [f"--set model.num_layers={layers} ({size / 1e9:.3g}B parameters)"]
+    return []
+
+
+def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
+    """Lower bounds of the days to the budget and of their band, without simulating; 0 where nothing is proven.
+
+    A round takes the slowest worker's computing at least, and what the bytes that must leave or enter a site with one
+    worker take on all lines of that site, whatever the algorithms and streams. The first round may send less.
+
+    Args:
+        strategy: not set up.
+        setting: with `tokens`.
+    """
+    is_proven = strategy.is_synchronous and not strategy.num_servers and setting.is_even()
+    if not is_proven or setting.until is not None or setting.tokens is None:
+        return 0.0, 0.0
+    found = _rhythm(strategy, setting)
+    if found.period is None or found.are_peers_new or found.begins_longer:
+        return 0.0, 0.0
+    rounds = _first_rounds(strategy, setting, found)
+    seconds = max(each.mean_seconds for each in setting.durations()) * found.period
+    try:
+        on_lines = max(
+            (_least_seconds(rounds, rank, *lines) for rank, lines in _narrowest(setting)), default=0.0
+        )
+    except (ValueError, RuntimeError):  # its requests depend on the others
+        on_lines = 0.0
+    number = setting.num_rounds(found.period)
+    assert number is not None
+    if rounds.has_absences:
+        return 0.0, 0.0
+    on_lines /= setting.resolved_protocol.payload_share
+    days = max(number * seconds, (number - 1) * on_lines) / SECONDS_A_DAY
+    fast = setting.computing_range()[0]
+    durations = setting.durations()
+    computing = sum(each.mean_seconds for each in durations) / len(durations) * number * found.period
+    share = (
+        min(computing / SECONDS_A_DAY / days, 1.0) if not setting.compute.coding.speeds else float(fast < 1)
+    )
+    return days, days * (share * fast + (1 - share) * (1 - NETWORK_ERROR))
+
+
+def _narrowest(setting: Setting) -> list[tuple[int, tuple[float, float]]]:
+    """Workers alone at the sites with the narrowest lines out and in; of each, its site's bits a second out and in."""
+    topology = setting.topology
+    sites = [topology.region_of(host) for host in setting.hosts]
+    alone = {site: rank for rank, site in enumerate(sites) if sites.count(site) == 1}
+    site_of = {host.name: topology.region_of(host.index) for host in topology.hosts}
+    lines = {site: [0.0, 0.0] for site in alone}
+    for link in topology.links:
+        ends = [
+            site_of.get(name, name) for name in (link.source, link.target)
+        ]  # a region's router has its name
+        for way, end in enumerate(ends):
+            if end in lines and ends[0] != ends[1]:
+                lines[end][way] += link.bits_per_second
+    chosen = {min(lines, key=lambda site: lines[site][way]) for way in (0, 1) if lines}
+    return [(alone[site], (lines[site][0], lines[site][1])) for site in chosen]
+
+
+def _least_seconds(rounds: SimulatedRounds, rank: int, out: float, into: float) -> float:
+    """Seconds that a round's bytes of a rank take at least on lines of so many bits a second."""
+    leaving = entering = 0
+    for call, member in rounds.calls_of(rank):
+        others = len(call.ranks) - 1
+        part = max(call.num_bytes // len(call.ranks) - call.element_bytes, 0)
+        if call.op == "all_to_all" and call.parts is not None:
+            leaving += sum(call.parts[0]) - call.parts[0][member]
+        elif call.op == "all_reduce" and others:
+            leaving, entering = leaving + call.num_bytes, entering + call.num_bytes
+        elif call.op == "all_gather":
+            leaving, entering = leaving + part, entering + others * part
+        elif call.op == "reduce_scatter":
+            leaving, entering = leaving + others * part, entering + part
+    return 8 * max(leaving / out, entering / into)
+
+
+def measure(strategy: Strategy, setting: Setting) -> Plan:
+    """Plan of `strategy`, not set up, in a setting: simulated until its rounds repeat."""
+    return Measured(strategy, setting).plan
+
+
+def _rounds_at_first(strategy: Strategy, setting: Setting, found: Rhythm) -> int:
+    """Rounds to simulate before comparing them."""
+    if not strategy.is_synchronous:
+        return _ROUNDS_APART
+    if found.are_peers_new or (setting.differs_for_ever() and not found.goes_alone):
+        return _ROUNDS_OF_NEW_PEERS  # such requests cannot be lengthened
+    return _ROUNDS
+
+
+def _first_rounds(strategy: Strategy, setting: Setting, found: Rhythm) -> SimulatedRounds:
+    return SimulatedRounds(strategy, setting, found, _rounds_at_first(strategy, setting, found))
+
+
+def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pace: Pace) -> Plan:
+    num_rounds = len(figures.round_seconds)
+    tokens_a_round = setting.tokens_a_round(period)
+    days = worked = None
+    per_second = tokens_a_round / pace.seconds if pace.seconds else float("inf")
+    costs: dict[str, Any] = {"cost": None, "cost_by": {}}
+    missed = num_rounds * len(figures.rank_ends) - figures.contributions  # by absent workers
+    rounds = setting.num_rounds(period, missed)
+    remarks = pace.remarks
+    if (cut := setting.cut_sequences()) is not None:
+        remarks += (cut,)
+    if missed:
+        remarks += (
+            f"{format_count(missed, 'time')} a worker was away at a round's end, and its steps do not count",
+        )
+    if rounds is not None:
+        remarks += _whole_round_remarks(setting, period)
+        days = pace.seconds_until(rounds) / SECONDS_A_DAY
+        egress = setting.topology.egress_dollars(figures.link_bytes) / num_rounds * rounds
+        hourly = setting.hourly_dollars()
+        workers = None if hourly is None else days * 24 * hourly
+        costs = _costs(workers, egress)
+        worked = rounds * tokens_a_round - missed * tokens_a_round / setting.num_ranks
+        if days:  # cold connections, weather and all
+            per_second = worked / (days * SECONDS_A_DAY)
+    available = setting.memory_available()
+    memory = setting.memory_of(figures.memory)
+    fits = setting.fits(figures.memory)
+    if fits is None and available is not None and (unlisted := setting.devices_of_unknown_memory()):
+        remarks += (f"the memory of {', '.join(unlisted)} is not listed: whether it fits there is not known",)
+    from_servers = figures.server_wan_bytes / num_rounds
+    coding_bytes = VALUE_BYTES * max(_a_round(figures.coded_values, pace.span))
+    coding = "charged" if coding_bytes else None
+    if "not charged" in figures.coding or (coding_bytes and not setting.compute.coding.speeds):
+        coding = "not charged"
+        remarks += (_coding_remark(coding_bytes),)
+    return Plan(
+        strategy=name,
+        seconds_per_step=pace.seconds / period,
+        seconds_per_round=pace.seconds,
+        steps_per_round=period,
+        compute_utilisation=pace.computing_seconds / pace.seconds if pace.seconds else 1.0,
+        exposed_seconds_per_round=max(pace.seconds - pace.computing_seconds, 0.0),
+        tokens_per_second=per_second,
+        days=days,
+        **costs,
+        bytes_per_worker=max(_a_round(figures.bytes_sent, pace.span)),
+        payload_bytes=max(_a_round(figures.payload_bytes, pace.span)),
+        wan_bytes=_whole(sum(_a_round(figures.wan_bytes, pace.span)) + from_servers),
+        memory_per_worker=memory["total"],
+        memory=memory,
+        memory_with={name: setting.memory_of(figures.memory, [name])["total"] for name in MEMORY_CHOICES},
+        mfu=setting.mfu(pace.seconds / period),
+        memory_available=available,
+        fits=fits,
+        steady=pace.steady,
+        coding=coding,
+        coding_bytes=coding_bytes,
+        tokens=worked,
+        tokens_per_parameter=None if worked is None else worked / setting.model.num_parameters,
+        rounds=rounds,
+        steps=None if rounds is None else rounds * period,
+        global_batch=setting.num_ranks * setting.batch_size,
+        tokens_per_step=setting.tokens_a_round(1),
+        protocol=setting.resolved_protocol.describe(),
+        placement=setting.workers_by_site(),
+        algorithm=setting.collectives or "auto",
+        collectives=figures.collectives,
+        remarks=remarks,
+    )
+
+
+def _coding_remark(coding_bytes: float) -> str:
+    """A remark on coding that is not charged, with what it would take."""
+    if not coding_bytes:
+        return "coding is not charged: it sends encoded values, and calls neither `charged` nor `charge`"
+    return (
+        f"coding is not charged: a worker encodes and decodes {format_bytes(round(coding_bytes))} of fp32 values a "
+        f"round, which takes {format_seconds(coding_bytes / CODING_SPEED)} at 2 GB/s; --set compute.coding='2 GB/s' "
+        "charges it, or the speed of your codec and device"
+    )
+
+
+def _start_remarks(name: str, setting: Setting) -> tuple[str, ...]:
+    """A remark where a share of a run is unlike the rest of it; with a budget there is no plan."""
+    text = "begins with steps that send other bytes than later ones, for a share of the run"
+    if setting.tokens is not None or setting.dollars is not None:
+        raise RefusedPlanError(
+            f"plan: {name}: it {text}, so its days are not those of later rounds; set how many steps that are "
+            "(such as freeze_step), or plan it without --tokens and --budget"
+        )
+    return (f"it {text}: figures are for later ones",)
+
+
+def _whole_round_remarks(setting: Setting, period: int) -> tuple[str, ...]:
+    """A remark where whole rounds are noticeably more than the budget."""
+    rounds = setting.num_rounds(period)
+    assert setting.tokens is not None
+    assert rounds is not None
+    steps = math.ceil(setting.tokens / setting.tokens_a_round(1) - 1e-9)
+    if rounds * period <= steps * _NOTICEABLE:
+        return ()
+    return (
+        f"the budget is {format_count(steps, 'step')}, and whole rounds are planned: "
+        f"{rounds:,} of {format_count(period, 'step')}, "
+        f"{rounds * setting.tokens_a_round(period):,} tokens",
+    )
+
+
+def _refuse_unseen_changes(name: str, plan: Plan, setting: Setting, ends: Sequence[float]) -> None:
+    """Raise RefusedPlanError where the network changes during the budget, after the simulated rounds."""
+    simulated = ends[-1] if ends else 0.0  # workers at their own pace have no common rounds
+    end = 0.0 if plan.days is None else plan.days * SECONDS_A_DAY
+    end = end if setting.until is None else min(end, setting.until)
+    unseen = changes_between(setting.topology.weather, simulated, end)
+    if unseen:
+        raise RefusedPlanError(
+            f"plan: {name}: the network changes {format_count(unseen, 'time')} after the {format_seconds(simulated)} "
+            f"whose rounds are simulated one by one, and before the budget's end, so its days are not known; plan "
+            "fewer --tokens, or give crashes as a rate: --set failures.mtbf=... --set failures.repair=..."
+        )
+
+
+def _refuse_endless(name: str, plan: Plan) -> None:
+    """Raise RefusedPlanError where crashes lengthen the budget, or without one a round, beyond a century."""
+    assert plan.failures is not None
+    longer, a_day = plan.failures["times_as_long"], plan.failures["crashes_per_day"]
+    days = plan.seconds_per_round * longer / SECONDS_A_DAY if plan.days is None else plan.days
+    if longer < _LONGER or days < _A_CENTURY:
+        return
+    lost = format_seconds(plan.failures["seconds_lost_per_crash"])
+    raise RefusedPlanError(
+        f"plan: {name}: it never ends: {a_day:.3g} crashes a day, each of which takes {lost}, leave {1 / longer:.2g} "
+        f"of the time for training, and {'a round' if plan.days is None else 'the budget'} takes more than a century; "
+        "give a longer failures.mtbf or a shorter failures.repair, or plan fewer workers"
+    )
+
+
+def _a_round(counts: list[list[int]], span: int) -> list[float]:
+    """Mean bytes that each rank sent in a round, over the last `span` rounds."""
+    return [_whole((count[-1] - (count[-1 - span] if len(count) > span else 0)) / span) for count in counts]
+
+
+def _whole(number: float) -> float:
+    return int(number) if number == int(number) else number

@@ -1,0 +1,233 @@
+"""Models of plans by name, and the memory that a worker needs for one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from exogym_core.cost.flops import count_flops
+from exogym_core.reach import reachable
+from netgym.planning.model_sizes import PLANNED_MODELS
+from netgym.tasks.decoders import GPT, GPT_PRESETS, LLAMA_PRESETS, Llama
+from netsim.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from exogym_core.strategy.base import Strategy
+
+__all__ = [
+    "SequenceModel",
+    "kept_bytes",
+    "memory_in_use",
+    "planned_model",
+    "worker_memory",
+]
+
+_COUNTED_LAYERS = 2
+
+
+class SequenceModel:
+    """A language model on the meta device, and the cost of a sequence.
+
+    Args:
+        model: maps (tokens, targets) to a loss.
+        length: tokens a sequence.
+        sequence_flops: if known already.
+        activation_bytes: likewise; 0 where they are not known.
+        checkpointed_bytes: likewise.
+
+    Attributes:
+        num_parameters: all of them.
+        sequence_flops: of forward and backward over one sequence, counted by running them without values.
+        activation_bytes: that one sequence's forward pass keeps for the backward pass, in fp32.
+        checkpointed_bytes: the part kept where each layer is computed again: the layers' inputs, and the activations
+            of one layer and of those outside of layers. Where layers are not known, all of them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        length: int,
+        sequence_flops: int | None = None,
+        activation_bytes: int | None = None,
+        checkpointed_bytes: int | None = None,
+    ) -> None:
+        self.model, self.length = model, length
+        self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        tokens = torch.zeros(1, length, dtype=torch.long, device="meta")
+        if sequence_flops is None:
+            sequence_flops = int(count_flops(model, (tokens, tokens)).total)
+            activation_bytes = kept_bytes(model, (tokens, tokens), length)
+        self.sequence_flops = sequence_flops
+        self.activation_bytes = activation_bytes or 0
+        self.checkpointed_bytes = self.activation_bytes if checkpointed_bytes is None else checkpointed_bytes
+
+
+def kept_bytes(model: nn.Module, batch: Any, length: int) -> int:
+    """Bytes that a forward pass keeps for the backward pass, parameters aside, on the meta device.
+
+    Scores of attention, from each place to each, are left out: fused attention keeps none, and only without values
+    torch falls back to a kind that does.
+    """
+    own = {each.untyped_storage()._cdata for each in (*model.parameters(), *model.buffers())}
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        is_score = tensor.dim() > 2 and tensor.shape[-3] > 1 and tensor.shape[-2:] == (length, length)
+        if storage._cdata not in own and not is_score:
+            kept[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(batch)
+    return sum(int(storage.nbytes()) for storage in kept.values())
+
+
+def planned_model(name: str, length: int = 2048, **options: Any) -> SequenceModel:
+    """The model of this name; nothing is allocated.
+
+    Args:
+        name: in `PLANNED_MODELS`, or a preset of the tasks' models as `llama-2m` or `gpt-base`.
+        length: tokens a sequence.
+        options: dimensions that replace the published ones.
+
+    Raises:
+        UnknownNameError: there is no such model.
+
+    >>> round(planned_model("llama-150m", 128).num_parameters / 1e6)
+    215
+    """
+    try:
+        model = _built(name, length, options)
+    except InputError:  # of which an unknown name is a TypeError too
+        raise
+    except TypeError as error:
+        named = ", ".join(options)
+        problem = f"model {name}: one of the options {named} is not its own ({error}): leave it out"
+        raise InputError(f"plan: {problem}") from None
+    layers = len(model.blocks)
+    if layers <= _COUNTED_LAYERS:
+        return SequenceModel(model, length)
+    # Layers are alike, so their operations are counted once: those of one more layer than another model has.
+    one, two = (
+        SequenceModel(_built(name, length, {**options, "num_layers": number}), length)
+        for number in (1, _COUNTED_LAYERS)
+    )
+    more = layers - 1
+    width = next((each.in_features for each in one.model.modules() if isinstance(each, nn.Linear)), 0)
+    return SequenceModel(
+        model,
+        length,
+        one.sequence_flops + more * (two.sequence_flops - one.sequence_flops),
+        one.activation_bytes + more * (two.activation_bytes - one.activation_bytes),
+        one.activation_bytes + 4 * length * width * layers,
+    )
+
+
+_FAMILIES: dict[str, tuple[type[Llama | GPT], Any]] = {
+    "llama": (Llama, LLAMA_PRESETS),
+    "gpt": (GPT, GPT_PRESETS),
+}
+
+
+class _WithoutInit(TorchFunctionMode):
+    """Functions of `torch.nn.init` do nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func`, unless it is one of those."""
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+def _built(name: str, length: int, options: dict[str, Any]) -> Llama | GPT:
+    family, _, preset = name.partition("-")
+    kind, presets = (Llama, {}) if name in PLANNED_MODELS else _FAMILIES.get(family, (Llama, {}))
+    if name not in PLANNED_MODELS and preset not in presets:
+        every = [f"{family}-{key}" for family, (_, keys) in _FAMILIES.items() for key in keys]
+        raise unknown_name("model to plan", name, [*PLANNED_MODELS, *every])
+    sizes: Any = PLANNED_MODELS.get(name, {"preset": preset})
+    with torch.device("meta"), _WithoutInit():
+        return kind(**{**sizes, "block_size": length, **options})
+
+
+def memory_in_use(
+    states: Mapping[str, int], activations: int, checkpointed: int, choices: Sequence[str]
+) -> dict[str, int]:
+    """Bytes on a worker's devices by purpose, with `activations`, as the choices make them.
+
+    Args:
+        states: of `worker_memory`.
+        activations: bytes of them.
+        checkpointed: bytes of them where each layer is computed again.
+        choices: of MEMORY_CHOICES.
+    """
+    found = {name: size for name, size in states.items() if name != "total"}
+    found["activations"] = checkpointed if "checkpointing" in choices else activations
+    if "bf16" in choices:
+        found |= {name: found[name] // 2 for name in ("weights", "gradients", "optimizer")}
+    if "8bit" in choices:
+        found["optimizer"] = states["optimizer"] // 4
+    if "offload" in choices:
+        found |= {"optimizer": 0, "outer": 0}
+    return {**found, "total": sum(found.values())}
+
+
+def worker_memory(model: nn.Module, strategy: Strategy) -> dict[str, int]:
+    """Bytes by purpose: `weights`, `gradients`, `optimizer`, `outer` (all else that the strategy keeps), `total`.
+
+    Shared storages count once. Gradients are as large as the optimizer's parameters: a rank's part where
+    a replica is sharded. Activations are added by `memory_in_use`; what a round holds for an
+    instant is not counted.
+    """
+    seen: set[int] = set()
+    updated = [
+        parameter
+        for optimizer in strategy.optimizers[:1]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+    states = [state for optimizer in strategy.optimizers[:1] for state in optimizer.state.values()]
+    purposes: dict[str, Any] = {
+        "weights": [*model.parameters(), *model.buffers()],
+        "gradients": [parameter.grad for parameter in (*model.parameters(), *updated)],
+        "optimizer": states,
+        "outer": vars(strategy),
+    }
+    counted = {
+        name: sum(_new_bytes(tensor, seen) for tensor in _meta_tensors(things))
+        for name, things in purposes.items()
+    }
+    counted["gradients"] = sum(each.nbytes for each in updated if each.requires_grad)
+    return {**counted, "total": sum(counted.values())}
+
+
+def _new_bytes(tensor: Tensor, seen: set[int]) -> int:
+    storage = tensor.untyped_storage()
+    key = storage._cdata
+    if key in seen:
+        return 0
+    seen.add(key)
+    return storage.nbytes()
+
+
+def _meta_tensors(things: object) -> list[Tensor]:
+    """All tensors without values within reach of `things`; others are random states and tables, alike in every plan."""
+    found = reachable(things, _is_searched)
+    return [each for each in found if isinstance(each, Tensor) and each.is_meta]
+
+
+def _is_searched(value: object) -> bool:
+    """True for strategies, models and objects of torch; objects of communicators are the transport's."""
+    module = type(value).__module__
+    return (
+        not isinstance(value, Tensor)
+        and module.partition(".")[0] in ("exogym_core", "netgym", "torch")
+        and not module.startswith("exogym_core.communicator")
+    )

@@ -1,0 +1,241 @@
+"""Plan of a strategy with its limit: the resource whose doubling shortens a round most, by simulating each again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from exogym_core.names import visible
+from netgym.planning.algorithms import algorithm_flags, by_algorithm
+from netgym.planning.measure import Measured
+from netgym.planning.setting import with_links
+from netgym.planning.step_ratio import law_ratio
+from netsim.units import format_bits_per_second, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from exogym_core.strategy.base import Strategy
+    from netgym.planning.measure import Plan, Setting
+    from netsim import Link
+
+__all__ = ["plan"]
+
+_FASTER = 2.0
+_HIDDEN = 0.995  # of a round computes: no algorithm saves more than the rest
+_CHEAPER = 0.999  # of the dollars: plans that differ by less cost the same
+_AS_MUCH = 0.9  # of the largest saving: then the cheaper remedy is named
+_WORTH_IT = 0.01  # of a round: a remedy must save this share
+_MANY_RANKS = 16  # beyond, simulating a round takes so long that fewer links are tried
+_MOST_LINKS, _FEW_LINKS = 4, 2
+_MOST_NAMED = 2
+_LIKE = 1.25  # times the rate: links that differ by less are doubled together
+_UNLIKE = 1.01  # times as slow as others: then they wait
+
+
+class _Doubling(NamedTuple):
+    """A resource to double."""
+
+    by: str
+    remedy: str
+    at_most: float  # seconds of a round that it can save
+    later_round: Callable[[], float]  # seconds of one with it doubled
+
+
+def plan(strategy: Strategy, setting: Setting, label: str | None = None) -> Plan:
+    """Plan of `strategy`, with its limit.
+
+    The limit is the resource that shortens a round most when it is doubled (latency: halved; stragglers: without):
+    later rounds are simulated with each, collectives by the algorithms of the plan. Of those that save nearly as much
+    the cheapest is
+    named: a setting before a line.
+
+    Args:
+        strategy: not set up.
+        setting: where.
+        label: its name in results; its class's if None.
+    """
+
+    def limited() -> Plan:
+        first = Measured(strategy, setting)
+        charged = bool(first.plan.cost_by.get("egress"))
+        every = [first]
+        if charged or first.plan.compute_utilisation < _HIDDEN:
+            every = by_algorithm(
+                strategy,
+                setting,
+                lambda other: first if other is setting else Measured(strategy, other),
+                _pace,
+                charged,
+            )
+        measured, *others = every
+        found = replace(measured.setting, dollars=None)  # with the tokens that they pay for
+        remarks = (*setting.remarks, *measured.plan.remarks, *_of_the_law(strategy, found))
+        return replace(
+            measured.plan,
+            limit=_limit(measured, found),
+            cheaper=_cheaper(measured.plan, [other.plan for other in others]),
+            remarks=(*remarks, *([] if measured is first else [_sooner_than(first.plan, measured.plan)])),
+        )
+
+    known = setting.known
+    found = known.once(("plan", known.key_of(strategy), known.number_of(setting)), limited)
+    return replace(found, strategy=label or type(strategy).__name__)
+
+
+def _pace(of: Measured) -> float:
+    return of.plan.tokens_per_second
+
+
+def _sooner_than(auto: Plan, plan: Plan) -> str:
+    """Remark on algorithms that are faster in whole rounds than those that `auto` chooses for each call."""
+    longer = plan.tokens_per_second / auto.tokens_per_second
+    return (
+        f"planned with {algorithm_flags(plan.algorithm)}: collectives=auto, which judges each call alone on idle "
+        f"links, takes {longer:.3g} times as long"
+    )
+
+
+def _cheaper(plan: Plan, others: Sequence[Plan]) -> dict[str, Any] | None:
+    """The cheapest of the plans with other algorithms, if it costs less."""
+    if plan.cost is None:
+        return None
+    cheapest = min(others, key=lambda other: other.cost or math.inf, default=plan)
+    if cheapest.cost is None or cheapest.cost >= _CHEAPER * plan.cost:
+        return None
+    values = {"days": cheapest.days, "cost": cheapest.cost, "egress": cheapest.cost_by["egress"]}
+    return {"collectives": cheapest.algorithm, **values}
+
+
+def _of_the_law(strategy: Strategy, setting: Setting) -> tuple[str, ...]:
+    """Remark on the ratio of steps by DiLoCo's published law, where the law applies."""
+    workers = setting.num_ranks // (strategy.arguments.get("ranks_per_worker") or 1)
+    options = {name: value for name, value in strategy.arguments.items() if value not in (None, "fp32")}
+    name = type(strategy).__name__.removesuffix("Strategy")
+    ratio = law_ratio(name, options, setting.model.num_parameters, workers, setting.tokens)
+    if ratio is None:
+        return ()
+    return (
+        f"to the same loss it needs {ratio.mean:.2f} times data-parallel's steps ({ratio.low:.2f} to "
+        f"{ratio.high:.2f}) by {ratio.source}; days are to the tokens, without it",
+    )
+
+
+def _limit(of: Measured, setting: Setting) -> dict[str, Any]:
+    """The limit; of doublings that can save less than nine tenths of the best so far none is simulated."""
+    of_round, before = of.plan.seconds_per_round, of.own_round()
+    doublings = [*_networks(of, setting), *_computing(of, setting)]
+    saved: dict[str, float] = {}
+    most = 0.0
+    for each in sorted(doublings, key=lambda each: -each.at_most):
+        if before and each.at_most >= max(_WORTH_IT, _AS_MUCH * most) * before:
+            saved[each.by] = 1 - each.later_round() / before
+            most = max(most, saved[each.by])
+    by, remedy = "links", "no single thing: fewer bytes (a codec, longer rounds) or a faster network"
+    if most >= _WORTH_IT:
+        enough = (each for each in doublings if saved.get(each.by, -1.0) >= _AS_MUCH * most)
+        by, remedy, *_ = next(enough)
+    share = saved.get(by, most)
+    return {
+        "by": by,
+        "shortens_by": share,
+        "saves_seconds_per_round": share * of_round,
+        "remedy": f"{remedy}: shortens a round by {share:.1%}, {format_seconds(share * of_round)} of "
+        + format_seconds(of_round),
+        "tried": [
+            {"by": by, "saves_seconds_per_round": share * of_round}
+            for by, share in sorted(saved.items(), key=lambda item: -item[1])
+        ],
+    }
+
+
+def _networks(of: Measured, setting: Setting) -> Iterator[_Doubling]:
+    """Doublings of the network, the cheapest remedy first."""
+    protocol = setting.resolved_protocol
+    groups = _busiest_links(of, setting)
+    waiting = of.plan.exposed_seconds_per_round
+    if of.strategy.is_synchronous:  # a line takes as long for its bytes whatever the latency and the streams
+        waiting = min(waiting, of.plan.seconds_per_round - max((busy for *_, busy in groups), default=0.0))
+    if protocol.has_windows:
+        streams = protocol.streams * 2
+        wider = setting.with_streams(streams)
+        remedy = f"{streams} streams a transfer instead of {protocol.streams}"
+        yield _Doubling("window", remedy, waiting, partial(of.later_round, wider))
+    for name, links, busy in groups:
+        faster = with_links(
+            setting.topology,
+            lambda link, links=links: (  # type: ignore[misc]
+                replace(link, bits_per_second=link.bits_per_second * _FASTER) if link in links else link
+            ),
+        )
+        yield _Doubling(
+            name,
+            f"twice the bandwidth on {name}",
+            busy / _FASTER,
+            partial(of.later_round, replace(setting, topology=faster)),
+        )
+    nearer = with_links(
+        setting.topology, lambda link: replace(link, latency_seconds=link.latency_seconds / _FASTER)
+    )
+    remedy = "sites half as far, or fewer and larger messages"
+    yield _Doubling("latency", remedy, waiting, partial(of.later_round, replace(setting, topology=nearer)))
+
+
+def _computing(of: Measured, setting: Setting) -> Iterator[_Doubling]:
+    """Faster devices: the slowest site's, steady ones, and all."""
+    seconds = [each.mean_seconds for each in setting.durations()]
+    slowest = max(seconds)
+    at_most = slowest * of.plan.steps_per_round / _FASTER
+    is_steady = not setting.compute.varies
+    if not (of.strategy.is_synchronous and is_steady):
+        at_most = of.plan.seconds_per_round
+    if of.strategy.is_synchronous and slowest > _UNLIKE * min(seconds):
+        slow = [each * _UNLIKE >= slowest for each in seconds]
+        there = dict.fromkeys(host for host, is_slow in zip(setting.hosts, slow, strict=True) if is_slow)
+        sites = " and ".join(dict.fromkeys(setting.topology.region_of(host) for host in there))
+        device = setting.compute.device or setting.topology.hosts[next(iter(there))].device
+        remedy = f"devices there twice as fast, or --without {sites}"
+        if setting.compute.flops is not None and not setting.batch_by_speed:
+            remedy = "sequences shared out by speed (--batch-by-speed), or devices there twice as fast"
+        factors = [1 / _FASTER if is_slow else 1.0 for is_slow in slow]
+        by = f"compute of {visible(sites, 60)}" + (f" ({device})" if device else "")
+        yield _Doubling(by, remedy, at_most, partial(of.later_round, setting, factors))
+    if of.strategy.is_synchronous and not is_steady:
+        steady = setting.compute.model_copy(update={"jitter": 0.0, "stragglers": None})
+        remedy = "steadier devices, or a strategy whose workers go their own pace"
+        later = partial(of.later_round, replace(setting, compute=steady), [1.0] * len(seconds))
+        yield _Doubling("stragglers", remedy, at_most, later)
+    later = partial(of.later_round, setting, [1 / _FASTER] * len(seconds))
+    yield _Doubling("compute", "devices twice as fast", at_most, later)
+
+
+def _busiest_links(of: Measured, setting: Setting) -> list[tuple[str, Sequence[Link], float]]:
+    """Groups of links of about one rate with their busy seconds a round, the busiest first."""
+    num_rounds = len(of.figures.round_seconds)
+    busy = [
+        (8 * num_bytes / link.bits_per_second / num_rounds, link)
+        for num_bytes, link in zip(of.figures.link_bytes, setting.topology.links, strict=True)
+        if num_bytes and link.bits_per_second
+    ]
+    groups: list[tuple[float, list[Link]]] = []
+    for seconds, link in sorted(busy, key=lambda each: -each[0]):
+        rate = link.bits_per_second
+        like = (group for _, group in groups if 1 / _LIKE < rate / group[0].bits_per_second < _LIKE)
+        group = next(like, None)
+        if group is not None:
+            group.append(link)
+        else:
+            groups.append((seconds, [link]))
+    most = _MOST_LINKS if setting.num_ranks <= _MANY_RANKS else _FEW_LINKS
+    return [(_name_of_links(group), group, seconds) for seconds, group in groups[:most]]
+
+
+def _name_of_links(links: Sequence[Link]) -> str:
+    pairs = dict.fromkeys(" - ".join(sorted((link.source, link.target))) for link in links)
+    if len(pairs) == 1:
+        return f"link {next(iter(pairs))}"
+    named = ", ".join(list(pairs)[:_MOST_NAMED])
+    more = f" and {len(pairs) - _MOST_NAMED} more" if len(pairs) > _MOST_NAMED else ""
+    return f"{len(pairs)} links of about {format_bits_per_second(links[0].bits_per_second)} ({named}{more})"

@@ -1,0 +1,530 @@
+"""Requests for plans: settings from an experiment, or from a few words in its place."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from exogym_core.config import checked_config, file_values
+from exogym_core.cost.flops import count_flops
+from exogym_core.cost.speeds import with_measured_speeds
+from exogym_core.data.batches import batch_reader
+from exogym_core.strategy.trials import coding_trials
+from netgym.experiment.experiment import Experiment, apply_overrides
+from netgym.planning.measure import Setting
+from netgym.planning.models import SequenceModel, kept_bytes, planned_model
+from netgym.planning.page import placement_text
+from netgym.planning.setting import Crashes, Known, with_wan_bandwidth
+from netgym.tasks import MODELS, Task, TokenWindows
+from netgym.tasks.task import MissingDataError
+from netsim import Document, Topology, load_document
+from netsim.errors import InputError, located, unknown_name
+from netsim.units import format_count, parse_bits_per_second
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
+    from exogym_core.config import Settings
+
+__all__ = ["WAN_BANDWIDTH", "Request", "parse_dollars", "parse_tokens", "request_of", "trained_model"]
+
+_COUNTED_SAMPLES = 2  # of one alone some normalisations refuse to train
+_BLOCK_SIZE, _BYTES, _TOKENS = 128, 256, 50304  # as the task text has them
+
+
+def trained_model(experiment: Experiment) -> tuple[SequenceModel, tuple[str, ...]]:
+    """The experiment's own model on its task's samples, and remarks on them.
+
+    The task is made as a run makes it, and two of its samples are read. Where the task `text` misses its files,
+    its options are taken.
+
+    Raises:
+        InputError: the task or the model cannot be made, or the operations of a step cannot be counted.
+    """
+    remarks: tuple[str, ...] = ()
+    try:
+        task = experiment.build_task()
+        batch = _first_samples(task, experiment.settings.workers.count)
+    except MissingDataError as error:
+        task, remarks = _without_files(experiment, error)
+        batch = _first_samples(task, 1)
+    with torch.device("meta"):
+        model = experiment.build_model(task).to("meta")
+    inputs = batch[0] if isinstance(batch, tuple | list) else batch
+    is_text = isinstance(inputs, torch.Tensor) and inputs.dim() == 2 and not inputs.is_floating_point()
+    if not is_text:
+        remarks += ("its samples are no rows of tokens: a token of this plan is a sample",)
+    length = inputs.shape[1] if is_text else 1
+    shapes = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), batch)
+    flops = 0
+    if experiment.compute.flops is not None:
+        counted = count_flops(model, shapes)
+        counted.warn_or_refuse()
+        flops = counted.total // _COUNTED_SAMPLES
+    kept = kept_bytes(model, shapes, length) // _COUNTED_SAMPLES
+    return SequenceModel(model, length, flops, kept), remarks
+
+
+def _first_samples(task: Task, num_workers: int) -> Any:
+    """A batch of the first ones, which may be those of the first rank alone."""
+    if isinstance(task.train, TokenWindows):
+        return _tokens(task.train.block_size)
+    data: Any = task.train
+    if not isinstance(data, Dataset) and callable(data):
+        data = data(rank=0, num_nodes=num_workers, train_dataset=True)
+    if isinstance(data, IterableDataset):
+        return default_collate(list(itertools.islice(data, _COUNTED_SAMPLES)))
+    return batch_reader(data)(torch.arange(_COUNTED_SAMPLES))
+
+
+def _tokens(length: int) -> list[torch.Tensor]:
+    return [torch.zeros(_COUNTED_SAMPLES, length, dtype=torch.long, device="meta")] * 2
+
+
+def _without_files(experiment: Experiment, error: MissingDataError) -> tuple[Task, tuple[str, ...]]:
+    """The task `text` by its options alone."""
+    options = experiment.settings.task.options
+    paths = options.get("paths") or []
+    suffixes = {Path(path).suffix for path in ([paths] if isinstance(paths, str) else paths)}
+    is_bytes = bool(suffixes) and not suffixes & {".bin", ".npy", ""}
+    vocabulary = options.get("vocab_size") or (_BYTES if is_bytes else _TOKENS)
+    sizes = {"vocab_size": vocabulary, "block_size": options.get("block_size", _BLOCK_SIZE)}
+    task = Task(TokenWindows([], sizes["block_size"]), None, "gpt", {"gpt": sizes, "llama": sizes})
+    model = experiment.settings.model
+    if "vocab_size" in options or (model is not None and "vocab_size" in model.options):
+        return task, ()
+    reason = str(error).splitlines()[0]
+    return task, (
+        f"ITS VOCABULARY IS GUESSED as {vocabulary:,} tokens, since its data are not here ({reason}): with another one "
+        "bytes, memory and seconds are others; say --set task.vocab_size=...",
+    )
+
+
+#: The one key of sweeps and --set that is not an experiment's: the rate of every link between sites.
+WAN_BANDWIDTH = "wan.bandwidth"
+
+_OF_SETTING = ("devices_per_worker", "batch_by_speed", "memory", "micro_batch")
+
+_SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_MOST_TOKENS, _MOST_DOLLARS = 1e30, 1e15
+_BATCH_SIZE = 256
+_SEQUENCE = 2048
+_LONG_SEQUENCE = 8192  # tokens of those whose share of the peak was published, each on one group of devices
+_BILLION = 1e9
+
+
+def _scaled(given: object, text: str, most: float, wrong: str) -> float:
+    """A number above 0 and below `most` with a letter for thousands, millions and so on; else `wrong` says so."""
+    scale = _SCALES.get(text[-1:].upper())
+    with suppress(ValueError):
+        number = float(text if scale is None else text[:-1])
+        if 0 < number < most:
+            return number * (scale or 1.0)
+    raise InputError(wrong.format(given))
+
+
+def parse_tokens(text: str) -> float:
+    """A number of tokens as people write it.
+
+    Raises:
+        InputError: it is none.
+
+    >>> parse_tokens("200B"), parse_tokens("1.5 T"), parse_tokens("20b")
+    (200000000000.0, 1500000000000.0, 20000000000.0)
+    """
+    return _scaled(
+        text, text.strip(), _MOST_TOKENS, "tokens: {!r} is no number of tokens; write for example 200B"
+    )
+
+
+def parse_dollars(given: str | float) -> float:
+    """Dollars to spend, above zero.
+
+    Raises:
+        InputError: it is no such number.
+
+    >>> parse_dollars("500,000"), parse_dollars("500k"), parse_dollars(1.5e6)
+    (500000.0, 500000.0, 1500000.0)
+    """
+    text = str(given).strip().lstrip("$").replace(",", "")
+    wrong = "budget: {!r} is no number of dollars; write for example 500000 or 500k"
+    return _scaled(given, text, _MOST_DOLLARS, wrong)
+
+
+@dataclass(frozen=True)
+class Request:
+    """An experiment to plan.
+
+    Attributes:
+        experiment: its strategies.
+        setting: where they run.
+        tokens: the budget on the command line; None: none, or the steps of an experiment's file.
+    """
+
+    experiment: Experiment
+    setting: Setting
+    tokens: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        experiment: Experiment,
+        sequence: int | None = None,
+        tokens: float | None = None,
+        *,
+        known: Known | None = None,
+        wan_bandwidth: str | None = None,
+        is_file: bool = True,
+        remarks: tuple[str, ...] = (),
+        **options: Any,
+    ) -> Request:
+        """Request with the experiment's model on the meta device: its task's, or a published one by name.
+
+        Args:
+            experiment: to plan.
+            sequence: tokens a sequence of a model by name; None: the task's block size, else 2,048.
+            tokens: the budget.
+            known: results that are shared with other requests.
+            wan_bandwidth: on every link between sites, as text; None: the topology's.
+            is_file: the experiment has a task and a number of steps of its own.
+            remarks: differences between the plan and a run.
+            options: attributes of the setting.
+
+        Raises:
+            InputError: the model cannot be made, there is no topology, or steps are measured.
+        """
+        settings, topology = experiment.settings, experiment.topology
+        shared = (experiment.shared_hosts,) if experiment.shared_hosts is not None else ()
+        known = known if known is not None else Known()
+        model, of_model = _model(experiment, sequence, known, is_file=is_file)
+        if topology is None:
+            raise InputError("plan: there is no network; add --topology, such as --topology wan-4-regions")
+        if wan_bandwidth is not None:
+            with located(WAN_BANDWIDTH):
+                rate = parse_bits_per_second(wan_bandwidth)
+            topology = with_wan_bandwidth(topology, rate)
+        _refuse_measured(experiment)
+        count, budget, failures = settings.workers.count, tokens, _checked("failures", settings)
+        if tokens is None and is_file and options.get("dollars") is None:
+            budget = float(settings.steps * settings.batch_size * count * model.length)
+        num_values = sum(each.numel() for each in model.model.parameters() if each.requires_grad)
+        setting = Setting(
+            model,
+            topology,
+            with_measured_speeds(experiment.compute, 1, coding_trials(num_values, count), []),
+            count,
+            settings.batch_size,
+            budget,
+            placement=settings.placement,
+            protocol=settings.protocol,
+            collectives=settings.collectives,
+            half=bool(settings.autocast),
+            seed=settings.seed,
+            failures=None if failures is None else Crashes(failures["mtbf"], failures["repair"]),
+            until=_checked("until", settings),
+            remarks=(*of_model, *shared, *remarks),
+            known=known,
+            **options,
+        )
+        return cls(experiment, setting, tokens)
+
+    def of_own_sites(self, every: Container[str]) -> Request:
+        """Request whose values by site are those of its network, of all that are given for `every` site."""
+        setting, own = self.setting, self.setting.sites()
+        changes: dict[str, Any] = {}
+        for name in ("devices_per_worker", "utilisation", "dollars_per_hour"):
+            if isinstance(given := getattr(setting, name), Mapping):
+                changes[name] = {
+                    site: value for site, value in given.items() if site in own or site not in every
+                }
+        return replace(self, setting=replace(setting, **changes))
+
+    def title(self) -> str:
+        """Model, network and number of workers."""
+        settings = self.experiment.settings
+        name = settings.model.name if settings.model is not None else f"the model of {settings.task.name}"
+        preset = None if settings.model is None else settings.model.options.get("preset")
+        workers = format_count(self.setting.num_ranks, "worker")
+        return f"{name}{f'-{preset}' if preset else ''} on {self.setting.topology.name}: {workers}"
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Names and values of all that the plans share."""
+        setting, length = self.setting, self.setting.model.length
+        a_step, size = setting.tokens_a_round(1), setting.model.num_parameters
+        batch, price = setting.batch_size, setting.dollars_per_hour
+        budget = []
+        if self.tokens is not None:
+            steps = format_count(math.ceil(self.tokens / a_step), "step")
+            budget += [("budget", f"{self.tokens:,.0f} tokens, {steps}")]
+        if setting.dollars is not None:
+            budget += [("budget", f"{setting.dollars:,.0f} dollars; tokens are those that it pays for")]
+        return [
+            ("protocol", setting.resolved_protocol.describe()),
+            ("collectives", _in_one_line(setting.collectives)),
+            ("workers", placement_text(setting.workers_by_site())),
+            ("parameters", f"{size / 1e9:,.3g}B" if size >= _BILLION else f"{size / 1e6:,.3g}M"),
+            (
+                "a step",
+                f"{setting.num_ranks * batch:,} sequences ({batch:,} a worker) of {length:,}, {a_step:,} tokens",
+            ),
+            ("computing", self._compute_text()),
+            *budget,
+            ("a worker's hour", _priced(price)),
+        ]
+
+    def _compute_text(self) -> str:
+        compute, utilisation = self.experiment.compute, self.setting.utilisation
+        if compute.flops is not None and utilisation is not None:
+            shares = ", ".join(f"{site} {share:.0%}" for site, share in utilisation.items())
+            return f"flops at {shares} of {compute.device or 'each host'}'s peak"
+        return compute.describe()
+
+
+def _model(
+    experiment: Experiment, sequence: int | None, known: Known, *, is_file: bool
+) -> tuple[SequenceModel, tuple[str, ...]]:
+    """The model that an experiment's task would train, or the published one of its name; and remarks on it."""
+    settings = experiment.settings
+    name = None if settings.model is None else settings.model.name
+    is_preset = name in ("llama", "gpt") and not is_file
+    if settings.model is None or name is None or (not is_preset and (name in MODELS or ":" in name)):
+        if sequence is not None:
+            raise InputError("plan: sequences are as long as the task makes them: --set task.block_size=...")
+        of_model = settings.model and settings.model.to_mapping()
+        has_flops = experiment.compute.flops is not None
+        given = (settings.task.to_mapping(), of_model, has_flops, settings.workers.count)
+        return known.once(("trained model", known.number_of(given)), lambda: trained_model(experiment))
+    arguments = dict(settings.model.options)
+    preset = arguments.pop("preset", None)
+    of_task = settings.task.options.get("block_size", _SEQUENCE)
+    length = int(arguments.pop("block_size", sequence or of_task))
+    if is_preset:
+        name = f"{name}-{preset or ('2m' if name == 'llama' else 'byte')}"
+    key = ("model", name, length, known.number_of(arguments))
+
+    def made() -> tuple[SequenceModel, tuple[str, ...]]:
+        model = planned_model(name, length, **arguments)
+        half = planned_model(name, length // 2, **arguments) if length > _LONG_SEQUENCE else model
+        return model, _long_remarks(model, half)
+
+    return known.once(key, made)
+
+
+def _long_remarks(model: SequenceModel, half: SequenceModel) -> tuple[str, ...]:
+    """A remark on sequences that are longer than those of published trainings; `half` is the model at half of it."""
+    length = model.length
+    if half is model:
+        return ()
+    # Operations are a * length + b * length^2, the latter self-attention's.
+    attention = 2 - 2 * length / half.length * half.sequence_flops / model.sequence_flops
+    grown = 2 * (model.num_parameters - half.num_parameters)
+    table = f"; {grown / 1e6:,.3g}M of its parameters are the table of positions" if grown else ""
+    return (
+        f"sequences of {length:,} tokens: self-attention is {attention:.0%} of a step's operations, and each device "
+        f"holds whole sequences{table}; published shares of the peak are for {_LONG_SEQUENCE:,} tokens and fewer (38 % "
+        "for 131,072, each divided over 16 devices, arXiv 2407.21783)",
+    )
+
+
+def _refuse_measured(experiment: Experiment) -> None:
+    """Raise InputError, with the option that settles it, where a plan would have to run something to know its time."""
+    compute = experiment.compute
+    plain = {
+        key: value for key, value in compute.to_mapping().items() if key not in ("updates", "shared_cores")
+    }
+    if plain.pop("measured", None) is not None:
+        words = ", ".join(f"{key}: {_in_one_line(value)}" for key, value in {"fixed": "1 s", **plain}.items())
+        raise InputError(
+            f"plan: the time of a step is measured by running it, which a plan does not do; add "
+            f"--set compute='{{{words}}}' with your seconds, or plan a run folder, which holds the measured time"
+        )
+    if compute.shared_cores is not None:
+        raise InputError("plan: each worker has a machine of its own; add --set compute.shared_cores=null")
+    if compute.updates.speeds or compute.updates.is_measured:
+        raise InputError("plan: optimizers' steps are free in plans; add --set compute.updates=free")
+
+
+def _in_one_line(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_in_one_line(each)}" for key, each in value.items()) + "}"
+    return str(value)
+
+
+def _priced(price: float | Mapping[str, float] | None) -> str:
+    if price is None:
+        return "no price"
+    if isinstance(price, Mapping):
+        return ", ".join(f"{site} {dollars:g}" for site, dollars in price.items()) + " dollars"
+    return f"{price:g} dollars"
+
+
+def _checked(name: str, settings: Settings) -> Any:
+    """Option of the settings as a run takes it: durations in seconds."""
+    return getattr(checked_config(**{name: file_values(settings)[name]}), name)
+
+
+def _of_words(
+    model: str | None, strategies: Sequence[str], topology: str | None, workers: int | None
+) -> Document:
+    """An experiment's document from words of the command line; its data are not used."""
+    given = {"--model": model, "--strategy": strategies, "--topology": topology}
+    if missing := [flag for flag, value in given.items() if not value]:
+        raise InputError(f"plan: without an EXPERIMENT add {', '.join(missing)}")
+    assert topology is not None
+    words = {
+        "name": "plan",
+        "task": "digits",
+        "model": {"name": model},
+        "workers": {"count": workers or len(Topology.load(topology).hosts)},
+        "topology": topology,
+        "steps": 1,
+        "autocast": "bf16",
+        "strategies": [{"name": name} for name in strategies],
+    }
+    return Document("command line", words)
+
+
+def request_of(
+    path: Path | None,
+    point: Mapping[str, str],
+    *,
+    tokens: str | None = None,
+    budget: str | float | None = None,
+    price: float | Mapping[str, float] | None = None,
+    sequence: int | None = None,
+    utilisation: float | Mapping[str, float] | None = None,
+    known: Known | None = None,
+    **words: Any,
+) -> Request:
+    """Request of a command line, at one point of its sweeps.
+
+    Args:
+        path: of the experiment, or a run's folder; None: words stand for it.
+        point: values of swept keys.
+        tokens, budget, price, sequence, utilisation: flags.
+        known: results that are shared with other requests.
+        words: flags of the setting, `_OF_SETTING`, and those that make or change the experiment, `_experiment_of`.
+
+    Raises:
+        InputError: neither an experiment nor a model, a strategy and a topology; or a mistake in them.
+    """
+    if tokens is not None and budget is not None:
+        raise InputError("plan: --tokens and --budget exclude each other: the budget's tokens are computed")
+    if budget is not None and price is None:
+        raise InputError("plan: --budget needs the price of a worker's hour: add --price DOLLARS")
+    sites = utilisation if isinstance(utilisation, Mapping) else None
+    flops = None if utilisation is None else {} if sites is not None else {"utilisation": utilisation}
+    options = {name: words.pop(name) for name in _OF_SETTING if name in words}
+    experiment, bandwidth, remarks = _experiment_of(path, point, flops, **words)
+    is_given = (
+        experiment.compute.flops is not None and "utilisation" in experiment.compute.flops.model_fields_set
+    )
+    return Request.of(
+        experiment,
+        sequence,
+        None if tokens is None else parse_tokens(tokens),
+        known=known,
+        wan_bandwidth=bandwidth,
+        is_file=path is not None,
+        remarks=remarks,
+        dollars=None if budget is None else parse_dollars(budget),
+        dollars_per_hour=price,
+        utilisation=sites,
+        is_utilisation_given=is_given and not (path is not None and path.is_dir()),
+        **options,
+    )
+
+
+def _experiment_of(
+    path: Path | None,
+    point: Mapping[str, str],
+    flops: Mapping[str, Any] | None,
+    *,
+    model: str | None = None,
+    strategies: Sequence[str] = (),
+    topology: str | None = None,
+    workers: int | None = None,
+    batch_size: int | None = None,
+    device: str | None = None,
+    protocol: str | None = None,
+    overrides: Sequence[str] = (),
+) -> tuple[Experiment, str | None, tuple[str, ...]]:
+    """Experiment of a file, a run's folder or words; the bandwidth of links between sites; and remarks.
+
+    Flags come first, then `overrides`, then the swept `point`, so that the later change values of the earlier.
+    """
+    sets, bandwidth = _without_wan([*overrides, *(f"{key}={value}" for key, value in point.items())])
+    if topology is not None and Path(topology).is_file():
+        topology = str(Path(topology).resolve())
+    remarks: tuple[str, ...] = ()
+    if path is None:
+        model = model or point.get("model.name")
+        document, folder, name = _of_words(model, strategies, topology, workers), Path(), "plan"
+        batch_size = batch_size or _BATCH_SIZE
+    else:
+        is_folder = path.is_dir()
+        path = path / "experiment.yaml" if is_folder else path  # of a run, with its measured times
+        document, folder, name = load_document(path), path.parent, path.stem
+        computing = _mapping(document.data, "compute") if is_folder else {}
+        if "updates" in computing:
+            sets = [*sets, "compute.updates=free"]
+            remarks = ("optimizers' steps are not charged, which the run did",)
+        if "shared_cores" in computing:
+            sets = [*sets, "compute.shared_cores=null"]
+            remarks += ("each worker has a machine of its own, while the run's ranks shared cores",)
+    if isinstance(document.data, dict):  # else the schema names the mistake
+        data = document.data
+        if model:
+            data["model"] = {**_mapping(data, "model"), "name": model}
+        if workers:
+            data["workers"] = {**_mapping(data, "workers"), "count": workers}
+        if batch_size:
+            data["batch_size"] = batch_size
+        if device is not None or flops is not None:
+            named = {} if device is None else {"device": device}
+            data["compute"] = _with_flops(_mapping(data, "compute"), {**(flops or {}), **named})
+    options = {"topology": topology, "protocol": protocol}
+    given = {key: value for key, value in options.items() if value is not None}
+    settled = apply_overrides(document, sets, given)
+    if path is None:
+        settled.data.setdefault("compute", {"flops": {}})  # type: ignore[attr-defined]
+    experiment = Experiment.from_document(settled, folder=folder, default_name=name)
+    if path is not None and strategies:
+        chosen = [each for name in dict.fromkeys(strategies) for each in experiment.only(name).strategies]
+        experiment = replace(experiment, strategies=tuple(chosen))
+    return experiment, bandwidth, remarks
+
+
+def _without_wan(sets: list[str]) -> tuple[list[str], str | None]:
+    """Keys to set in the experiment, and the bandwidth of links between sites, which is no key there.
+
+    Raises:
+        InputError: another key of these links.
+    """
+    for key in [text.partition("=")[0].strip() for text in sets]:
+        if key.startswith("wan.") and key != WAN_BANDWIDTH:
+            raise unknown_name("key of links between sites", key, [WAN_BANDWIDTH])
+    bandwidth = [text.partition("=")[2] for text in sets if text.startswith(f"{WAN_BANDWIDTH}=")]
+    others = [text for text in sets if not text.startswith(f"{WAN_BANDWIDTH}=")]
+    return others, bandwidth[-1] if bandwidth else None
+
+
+def _mapping(data: object, key: str) -> dict[str, Any]:
+    """Mapping under a key of a document; empty where there is none."""
+    found = data.get(key) if isinstance(data, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _with_flops(compute: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`compute` with steps timed by operations on devices; other keys, such as jitter and coding, stay."""
+    kept = {key: value for key, value in compute.items() if key not in ("fixed", "measured")}
+    return {**kept, "flops": {**_mapping(compute, "flops"), **given}}

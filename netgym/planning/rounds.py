@@ -1,0 +1,556 @@
+"""Rounds of a strategy, simulated by its own code on every rank without values: figures, repetition, pace.
+
+Requests of ranks do not depend on the network unless they ask for the time, and most ranks make the same requests. So a
+rank that stands for all runs once, and its requests are simulated on every network in question.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from exogym_core.communicator.base import CODE_CARRIERS
+from exogym_core.communicator.simulated.simulation import Schedules, World
+from exogym_core.run.request import with_servers
+from exogym_core.strategy.participation.absence import Participation
+from exogym_core.strategy.parts.codecs import coding_report
+from exogym_core.workers.run import run_ranks
+from netgym.planning.models import worker_memory
+from netgym.planning.recording import (
+    REPEATS,
+    Recording,
+    extrapolated,
+    last_calls,
+    last_round,
+    record,
+    record_kinds,
+    run_alone,
+)
+from netgym.planning.rhythm import (
+    FEWEST_STEPS,
+    NUM_SIMULATED,
+    Rhythm,
+    is_left_out,
+    is_pace_step,
+    making_groups,
+    period_of,
+    planned_rank,
+    quiet_schedules,
+    without_updates,
+)
+from netsim import OPERATIONS
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy.base import Strategy
+    from exogym_core.workers.run import RunResult
+    from netgym.planning.setting import Setting
+    from netsim.ranks import Call, StampedRow
+
+__all__ = [
+    "Pace",
+    "RoundFigures",
+    "SimulatedRounds",
+    "pace_apart",
+    "pace_together",
+    "repeats_from",
+]
+
+
+@dataclass
+class RoundFigures:
+    """Figures of some simulated rounds.
+
+    Attributes:
+        round_seconds: virtual time at which the last rank finished each round.
+        compute_seconds, exposed_seconds: of each rank, over all of them.
+        bytes_sent, wan_bytes, payload_bytes: of each rank, after each round: [rank][round].
+        memory: bytes of the first rank by purpose.
+        collectives: the algorithms that were used, by operation.
+        link_bytes: payload that crossed each link, over all of them.
+        peers: ranks that each rank met in each round.
+        rank_ends: virtual time at which each worker finished each round: [rank][round].
+        coded_values: of each rank, after each round, that it has encoded or decoded.
+        coding: what `coding_report` says of each rank.
+        server_wan_bytes: payload that servers sent to other regions.
+        contributions: of ranks to rounds, which may continue without some.
+    """
+
+    round_seconds: list[float]
+    compute_seconds: list[float]
+    exposed_seconds: list[float]
+    bytes_sent: list[list[int]]
+    wan_bytes: list[list[int]]
+    payload_bytes: list[list[int]]
+    coded_values: list[list[int]]
+    coding: list[str | None]
+    memory: dict[str, int] = field(default_factory=dict)
+    collectives: dict[str, list[str]] = field(default_factory=dict)
+    link_bytes: list[float] = field(default_factory=list)
+    peers: list[Hashable] = field(default_factory=list)
+    rank_ends: list[list[float]] = field(default_factory=list)
+    server_wan_bytes: int = 0
+    contributions: int = 0
+
+
+def repeats_from(seconds: Sequence[float], tolerance: float = 1e-4) -> int | None:
+    """The first of these rounds from which all take equally long, if at least two do; else None.
+
+    Equal are rounds that differ by less than the share `tolerance`: windows of TCP keep growing for a while.
+
+    >>> repeats_from([3.0, 2.5, 2.5]), repeats_from([3.0, 2.5])
+    (1, None)
+    """
+    last = seconds[-1]
+    first = len(seconds)
+    while first and abs(seconds[first - 1] - last) <= tolerance * last:
+        first -= 1
+    return first if len(seconds) - first >= 2 else None
+
+
+_SAME_PACE = 1e-3
+
+
+class Pace(NamedTuple):
+    """Pace of rounds from now on.
+
+    Attributes:
+        seconds: of a round; of ranks that go their own pace, workers over the rounds that all of them do in a second.
+        computing_seconds: of these a worker computes, in the mean.
+        ends: when the rounds that were simulated were over; none where all there is to know is the pace.
+        steady: whether rounds were seen to repeat.
+        span: rounds of which bytes are means.
+        remarks: notes on the figures.
+    """
+
+    seconds: float
+    computing_seconds: float
+    ends: Sequence[float]
+    steady: bool
+    span: int
+    remarks: tuple[str, ...] = ()
+
+    def seconds_until(self, num_rounds: float) -> float:
+        """End of so many rounds: as simulated, then at this pace."""
+        whole = int(num_rounds)
+        if whole >= len(self.ends):
+            last = self.ends[-1] if self.ends else 0.0
+            return last + (num_rounds - len(self.ends)) * self.seconds
+        began = self.ends[whole - 1] if whole else 0.0
+        return began + (num_rounds - whole) * (self.ends[whole] - began)
+
+
+def pace_together(figures: RoundFigures, *, are_peers_new: bool, differ: bool = False) -> Pace:
+    """Pace of ranks that end their rounds together.
+
+    Args:
+        figures: of the simulated rounds.
+        are_peers_new: with others in other rounds.
+        differ: rounds differ by chance, even where two happen to be equal.
+    """
+    ends, remarks = [0.0, *figures.round_seconds], []
+    num_rounds = len(figures.round_seconds)
+    rounds, span = [later - earlier for earlier, later in pairwise(ends)], 1
+    if are_peers_new:
+        rounds, span, added = _of_new_peers(rounds, figures.peers)
+        remarks += added
+    first = None if differ else repeats_from(rounds)
+    steady = first is not None
+    if first is None:
+        first = 1 if len(rounds) > 1 else 0
+        if span == 1 and not differ:
+            least, most = min(rounds[first:]), max(rounds[first:])
+            remarks.append(
+                f"no two rounds took equally long ({rounds[0]:.6g} s the first, then {least:.6g} to {most:.6g} s): "
+                f"figures are means over the simulated rounds"
+            )
+    kept = rounds[-1:] if steady else rounds[first:]
+    a_round = sum(kept) / len(kept)
+    computing = sum(figures.compute_seconds) / len(figures.compute_seconds) / num_rounds
+    known = ends[1:] if span == 1 else []
+    return Pace(a_round, min(computing, a_round), known, steady, span, tuple(remarks))
+
+
+def _of_new_peers(rounds: list[float], peers: list[Hashable]) -> tuple[list[float], int, list[str]]:
+    """Means over whole turns of changing peers, rounds a turn, and remarks.
+
+    Without such turns there is one mean, over all rounds but the first.
+    """
+    turn = period_of(peers) if peers else None
+    if turn is None:
+        span = max(len(rounds) - 1, 1)
+        rest = rounds[-span:]
+        text = (
+            f"the ranks that meet are drawn again each round: figures are means over {span} rounds, the shortest "
+            f"{min(rest):.6g} s and the longest {max(rest):.6g} s"
+        )
+        return [sum(rest) / span] * 2, span, [text]
+    turns = [rounds[i : i + turn] for i in range(0, len(rounds) - turn + 1, turn)]
+    remarks = (
+        [f"ranks meet others in turn: figures are means over the {turn} rounds of a turn"] if turn > 1 else []
+    )
+    return [sum(each) / turn for each in turns], turn, remarks
+
+
+def pace_apart(figures: RoundFigures) -> Pace:
+    """Pace of ranks at their own speed: each one's rounds while all run, without the first."""
+    until = min(ends[-1] for ends in figures.rank_ends)
+    rates, halves = [], []
+    for ends in figures.rank_ends:
+        kept = [end for end in ends if end <= until]
+        if len(kept) < 3:
+            kept = ends
+        rates.append(_rate(kept))
+        middle = len(kept) // 2
+        halves.append(abs(_rate(kept[: middle + 1]) / _rate(kept[middle:]) - 1) if middle else 1.0)
+    num_rounds = len(figures.round_seconds)
+    a_round = len(rates) / sum(rates)
+    computing = [
+        min(seconds / num_rounds * rate, 1.0)
+        for seconds, rate in zip(figures.compute_seconds, rates, strict=True)
+    ]
+    fastest, slowest = max(rates), min(rates)
+    text = (
+        f"workers go their own pace, the fastest {fastest / slowest:.3g} times the slowest: a round is their number "
+        f"over the rounds that all of them do in a second; {num_rounds} of each were simulated"
+    )
+    return Pace(
+        a_round,
+        sum(computing) / len(computing) * a_round,
+        (),
+        max(halves) <= _SAME_PACE,
+        max(num_rounds - 1, 1),
+        (text,),
+    )
+
+
+def _rate(ends: list[float]) -> float:
+    """Rounds a second between the first end and the last."""
+    if len(ends) < 2:
+        return 1 / ends[0]
+    return (len(ends) - 1) / (ends[-1] - ends[0])
+
+
+_COUNTS = ("bytes_sent", "wan_bytes", "payload_bytes", "coded_values")  # of a rank, after each round
+_MOST_LIVE_RANKS = 256  # threads, each with a model of shapes
+_MOST_LIVE_STEPS = 50_000  # of all ranks: a few seconds
+
+
+class SimulatedRounds:
+    """A few rounds of a strategy, to be simulated on any network.
+
+    Args:
+        strategy: not set up; every rank that runs gets a copy.
+        setting: model, workers, computing and collectives.
+        rhythm: of the strategy; `period` is set.
+        num_rounds: how many.
+
+    Attributes:
+        has_absences: rounds continue without ranks that are late or gone.
+    """
+
+    def __init__(self, strategy: Strategy, setting: Setting, rhythm: Rhythm, num_rounds: int) -> None:
+        assert rhythm.period is not None
+        self._strategy, self._setting, self._rhythm = strategy, setting, rhythm
+        self._num_rounds, self._period = num_rounds, rhythm.period
+        self._num_ranks = setting.num_ranks + strategy.num_servers
+        self._model = setting.model.model
+        # Only where steps take equally long, and the network has neither weather nor prices of links.
+        is_even = setting.is_even() and strategy.is_synchronous
+        self._leaves_out = is_even and rhythm.repeats and rhythm.period > FEWEST_STEPS
+        self._memory: dict[str, int] = {}
+        self._schedules: Schedules | None = None
+        self.has_absences = False
+        known = setting.known
+        speeds = None if rhythm.goes_alone else tuple(each.drawn_from for each in setting.durations())
+        parts = (self._model, setting.collectives, setting.compute.coding)
+        plain = (self._num_ranks, num_rounds, rhythm, self._leaves_out, speeds, *map(known.number_of, parts))
+        self._recording, self._memory, self.has_absences = known.once(
+            ("requests", known.key_of(strategy), *plain),
+            lambda: (self._record(self._seconds(setting)), self._memory, self.has_absences),
+        )
+
+    def _seconds(
+        self, setting: Setting, factors: Sequence[float] | None = None
+    ) -> list[Callable[[int], float]]:
+        """Computing of each rank by step; servers compute nothing."""
+        pairs = zip(setting.durations(), factors or [1.0] * setting.num_ranks, strict=True)
+        workers = [partial(_times, each.seconds, factor) for each, factor in pairs]
+        return [*workers, *[_no_time] * self._strategy.num_servers]
+
+    def _record(self, seconds: Sequence[Callable[[int], float]]) -> Recording | None:
+        """Requests of ranks that compute so long; None: they depend on the time."""
+        if self._rhythm.asks:
+            return None
+        collectives = self._setting.collectives
+        with quiet_schedules():
+            if self._rhythm.goes_alone:
+                setup = making_groups(self._strategy)
+                with suppress(InputError):  # with this model ranks make other groups than with a tiny one
+                    return record_kinds(self._body, self._num_ranks, collectives, setup)
+            made = record(self._body, self._num_ranks, seconds, collectives)
+        return None if made.asks_for_time or self.has_absences else made
+
+    def _body(
+        self, comm: Communicator, computing: Callable[[int, float], None], num_rounds: int | None = None
+    ) -> None:
+        """Program of a rank, from its first step to the last one of so many rounds."""
+        with without_updates(self._strategy):
+            self._run_rank(comm, computing, num_rounds or self._num_rounds)
+
+    def _run_rank(self, comm: Communicator, computing: Callable[[int, float], None], num_rounds: int) -> None:
+        # With several busy steps a round their places may depend on the model, as those of fragments do.
+        # Servers count their own steps; ranks that ask for the time check in every step how far messages have come.
+        quiet = self._rhythm.quiet
+        skips = quiet.count(False) == 1 and self._strategy.is_synchronous and not self._rhythm.asks
+        own = copy.deepcopy(self._model) if self._strategy.overlaps_backward else self._model
+        coding, num_steps = self._setting.compute.coding, num_rounds * self._period
+        runner = planned_rank(self._strategy, comm, own, computing, num_steps, coding)
+        if runner is None:
+            return
+        mine = runner.strategy
+        part = Participation(mine, comm)
+        self.has_absences = part.absence is not None
+        if comm.rank:
+            runner.still_optimizers()
+        for step in range(num_steps):
+            place = step % self._period
+            if self._leaves_out and is_left_out(place, self._period):
+                mine.local_step += 1
+                continue
+            if part.skips(step):
+                mine.skip_step()
+                mine.row()  # forgets that a round was missed
+            elif skips and step and quiet[place]:
+                runner.quiet_step(step)
+            else:
+                runner.step(step)
+            if comm.rank == 0 and (step == 0 or step + 1 == self._period):
+                # Its optimizers make their states when they step for the first time: one step is enough.
+                self._memory.update(worker_memory(own, mine))
+                runner.still_optimizers(1 if step + 1 < self._period else None)
+            is_last = place + 1 == self._period
+            if is_last or (self._leaves_out and is_pace_step(place)):
+                traffic = comm.traffic
+                comm.mark(
+                    {
+                        "round": step // self._period,
+                        "place": None if is_last else place,
+                        "payload_bytes": traffic.payload_bytes,
+                        "bytes_sent": traffic.bytes_sent,
+                        "wan_bytes": traffic.wan_bytes,
+                        "coded_values": traffic.charged_values,
+                        "coding": coding_report(traffic, mine.trainable),
+                        "took_part": part.absence is None or "averaged_ranks" in mine.row(),
+                    }
+                )
+        mine.finish()  # calls in flight complete, after the last row
+
+    def on(
+        self,
+        setting: Setting,
+        num_rounds: int | None = None,
+        *,
+        whole: bool = True,
+        factors: Sequence[float] | None = None,
+    ) -> RoundFigures:
+        """Simulate it in a setting; collectives go by the algorithms chosen in the first one.
+
+        Args:
+            setting: network and computing.
+            num_rounds: fewer rounds than there are, or more, if later ones repeat the last ones; None: all.
+            whole: with the steps that were left out.
+            factors: on each worker's seconds of computing; None: 1.
+        """
+        topology, seconds, recording = setting.topology, self._seconds(setting, factors), self._recording
+        if factors is not None and recording is not None and recording.kinds is None:
+            recording = self._record(seconds)  # of ranks that each ran at their own speed
+        names = [f"{link.source}->{link.target}" for link in topology.links] if whole else None
+        if recording is None:
+            return self._figures(self._live(setting, seconds, num_rounds), seconds, names)
+        if num_rounds is not None and num_rounds > self._num_rounds:
+            recording = recording.lengthened(num_rounds)
+        world = self._world(setting)
+        if self._schedules is None:
+            self._schedules = _schedules(setting, world)
+        num_marks = num_rounds if num_rounds is None or not self._leaves_out else 3 * num_rounds
+
+        def figures(replayed: Recording, links: Sequence[str] | None) -> RoundFigures:
+            assert self._schedules is not None
+            return self._figures(replayed.replay(world, seconds, self._schedules, num_marks), seconds, links)
+
+        shortened = None if topology.weather or self._leaves_out else recording.shortened
+        if shortened is None:
+            return figures(recording, names)
+        one, other = (vars(figures(each, None)) for each, _ in shortened)
+        return RoundFigures(**extrapolated(one, other, shortened[1][1], REPEATS[1] - REPEATS[0]))
+
+    def _world(self, setting: Setting) -> World:
+        places, protocol = self._placement(setting), setting.protocol
+        return World.build(self._num_ranks, setting.topology, places, protocol, setting.collectives)
+
+    def rivals(self, within: float) -> dict[str, list[str]]:
+        """Algorithms by operation that all its calls of rank 0 in a round may go by, instead of one chosen for each.
+
+        Those that are chosen for a call, and those with which a call alone takes at most `within` times as long.
+
+        Raises:
+            InputError: what rank 0 requests needs the others.
+        """
+        book = _schedules(self._setting, self._world(self._setting))
+        calls = dict.fromkeys(call for call, _ in self.calls_of(0) if call.op in OPERATIONS)
+        found: dict[str, list[tuple[str, ...]]] = {}
+        for call in calls:
+            found.setdefault(call.op, []).append(book.contenders(call, within))
+        rivals = {}
+        for op, names in found.items():
+            chosen = {name for name, *_ in names}
+            same = chosen if len(chosen) == 1 else set()
+            # Of codes, which others would encode at every hop.
+            if op == "all_reduce" and "all_to_all" in found:
+                same = {*same, *CODE_CARRIERS[1:]}
+            if others := [name for name in dict.fromkeys(itertools.chain(*names)) if name not in same]:
+                rivals[op] = others
+        return rivals
+
+    def _placement(self, setting: Setting) -> Sequence[str] | None:
+        return with_servers(
+            setting.topology, setting.num_ranks, setting.placement, self._strategy.server_groups
+        )
+
+    def calls_of(self, rank: int) -> list[tuple[Call, int]]:
+        """Calls of a rank between its last two rounds' ends, each with its place among the members.
+
+        A rank that reads the clock runs alone at a time of 0, which changes the order of its calls.
+
+        Raises:
+            InputError: what it requests needs the others.
+        """
+        if self._recording is not None:
+            return last_calls(self._recording.stream(rank))
+        return last_calls(run_alone(self._body, self._num_ranks, rank, answers=True).requests)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the first rank's states by purpose; none before a simulation where it needs the others' messages."""
+        if not self._memory:
+            with suppress(ValueError, RuntimeError):
+                run_alone(self._body, self._num_ranks, answers=True)
+        return self._memory
+
+    @property
+    def calls_a_round(self) -> int:
+        """Calls of all ranks in the last round; 0 where it depends on the time."""
+        return self._recording.num_calls(last_round) if self._recording is not None else 0
+
+    @property
+    def most_live_rounds(self) -> int:
+        """Number of rounds to simulate where every rank has to run."""
+        return max(_MOST_LIVE_STEPS // (self._num_ranks * self._period), self._num_rounds)
+
+    def _live(
+        self, setting: Setting, seconds: Sequence[Callable[[int], float]], num_rounds: int | None
+    ) -> RunResult[None]:
+        """Run every rank while it is simulated, for so many rounds at most."""
+        if self._num_ranks > _MOST_LIVE_RANKS:
+            raise InputError(
+                f"plan: {type(self._strategy).__name__} reads the clock, so each of {self._num_ranks:,} ranks has to "
+                f"run, {_MOST_LIVE_RANKS} at most; plan fewer workers, or a strategy whose rounds "
+                "do not overlap in stages or leave ranks out"
+            )
+        number = min(num_rounds or self._num_rounds, self._num_rounds)
+
+        def own(comm: Communicator) -> None:
+            self._body(comm, lambda step, share: comm.advance(seconds[comm.rank](step) * share), number)
+
+        with quiet_schedules():
+            return run_ranks(
+                own,
+                self._num_ranks,
+                setting.topology,
+                placement=self._placement(setting),
+                protocol=setting.protocol,
+                collectives=setting.collectives,
+            )
+
+    def _figures(
+        self, run: RunResult[None], seconds: Sequence[Callable[[int], float]], links: Sequence[str] | None
+    ) -> RoundFigures:
+        """Figures of a run; with the steps that were left out, if links are named."""
+        num_workers = self._setting.num_ranks
+        rows: list[list[StampedRow]] = [[] for _ in range(num_workers)]
+        for stamped in run.rows:
+            if stamped.row["place"] is None:
+                rows[stamped.rank].append(stamped)
+        rank_ends = [[each.virtual_seconds for each in own] for own in rows]
+        counts: dict[str, Any] = {
+            name: [[each.row[name] for each in own] for own in rows] for name in _COUNTS
+        }
+        figures = RoundFigures(
+            [max(ends) for ends in zip(*rank_ends, strict=True)],
+            run.compute_seconds[:num_workers],
+            run.exposed_seconds[:num_workers],
+            **counts,
+            coding=[own[-1].row["coding"] for own in rows],
+            memory=self._memory,
+            collectives=run.collectives,
+            link_bytes=run.link_bytes,
+            peers=self._recording.peers() if self._recording is not None else [],
+            rank_ends=rank_ends,
+            server_wan_bytes=sum(traffic.wan_bytes for traffic in run.traffic[num_workers:]),
+            contributions=sum(each.row["took_part"] for own in rows for each in own),
+        )
+        if self._leaves_out and links is not None:
+            self._add_left_out(figures, run, seconds, links)
+        return figures
+
+    def _add_left_out(
+        self,
+        figures: RoundFigures,
+        run: RunResult[None],
+        seconds: Sequence[Callable[[int], float]],
+        links: Sequence[str],
+    ) -> None:
+        """Add to figures what the steps that were left out take and send, as the step before them."""
+        num_left = self._period - FEWEST_STEPS + 1
+        rows = {(each.rank, each.row["round"], each.row["place"]): each for each in run.rows}
+        first, second = NUM_SIMULATED - 2, NUM_SIMULATED - 1
+        crossed = {row["virtual_seconds"]: row for row in run.link_history}
+        later = 0.0
+        for number in range(len(figures.round_seconds)):
+            ranks = range(len(figures.rank_ends))
+            began, ended = ({rank: rows[rank, number, place] for rank in ranks} for place in (first, second))
+            took = max(ended[rank].virtual_seconds - began[rank].virtual_seconds for rank in ranks)
+            later += num_left * took
+            before, after = (crossed.get(each[0].virtual_seconds, {}) for each in (began, ended))
+            for link, name in enumerate(links):
+                figures.link_bytes[link] += num_left * (after.get(name, 0.0) - before.get(name, 0.0))
+            figures.round_seconds[number] += later
+            for rank in ranks:
+                figures.rank_ends[rank][number] += later
+                computing = seconds[rank](0)
+                figures.compute_seconds[rank] += num_left * computing
+                figures.exposed_seconds[rank] += num_left * max(took - computing, 0.0)
+                for name in _COUNTS:
+                    counts = getattr(figures, name)[rank]
+                    for place in range(number, len(counts)):
+                        counts[place] += num_left * (ended[rank].row[name] - began[rank].row[name])
+
+
+def _schedules(setting: Setting, world: World) -> Schedules:
+    return setting.known.once(("schedules", setting.known.number_of(world)), lambda: Schedules(world))
+
+
+def _times(seconds: Callable[[int], float], factor: float, step: int) -> float:
+    return seconds(step) * factor
+
+
+def _no_time(step: int) -> float:
+    return 0.0

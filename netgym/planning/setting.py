@@ -1,0 +1,403 @@
+"""Setting of a plan: network, workers, compute time of a step, and crashes."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from exogym_core.cost.compute import Compute, Flops, StepDurations
+from exogym_core.cost.devices import find_device
+from netgym.planning.models import memory_in_use
+from netsim import Protocol
+from netsim.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from exogym_core.strategy.base import Strategy
+    from netgym.planning.models import SequenceModel
+    from netsim import Link, Topology
+
+__all__ = ["Crashes", "Known", "Setting", "with_links", "with_wan_bandwidth"]
+
+T = TypeVar("T")
+
+_MOST_ROUNDS = 10**15  # that money pays for
+_MOST_NAMED = 4  # links in an error
+
+#: Least and most share of their devices' peak that published trainings reached while computing: Llama 3 405B 38 to 43 %
+#: (arXiv 2407.21783, 3.3.2), PaLM 540B 46.2 % (2204.02311; 45.7 % without self-attention), both checked in their text.
+#: INTELLECT-1 had 43.3 % without communication (2412.01152, table 2, by an account of it); the 36.2 to 41.4 % of its
+#: abstract contain its waiting between sites.
+PUBLISHED_MFU = (0.38, 0.46)
+
+
+class Known:
+    """Cache of results, shared by the plans of one command."""
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, Any] = {}
+        self._seen: list[Any] = []
+
+    def once(self, key: Hashable, find: Callable[[], T]) -> T:
+        """Result of `find`, cached under `key`.
+
+        >>> known = Known()
+        >>> known.once("a", lambda: 1), known.once("a", lambda: 2)
+        (1, 1)
+        """
+        if key not in self._found:
+            self._found[key] = find()
+        found: T = self._found[key]
+        return found
+
+    def number_of(self, thing: object) -> int:
+        """A number that equal things share, for things that cannot be hashed.
+
+        >>> known = Known()
+        >>> known.number_of({"a": 1}), known.number_of([]), known.number_of({"a": 1})
+        (0, 1, 0)
+        """
+        for number, seen in enumerate(self._seen):
+            if seen is thing or (type(seen) is type(thing) and seen == thing):
+                return number
+        self._seen.append(thing)
+        return len(self._seen) - 1
+
+    def key_of(self, strategy: Strategy) -> Hashable:
+        """Equal for strategies that do the same: of one class, with equal arguments and as many servers."""
+        return type(strategy), self.number_of(strategy.arguments), tuple(strategy.server_groups)
+
+
+def with_links(topology: Topology, change: Callable[[Link], Link]) -> Topology:
+    """A network with each link replaced by `change` of it."""
+    return replace(topology, links=tuple(change(link) for link in topology.links))
+
+
+def with_wan_bandwidth(topology: Topology, bits_per_second: float) -> Topology:
+    """A network with this bandwidth on each link between sites, in each direction.
+
+    Raises:
+        InputError: there are no such links.
+    """
+    inside = {host.name for host in topology.hosts if host.region is not None}
+    between = {link for link in topology.links if not inside & {link.source, link.target}}
+    if not between:
+        pairs = list(dict.fromkeys(" - ".join(sorted((link.source, link.target))) for link in topology.links))
+        links = ", ".join(pairs[:_MOST_NAMED])
+        more = f" and {len(pairs) - _MOST_NAMED} more" if len(pairs) > _MOST_NAMED else ""
+        raise InputError(
+            f"wan.bandwidth: {topology.name} has no links between sites, only those of hosts: {links}{more}; leave it "
+            "out, or change them in the topology"
+        )
+    return with_links(
+        topology, lambda link: replace(link, bits_per_second=bits_per_second) if link in between else link
+    )
+
+
+@dataclass(frozen=True)
+class Crashes:
+    """Rate of crashes of hosts: independent, at exponential times.
+
+    Attributes:
+        mean_seconds: from a repair to the next crash of one host.
+        repair_seconds: until it is back.
+    """
+
+    mean_seconds: float
+    repair_seconds: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Setting of a plan: everything but the strategy.
+
+    Attributes:
+        model: whose shapes travel.
+        topology: the network.
+        compute: how long a step takes.
+        num_ranks: workers.
+        batch_size: sequences of each worker in a step.
+        tokens: the budget; None: no days and no cost.
+        dollars: a budget of money in place of tokens; as many whole rounds are planned as it pays for.
+        placement, protocol, collectives: as `run_ranks` has them.
+        half: the model computes in half precision.
+        dollars_per_hour: of one worker, or by its host or region; None: no cost.
+        seed: of jitter and stragglers.
+        devices_per_worker: devices that compute a worker's batch together, without loss, or by its host or region.
+        batch_by_speed: all workers' sequences of a step are shared out by their devices' speed.
+        failures: how often workers' hosts crash; None: never.
+        until: virtual seconds after which nothing is begun any more; None: the budget is worked through.
+        utilisation: share of the devices' peak by host or region; None: compute's.
+        memory: how workers keep less in memory, of `MEMORY_CHOICES`.
+        micro_batch: sequences that a device computes at once: their activations are in memory.
+        is_utilisation_given: compute's utilisation is the user's; else its default stands for a range.
+        remarks: notes on the plan.
+        known: cache of results, shared with other plans.
+    """
+
+    model: SequenceModel
+    topology: Topology
+    compute: Compute
+    num_ranks: int
+    batch_size: int
+    tokens: float | None = None
+    dollars: float | None = None
+    placement: Sequence[str] | None = None
+    protocol: str | Mapping[str, Any] | Protocol | None = None
+    collectives: str | Mapping[str, str] | None = "auto"
+    half: bool = True
+    dollars_per_hour: float | Mapping[str, float] | None = None
+    seed: int = 0
+    devices_per_worker: int | Mapping[str, int] = 1
+    batch_by_speed: bool = False
+    failures: Crashes | None = None
+    until: float | None = None
+    utilisation: Mapping[str, float] | None = None
+    memory: tuple[str, ...] = ()
+    micro_batch: int = 1
+    is_utilisation_given: bool = False
+    remarks: tuple[str, ...] = ()
+    known: Known = field(default_factory=Known, compare=False, repr=False)
+
+    @property
+    def hosts(self) -> Sequence[int]:
+        """Host of each worker."""
+        return self.topology.place(self.num_ranks, self.placement)
+
+    def durations(self) -> list[StepDurations]:
+        """Compute time of each rank's step, by its host's device."""
+        hosts = self.hosts
+        return [
+            StepDurations(self.compute, self._step_seconds(host, batch), self.seed, hosts.index(host))
+            for host, batch in zip(hosts, self.batches(), strict=True)
+        ]
+
+    def _step_seconds(self, host: int, batch: float) -> float:
+        devices = self._of_site("devices per worker", self.devices_per_worker, host)
+        flops = self.model.sequence_flops * batch / devices
+        machine = self.topology.hosts[host]
+        compute = self.compute.with_utilisation(self._utilisation(host))
+        seconds = compute.step_seconds(flops, machine.device, f"host {machine.name}: ", self.half)
+        return seconds * self._slowdown(host)
+
+    def _slowdown(self, host: int) -> float:
+        """Factor by which a step takes longer, and a worker has less memory, where workers share a host's devices."""
+        machine = self.topology.hosts[host]
+        if machine.devices is None:
+            return 1.0
+        devices = self._of_site("devices per worker", self.devices_per_worker, host)
+        return machine.slowdown(self.hosts.count(host) * devices)
+
+    def cut_sequences(self) -> str | None:
+        """Remark on batches that devices cannot share in whole sequences; None where they can."""
+        for host, batch in zip(self.hosts, self.batches(), strict=True):
+            devices = self._of_site("devices per worker", self.devices_per_worker, host)
+            if batch % devices:
+                longer = math.ceil(batch / devices) * devices / batch
+                return (
+                    f"{batch} sequences are computed by {devices} devices without loss, as by tensor parallelism; in "
+                    f"whole sequences computing takes {longer:.3g} times as long"
+                )
+        return None
+
+    def _utilisation(self, host: int) -> float:
+        """Share of its devices' peak that a host's computing reaches."""
+        given: float | Mapping[str, float] = self.compute.utilisation
+        return self._of_site("utilisation", given if self.utilisation is None else self.utilisation, host)
+
+    def mfu(self, seconds_per_step: float) -> dict[str, float]:
+        """Share of the devices' peak that the model's operations are, by site; none where steps have a given time."""
+        if self.compute.flops is None or not seconds_per_step:
+            return {}
+        found: dict[str, list[float]] = {}
+        for host, batch in zip(self.hosts, self.batches(), strict=True):
+            # Computing alone reaches the utilisation; waiting takes its share away.
+            share = self._step_seconds(host, batch) / seconds_per_step * self._utilisation(host)
+            found.setdefault(self.topology.region_of(host), []).append(share)
+        return {site: sum(shares) / len(shares) for site, shares in found.items()}
+
+    def computing_range(self) -> tuple[float, float]:
+        """Least and most times as long as planned that computing may take; 1 where its time or utilisation is given."""
+        share = self.compute.utilisation
+        is_given = self.is_utilisation_given or self.utilisation is not None or share != Flops().utilisation
+        if self.compute.flops is None or is_given:
+            return 1.0, 1.0
+        return share / PUBLISHED_MFU[1], share / PUBLISHED_MFU[0]
+
+    def memory_of(self, states: Mapping[str, int], choices: Sequence[str] | None = None) -> dict[str, int]:
+        """Memory of a worker's states and activations on its devices; by other `choices` than the own if given."""
+        number = max(
+            self._of_site("devices per worker", self.devices_per_worker, host) for host in self.hosts
+        )
+        at_once = min(number * self.micro_batch, max(self.batches()))
+        kept, few = at_once * self.model.activation_bytes, at_once * self.model.checkpointed_bytes
+        if self.half:
+            kept, few = kept // 2, few // 2
+        return memory_in_use(states, kept, few, self.memory if choices is None else choices)
+
+    def batches(self) -> list[int]:
+        """Sequences of each worker in a step: whole ones, at least one, as many in all as if all had the same.
+
+        Raises:
+            InputError: they are to go by speed, and steps have a fixed time.
+        """
+        if not self.batch_by_speed:
+            return [self.batch_size] * self.num_ranks
+        if self.compute.flops is None:
+            raise InputError(
+                "plan: batches by speed need devices' speeds; leave compute.fixed out, or give --device"
+            )
+        speeds = [1 / self._step_seconds(host, 1) for host in self.hosts]
+        total = self.batch_size * self.num_ranks - self.num_ranks  # one is shared by all
+        exact = [total * speed / sum(speeds) for speed in speeds]
+        whole = [int(share) for share in exact]
+        rest = sorted(range(len(exact)), key=lambda rank: whole[rank] - exact[rank])
+        for rank in rest[: total - sum(whole)]:
+            whole[rank] += 1
+        return [1 + share for share in whole]
+
+    def without(self, sites: Sequence[str]) -> Setting:
+        """Setting without the workers of some sites (regions, or hosts outside of any).
+
+        Raises:
+            UnknownNameError: no worker is at a site of this name.
+            InputError: no worker would be left.
+        """
+        topology, hosts = self.topology, self.hosts
+        there = list(dict.fromkeys(topology.region_of(host) for host in hosts))
+        for site in sites:
+            if site not in there:
+                raise unknown_name("site with workers", site, there)
+        kept = [topology.hosts[host].name for host in hosts if topology.region_of(host) not in sites]
+        if not kept:
+            raise InputError(f"plan: without {' and '.join(sites)} no worker is left; leave a site")
+        return replace(self, num_ranks=len(kept), placement=kept)
+
+    def workers_by_site(self) -> dict[str, int]:
+        """Number of workers of each region, or host outside of any, in the order of ranks."""
+        return dict(Counter(map(self.topology.region_of, self.hosts)))
+
+    def is_even(self) -> bool:
+        """True if all steps take equally long at any time, and no link charges for traffic."""
+        topology = self.topology
+        is_steady = not self.compute.varies and not topology.weather
+        return is_steady and not any(link.dollars_per_byte for link in topology.links)
+
+    @property
+    def resolved_protocol(self) -> Protocol:
+        """Protocol of the plan, else of its topology, else the default."""
+        return Protocol.resolve(self.protocol, self.topology.protocol)
+
+    def with_streams(self, streams: int) -> Setting:
+        """Setting with so many streams a transfer."""
+        return replace(self, protocol=replace(self.resolved_protocol, streams=streams))
+
+    def differs_for_ever(self) -> bool:
+        """True if rounds never become equal: with jitter, stragglers, drift, or endless background traffic."""
+        weather = self.topology.weather
+        endless = any(traffic.stop_seconds is None for traffic in weather.background)
+        return bool(self.compute.varies or weather.drift or endless)
+
+    def tokens_a_round(self, period: int) -> int:
+        """Tokens of all workers in so many steps."""
+        return period * self.num_ranks * self.batch_size * self.model.length
+
+    def num_rounds(self, period: int, missed: int = 0) -> int | None:
+        """Number of whole rounds in the budget of tokens; None without a budget.
+
+        Args:
+            period: steps of a round.
+            missed: rounds of one worker each that do not count.
+        """
+        if self.tokens is None:
+            return None
+        rounds = self.tokens / self.tokens_a_round(period) + missed / self.num_ranks
+        return max(1, math.ceil(rounds - 1e-9))
+
+    def affordable_rounds(self, seconds_until: Callable[[float], float], egress_a_round: float) -> int:
+        """Number of whole rounds that `dollars` pays for.
+
+        Args:
+            seconds_until: end of a number of rounds.
+            egress_a_round: dollars of a round's traffic.
+
+        Raises:
+            InputError: workers have no price, nothing costs anything, or the first round costs more.
+        """
+        hourly, budget = self.hourly_dollars(), self.dollars
+        assert budget is not None
+        if hourly is None:
+            raise InputError("plan: --budget needs the price of a worker's hour: add --price DOLLARS")
+
+        def cost(rounds: int) -> float:
+            return seconds_until(rounds) / 3600 * hourly + egress_a_round * rounds
+
+        if cost(1) > budget:
+            raise InputError(
+                f"plan: --budget {budget:g}: a round costs {cost(1):.4g} dollars, give at least these"
+            )
+        more = bisect_right(range(2, _MOST_ROUNDS), budget, key=cost)
+        if more == _MOST_ROUNDS - 2:
+            raise InputError("plan: --budget: a round costs nothing; plan with --tokens, or add a --price")
+        return 1 + more
+
+    def memory_available(self) -> float | None:
+        """Bytes on the devices of the worker with least memory; None where no device's memory is listed."""
+        if self.compute.flops is None:
+            return None  # a time was given, and no device
+        found = []
+        for host, device in self._devices().items():
+            memory = find_device(device).memory_bytes if device is not None else None
+            if memory is not None:
+                devices = self._of_site("devices per worker", self.devices_per_worker, host)
+                found.append(memory * devices / self._slowdown(host))
+        return min(found, default=None)
+
+    def fits(self, states: Mapping[str, int], choices: Sequence[str] | None = None) -> bool | None:
+        """True if states and activations, as of `memory_of`, fit into every worker's devices; None: not known."""
+        available = self.memory_available()
+        if not states or available is None:
+            return None
+        is_enough = self.memory_of(states, choices)["total"] <= available
+        return None if is_enough and self.devices_of_unknown_memory() else is_enough
+
+    def devices_of_unknown_memory(self) -> list[str]:
+        """Devices of workers whose memory is not listed, such as laptops, which share the machine's."""
+        devices = dict.fromkeys(self._devices().values())
+        return [name for name in devices if name is not None and find_device(name).memory_bytes is None]
+
+    def _devices(self) -> dict[int, str | None]:
+        """Device of each host with workers."""
+        hosts = sorted(set(self.hosts))
+        return {host: self.compute.device or self.topology.hosts[host].device for host in hosts}
+
+    def hourly_dollars(self) -> float | None:
+        """Dollars an hour of all workers; None without a price."""
+        if self.dollars_per_hour is None:
+            return None
+        return sum(self._of_site("price", self.dollars_per_hour, host) for host in self.hosts)
+
+    def _of_site(self, what: str, given: T | Mapping[str, T], host: int) -> T:
+        """Value for a host: its own, else its region's."""
+        if not isinstance(given, Mapping):
+            return given
+        topology = self.topology
+        known, region = self.sites(), topology.region_of(host)
+        for name in given:
+            if name not in known:
+                raise unknown_name("site", name, known)
+        for name in (topology.hosts[host].name, region):
+            if name in given:
+                return given[name]
+        raise InputError(f"plan: {what}: nothing is given for {region}; add {region}=...")
+
+    def sites(self) -> list[str]:
+        """Names of regions and hosts, by which values may be given."""
+        hosts = self.topology.hosts
+        regions = map(self.topology.region_of, range(len(hosts)))
+        return list(dict.fromkeys([*regions, *(each.name for each in hosts)]))

@@ -1,0 +1,225 @@
+"""Weather and crashes in plans: rounds to simulate until changes and random draws show, and the cost of a crash."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from netsim import HostEvent
+from netsim.errors import DeadlockError
+from netsim.units import format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from netgym.planning.measure import Measured, Plan
+    from netgym.planning.rounds import RoundFigures
+    from netgym.planning.setting import Crashes, Setting
+    from netsim import Weather
+
+__all__ = [
+    "Loss",
+    "changes_between",
+    "last_change_seconds",
+    "loss_of_a_crash",
+    "num_rounds_needed",
+    "rounds_remarks",
+    "with_failures",
+]
+
+_MOST_CALLS = 20_000  # of all ranks, that are simulated
+_FEWEST, _MOST = 12, 500  # rounds, if that many calls are not too many
+_ROUNDS_AFTER = 3  # the last change: they show whether rounds repeat
+
+
+def last_change_seconds(weather: Weather) -> float:
+    """End of the last scheduled change; 0 where there is none."""
+    return max(_changes(weather), default=0.0)
+
+
+def changes_between(weather: Weather, start: float, end: float) -> int:
+    """Number of scheduled changes after `start` and before `end`."""
+    return sum(start < at < end for at in _changes(weather))
+
+
+def _changes(weather: Weather) -> Iterator[float]:
+    spans = [(event.at_seconds, event.for_seconds) for event in weather.link_events]
+    spans += [(event.at_seconds, event.for_seconds) for event in weather.host_events]
+    for at, lasts in spans:
+        yield at
+        if lasts is not None:
+            yield at + lasts
+    for trace in weather.traces:
+        yield from trace.times_seconds
+    for traffic in weather.background:
+        yield traffic.start_seconds
+        if traffic.stop_seconds is not None:
+            yield traffic.stop_seconds
+
+
+def num_rounds_needed(
+    setting: Setting, ends: Sequence[float], calls_a_round: int, budget: float | None
+) -> int:
+    """Number of rounds to simulate, given the `ends` of those that were simulated.
+
+    Where rounds differ for ever, as many as are worth it: figures are means. Else some beyond the last change.
+    Never more than the budget has.
+
+    Args:
+        setting: with its network's weather.
+        ends: seconds.
+        calls_a_round: of all ranks.
+        budget: rounds; None: no end.
+    """
+    done, weather = len(ends), setting.topology.weather
+    if setting.differs_for_ever():
+        wanted = _MOST
+    elif ends[-1] < (last := last_change_seconds(weather)):
+        shortest = min(later - earlier for earlier, later in pairwise([0.0, *ends]))
+        wanted = done + math.ceil((last - ends[-1]) / shortest) + _ROUNDS_AFTER if shortest > 0 else _MOST
+    elif weather:
+        wanted = done + _ROUNDS_AFTER
+    else:
+        return done
+    affordable = min(max(_MOST_CALLS // max(calls_a_round, 1), _FEWEST), _MOST)
+    return max(done, min(wanted, affordable, math.ceil(budget) if budget is not None else affordable))
+
+
+def rounds_remarks(setting: Setting, ends: Sequence[float], budget: float | None) -> tuple[str, ...]:
+    """Remarks on figures from so many rounds."""
+    weather = setting.topology.weather
+    if not weather and not setting.differs_for_ever():
+        return ()
+    if budget is not None and len(ends) >= budget:
+        late = setting.topology.weather_after(ends[-1])
+        whole = "all rounds of the budget were simulated, with the weather and draws that training meets"
+        return (whole if late is None else f"{whole}: it ends before {late}",)
+    if setting.differs_for_ever():
+        rounds = [later - earlier for earlier, later in pairwise(ends)]
+        mean = sum(rounds) / len(rounds)
+        spread = math.sqrt(sum((each - mean) ** 2 for each in rounds) / len(rounds))
+        error = spread / mean / math.sqrt(len(rounds)) if mean else 0.0
+        return (
+            f"rounds differ by chance, {min(rounds):.6g} to {max(rounds):.6g} s: figures are means over "
+            f"{len(rounds)} of them, known to {error:.1%} (one standard error)",
+        )
+    last = last_change_seconds(weather)
+    if ends[-1] < last:
+        return (
+            f"the network's last change is at {last:.6g} s, and rounds were simulated up to {ends[-1]:.6g} s: later "
+            "changes are not in these figures",
+        )
+    return (f"the network changes until {last:.6g} s, which was simulated; a round is one after that",)
+
+
+_MOMENTS = 4  # single crashes that are simulated, each of another host in another part of a round
+_ROUNDS = 3  # a crash is in the second; in the third all have met again
+_MOST_RANKS = 32  # beyond, a crash costs its repair and half of the computing between two calls
+_MOST_ROUNDS = 40  # simulated of a repair; a longer one is extrapolated from there
+_AFTER = 3  # rounds after the repair, in which the crashed worker returns
+_FREQUENT = 0.5  # hosts that are away in the mean: beyond, crashes meet each other
+
+
+class Loss(NamedTuple):
+    """Mean cost of one crash.
+
+    Attributes:
+        seconds: by which the others are later, or where workers go their own pace, the one that crashed.
+        tokens: that do not count, as rounds continued without the crashed one.
+        fatal: share of crashes that end a run, as a transport gives a connection up before the repair. They take the
+            repair, and the begun round again: as if the run were resumed from its beginning.
+    """
+
+    seconds: float
+    tokens: float
+    fatal: float = 0.0
+
+
+def with_failures(measured: Measured, crashes: Crashes) -> Plan:
+    """The plan with the cost of crashes: fewer tokens a second, so more days and money; rounds stay as they are."""
+    quiet, setting = measured.plan, measured.setting
+    hosts = sorted(set(setting.hosts))
+    loss = loss_of_a_crash(measured, crashes, hosts)
+    each = crashes.mean_seconds + crashes.repair_seconds
+    if measured.rounds.has_absences:
+        lost = loss.tokens * len(hosts) / each / quiet.tokens_per_second
+        factor = (1 + loss.seconds * len(hosts) / each) / (1 - lost) if lost < 1 else math.inf
+    elif measured.strategy.is_synchronous:  # it runs only while all are there
+        factor = math.inf
+        with suppress(OverflowError):
+            factor = (1 + loss.seconds / crashes.mean_seconds) ** len(hosts)
+    else:
+        factor = 1 + loss.seconds / crashes.mean_seconds
+    remarks = list(quiet.remarks)
+    if len(hosts) * crashes.repair_seconds / each > _FREQUENT:
+        remarks.append(
+            "crashes are so frequent that several hosts are often away at once: their cost is an estimate"
+        )
+    if loss.fatal:
+        remarks.append(
+            f"{loss.fatal:.0%} of crashes end the run: a connection is given up before a repair of "
+            f"{format_seconds(crashes.repair_seconds)} is over; they are taken to be resumed from the round's beginning"
+        )
+    values = {
+        "crashes_per_day": len(hosts) / each * 86_400,
+        "seconds_lost_per_crash": loss.seconds,
+        "tokens_lost_per_crash": loss.tokens,
+        "times_as_long": factor,
+    }
+    slowed = quiet.scaled(factor)
+    if slowed.days is not None:
+        values["restarts"] = values["crashes_per_day"] * slowed.days
+    return replace(slowed, failures=values, remarks=tuple(remarks))
+
+
+def loss_of_a_crash(measured: Measured, crashes: Crashes, hosts: Sequence[int]) -> Loss:
+    """Mean cost of a crash, from simulated ones: of several hosts, at several moments of a round."""
+    plan, setting, repair = measured.plan, measured.setting, crashes.repair_seconds
+    if setting.num_ranks > _MOST_RANKS:
+        stretch = plan.seconds_per_round * plan.compute_utilisation
+        return Loss(repair + stretch / 2, 0.0)
+    rounds, beyond = measured.rounds, 0.0
+    if measured.rounds.has_absences:
+        needed = 2 + math.ceil(repair / plan.seconds_per_round) + _AFTER
+        rounds = measured.rounds_of(min(needed, _MOST_ROUNDS))
+        beyond = max(needed - _MOST_ROUNDS, 0)
+        repair -= beyond * plan.seconds_per_round
+    elif measured.strategy.is_synchronous:
+        rounds = measured.rounds_of(_ROUNDS)
+    quiet = rounds.on(setting, whole=False)
+    start = quiet.round_seconds[0]
+    length = quiet.round_seconds[1] - start if len(quiet.round_seconds) > 1 else start
+    losses = []
+    for moment in range(_MOMENTS):
+        host = hosts[(moment * len(hosts)) // _MOMENTS if len(hosts) > _MOMENTS else moment % len(hosts)]
+        at = start + (moment + 0.5) / _MOMENTS * length
+        try:
+            crashed = rounds.on(_with_crash(setting, host, at, repair), whole=False)
+        except DeadlockError:  # a connection is given up, as the repair takes longer than TCP waits
+            losses.append(Loss(repair + at - start, 0.0, 1.0))
+            continue
+        losses.append(_loss(measured, quiet, crashed))
+    seconds, tokens, fatal = (sum(column) / len(losses) for column in zip(*losses, strict=True))
+    a_worker = plan.steps_per_round * setting.batch_size * setting.model.length
+    return Loss(seconds, tokens + beyond * a_worker, fatal)
+
+
+def _with_crash(setting: Setting, host: int, at: float, repair: float) -> Setting:
+    weather = setting.topology.weather
+    events = (*weather.host_events, HostEvent(at, host, False, repair))
+    ordered = tuple(sorted(events, key=lambda event: (event.at_seconds, event.host)))
+    return replace(setting, topology=replace(setting.topology, weather=replace(weather, host_events=ordered)))
+
+
+def _loss(measured: Measured, quiet: RoundFigures, crashed: RoundFigures) -> Loss:
+    """Seconds and tokens between two runs that differ in a crash."""
+    later = [a[-1] - b[-1] for a, b in zip(crashed.rank_ends, quiet.rank_ends, strict=True)]
+    if not measured.strategy.is_synchronous:
+        return Loss(max(later), 0.0)
+    setting, steps = measured.setting, measured.plan.steps_per_round
+    missed = quiet.contributions - crashed.contributions
+    tokens = missed * steps * setting.batch_size * setting.model.length
+    return Loss(max(min(later), 0.0), float(tokens))

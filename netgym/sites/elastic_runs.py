@@ -1,0 +1,450 @@
+"""`fit` as a site that meets others at a rendezvous: every site monitors the run and stores the rows of all.
+
+Rows of all sites come to every site by way of the rendezvous, so each keeps the whole run on its own disk. The lowest
+of those present evaluates the models and sends the results to the others; when it fails, the next one takes over. Of a
+site of several processes the first does all this; the others send it their rows and snapshots.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from exogym_core.meeting_place import MeetingPlace, processes_of_site
+from exogym_core.names import visible
+from exogym_core.run.monitor import RunMonitor, planned_together
+from exogym_core.run.resumption import (
+    go_on_after_restart,
+    remember_checkpoints,
+    run_mark,
+    there_is,
+)
+from exogym_core.strategy.participation.absence import absence_of
+from exogym_core.workers.host import RunResult, Sinks, untimed_row
+from exogym_core.workers.rng import RandomStates
+from exogym_core.workers.torchrun.rank import TorchrunHost, torchrun_rank
+from exogym_core.workers.turns import place_of_rank
+from netgym.sites.communicator import SiteCommunicator
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import Tensor
+
+    from exogym_core.checkpoints.checkpoint import StoredCheckpoint
+    from exogym_core.communicator.gloo.communicator import GlooCommunicator
+    from exogym_core.results.fit_result import FitResult
+    from exogym_core.run.program import Program
+    from netgym.sites.communicator import ElasticCommunicator
+    from netsim.ranks import StampedRow
+
+    _Listener = Callable[[Mapping[str, Any]], None]
+
+__all__ = ["RowOrder", "SiteHost", "fit_elastic"]
+
+T = TypeVar("T")
+
+
+_LOST_ROUNDS = 2  # rows of a round still missing when one so much later is whole were lost with their site
+
+
+class RowOrder:
+    """Orders rows of sites by round: rows may be delayed, or lost with their site.
+
+    Rows of a rank that was left out of a round's average are dropped, whether they arrived in time or
+    not, since that differs between sites; only its absence is recorded.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}  # by round
+        self._announced: dict[
+            int, dict[int, Mapping[str, Any]]
+        ] = {}  # rows of a round's end before it, by rank
+        self._num_over = 0
+
+    def announce(self, rank: int, row: Mapping[str, Any]) -> None:
+        """Keep the row of a rank that is about to end a round, in case it is lost before it marks one."""
+        if self.is_pending(row):
+            self._announced.setdefault(row["round"], {})[rank] = row
+
+    def is_pending(self, row: Mapping[str, Any]) -> bool:
+        """True while the rows of its round are not settled."""
+        number: int = row.get("round", 0)
+        return number > self._num_over
+
+    def forget(self, rank: int, step: int) -> None:
+        """Drop the pending rows of a rank from this step on: it was stopped, and takes these steps again."""
+        for number, rows in self._waiting.items():
+            self._waiting[number] = [each for each in rows if each[0] != rank or each[1]["step"] < step]
+
+    def add(self, rank: int, row: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Add a row; yields the rows whose order is settled."""
+        number = row.get("round")
+        if number is None:
+            yield rank, row
+            return
+        if number <= self._num_over:
+            yield from _absence_of(rank, row)
+            return
+        self._waiting.setdefault(number, []).append((rank, row))
+        while "averaged_ranks" in row and (turn := self._next()) is not None:
+            yield from self._given(turn)
+
+    def _ends(self, number: int) -> dict[int, Mapping[str, Any]]:
+        """Rows of a round's end, by rank."""
+        return {rank: row for rank, row in self._waiting[number] if "averaged_ranks" in row}
+
+    def _next(self) -> int | None:
+        """The first pending round, if it is complete or can no longer become so."""
+        first = min(self._waiting, default=0)
+        if not first:
+            return None
+        is_lost = any(self._is_whole(number) for number in self._waiting if number >= first + _LOST_ROUNDS)
+        return first if self._is_whole(first) or is_lost else None
+
+    def _is_whole(self, number: int) -> bool:
+        ends = self._ends(number)
+        return any(all(rank in ends for rank in row["averaged_ranks"]) for row in ends.values())
+
+    def _given(self, number: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        ends, rows = self._ends(number), self._waiting.pop(number)
+        self._num_over = number
+        announced = self._announced.pop(number, {})
+        there = {rank for row in ends.values() for rank in row["averaged_ranks"]}
+        for rank in sorted(there - set(ends)):  # it took part, and failed afterwards
+            if rank in announced:
+                ends[rank] = {**announced[rank], "averaged_ranks": sorted(there)}
+                rows.append((rank, ends[rank]))
+        known = sorted(ends)
+        for rank, row in sorted(rows, key=lambda each: (each[1]["step"], each[0])):
+            if there and rank not in there:
+                yield from _absence_of(rank, row)
+                continue
+            is_cut = "averaged_ranks" in row and any(other not in ends for other in row["averaged_ranks"])
+            yield rank, {**row, "averaged_ranks": known} if is_cut else row
+
+    def rest(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield the remaining rows; no more will arrive."""
+        for number in sorted(self._waiting):
+            yield from self._given(number)
+
+
+def _absence_of(rank: int, row: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Reduce the row of a rank that was left out to its absence, without work or traffic."""
+    if "missed_round" in row:
+        kept = ("step", "round", "missed_round", "back_in_round", "wall_seconds")
+        yield rank, {name: row[name] for name in kept if name in row}
+
+
+_SECONDS_BETWEEN_CHECKS = 0.05
+
+
+_LAST_ROWS_SECONDS = 60.0  # for the last rows of the others
+
+
+class _SiteMonitor(RunMonitor):
+    """Run monitor of a site: rows of all ranks, snapshots of its own."""
+
+    def __init__(self, program: Program, result: FitResult, listeners: Sequence[_Listener]) -> None:
+        if torchrun_rank() is not None:
+            go_on_after_restart(program)
+        super().__init__(program, result, listeners)
+        self._result = result
+        self._failure: Exception | None = None
+        self._last_step: dict[int, int] = {}
+        self._rounds = RowOrder()
+        self._judged: set[int] = set()  # the steps of evaluations that have been taken in
+        self._num_deposited: Counter[int] = Counter()  # by this site's ranks, at the checkpoint of a step
+        self._size, self._site = processes_of_site(), 0
+        self._has_finished: set[int] = set()  # sites
+        self._send: Callable[[int, Mapping[str, Any]], None] = lambda rank, row: None
+        self._send_rows: Callable[[], None] = lambda: None
+        self._judged.update(seen["step"] for seen in self.writer.observed)
+        past = _without_repeated(self.writer.journal.past_rows())
+        self._past = sorted(past, key=lambda each: (each[1].get("step", 0), each[0]))
+        for rank, row in self._past:
+            self._take(rank, row)
+
+    def connect(self, comm: ElasticCommunicator) -> None:
+        """Exchange rows and evaluations with the other sites."""
+        self._site, self._first = comm.rank // self._size, comm.rank
+        self._send, self._send_rows = comm.link.mark, comm.link.send_rows
+        comm.link.on_line = lambda line: print(
+            f"rendezvous: {visible(line, 500)}", file=sys.stderr, flush=True
+        )
+        comm.link.place_in_code = place_of_rank
+        comm.link.on_resend = self._resend
+        comm.link.watch(self.hear)
+
+    def _resend(self, since: int) -> None:
+        """Send again the rows of all ranks after a step: other sites may have lost them with their processes."""
+        for rank, row in self._past:
+            if "loss" in row and row["step"] > since:
+                self._send(rank, {"again": row})
+        for row in self.writer.observed:
+            if row["step"] > since:
+                self._send(self._first, {"observed": row})
+
+    def take_deposit(self, place: int, note: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+        """Take a snapshot of the process in that place of this site."""
+        self.evaluations.take(self._first + place, note, tensors)
+
+    def mark(self, stamped: StampedRow) -> None:
+        """Take a row of this site; its rank is the process's place there."""
+        if self._failure is not None:
+            raise self._failure
+        rank, row = self._first + stamped.rank, stamped.row
+        if "checkpoint" in row:
+            self._send_rows()  # a process resumed from it does not send earlier rows
+        with self._lock:
+            if "checkpoint" in row:
+                self._num_deposited[row["step"]] += row["num_deposited"]
+                self.writer.journal.mark(rank, row)
+                own = {name: row[name] for name in row if name != "looks"}  # evaluated by another site
+                self.writer.add(_stamped(rank, own), self._num_deposited[row["step"]])
+            else:
+                self._take(rank, row)
+                self._send(rank, row)
+            self.settle()
+        if "averaged_ranks" in row or "announced" in row:  # sent before anything else can fail
+            self._send_rows()
+
+    def hear(self, rank: int, row: Mapping[str, Any]) -> None:
+        """Take a row of a rank of another site, or of an earlier process of this one, in the link's thread."""
+        try:
+            with self._lock:
+                if "observed" in row:
+                    self._take_in(row["observed"])
+                elif "finished" in row:
+                    self._has_finished.add(rank // self._size)
+                elif "again" in row:
+                    self._take(rank, row["again"], is_sent_again=True)
+                else:
+                    self._take(rank, row)
+        except Exception as failure:  # raised at this site's next mark
+            self._failure = failure
+
+    def _take(self, rank: int, row: Mapping[str, Any], is_sent_again: bool = False) -> None:
+        """Record a row; of steps that were repeated after a stop, the rank's last counts until their round is over.
+
+        Every site hears a rank's own rows in the order in which it marked them. Rows that sites send again are of
+        steps before, and come in any order: they count where nothing later of their rank is known.
+        """
+        if "announced" in row:
+            self._rounds.announce(rank, {**row["announced"], "wall_seconds": row["wall_seconds"]})
+            return
+        if "loss" in row:
+            if row["step"] <= self._last_step.get(rank, 0):
+                if is_sent_again or not self._rounds.is_pending(row):
+                    return
+                self._rounds.forget(rank, row["step"])
+            self._last_step[rank] = row["step"]
+        self.writer.journal.mark(rank, row)
+        for whose, each in self._rounds.add(rank, row):
+            self.recorder.add(_stamped(whose, each))
+
+    def observe(self, row: Mapping[str, Any]) -> None:
+        """Record an evaluation here, and send it to the other sites."""
+        self._take_in(row)
+        self._send(self._first, {"observed": row})
+
+    def _take_in(self, row: Mapping[str, Any]) -> None:
+        if row["step"] not in self._judged:
+            self._judged.add(row["step"])
+            super().observe(row)
+
+    def finish(self, comm: ElasticCommunicator, present: Sequence[int]) -> None:
+        """End of this site's rounds: wait for its evaluations, and for the last rows of the sites that were present."""
+        final = self.evaluations.finish()
+        with self._lock:
+            self.settle()
+            self._send(self._first, {"finished": True})
+        comm.link.send_rows()
+        comm.link.send("done")
+        until = time.monotonic() + _LAST_ROWS_SECONDS
+        sites = {rank // self._size for rank in present}
+        while time.monotonic() < until and any(self._is_awaited(comm, site) for site in sites):
+            time.sleep(_SECONDS_BETWEEN_CHECKS)
+        self._result.mean_state, self._result.judged_state = final.mean, final.judged
+
+    def _is_awaited(self, comm: ElasticCommunicator, site: int) -> bool:
+        if site == self._site or site in self._has_finished:
+            return False
+        pulse = comm.link.pulses.get(str(site), {})
+        return bool(pulse.get("is_there", True)) and not pulse.get("has_ended", False)
+
+    def close(self, failed: bool) -> None:
+        """Store the pending rows and release resources."""
+        if failed:
+            self.evaluations.abandon()
+        with self._lock:
+            self._send = lambda rank, row: None
+            self.settle()
+            for rank, row in self._rounds.rest():
+                self.recorder.add(_stamped(rank, row))
+            super().close(failed)
+
+
+def _without_repeated(rows: Sequence[tuple[int, Mapping[str, Any]]]) -> list[tuple[int, Mapping[str, Any]]]:
+    """Rows, rank by rank, without those of steps that their rank has repeated."""
+    kept: list[tuple[int, Mapping[str, Any]]] = []
+    for rank, row in rows:
+        while "loss" in row and kept and kept[-1][0] == rank and kept[-1][1].get("step", 0) >= row["step"]:
+            kept.pop()
+        kept.append((rank, row))
+    return kept
+
+
+def fit_elastic(program: Program, result: FitResult, listeners: Sequence[_Listener]) -> Sequence[str]:
+    """Train as this site, or as one of its processes, and fill `result`; returns warnings.
+
+    Of a site of several processes the first has the rows and the models of the run, the others their own model.
+
+    Raises:
+        InputError: the strategy waits for all ranks, or the rendezvous has another number of sites.
+        RankError: the rendezvous stays away, or another process of this site has died.
+    """
+    request, before = program.request, RandomStates.of_process()
+    MeetingPlace.from_environment().check(request.num_nodes)
+    if absence_of(request.strategy) is None:
+        raise InputError(
+            f"fit: {type(request.strategy).__name__} waits for every rank, and sites that meet at a rendezvous come "
+            "and go; use one with time-outs, such as DiLoCo with averaging_timeout (NETGYM_RENDEZVOUS is set: "
+            "unset it for ranks on this machine)"
+        )
+    if torchrun_rank():
+        program.request = replace(request, finds_minibatch=False)  # the first one finds it
+        program.prepare()
+        return _train(program, result, None)
+    try:
+        with _SiteMonitor(program, result, listeners) as watch:
+            remember_checkpoints(program)
+            return _train(program, result, watch)
+    finally:
+        before.load()
+
+
+@contextmanager
+def _connected(
+    program: Program,
+    resumed: StoredCheckpoint | None,
+    on_mark: Callable[[Mapping[str, Any]], None],
+    processes: GlooCommunicator | None = None,
+) -> Iterator[ElasticCommunicator]:
+    """The rank's communicator, once the number of sites is checked."""
+    count, (about, facts) = program.request.num_nodes, run_mark(program)
+    with SiteCommunicator.from_environment(
+        run=about,
+        facts=facts,
+        resumed=resumed is not None,
+        past_step=resumed.step if resumed is not None else 0,
+        on_mark=on_mark,
+        processes=processes,
+    ) as comm:
+        if comm.world_size != count:
+            size = processes_of_site()
+            of = f" of {size} processes" if size > 1 else ""
+            raise InputError(
+                f"fit: num_nodes is {count}, but the rendezvous is for {comm.world_size // size} sites{of}; make "
+                "them equal (NETGYM_RENDEZVOUS is set: unset it for ranks on this machine)"
+            )
+        RandomStates(program.request.seed, comm.rank).load()
+        yield comm
+
+
+class SiteHost:
+    """This process as a rank of a site: alone, or with the others that torchrun has started for the site.
+
+    Args:
+        program: of the run.
+        watch: monitor of the site, in its first process.
+
+    Attributes:
+        resumed: the checkpoint from which the run resumes, once the ranks of the site have agreed on it.
+    """
+
+    def __init__(self, program: Program, watch: _SiteMonitor | None) -> None:
+        self._program, self._watch = program, watch
+        self.resumed = None if watch is None else watch.resumed
+
+    def run(self, body: Callable[[ElasticCommunicator], T], sinks: Sinks) -> RunResult[T]:
+        """Run `body(comm)` as this rank; in the first process `sinks` receives rows and snapshots of the site.
+
+        Rows and snapshots have the place in the site as their rank.
+        """
+        if processes_of_site() > 1:
+            return self._run_beside(body, sinks)
+        watch, on_deposit = self._watch, sinks.on_deposit
+        assert watch is not None
+        assert on_deposit is not None
+
+        def mark(row: Mapping[str, Any]) -> None:
+            counted = {**row, "num_deposited": watch.evaluations.num_given} if "checkpoint" in row else row
+            sinks.on_row(untimed_row(0, counted))
+
+        with _connected(self._program, self.resumed, mark) as comm:
+            comm.observed_by(partial(on_deposit, 0))
+            return RunResult.untimed([body(comm)], [comm.traffic])
+
+    def _run_beside(self, body: Callable[[ElasticCommunicator], T], sinks: Sinks) -> RunResult[T]:
+        request = self._program.request
+        about = (request.seed, request.timeout_seconds, request.compare_calls)
+        host = self._processes = TorchrunHost(partial(there_is, self._program), *about)
+
+        def in_site(inside: GlooCommunicator) -> T:
+            planned_together(self._program, host, self._watch)
+            self.resumed = self._program.checkpoints.resumed
+            with _connected(self._program, self.resumed, host.mark, inside) as comm:
+                comm.observed_by(inside.deposit)
+                comm.before_meeting(partial(_bring_rows, host))
+                return body(comm)
+
+        return host.run(in_site, sinks)
+
+    _processes: TorchrunHost | None = None
+
+    def gather(self, value: Any) -> list[Any]:
+        """Bring the remaining rows of the site to its first process; returns the `value` of every process."""
+        return [value] if self._processes is None else self._processes.gather(value)
+
+
+def _train(program: Program, result: FitResult, watch: _SiteMonitor | None) -> Sequence[str]:
+    """Train as a rank of this site; the first process has the `watch`."""
+    host = SiteHost(program, watch)
+
+    def body(comm: ElasticCommunicator) -> Sequence[str]:
+        result.resumed_step = 0 if host.resumed is None else host.resumed.step
+        result.checkpoint_folder = program.checkpoints.folder
+        result.minibatch_size = program.request.minibatch_size
+        if watch is not None:
+            watch.connect(comm)
+        outcome = program(comm)
+        remarks = host.gather(outcome.remarks)
+        result.rank_states, result.max_steps = [outcome.state], outcome.max_steps
+        result.mean_state = result.judged_state = outcome.state
+        if watch is not None:
+            averaged = result.averaged_ranks
+            watch.finish(comm, averaged[max(averaged)] if averaged else [])
+        return [remark for own in remarks for remark in own]
+
+    sinks = Sinks(lambda row: None) if watch is None else Sinks(watch.mark, watch.take_deposit)
+    return host.run(body, sinks).results[0]
+
+
+def _bring_rows(joined: TorchrunHost) -> None:
+    """Send the rows of all processes to the first, and to the other sites, before those depend on them."""
+    joined.side.send_now()
+    with joined.comm.off_clock():
+        joined.comm.barrier()
+    if joined.comm.rank == 0:
+        joined.side.take_now()
+
+
+def _stamped(site: int, row: Mapping[str, Any]) -> StampedRow:
+    return untimed_row(site, row)._replace(virtual_seconds=float(row.get("wall_seconds", 0.0)))

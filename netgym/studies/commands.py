@@ -1,0 +1,361 @@
+"""`netgym sweep` and `netgym tune`: an experiment at many points, in one folder that resumes."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from exogym_core.names import visible
+from exogym_core.results.progress import format_loss
+from netgym.cli.run_commands import reported, show_report, stdout
+from netgym.command_options import confirm_seeds, not_empty, takes, topology_here
+from netsim import given
+from netsim.errors import InputError
+from netsim.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from exogym_core.results.run_folder import RunFolder
+    from netgym.studies.study import Study
+    from netgym.studies.tuning import Chosen, Tuning
+    from netsim import Document
+
+__all__ = ["ON_HELP", "in_order", "sweep", "tune"]
+
+# The rest of this room, which brings torch, is imported inside functions: `netgym sweep --help` answers at once.
+
+ON_HELP = (
+    "Run points as Ray tasks: `ray` is the cluster of RAY_ADDRESS, or one started on this machine for this command; an "
+    "address such as 10.0.0.1:6379 is that cluster."
+)
+_TUNING_SEEDS = "Tuning seeds (of the comparison: --set seeds=N)"
+_ROWS = 40  # of the table on the terminal
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Command-line arguments that `sweep` and `tune` share.
+
+    Attributes:
+        resume: Resume the stopped {command} in this folder.
+        search: Choice of the points [grid].
+        trials: Number of points that a random or Optuna search tries.
+        seeds: {seeds}: a number, or a list such as 0,3,4.
+        out: The folder, new or empty [runs/<name>-{command}-<n>].
+        place: {place}
+        as_json: Print one JSON document with run_folder and results.
+    """
+
+    experiment: Path | None = given(is_argument=True)
+    resume: Path | None = given(metavar="DIR")
+    trust: bool = given()
+    search: str | None = given(type=click.Choice(["grid", "random", "optuna"]))
+    trials: int | None = given(type=click.IntRange(1))
+    seeds: str | None = given(metavar="N")
+    topology: str | None = given(metavar="NAME", callback=not_empty)
+    scale: str | None = given(metavar="NAME")
+    overrides: tuple[str, ...] = given("--set", metavar="KEY=VALUE")
+    out: str | None = given(metavar="DIR", callback=not_empty)
+    place: str | None = given("--on", metavar="WHERE")
+    jobs: int | None = given(type=click.IntRange(1))
+    yes: bool = given()
+    as_json: bool = given()
+
+    def resumed(self, command: str, what: str, *others: object) -> Path | None:
+        """The folder to resume, which takes no other options; None: begin with the experiment.
+
+        Raises:
+            InputError: neither is given, or both, or options with a folder.
+        """
+        if (self.experiment is None) == (self.resume is None):
+            raise InputError(f"{command}: give an EXPERIMENT, or --resume with {what}")
+        asked = (self.search, self.trials, self.seeds, self.topology, self.scale, self.overrides, self.out)
+        if self.resume is not None and any((*asked, *others)):
+            raise InputError(
+                f"--resume {visible(self.resume)}: continues with its own settings: leave out the other options"
+            )
+        return self.resume
+
+    def document(self) -> Document:
+        """The experiment's file with --set, --topology (a path from here) and --scale."""
+        from netgym.experiment.experiment import apply_overrides
+        from netsim import load_document
+
+        assert self.experiment is not None
+        topology = topology_here(self.topology)
+        options = {} if topology is None else {"topology": topology}
+        return apply_overrides(load_document(self.experiment), self.overrides, options, self.scale)
+
+    def searched(self, **others: Any) -> dict[str, Any]:
+        """Keys of `sweep:` and `tune:` that are given: the search, and seeds (more than 20 are confirmed)."""
+        from netsim import parse_document
+
+        text, seeds = self.seeds, None
+        if text is not None:
+            seeds = parse_document(f"[{text}]" if "," in text else text, f"--seeds {text}").data
+            confirm_seeds(seeds, yes=self.yes)
+        asked = {"search": self.search, "trials": self.trials, **others, "seeds": seeds}
+        return {key: value for key, value in asked.items() if value is not None}
+
+
+@contextmanager
+def in_order(
+    folder: RunFolder, show: Callable[[], None], again: str, discard: Callable[[], bool]
+) -> Iterator[None]:
+    """As `reported`; a mistake that is found before anything is trained leaves no folder behind either."""
+    with reported(folder, show, again, discard):
+        try:
+            yield
+        except InputError:
+            discard()
+            raise
+
+
+def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for cells in rows:
+        table.add_row(*map(Text, cells))
+    stdout().print(table)
+
+
+# --- sweep --------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@takes(_Asked, command="sweep", seeds="Seeds of every point", place=ON_HELP)
+def sweep(
+    asked: _Asked,
+    vary: tuple[str, ...] = given(metavar="KEY=[VALUE,...]"),
+    minimise: str | None = given(metavar="FIELD"),
+    only_estimate: bool = given("--estimate"),
+) -> None:
+    """Train EXPERIMENT at every point of its `sweep:`, or resume a sweep.
+
+    Args:
+        vary: Add a key to `sweep:`, such as 'strategies.*.lr=[0.01, 0.03]'. May be repeated.
+        minimise: Field of the summary that the search minimises, such as final_loss.
+        only_estimate: Print the estimated time and memory, and run nothing.
+    """
+    from netgym.studies.runners import run_points
+    from netgym.studies.study import LineWriter, Study
+
+    resumed = asked.resumed("sweep", "a sweep's folder", vary, minimise, only_estimate)
+    if resumed is not None:
+        study = Study.open(resumed, trust=asked.trust)
+        study.folder.owned().clean()
+        study.folder.log("resumed")
+    else:
+        assert asked.experiment is not None
+        folder, stem, document = asked.experiment.parent, asked.experiment.stem, _swept(asked, vary, minimise)
+        if only_estimate:
+            with TemporaryDirectory() as nowhere:
+                study = Study.create(document, folder, nowhere, stem)
+                _print_estimate(study, as_json=asked.as_json)
+                study.folder.release()
+            return
+        study = Study.create(document, folder, asked.out, stem)
+    again = f"netgym sweep --resume {visible(study.folder.path)}"
+    show = partial(_show_sweep, study, as_json=asked.as_json)
+    with in_order(study.folder, show, again, study.discard_if_empty):
+        if resumed is None:
+            for code in study.base().own_code:
+                click.echo(f"code: {code.what} {visible(code, 500)}", err=True)
+        run_points(study, LineWriter(study.folder), asked.place, asked.jobs, is_new=resumed is None)
+    if failed := _num_failed(study):
+        total = format_count(len(study.entries), "point")
+        click.echo(f"error: {failed} of {total} failed (see above)", err=True)
+        raise click.exceptions.Exit(1)
+
+
+def _swept(asked: _Asked, vary: Sequence[str], minimise: str | None) -> Document:
+    """The experiment's file with its `sweep` as the options say."""
+    from netsim import parse_document
+
+    document = asked.document()
+    if not isinstance(document.data, dict):
+        return document
+    added = {}
+    for text in vary:
+        key, separator, value = text.partition("=")
+        values = parse_document(value, f"--vary {text}").data if separator and key.strip() else None
+        if not isinstance(values, list | dict):
+            raise InputError(f"--vary {text}: expected KEY=[VALUE, ...], such as 'steps=[100, 200]'")
+        added[key.strip()] = values
+    searched = asked.searched(minimise=minimise)
+    if both := sorted(added.keys() & searched.keys()):
+        raise InputError(f"--vary {both[0]}: --{both[0]} is given too: leave one of them out")
+    swept = {**(document.data.get("sweep") or {}), **added, **searched}
+    return replace(document, data={**document.data, "sweep": swept} if swept else document.data)
+
+
+def _print_estimate(study: Study, *, as_json: bool) -> None:
+    from netgym.studies.sweep import estimated
+
+    line, _, found = estimated(study)
+    numbers = {} if found is None else asdict(found)
+    document = {"estimate": line, "num_points": study.sweep.num_points, **numbers}
+    click.echo(json.dumps(document) if as_json else line)
+
+
+def _num_failed(study: Study) -> int:
+    return sum(bool(entry.get("failed")) for entry in study.entries)
+
+
+def _show_sweep(study: Study, *, as_json: bool) -> None:
+    """Write tables and page, and print every point's strategies; or all as JSON."""
+    from netgym.studies.points import point_text
+    from netgym.studies.runners import write_results
+
+    write_results(study)
+    path, digest = str(study.folder.path), study.digest()
+    if as_json:
+        failed = _num_failed(study)
+        document = {"run_folder": path, "digest": digest, "failed": failed, "points": study.entries}
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
+        return
+    rows: list[Sequence[str]] = []
+    for entry in study.entries[:_ROWS]:
+        rows += _cells(entry, visible(point_text(entry["point"])))
+    _print_table(("point", "strategy", "final loss", "to target", "wan"), rows)
+    console = stdout()
+    if len(study.entries) > _ROWS:
+        more = format_count(len(study.entries) - _ROWS, "more point")
+        console.print(Text(f"and {more}: see results.csv", style="dim"))
+    console.print(Text(f"digest {digest}"))
+    click.echo(path)
+
+
+def _cells(entry: Mapping[str, Any], point: str) -> Iterator[tuple[str, ...]]:
+    if entry.get("failed"):
+        yield point, "failed", visible(entry.get("error", ""), 60), "", ""
+        return
+    if entry.get("incomplete"):
+        yield point, "not finished", "", "", ""
+    for position, strategy in enumerate(entry.get("strategies", ())):
+        has_time = strategy.get("virtual_seconds") is not None
+        to_target = _time(strategy.get("virtual_seconds_to_target"))
+        yield (
+            "" if position else point,
+            visible(strategy["name"]),
+            _loss(strategy.get("final_loss")),
+            "not held" if strategy.get("target") == "touched" else to_target,
+            format_bytes(strategy.get("wan_bytes") or 0) if has_time else "",
+        )
+
+
+def _loss(loss: float | None) -> str:
+    return "" if loss is None else format_loss(loss)
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else format_seconds(seconds)
+
+
+# --- tune ---------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@takes(_Asked, command="tune", seeds=_TUNING_SEEDS, place=ON_HELP)
+def tune(asked: _Asked, over: tuple[str, ...] = given(metavar="[STRATEGY.]KEY=VALUES")) -> None:
+    """Search each strategy's best settings on tuning seeds, then compare all at their best on other seeds.
+
+    Args:
+        over: Search an option over values, such as lr=1e-3,3e-3, or DiLoCo.H=20,40, or 'lr={low: 1e-4, high: 0.1}'.
+            May be repeated [the lr of the file x 1/4, 1/2, 1, 2, 4].
+    """
+    from netgym.studies.study import LineWriter
+    from netgym.studies.tuning import Tuning, with_tune
+
+    resumed = asked.resumed("tune", "a folder of netgym tune", over)
+    if resumed is not None:
+        tuning = Tuning.open(resumed, trust=asked.trust)
+    else:
+        assert asked.experiment is not None
+        document = asked.document()
+        document = with_tune(document, _spaces(document, asked.experiment, over), asked.searched())
+        tuning = Tuning.create(document, asked.experiment.parent, asked.experiment.stem, asked.out)
+    show = partial(_show_tuning, tuning, as_json=asked.as_json)
+    again = f"netgym tune --resume {visible(tuning.folder.path)}"
+    with in_order(tuning.folder, show, again, tuning.discard_if_empty):
+        tuning.run(LineWriter(tuning.folder), asked.place, asked.jobs)
+    if any(not each.point for each in tuning.chosen):
+        raise click.exceptions.Exit(1)
+
+
+def _spaces(document: Document, path: Path, over: Sequence[str]) -> dict[str, Any]:
+    """Values of `--over` by option, or by strategy and option."""
+    from netgym.experiment.experiment import Experiment
+    from netsim import parse_document
+
+    strategies = Experiment.from_document(document, path.parent, path.stem).strategies
+    labels = sorted((str(entry.label) for entry in strategies), key=len, reverse=True)
+    spaces: dict[str, Any] = {}
+    for text in over:
+        key, separator, value = (part.strip() for part in text.partition("="))
+        if not separator or not key or not value:
+            raise InputError(f"--over {visible(text)}: expected KEY=VALUE,VALUE,..., such as lr=1e-3,3e-3")
+        values = parse_document(value if value[0] in "[{" else f"[{value}]", f"--over {text}").data
+        owner = next((label for label in labels if key.startswith(f"{label}.")), None)
+        if owner is None:
+            spaces[key] = values
+        else:
+            spaces.setdefault(owner, {})[key.removeprefix(f"{owner}.")] = values
+    return spaces
+
+
+def _show_tuning(tuning: Tuning, *, as_json: bool) -> None:
+    """Print the chosen points, then the comparison; or all as JSON."""
+    from exogym_core.results.run_folder import RunFolder
+
+    path = str(tuning.folder.path)
+    comparison = RunFolder(tuning.folder.path / "comparison")
+    if as_json:
+        document = {
+            "run_folder": path,
+            "incomplete": True,
+            "chosen": [asdict(each) for each in tuning.chosen],
+            "summary": comparison.read_summary(),
+        }
+        if tuning.result is not None:
+            document = tuning.result.to_mapping()
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
+        return
+    so_far = "" if tuning.result is not None else " so far"
+    click.echo(f"Best of each strategy{so_far} on tuning seeds {', '.join(map(str, tuning.tuning_seeds))}:")
+    rows = [
+        (
+            visible(each.strategy),
+            _point_cell(each),
+            _time(each.virtual_seconds_to_target),
+            _loss(each.final_loss),
+            str(each.num_points),
+            "; ".join(each.edges),
+        )
+        for each in tuning.chosen
+    ]
+    _print_table(("strategy", "best", "to target", "final loss", "points", "at an edge"), rows)
+    if comparison.has_trained():
+        seeds = ", ".join(map(str, tuning.experiment.seeds))
+        click.echo(f"\nAll at their best on seed{'s' * (len(tuning.experiment.seeds) > 1)} {seeds}:")
+        show_report(comparison)
+    click.echo(path)
+
+
+def _point_cell(chosen: Chosen) -> str:
+    from netgym.studies.points import point_text
+
+    if chosen.point:
+        return point_text(chosen.point)
+    return "all failed" if chosen.num_failed == chosen.num_points else "none finished"

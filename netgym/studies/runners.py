@@ -1,0 +1,278 @@
+"""Points of a sweep as Ray tasks on a cluster's nodes.
+
+A job is sent the experiment and the modules next to its file, trains in a folder of its own, and returns that folder's
+files. Ray runs it again when its node is lost. Nothing of ours listens on a network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from exogym_core.config import yaml_text
+from exogym_core.names import visible
+from exogym_core.results.disk import RecordError
+from exogym_core.results.reading import find_runs, tidy_rows, write_tables
+from exogym_core.results.run_folder import RunFolder
+from exogym_core.workers.ray.cluster import RayCluster
+from netgym.experiment.experiment import Experiment
+from netgym.studies.report import StudyReport
+from netgym.studies.sweep import (
+    SweepProgress,
+    estimated,
+    failed_by,
+    found_by,
+    run_here,
+    run_sweep,
+    train_in,
+)
+from netsim import load_document, parse_document
+from netsim.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from netgym.studies.study import Study
+    from netgym.studies.sweep import Found, PointRun, PointRunner, Probe
+
+__all__ = ["RayRunner", "run_points", "runner_at", "write_results"]
+
+_TRIES = 4  # of a point whose node is lost
+_MOST_CODE_BYTES = 10_000_000
+_NOT_SENT = ("experiment.yaml", "environment.json", "log.txt")
+
+
+@contextlib.contextmanager
+def runner_at(where: str | None, measured: Probe | None, jobs: int | None = None) -> Iterator[PointRunner]:
+    """The runner for a place that a user names: `ray`, a cluster's address, or None (this machine).
+
+    Args:
+        where: the place.
+        measured: the probe of a point, whose memory a Ray task asks for; None: not measured.
+        jobs: points at once on this machine; None: as many as cores and memory allow.
+
+    Raises:
+        InputError: no such place or cluster, or `jobs` on a cluster.
+    """
+    if where is None:
+        yield partial(run_here, num_jobs=jobs, measured=measured)
+        return
+    if jobs is not None:
+        raise InputError(
+            f"--jobs {jobs}: is for this machine, and --on {visible(where)} is not: leave one out"
+        )
+    if where not in ("ray", "auto") and ":" not in where:
+        raise InputError(
+            f"--on {visible(where)}: write --on ray, or the address of a Ray cluster such as 10.0.0.1:6379"
+        )
+    with RayCluster(None if where == "ray" else where) as pool:
+        yield RayRunner(pool, measured).run
+
+
+def run_points(
+    study: Study,
+    write: Callable[..., None],
+    place: str | None = None,
+    jobs: int | None = None,
+    *,
+    is_new: bool = False,
+) -> None:
+    """Run a sweep's points.
+
+    Args:
+        study: in its folder.
+        write: a `LineWriter`.
+        place, jobs: see `runner_at`.
+        is_new: estimate time and memory first.
+    """
+    measured = None
+    if is_new:
+        line, measured, _ = estimated(study)
+        write(line)
+    with runner_at(place, measured, jobs) as runner:
+        run_sweep(study, SweepProgress(write, study.sweep.num_points), runner)
+    study.folder.log("done")
+
+
+def write_results(study: Study) -> None:
+    """Write a sweep's tables and page, if a strategy of a point has ended."""
+    if any(entry.get("strategies") for entry in study.entries):
+        path = study.folder.path
+        write_tables(study.folder, tidy_rows(find_runs([path])))
+        study.folder.write_text("report.html", StudyReport([path]).html())
+
+
+class RayRunner:
+    """Runs points on the nodes of a cluster.
+
+    Args:
+        pool: the cluster, connected.
+        measured: the probe of a point, whose memory each job asks for; None: not measured.
+    """
+
+    def __init__(self, pool: RayCluster, measured: Probe | None) -> None:
+        self._pool, self._measured = pool, measured
+
+    def run(self, points: Sequence[PointRun]) -> Iterator[tuple[int, Found]]:
+        """Run points, as many at once as the cluster has room for."""
+        waiting = deque(points)
+        under_way: dict[Any, tuple[PointRun, RunFolder]] = {}
+        try:
+            while waiting or under_way:
+                while waiting and len(under_way) < 2 * self._pool.num_cpus:
+                    each = waiting.popleft()
+                    folder, _ = each.begin()
+                    reference, refused = self._submit(each, folder)
+                    if refused is not None:
+                        yield each.number, each.end(folder, refused)
+                    else:
+                        under_way[reference] = each, folder
+                for reference in self._pool.ready(list(under_way), timeout_seconds=1.0):
+                    each, folder = under_way.pop(reference)
+                    yield each.number, each.end(folder, self._received(reference, folder))
+                for each, _ in list(under_way.values())[:1]:
+                    each.progress.waiting(min(len(under_way), self._pool.num_cpus))
+        finally:
+            for reference, (_, folder) in under_way.items():
+                self._pool.cancel(reference)
+                folder.release()
+
+    def _submit(self, each: PointRun, folder: RunFolder) -> tuple[Any, Found | None]:
+        """A point's job, or its result where it cannot be run."""
+        try:
+            experiment = each.experiment(folder)
+            job = _Job.of(experiment)
+        except RecordError:
+            raise
+        except Exception as error:
+            return None, failed_by(error, folder)
+        needs = self._needs(experiment)
+        self._pool.require(needs, f"point {each.number}")
+        return self._pool.submit(_train, job, needs=needs, tries=_TRIES), None
+
+    def _needs(self, experiment: Experiment) -> dict[str, float]:
+        """Resources of a node that a run takes, in Ray's names."""
+        workers = experiment.settings.workers
+        several = workers.kind == "processes"
+        cores = min(workers.processes or workers.count, workers.count) if several else 1
+        needs: dict[str, float] = {"num_cpus": cores * workers.intra_op_threads}
+        devices = experiment.settings.device
+        cuda = [name for name in (devices if isinstance(devices, list) else [devices]) if "cuda" in name]
+        if cuda:
+            needs["num_gpus"] = len(cuda)
+        if self._measured is not None:
+            needs["memory"] = self._measured.memory_bytes
+        return needs
+
+    def _received(self, reference: Any, folder: RunFolder) -> Found:
+        """Write the files that a job returned."""
+        parcel = self._pool.result(reference)
+        if isinstance(parcel, str):
+            return {"failed": True, "error": visible(parcel, 500), "strategies": []}
+        assert isinstance(parcel, _Parcel)
+        for name, content in parcel.files.items():
+            folder.write_text(name, content)
+        if parcel.settled:
+            stored = _plain(folder.path / "experiment.yaml")
+            folder.write_text("experiment.yaml", yaml_text(stored | parcel.settled))
+        for line in parcel.log:
+            folder.log(line)
+        return parcel.found
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Input of a job: the resolved experiment, and the modules next to its file."""
+
+    experiment: str
+    code: Mapping[str, str]
+    folder: str  # the sweep's working directory, for relative paths of data
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> _Job:
+        code: dict[str, str] = {}
+        for folder in {own.folder for own in experiment.own_code if own.folder is not None}:
+            for path in _modules_in(folder):
+                code[str(path.relative_to(folder))] = path.read_text(encoding="utf-8")
+        if sum(map(len, code.values())) > _MOST_CODE_BYTES:
+            raise InputError(
+                f"the Python files next to the experiment have more than {_MOST_CODE_BYTES // 10**6} MB: keep its "
+                "modules in a folder of their own, or install them on the cluster's nodes"
+            )
+        mapping = experiment.to_mapping()
+        if mapping["workers"]["kind"] == "auto":  # the same bits, on one core
+            mapping["workers"]["kind"] = "threads"
+        return cls(yaml_text(mapping), code, os.getcwd())
+
+
+def _modules_in(folder: Path) -> Iterator[Path]:
+    """Python files of a folder and of its packages."""
+    yield from sorted(folder.glob("*.py"))
+    for package in sorted(folder.glob("*/__init__.py")):
+        yield from sorted(package.parent.rglob("*.py"))
+
+
+@dataclass(frozen=True)
+class _Parcel:
+    """Output of a job.
+
+    Attributes:
+        found: the result.
+        files: of its folder, without those that the sweep's process writes.
+        settled: keys of the experiment that the run determined, such as a measured `compute`.
+        log: lines.
+    """
+
+    found: Found
+    files: dict[str, bytes]
+    settled: dict[str, Any] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+
+
+def _train(job: _Job) -> _Parcel:
+    """Train one point in a temporary folder."""
+    with TemporaryDirectory(prefix="netgym-point-") as place:
+        source = Path(place, "source")
+        for name, text in job.code.items():
+            path = source / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        source.mkdir(exist_ok=True)
+        with contextlib.suppress(OSError):
+            os.chdir(job.folder)
+        folder = RunFolder.create(str(Path(place, "run")), "point")
+        document = parse_document(job.experiment, "experiment.yaml")
+        asked: dict[str, Any] = {}
+
+        def run() -> list[dict[str, Any]]:
+            experiment = Experiment.from_document(document, source, "experiment", source)
+            asked.update(experiment.to_mapping())
+            folder.write_text("experiment.yaml", experiment.to_yaml())
+            unheard = SweepProgress(lambda *line: None, 1).point(0, {})  # rows are in the folder
+            return train_in(folder, experiment, unheard)
+
+        found = found_by(run, folder)
+        folder.release()
+        files = {
+            str(path.relative_to(folder.path)): path.read_bytes()
+            for path in sorted(folder.path.rglob("*"))
+            if path.is_file() and path.name not in _NOT_SENT and "checkpoints" not in path.parts
+        }
+        stored = _plain(folder.path / "experiment.yaml") if asked else {}
+        settled = {key: value for key, value in stored.items() if value != asked[key]}
+        log = folder.path / "log.txt"
+        lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+        return _Parcel(found, files, settled, lines)
+
+
+def _plain(path: Path) -> dict[str, Any]:
+    """A resolved experiment's mapping."""
+    data = load_document(path).data
+    assert isinstance(data, dict)
+    return data

@@ -1,0 +1,227 @@
+"""A sweep's folder: the experiment, and the result of each point. Written whole at every point's end.
+
+study = Study.create(document, folder_of_the_file, out=None, name="digits")     # runs/digits-sweep-1
+study.experiment_at({"steps": 20})           # the experiment of one point
+study.note(point, {"failed": True, ...})     # in summary.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from exogym_core.config import yaml_text
+from exogym_core.names import visible
+from exogym_core.results.progress import NotebookBar
+from exogym_core.results.reading import POINTS, is_study
+from exogym_core.results.run_folder import RunFolder, code_folder_of, require_own
+from netgym.experiment.experiment import Experiment, apply_values
+from netgym.studies.points import Sweep, point_text
+from netsim import Document, Topology, load_document
+from netsim.errors import InputError
+from netsim.units import format_count
+
+if TYPE_CHECKING:
+    from netgym.studies.points import Point
+
+__all__ = ["LineWriter", "Study", "check_sweep", "read_experiment"]
+
+
+def read_experiment(experiment: str | Path | Mapping[str, Any]) -> tuple[Document, Path, str]:
+    """Document, folder and name of an experiment's file, or of a mapping, whose paths are relative to here."""
+    if isinstance(experiment, Mapping):
+        return Document("experiment", copy.deepcopy(dict(experiment))), Path(), "experiment"
+    path = Path(experiment)
+    return load_document(path), path.parent, path.stem
+
+
+class LineWriter:
+    """Writes lines to stderr and to the folder's log; in a notebook those of a sweep's points share a bar."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder, self._console = folder, Console(stderr=True)
+        self._bar: NotebookBar | None = None
+
+    def __call__(self, line: str, done: float | None = None, num_points: int = 1) -> None:
+        """Write a line, of a sweep of which so many points are done."""
+        self._folder.log(line)
+        if done is None or not self._console.is_jupyter:
+            self._console.print(Text(line), soft_wrap=True)
+            return
+        self._bar = self._bar or NotebookBar(num_points, line)
+        self._bar.update(done, line)
+        if done >= num_points:  # the next one is of another sweep
+            self._bar = None
+
+
+def check_sweep(file: Path) -> str:
+    """Read the sweep of an experiment file and check every point of a grid; returns a line that counts the points."""
+    study = Study.of_file(file)
+    for point in study.sweep.grid() if study.sweep.search == "grid" else ():
+        study.experiment_at(point)
+    return f"a sweep of {format_count(study.sweep.num_points, 'point')}"
+
+
+@dataclass
+class Study:
+    """A sweep in its folder.
+
+    Attributes:
+        document: the experiment as it was given, with its `sweep`; topologies inlined, so that it stands alone.
+        sweep: its points.
+        folder: of the sweep.
+        entries: one object a point that has been begun, in order: `name` (of its folder), `point`, and `failed`
+            with `error`, `incomplete`, or `strategies`: the objects of its own summary.
+    """
+
+    document: Document
+    sweep: Sweep
+    folder: RunFolder
+    source_folder: Path
+    entries: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def of_file(cls, path: Path) -> Study:
+        """Study of an experiment's file, without a folder."""
+        document = _inlined(load_document(path), path.parent)
+        return cls(document, Sweep.parse(document), RunFolder(path.parent), path.parent)
+
+    @classmethod
+    def create(cls, document: Document, source_folder: Path, out: str | None, name: str) -> Study:
+        """Make a new folder, `out` or `runs/<name>-sweep-<n>`; nothing is trained.
+
+        Raises:
+            InputError: the sweep, the experiment or `out` is wrong.
+        """
+        document = _inlined(document, source_folder)
+        sweep = Sweep.parse(document)
+        study = cls(document, sweep, RunFolder(Path()), source_folder)
+        base = study.base()
+        name = str(base.settings.name if base.settings.name != "experiment" else name)
+        study.folder = RunFolder.create(out, f"{name}-sweep")
+        assert isinstance(document.data, dict)
+        study.folder.write_text("experiment.yaml", yaml_text({"name": name} | document.data))
+        study.folder.write_environment(base.code_folder)
+        study.folder.make_folder(POINTS)
+        study.folder.write_summary([])
+        return study
+
+    @classmethod
+    def open(cls, path: Path, *, trust: bool = False) -> Study:
+        """Open an existing folder.
+
+        Raises:
+            InputError: it is no sweep's, it is damaged, or another user made it and there is no `trust`.
+        """
+        if not is_study(path):
+            raise InputError(f"{visible(path)}: is no sweep's folder: it has no {POINTS} and experiment.yaml")
+        if not trust:
+            require_own(path, "sweep")
+        folder = RunFolder.open(path)
+        document = load_document(path / "experiment.yaml")
+        entries = folder.read_summary()
+        return cls(document, Sweep.parse(document), folder, path, entries)
+
+    def experiment_at(self, point: Point) -> Experiment:
+        """The experiment with the keys of `point` replaced.
+
+        Raises:
+            InputError: the point makes no valid experiment; the line names the point.
+        """
+        origin = f"point {point_text(point)}"
+        document = apply_values(self.document, point, origin) if point else self.document
+        if not isinstance(document.data, dict):
+            raise document.error((), "is not an experiment: expected a mapping")
+        data = {key: value for key, value in document.data.items() if key not in ("sweep", "scales", "tune")}
+        if self.sweep.seeds is not None:
+            data["seeds"] = self.sweep.seeds
+        return Experiment.from_document(
+            replace(document, data=data), self.source_folder, "experiment", code_folder_of(self.folder.path)
+        )
+
+    def base(self) -> Experiment:
+        """The experiment of no point; where only points have a network, with the first one's, which times need."""
+        data, values = self.document.data, self.sweep.axes.get("topology")
+        networks = (
+            values if isinstance(values, list) else [each.get("topology") for each in self.sweep.listed]
+        )
+        is_open = isinstance(data, dict) and data.get("topology") is None and networks[0] is not None
+        return self.experiment_at({"topology": networks[0]} if is_open else {})
+
+    def point_folder(self, number: int) -> RunFolder:
+        """The run folder of the point of that number, counted from 0; made where it is not there."""
+        return RunFolder(self.folder.make_folder(POINTS, _name(number)))
+
+    def entry(self, number: int) -> dict[str, Any] | None:
+        """Entry of the point with that number; None: not begun."""
+        return next((entry for entry in self.entries if entry["name"] == _name(number)), None)
+
+    def note(self, number: int, point: Point, found: dict[str, Any]) -> None:
+        """Write a point's result."""
+        entry = {"name": _name(number), "point": point, **found}
+        # As it will be read back.
+        entry = json.loads(json.dumps(entry, default=str))
+        known = self.entry(number)
+        if known is None:
+            self.entries.append(entry)
+        else:
+            self.entries[self.entries.index(known)] = entry
+        self.folder.write_summary(self.entries)
+
+    def discard_if_empty(self) -> bool:
+        """Remove the folder of a sweep of which no point was begun; returns whether that was so."""
+        if not self.entries:
+            with contextlib.suppress(OSError):  # something else was put there
+                (self.folder.path / POINTS).rmdir()
+                self.folder.discard()
+        return not self.entries
+
+    def digest(self) -> str:
+        """SHA-256 over the points and their digests: the same for equal sweeps, stopped in between or not."""
+        total = hashlib.sha256()
+        for entry in self.entries:
+            digest = RunFolder(self.folder.path / POINTS / entry["name"]).digest()
+            total.update(f"{json.dumps(entry['point'], sort_keys=True)} {digest}\n".encode())
+        return total.hexdigest()
+
+
+def _name(number: int) -> str:
+    return f"{number:04d}"
+
+
+def _inlined(document: Document, folder: Path) -> Document:
+    """The document with topology files written out, in `topology` and in the sweep."""
+    if not isinstance(document.data, dict):
+        return document
+    data = copy.deepcopy(document.data)
+    _inline(data, folder)
+    sweep = data.get("sweep")
+    if isinstance(sweep, dict):
+        if isinstance(sweep.get("topology"), list):
+            sweep["topology"] = [_network(value, folder) for value in sweep["topology"]]
+        for point in sweep.get("points") or () if isinstance(sweep.get("points"), list) else ():
+            if isinstance(point, dict):
+                _inline(point, folder)
+    return replace(document, data=data)
+
+
+def _inline(mapping: dict[str, Any], folder: Path) -> None:
+    if "topology" in mapping:
+        mapping["topology"] = _network(mapping["topology"], folder)
+
+
+def _network(value: Any, folder: Path) -> Any:
+    """A topology's file as the mapping that it holds; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    path = next((path for path in (folder / value, Path(value)) if path.is_file()), None)
+    return value if path is None else Topology.load(path).to_mapping()

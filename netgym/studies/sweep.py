@@ -1,0 +1,497 @@
+"""Runs a sweep: every point as a comparison of its own; failed points are marked and the others run.
+
+A `PointRunner` runs points: `run_here`, side by side on this machine, or `RayRunner.run` (runners.py), on a cluster.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import sys
+import time
+import warnings
+from collections.abc import Sized
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from exogym_core.names import visible
+from exogym_core.results.disk import RecordError
+from exogym_core.results.progress import format_loss, warnings_to
+from exogym_core.run.trainer import Trainer
+from exogym_core.workers.processes.jobs import Job, run_jobs
+from exogym_core.workers.spec import IN_ONE_PROCESS
+from netgym.command_options import first_line
+from netgym.experiment.comparison import compare, jobs_at_once
+from netgym.experiment.experiment import Experiment
+from netgym.studies.points import batches_of, point_text
+from netsim import raise_lost_interrupt
+from netsim.errors import InputError
+from netsim.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from exogym_core.results.run_folder import RunFolder
+    from netgym.experiment.comparison import Listener
+    from netgym.studies.points import Point
+    from netgym.studies.study import Study
+    from netgym.tasks import Task
+
+__all__ = [
+    "Estimate",
+    "Found",
+    "PointProgress",
+    "PointRun",
+    "PointRunner",
+    "Probe",
+    "SweepProgress",
+    "estimate",
+    "estimated",
+    "failed_by",
+    "found_by",
+    "objective",
+    "probe",
+    "run_here",
+    "run_sweep",
+    "train_in",
+]
+
+_SECONDS_BETWEEN_LINES = 5.0
+_TIMED_STEPS = 8
+_BYTES_OF_A_POINT = 1e9  # where none was measured
+
+
+def run_here(
+    points: Sequence[PointRun], num_jobs: int | None = 1, measured: Probe | None = None
+) -> Iterator[tuple[int, Found]]:
+    """Run points on this machine, each in a job from `begin` to `end`; yields (number, result) as they end.
+
+    Args:
+        points: to run.
+        num_jobs: points at once; None: as many as cores and memory allow.
+        measured: the probe of a point, with the memory that one takes; None: not measured.
+    """
+    running: dict[int, tuple[PointRun, RunFolder]] = {}
+
+    def jobs() -> Iterator[Job]:
+        for each in points:
+            folder, progress = each.begin()
+            running[each.number] = each, folder
+            yield Job(str(each.number), lambda report: _found(each, folder, report), progress)  # noqa: B023
+
+    try:
+        with closing(run_jobs(jobs(), _at_once(points, num_jobs, measured))) as ends:
+            for job, end in ends:
+                each, folder = running.pop(int(job.name))
+                if isinstance(end.error, RecordError):
+                    folder.release()
+                    raise end.error
+                found = end.result if end.error is None else failed_by(end.error, folder)
+                yield each.number, each.end(folder, found)
+    finally:
+        for _, folder in running.values():
+            folder.release()
+
+
+def _at_once(points: Sequence[PointRun], num_jobs: int | None, measured: Probe | None) -> int:
+    if num_jobs == 1 or not points:
+        return 1
+    experiment = points[0].study.base()
+    if num_jobs is None and experiment.compute.is_measured:  # each point measures for itself
+        return 1
+    num_bytes = _BYTES_OF_A_POINT if measured is None else measured.memory_bytes
+    return jobs_at_once(experiment, len(points), num_jobs, lambda: num_bytes)
+
+
+def _found(each: PointRun, folder: RunFolder, report: PointProgress) -> Found:
+    return found_by(lambda: train_in(folder, each.experiment(folder), report), folder)
+
+
+def run_sweep(study: Study, progress: SweepProgress, run: PointRunner) -> int:
+    """Run the points that are not finished; returns the number of failed ones.
+
+    A point that was interrupted resumes, one that failed is tried again. A full disk and Ctrl-C end the sweep; points
+    that finished are kept.
+    """
+    begun = 0
+    for points, report in batches_of(study.sweep):
+        values: dict[int, float | None] = {}
+        left = []
+        for number, point in enumerate(points, start=begun):
+            known = study.entry(number)
+            if known is None or known.get("failed") or known.get("incomplete"):
+                left.append(PointRun(study, number, point, progress))
+            else:
+                progress.skip()
+                values[number] = _value(study, known)
+        values |= {number: _value(study, found) for number, found in run(left)}
+        report(
+            [values[number] for number in sorted(values)]
+        )  # so that a resumed search proposes the same points
+        begun += len(points)
+    return sum(bool(entry.get("failed")) for entry in study.entries)
+
+
+def _value(study: Study, found: Mapping[str, Any]) -> float | None:
+    return None if found.get("failed") else objective(study.sweep.minimise, found["strategies"])
+
+
+def objective(field: str | None, entries: Sequence[Mapping[str, Any]]) -> float:
+    """Number that a search minimises: the best strategy's; infinite where none has one.
+
+    A time to the target counts only where the target was held.
+
+    Raises:
+        InputError: summaries have no such field.
+
+    >>> objective("final_loss", [{"final_loss": 0.4}, {"final_loss": 0.2}, {"final_loss": None}])
+    0.2
+    """
+    if field is None:
+        return 0.0
+    if entries and not any(field in entry for entry in entries):
+        numbers = sorted(
+            {key for entry in entries for key, value in entry.items() if isinstance(value, int | float)}
+        )
+        raise InputError(f"minimise {field}: the summary has no such field: choose from {', '.join(numbers)}")
+    values = [
+        entry[field]
+        for entry in entries
+        if isinstance(entry.get(field), int | float)
+        and not entry.get("failed")
+        and (field != "virtual_seconds_to_target" or entry.get("target") == "held")
+    ]
+    return min(values, default=math.inf)
+
+
+Found = dict[str, Any]
+"""Result of a point: `strategies` (its summary), and `failed` with `error` where something failed."""
+
+PointRunner: TypeAlias = "Callable[[Sequence[PointRun]], Iterator[tuple[int, Found]]]"
+"""Runs each of the points from `begin` to `end`, and yields its number and result."""
+
+
+@dataclass(frozen=True)
+class PointRun:
+    """A point to run.
+
+    Attributes:
+        study: its sweep.
+        number: of the point in the sweep, from 0.
+        point: values by key path.
+        progress: of the sweep.
+    """
+
+    study: Study
+    number: int
+    point: Point
+    progress: SweepProgress
+
+    def begin(self) -> tuple[RunFolder, PointProgress]:
+        """Mark the point as begun; returns its folder, locked until `end`, and its progress."""
+        listener = self.progress.point(self.number, self.point)
+        self.study.note(self.number, self.point, {"incomplete": True})
+        return self.study.point_folder(self.number).owned(), listener
+
+    def experiment(self, folder: RunFolder) -> Experiment:
+        """The point's experiment, written to its folder; where it was begun before, with the times measured then.
+
+        Raises:
+            InputError: the point makes no valid experiment.
+        """
+        folder.clean()
+        if folder.read_summary():
+            return Experiment.load(folder.path / "experiment.yaml", trust=True)
+        experiment = self.study.experiment_at(self.point)
+        folder.write_text("experiment.yaml", experiment.to_yaml())
+        folder.write_environment(experiment.code_folder)
+        return experiment
+
+    def end(self, folder: RunFolder, found: Found) -> Found:
+        """Record the point's result."""
+        folder.release()
+        if found.get("failed"):
+            found["error"] = found["error"].removeprefix(f"point {point_text(self.point)}: ")
+        self.study.note(self.number, self.point, found)
+        result = f"failed: {found['error']}" if found.get("failed") else _result_line(found["strategies"])
+        self.progress.finish(self.number, result)
+        return found
+
+
+def train_in(
+    folder: RunFolder, experiment: Experiment, listener: Listener, jobs: int | None = 1
+) -> list[dict[str, Any]]:
+    """Train the strategies that are not finished in `folder`; warnings go to its log."""
+    with warnings_to(folder.log):
+        return compare(experiment, folder, listener, resume=True, jobs=jobs)
+
+
+def found_by(run: Callable[[], list[dict[str, Any]]], folder: RunFolder) -> Found:
+    """Result of a run in `folder`, failed or not; only errors of the disk are raised."""
+    try:
+        entries = run()
+    except RecordError:
+        raise
+    except Exception as error:
+        raise_lost_interrupt(error)
+        return failed_by(error, folder)
+    failed = [entry for entry in entries if entry.get("failed")]
+    if not failed:
+        return {"strategies": entries}
+    line = f"{failed[0]['name']}: {failed[0].get('error')}"
+    return {"strategies": entries, "failed": True, "error": line}
+
+
+def failed_by(error: Exception, folder: RunFolder) -> Found:
+    """Result of a point that an exception ended."""
+    return {"failed": True, "error": visible(first_line(error), 500), "strategies": folder.read_summary()}
+
+
+def _result_line(entries: Sequence[Mapping[str, Any]]) -> str:
+    """A point's result on one line."""
+    words = []
+    for entry in entries:
+        loss, seconds = entry.get("final_loss"), entry.get("virtual_seconds_to_target")
+        text = str(visible(entry["name"]))
+        if loss is not None:
+            text += f" {format_loss(loss)}"
+        if seconds is not None and entry.get("target") == "held":
+            text += f" (target at {format_seconds(seconds)})"
+        words.append(text)
+    return "; ".join(words[:6]) + ("; ..." if len(words) > 6 else "")
+
+
+class SweepProgress:
+    """Progress of a sweep, a line every few seconds.
+
+    Args:
+        write: takes a line, the number of finished points and that of all.
+        num_points: of the sweep.
+    """
+
+    def __init__(self, write: Callable[[str, float, int], None], num_points: int) -> None:
+        self._write, self._num_points = write, num_points
+        self._begun = self._last = time.monotonic()
+        self._old = self._over = 0  # points finished by earlier processes, and by this one
+        self._waited = ""
+        self._shares: dict[int, float] = {}  # completed share of each running point
+
+    def skip(self) -> None:
+        """Count a point that an earlier process finished."""
+        self._old += 1
+
+    def point(self, number: int, point: Point) -> PointProgress:
+        """Report the start of a point; numbers count from 0."""
+        self._shares[number] = 0.0
+        name = f"point {number + 1} of {self._num_points}"
+        self._write(f"{name}: {visible(point_text(point), 200)}", self._done(), self._num_points)
+        return PointProgress(self, number, name)
+
+    def finish(self, number: int, result: str) -> None:
+        """Report the end of a point."""
+        self._shares.pop(number, None)
+        self._over += 1
+        self._report(f"point {number + 1} of {self._num_points}: {result}")
+
+    def step(self, number: int, share: float, line: Callable[[], str]) -> None:
+        """Report the completed `share` of a running point, every few seconds."""
+        self._shares[number] = share
+        if time.monotonic() - self._last >= _SECONDS_BETWEEN_LINES:
+            self._report(line())
+
+    def waiting(self, num_running: int) -> None:
+        """Report the number of finished points, once until it changes."""
+        line = f"{self._old + self._over} of {format_count(self._num_points, 'point')} finished, {num_running} running"
+        if line != self._waited and time.monotonic() - self._last >= _SECONDS_BETWEEN_LINES:
+            self._waited = line
+            self._report(line)
+
+    def _report(self, line: str) -> None:
+        self._last = time.monotonic()
+        done = self._done() - self._old
+        left = self._num_points - self._old - done
+        if done and left > 0:
+            line += f", ETA {format_seconds(round((self._last - self._begun) / done * left))}"
+        self._write(line, self._done(), self._num_points)
+
+    def _done(self) -> float:
+        return self._old + self._over + sum(self._shares.values())
+
+
+class PointProgress:
+    """Progress of one point: the `Listener` of its comparison."""
+
+    def __init__(self, sweep: SweepProgress, number: int, name: str) -> None:
+        self._sweep, self._number, self._name = sweep, number, name
+        self._run, self._runs, self._steps, self._label = 1, 1, 1, ""
+
+    def begin(self, label: str, position: int, num_strategies: int, num_steps: int) -> PointProgress:
+        """Note the run of the point that begins."""
+        self._run, self._runs, self._steps = position, num_strategies, num_steps
+        self._label = visible(label)
+        return self
+
+    def event(self, row: Mapping[str, Any]) -> None:
+        """Report the share of the point that a step completes."""
+        if row["kind"] == "step":
+            share = (self._run - 1 + row["step"] / self._steps) / self._runs
+            self._sweep.step(
+                self._number,
+                share,
+                lambda: (
+                    f"{self._name}: {self._label}: step {row['step']} of {self._steps}, "
+                    f"loss {format_loss(row['train_loss'])}"
+                ),
+            )
+
+    def end(self, words: str) -> None:
+        """Ignore the end of a run of the point."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Host seconds of the parts of one run, and its peak memory.
+
+    Attributes:
+        start_seconds: until the end of the first step: data, processes, the first evaluation.
+        step_seconds: of one step of all workers.
+        evaluation_seconds: of one evaluation and of the end, at most.
+        memory_bytes: of this process and its children.
+    """
+
+    start_seconds: float
+    step_seconds: float
+    evaluation_seconds: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Host time and memory of a sweep.
+
+    Attributes:
+        seconds: of this machine, for all points.
+        memory_bytes: at the peak.
+        num_runs: trainings: points, times strategies, times seeds.
+    """
+
+    seconds: float
+    memory_bytes: int
+    num_runs: int
+
+    def __str__(self) -> str:
+        return (
+            f"about {format_seconds(float(f'{self.seconds:.2g}'))} of this machine and "
+            f"{format_bytes(float(f'{self.memory_bytes:.2g}'))} of memory for {format_count(self.num_runs, 'run')} "
+            f"(a few steps of the first were timed)"
+        )
+
+
+def probe(experiment: Experiment) -> Probe:
+    """Run the first strategy for a few steps and time them; nothing is written.
+
+    A run of one step goes first, so that imports and compilation are not timed. Whole runs are timed: rows of several
+    steps may be reported at once.
+    """
+    task, num_steps = experiment.build_task(), min(_TIMED_STEPS, experiment.settings.steps)
+    took, stamps = list[float](), list[float]()
+    evaluation_seconds = 0.0
+    for steps in (1, 1, num_steps):
+        stamps[:] = [time.perf_counter()]
+        _train(experiment, task, steps, lambda: stamps.append(time.perf_counter()))
+        ended = time.perf_counter()
+        took.append(ended - stamps[0])
+        evaluation_seconds = ended - stamps[-1]
+    step_seconds = max(took[2] - took[1], 0.0) / max(num_steps - 1, 1)
+    return Probe(
+        start_seconds=max(took[1] - step_seconds - evaluation_seconds, 0.0),
+        step_seconds=step_seconds,
+        evaluation_seconds=evaluation_seconds,
+        memory_bytes=_peak_bytes(experiment),
+    )
+
+
+def _train(experiment: Experiment, task: Task, steps: int, stepped: Callable[[], None]) -> None:
+    trainer = Trainer(experiment.build_model(task), task.train, task.validation)
+    given = experiment.fit_arguments(experiment.strategies[0])
+    given.setdefault("val_size", len(task.validation) if isinstance(task.validation, Sized) else 256)
+    given |= {"max_steps": steps, "val_interval": 10**9}
+    given.pop("checkpoint_interval", None)
+
+    def emit(row: Mapping[str, Any]) -> None:
+        if row["kind"] == "step":
+            stepped()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(on_event=emit, progress=False, **given)
+
+
+def _peak_bytes(experiment: Experiment) -> int:
+    """Peak of this process, and of as many of its largest child as run at once."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    workers = experiment.settings.workers
+    num_children = 0
+    if workers.kind not in IN_ONE_PROCESS:
+        num_children = min(workers.processes or os.cpu_count() or 1, workers.count)
+    return unit * (own + child * num_children)
+
+
+def estimated(study: Study) -> tuple[str, Probe | None, Estimate | None]:
+    """Line with host time, memory and the points that are refused already; the probe; the estimate.
+
+    Raises:
+        InputError: every point is refused.
+    """
+    is_grid = study.sweep.search == "grid"
+    points = study.sweep.grid() if is_grid else next(batches_of(study.sweep))[0][:1]
+    experiments, refused = [], []
+    for point in points:
+        try:
+            experiments.append(study.experiment_at(point))
+        except InputError as error:
+            refused.append(error)
+    if not experiments:
+        raise refused[0]
+    measured = found = None
+    try:
+        measured = probe(experiments[0])
+        all_points = experiments if is_grid else experiments[:1] * study.sweep.num_points
+        found = estimate(measured, all_points, experiments[0])
+        text = str(found)
+    except Exception as error:  # the sweep will mark the point, and may do the others
+        raise_lost_interrupt(error)
+        text = f"no estimate: {visible(error, 200)}"
+    line = f"{format_count(study.sweep.num_points, 'point')}: {text}"
+    if refused:
+        line += f"; {len(refused)} of them will be marked as failed: {str(refused[0]).partition(chr(10))[0]}"
+    return line, measured, found
+
+
+def estimate(measured: Probe, experiments: Iterable[Experiment], measured_on: Experiment) -> Estimate:
+    """Scale a probe to a sweep: a step's seconds are taken to grow with workers and samples alone.
+
+    Args:
+        measured: the probe.
+        experiments: one a point.
+        measured_on: the experiment that was probed.
+    """
+    seconds, num_runs = 0.0, 0
+    work = _work(measured_on)
+    for experiment in experiments:
+        runs = len(experiment.strategies) * len(experiment.seeds)
+        steps = experiment.settings.steps
+        evaluations = steps // experiment.settings.evaluate.every + 1
+        one = measured.start_seconds + evaluations * measured.evaluation_seconds
+        one += steps * measured.step_seconds * _work(experiment) / work
+        seconds += runs * one
+        num_runs += runs
+    return Estimate(seconds, measured.memory_bytes, num_runs)
+
+
+def _work(experiment: Experiment) -> int:
+    return int(experiment.settings.workers.count * experiment.settings.batch_size)
