@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from netgym.commands import compare, plan, run, sweep
     from netgym.launch.session import advance, now
     from netgym.results import Comparison, SweepResult, load
-    from netgym.sites.communicator import SiteCommunicator
     from netgym.strategy_check import check
     from netgym.studies.tuning import tune
     from netsim import Network, Topology, collective, flows
@@ -46,7 +45,6 @@ __all__ = [
     "LocalTrainer",
     "Network",
     "OptimSpec",
-    "SiteCommunicator",
     "Strategy",
     "SweepResult",
     "Topology",
@@ -69,7 +67,6 @@ __all__ = [
 _MODULES = {
     "exogym_core.communicator": ("run_ranks",),
     "netgym.launch.session": ("advance", "now"),
-    "netgym.sites.communicator": ("SiteCommunicator",),
     "netgym.strategy_check": ("check",),
     "netgym.studies.tuning": ("tune",),
     "netgym.commands": ("compare", "plan", "run", "sweep"),

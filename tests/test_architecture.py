@@ -271,7 +271,7 @@ FRONTS = {
         "Communicator DiLoCoOptimizer FitResult LocalTrainer OptimSpec Strategy Trainer load_runs"
     ),
     "netgym": (
-        "Communicator Comparison DiLoCoOptimizer FitResult LocalTrainer Network OptimSpec SiteCommunicator Strategy "
+        "Communicator Comparison DiLoCoOptimizer FitResult LocalTrainer Network OptimSpec Strategy "
         "SweepResult Topology Trainer advance check collective compare flows load load_runs now plan run run_ranks "
         "sweep tune"
     ),

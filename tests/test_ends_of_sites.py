@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from experiments import experiment
 
-from netgym import SiteCommunicator
 from netgym.cli.main import main
+from netgym.sites.communicator import SiteCommunicator
 from netgym.sites.link import SiteLink
 from netgym.sites.service import RendezvousService
 from netsim.errors import InputError, RankError

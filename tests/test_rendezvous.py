@@ -20,8 +20,7 @@ from worlds import star_form
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.meeting_place import allow_many_files
 from exogym_core.run.optimizer import DiLoCoOptimizer
-from netgym import SiteCommunicator
-from netgym.sites.communicator import moved
+from netgym.sites.communicator import SiteCommunicator, moved
 from netgym.sites.link import SiteLink
 from netgym.sites.membership import START
 from netgym.sites.rounds import PendingRounds

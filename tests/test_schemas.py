@@ -102,12 +102,19 @@ def test_every_command_prints_json_on_request(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "registry"), [("strategy", "STRATEGIES"), ("tasks", "TASKS"), ("tasks", "MODELS")]
+    ("package", "registry"),
+    [
+        ("exogym_core.strategy", "STRATEGIES"),
+        ("netgym.tasks", "TASKS"),
+        ("netgym.tasks", "MODELS"),
+    ],
 )
 def test_listed_docstrings_are_those_of_the_classes(package: str, registry: str) -> None:
     """`netgym list` reads them from the files."""
-    made = getattr(importlib.import_module(f"exogym_core.{package}"), registry)
-    assert documented(package, registry) == {name: inspect.getdoc(each) or "" for name, each in made.items()}
+    made = getattr(importlib.import_module(package), registry)
+    assert documented(package.replace(".", "/"), registry) == {
+        name: inspect.getdoc(each) or "" for name, each in made.items()
+    }
 
 
 def test_listed_sizes_are_those_of_the_shipped_topologies() -> None:

@@ -29,8 +29,7 @@ from worlds import star_form
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.communicator.gloo.communicator import GlooCommunicator
 from exogym_core.communicator.gloo.rendezvous import Rendezvous
-from netgym import SiteCommunicator
-from netgym.sites.communicator import SiteRankCommunicator, site_link
+from netgym.sites.communicator import SiteCommunicator, SiteRankCommunicator, site_link
 from netgym.sites.link import SiteLink
 from netgym.sites.service import RendezvousService
 from netsim.errors import InputError

@@ -130,7 +130,7 @@ def test_overlap_is_charged_and_flops_count(tmp_path: Path) -> None:
     topology.write_text("hosts: [a, b]\nlinks:\n  - {between: [a, b], bandwidth: 80 kbit/s, latency: 0 s}\n")
     script = tmp_path / "overlap.py"
     script.write_text(
-        "import sys, torch, torch.distributed as dist, exogym_core\n"
+        "import sys, torch, torch.distributed as dist, netgym\n"
         "netgym.advance(7.0)  # start-up, which the clock does not count\n"
         "dist.init_process_group('netsim')\n"
         "tensor = torch.zeros(10_000, dtype=torch.uint8)\n"
@@ -159,7 +159,7 @@ def test_what_computing_costs(launch_here: Launch, compute: str, tmp_path: Path)
     """Rank 1 multiplies matrices of 256: 2 * 256**3 operations each time; an H100 does 989.5e12 a second in bf16."""
     script = tmp_path / "compute.py"
     script.write_text(
-        "import torch, torch.distributed as dist, exogym_core\n"
+        "import torch, torch.distributed as dist, netgym\n"
         "dist.init_process_group('netsim')\n"
         "square = torch.ones(256, 256)\n"
         "for _ in range(10 * dist.get_rank()): square @ square\n"
@@ -183,7 +183,7 @@ def test_what_computing_costs(launch_here: Launch, compute: str, tmp_path: Path)
 def test_a_module_runs_as_torchrun_would_run_it(tmp_path: Path) -> None:
     """It is __main__ with its own arguments and torchrun's variables, and its nccl is ours; nothing is said."""
     (tmp_path / "trainmod.py").write_text(
-        "import os, sys, torch, torch.distributed as dist, exogym_core\n"
+        "import os, sys, torch, torch.distributed as dist, netgym\n"
         "dist.init_process_group('nccl')\n"
         "dist.all_reduce(tensor := torch.ones(1000))\n"
         "netgym.advance(0.5 * dist.get_rank())\n"
@@ -569,7 +569,7 @@ def test_the_first_cause_is_reported_once_and_the_answer_until_then_kept(
     """Rank 2 is missing: rank 0 knows who, and rank 1 only that rank 0 has closed the connection."""
     script = tmp_path / "missing.py"
     script.write_text(
-        "import datetime, exogym_core, torch, torch.distributed as dist\n"
+        "import datetime, netgym, torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "dist.all_reduce(torch.ones(3))\n"
         "if dist.get_rank() == 2: netgym.advance(60.0)\n"

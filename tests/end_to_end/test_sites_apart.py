@@ -17,7 +17,7 @@ SCRIPT = """
 import time
 import torch
 from exogym_core import DiLoCoOptimizer
-from netgym import SiteCommunicator
+from netgym.sites.communicator import SiteCommunicator
 
 with SiteCommunicator.from_environment() as comm:
     weight = torch.nn.Parameter(torch.zeros(1000))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from exogym_core.cli.main import main
+from netgym.cli.main import main
 
 HERE = Path(__file__).parent / "real_runs"
 RECORDED = {entry["name"]: entry for entry in json.loads((HERE / "compared.json").read_text())}

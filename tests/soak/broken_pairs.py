@@ -151,7 +151,7 @@ def train(bed: Bed, site: int, shared: Shared, result: Path, slow: float) -> Non
     from torch import nn
 
     from exogym_core.run.optimizer import DiLoCoOptimizer
-    from netgym import SiteCommunicator
+    from netgym.sites.communicator import SiteCommunicator
     from netgym.sites.link import SiteLink
 
     faulthandler.enable()
