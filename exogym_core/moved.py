@@ -43,9 +43,11 @@ def moved(name: str, module: str) -> Any:
         name: former name, such as `exogym_core.tune`.
         module: module that has it now.
     """
-    attribute = name.rpartition(".")[2]
+    former, _, attribute = name.rpartition(".")
     _warn(name, f"{module}.{attribute}" if attribute not in NAMES else f"netgym.{attribute}", 4)
-    return getattr(importlib.import_module(module), attribute)
+    found = getattr(importlib.import_module(module), attribute)
+    setattr(sys.modules[former], attribute, found)  # `from ... import` asks twice
+    return found
 
 
 def _warn(name: str, successor: str, level: int) -> None:
@@ -66,7 +68,7 @@ class _Finder(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         successor = successor_of(module.__name__)
         assert successor is not None
-        if module.__name__ in MODULES:
+        if module.__name__ in MODULES and module.__name__.rpartition(".")[0] not in MODULES:
             _warn(module.__name__, successor, 3)
         # `import` takes a module's final entry, so that classes are not there twice.
         sys.modules[module.__name__] = importlib.import_module(successor)

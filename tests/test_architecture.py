@@ -285,3 +285,31 @@ def test_the_public_face_is_this(package: str) -> None:
     for name in module.__all__:
         assert getattr(module, name) is not None
         assert name in dir(module)
+
+
+@pytest.mark.parametrize(
+    ("former", "name", "successor"),
+    [
+        ("exogym_core", "check", "netgym"),
+        ("exogym_core", "now", "netgym"),
+        ("exogym_core.communicator", "SiteCommunicator", "netgym.sites.communicator"),
+        ("exogym_core.tasks", "digits", "netgym.tasks"),
+        ("exogym_core.planning.plan", "plan", "netgym.planning.plan"),
+        ("exogym_core.cli.experiment", "Experiment", "netgym.experiment.experiment"),
+    ],
+)
+def test_a_former_import_path_works_and_names_its_successor(former: str, name: str, successor: str) -> None:
+    code = (
+        "import warnings\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('default')\n"
+        f"    from {former} import {name} as there\n"
+        f"from {successor} import {name}\n"
+        f"assert there is {name}\n"
+        "print([f'{each.category.__name__} {each.message}' for each in caught])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (line,) = ast.literal_eval(done.stdout)
+    assert line.startswith("FutureWarning exogym_core.")
+    assert f"has moved: write {successor.split('.')[0]}" in line
