@@ -6,17 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from experiments import json_of
 from test_planning import NETWORK, setting
 
-from exogym_core.strategy import Strategy, build_strategy
-from exogym_core.strategy.parts.selectors import RandomIndexSelector
+from exogym_core.strategy import build_strategy
+from exogym_core.strategy.parts.selectors import SELECTORS
 from netgym.cli.main import main
 from netgym.planning.measure import NETWORK_ERROR, Measured, RefusedPlanError, measure
 from netgym.planning.models import planned_model
 from netgym.planning.planned import request_of
-from netgym.planning.rhythm import period_of, rhythm
 from netgym.planning.setting import Crashes
 from netsim import Topology
 from netsim.errors import InputError
@@ -30,18 +28,10 @@ def stormy(crashes: list[str], away: str = "20 s") -> Topology:
     return Topology.from_mapping({**NETWORK, "events": events})
 
 
-@pytest.mark.parametrize(("name", "busy"), [("FedAvg", 1)])
-def test_a_long_round_communicates(name: str, busy: int) -> None:
-    """A round of 6,000 steps was planned as one of a step that sends nothing."""
-    found = rhythm(build_strategy(name, H=6000), 2)
-    assert found.period == 6000
-    assert found.quiet.count(False) == busy
-
-
-def test_a_round_that_is_too_long_to_try_is_refused() -> None:
-    """One line names the option; nothing is planned as never communicating."""
-    with pytest.raises(InputError, match="H = 200,000 is longer than the rounds that are planned"):
-        rhythm(build_strategy("DiLoCo", H=200_000), 2)
+def test_a_round_that_is_too_long_is_refused() -> None:
+    """One line says so; nothing is planned as never communicating."""
+    with pytest.raises(InputError, match="rounds of 200,000 steps are longer than those that are planned"):
+        measure(build_strategy("DiLoCo", H=200_000), setting())
 
 
 def test_a_long_plan_sends_what_a_short_one_does() -> None:
@@ -49,11 +39,6 @@ def test_a_long_plan_sends_what_a_short_one_does() -> None:
     short, long = (measure(build_strategy("DiLoCo", H=H), setting()) for H in (10, 6000))
     assert long.bytes_per_worker == short.bytes_per_worker > 0
     assert long.seconds_per_round - short.seconds_per_round == pytest.approx(5990 * 0.05)
-
-
-def test_periods_of_long_series_are_found_in_time() -> None:
-    """Comparing each period with each place took hours for a round of 100,000 steps."""
-    assert period_of([*[0] * 99_999, 5] * 3) == 100_000
 
 
 def test_whole_rounds_are_charged() -> None:
@@ -138,44 +123,29 @@ def test_a_refused_row_leaves_the_others(capsys: pytest.CaptureFixture[str], tmp
     assert planned["days"] > 8 / 24
 
 
-def test_random_choices_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_random_choices_are_not_drawn(monkeypatch: pytest.MonkeyPatch, selector: str) -> None:
     """Shipped strategies that choose at random are planned by how many they choose."""
 
     def draw(*_: Any) -> None:
         raise AssertionError("a plan drew indices")
 
-    monkeypatch.setattr(RandomIndexSelector, "get_indices", draw)
+    monkeypatch.setattr("exogym_core.strategy.parts.selectors.shared_generator", draw)
     for name in ("SPARTA", "SPARTA+DiLoCo", "AsyncSPARTA"):
-        made = measure(build_strategy(name, p_sparta=1e-6), setting())
-        assert made.expected_bytes
+        made = measure(build_strategy(name, p_sparta=1e-6, index_selector=selector), setting())
         assert made.payload_bytes >= 4  # one value at least is chosen
 
 
-class Warming(Strategy):
-    """Sends much for the first tenth of a run, or for the first steps, then little."""
-
-    def __init__(self, warm_steps: int | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        self.arguments["warm_steps"] = self.warm_steps = warm_steps
-
-    def step(self) -> None:
-        self.optimizer_step()
-        warm = self.max_steps // 10 if self.warm_steps is None else self.warm_steps
-        self.comm.all_reduce(torch.empty(99 if self.local_step < warm else 1, device="meta"))
-        super().step()
-
-
 def test_a_warm_up_that_grows_with_the_run_is_not_passed_over() -> None:
-    """As OneBitAdam's, which sends 32 times as much in the first 15 % of a run: without a number there are no days."""
-    with pytest.raises(RefusedPlanError, match="begins with steps that send other bytes"):
-        measure(Warming(), setting())
-    later = measure(Warming(), replace(setting(), tokens=None))
+    """OneBitAdam sends 32 times as much in the first 15 % of a run: there are no days; a short one is simulated."""
+    where = setting()
+    with pytest.raises(RefusedPlanError, match=r"begins with 4,687 steps that send otherwise"):
+        measure(build_strategy("OneBitAdam"), where)
+    later = measure(build_strategy("OneBitAdam"), replace(where, tokens=None))
     assert any("figures are for later ones" in remark for remark in later.remarks)
-    assert measure(Warming(2), setting()).days is not None
-    for name in ("StreamingDiLoCo", "AsyncSPARTA", "DelayedDiLoCo"):
-        assert not rhythm(
-            build_strategy(name, **({} if name == "AsyncSPARTA" else {"H": 6})), 2
-        ).begins_longer
+    short = measure(build_strategy("OneBitAdam", freeze_step=2), where)
+    assert short.bytes_per_worker == later.bytes_per_worker
+    assert short.payload_bytes < 4 * short.memory["weights"] / 32
 
 
 def test_what_a_step_takes_is_what_the_devices_reach(capsys: pytest.CaptureFixture[str]) -> None:

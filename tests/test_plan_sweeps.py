@@ -233,6 +233,6 @@ def test_swept_models_need_no_model_and_refused_points_are_named(capsys: pytest.
     swept = ["--sweep", "model.name=llama-2m,gpt-byte", "--sweep", "strategies.DiLoCo.H=10,200000"]
     assert main([*words.split(), *swept]) == 0
     printed = capsys.readouterr().out
-    assert printed.count(": H = 200,000 is longer than the rounds that are planned") == 2
+    assert printed.count(": rounds of 200,000 steps are longer than those that are planned") == 2
     assert "(at model.name=gpt-byte, H=200000)" in printed
     assert "e-0" not in printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 from dataclasses import replace
@@ -29,14 +30,14 @@ from exogym_core.strategy.parts.average import Averaging
 from exogym_core.strategy.parts.codecs import codec_named
 from netgym.cli.main import main
 from netgym.experiment.experiment import Experiment
-from netgym.planning.measure import Measured, Setting, measure
+from netgym.planning.measure import Measured, RefusedPlanError, Setting, measure
 from netgym.planning.model_sizes import PLANNED_MODELS
 from netgym.planning.models import SequenceModel, planned_model
 from netgym.planning.plan import plan
 from netgym.planning.planned import Request
 from netgym.planning.recording import record_kinds
-from netgym.planning.rhythm import rhythm
 from netgym.planning.setting import Known
+from netsim.errors import InputError
 from netsim.files.documents import Document
 from netsim.topology.topology import Topology
 from netsim.units import format_seconds
@@ -66,11 +67,14 @@ def setting(compute: Any = "50 ms", **options: Any) -> Setting:
 
 def trained(name: str, options: dict[str, Any], steps: int, **given: Any) -> FitResult:
     """A real run of so many steps, of four ranks in threads."""
+    return trained_as(build_strategy(name, **options), steps, **given)
+
+
+def trained_as(strategy: Strategy, steps: int, **given: Any) -> FitResult:
     generator = torch.Generator().manual_seed(0)
     data = TensorDataset(*(torch.randint(10, (1024, 4), generator=generator) for _ in range(2)))
     usual = {"num_nodes": 4, "topology": NETWORK, "compute": "50 ms", "seed": 0, "workers": "threads"}
     usual |= {"batch_size": 2, "max_steps": steps, "disable_logging": True, "val_size": 0}
-    strategy = build_strategy(name, **options)
     return Trainer(Tiny(), data).fit(strategy=strategy, **(usual | given)).fit_result
 
 
@@ -120,34 +124,168 @@ class CommunicatesWhenever(CommunicationModule):
         """Send nothing."""
 
 
+#: Every strategy, with odd options; and each overlapped one so that a single step of a round sends.
 TABLE = [
     ("AllReduce", {}),
     ("AllReduce", {"codec": "int8"}),
+    ("AllReduce", {"bucket_bytes": 500}),
     ("DiLoCo", {"H": 5}),
     ("DiLoCo", {"H": 5, "codec": "int8"}),
-    ("DiLoCo", {"H": 4, "ranks_per_worker": 2}),
-    ("DiLoCo", {"H": 9, "codec": "int8", "ranks_per_worker": 2}),
     ("FedAvg", {"H": 3}),
+    ("FedAvg", {"H": 2, "island_size": 2}),
     ("LocalSGD", {"H": 2}),
     ("DeMo", {}),
-    ("SPARTA", {"p_sparta": 0.1, "index_selector": "partitioned"}),
-    ("SPARTA+DiLoCo", {"H": 6, "p_sparta": 0.1, "interval": 2, "index_selector": "partitioned"}),
+    ("DeMo", {"compression_topk": 3, "compression_chunk": 8}),
+    ("SPARTA", {"p_sparta": 0.1, "interval": 3}),
+    ("SPARTA", {"p_sparta": 0.37, "index_selector": "partitioned"}),
+    ("SPARTA+DiLoCo", {"H": 6, "p_sparta": 0.1, "interval": 4}),
+    ("AsyncSPARTA", {"interval": 4, "delay": 1, "p_sparta": 0.9}),
+    ("AsyncSPARTA", {"interval": 3, "delay": 2, "p_sparta": 0.3}),
+    ("DESLOC", {"H": 2, "Ku": 3, "Kv": 5}),
+    ("DelayedDiLoCo", {"H": 3}),
+    ("DelayedDiLoCo", {"H": 4, "codec": "int8"}),
+    ("EagerDiLoCo", {"H": 3}),
+    ("StreamingDiLoCo", {"H": 5, "num_fragments": 2}),
+    ("StreamingDiLoCo", {"H": 5, "num_fragments": 1, "tau": 3}),
+    ("StreamingDiLoCo", {"H": 5, "num_fragments": 1, "tau": 3, "codec": "int8"}),
+    ("CoCoDC", {"H": 6, "num_fragments": 1, "transmissions": 1, "tau": 5}),
+    ("CoCoDC", {"H": 6, "num_fragments": 1, "transmissions": 3, "tau": 3}),
+    ("SignSGD", {}),
+    ("SignSGD", {"vote": "all"}),
+    ("OneBitAdam", {"freeze_step": 2}),
+    ("QSGD", {}),
+    ("PowerSGD", {}),
+    ("Dion", {}),
+    ("DGC", {"density_warmup_steps": 4}),
+    ("QsparseLocalSGD", {"H": 3}),
+    ("SparseLoCo", {"H": 3}),
+    ("MuLoCo", {"H": 3, "bits": 2, "quantizer": "linear"}),
+    ("SlowMo", {"H": 3, "buffers": "average"}),
+    ("DPSGD", {"graph": "complete"}),
+    ("DPSGD", {"mix": "after"}),
+    ("SGP", {}),
+    ("GASLoC", {"H": 2}),
+    ("NoLoCo", {"H": 2}),
+    ("ADPSGD", {}),
+    ("AsyncDiLoCo", {"H": 3}),
+    ("HeLoCo", {"H": 3}),
+    ("HALoS", {"H": 2, "K": 3}),
+    ("DecoupledDiLoCo", {"H": 4, "num_fragments": 2}),
 ]
+ODD = regions_form({"a": 4, "b": 2, "c": 1}, latency="1 ms", wan="10 Mbit/s")
+WORLDS = [(3, "linux-tcp"), (5, "ideal"), (7, "gloo"), (7, "ideal"), (5, "linux-tcp")]
 
 
-@pytest.mark.parametrize("protocol", ["ideal", "linux-tcp"])
-@pytest.mark.parametrize(("name", "options"), TABLE, ids=str)
-def test_a_plan_is_what_training_takes(name: str, options: dict[str, Any], protocol: str) -> None:
-    """Bytes and seconds of a round that repeats are those of the third round of a real run."""
-    planned = measure(build_strategy(name, **options), setting(protocol=protocol))
-    steps = 3 * planned.steps_per_round
-    rows = {row["step"]: row for row in trained(name, options, steps, protocol=protocol).history}
-    last, before = rows[steps], rows[steps - planned.steps_per_round]
-    took = last["virtual_seconds"] - before["virtual_seconds"]
-    assert planned.steady
-    assert planned.seconds_per_round == pytest.approx(took, rel=1e-4)
-    assert planned.wan_bytes == last["wan_bytes"] - before["wan_bytes"]
-    assert planned.bytes_per_worker >= (last["bytes_sent"] - before["bytes_sent"]) / 4
+def as_trained(strategy: Strategy, num_ranks: int, protocol: str = "ideal") -> Measured:
+    """Plan of a strategy on odd sites; the end of each of its rounds and all bytes are those of a real run."""
+    odd = {"topology": Topology.from_mapping(ODD), "num_ranks": num_ranks, "tokens": None}
+    where = replace(setting(protocol=protocol), **odd)
+    made = Measured(copy.deepcopy(strategy), where)
+    figures, period = made.figures, made.plan.steps_per_round
+    steps = period * len(figures.round_seconds)
+    given = {"num_nodes": num_ranks, "topology": ODD, "protocol": protocol, "progress": False}
+    rows = {row["step"]: row for row in trained_as(strategy, steps, **given).history}
+    for number, seconds in enumerate(figures.round_seconds):
+        row = rows[(number + 1) * period]
+        assert row["virtual_seconds"] == pytest.approx(seconds, abs=1e-9)
+        if not strategy.num_servers:
+            assert row["bytes_sent"] == sum(sent[number] for sent in figures.bytes_sent)
+            assert row["wan_bytes"] == sum(sent[number] for sent in figures.wan_bytes)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "world"),
+    [(*row, WORLDS[place % len(WORLDS)]) for place, row in enumerate(TABLE)],
+    ids=str,
+)
+def test_a_plan_is_what_training_takes(name: str, options: dict[str, Any], world: tuple[int, str]) -> None:
+    """To the byte and the nanosecond, of ranks that are neither a power of two nor evenly spread."""
+    made = as_trained(build_strategy(name, **options), *world)
+    assert made.plan.bytes_per_worker > 0
+
+
+def test_every_strategy_is_in_the_table() -> None:
+    names = {name for name, kind in Strategy.registry.items() if kind.__module__.startswith("exogym_core.")}
+    assert names == {name for name, _ in TABLE}
+
+
+class Own(Strategy):
+    """Sends its parameters after every `every` steps, and waits for them `late` steps later."""
+
+    judged = "own"
+
+    def __init__(self, every: int, late: int = 0, **options: Any) -> None:
+        super().__init__(**options)
+        self.every, self.late, self.sent, self.due = every, late, None, -1  # type: ignore[var-annotated]
+
+    def step(self) -> None:
+        self.optimizer_step()
+        if self.sent is not None and self.local_step == self.due:
+            self.sent.wait()
+            self.sent = None
+        if (self.local_step + 1) % self.every == 0:
+            flat = torch.cat([parameter.detach().flatten() for parameter in self.trainable])
+            self.sent, self.due = self.comm.all_reduce(flat, async_op=True), self.local_step + self.late
+            if not self.late:
+                self.sent.wait()
+                self.sent = None
+        super().step()
+
+    def finish(self) -> None:
+        if self.sent is not None:
+            self.sent.wait()
+
+
+class Declared(Own):
+    """The same, with its period."""
+
+    round_steps = property(lambda self: self.every)
+
+
+@pytest.mark.parametrize("kind", [Own, Declared])
+@pytest.mark.parametrize(("every", "late"), [(4, 0), (4, 1), (4, 3), (3, 2), (1, 0)])
+def test_plans_of_own_strategies_are_what_training_takes(
+    kind: type[Own], every: int, late: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is under way over the end of a step, a plan showed as hidden: with one sending step it took no time."""
+    monkeypatch.setattr("netgym.planning.measure._MOST_STEPS", 20)
+    made = as_trained(kind(every, late, lr=0.1), 5)
+    if kind is Declared:
+        assert made.plan.steps_per_round == every
+        assert made.plan.steady
+    else:
+        assert any("does not declare round_steps" in remark for remark in made.plan.remarks)
+
+
+def test_what_does_not_say_when_it_sends_is_simulated_or_refused() -> None:
+    """An own strategy that averages every 50 steps was planned with 0 bytes, steadily."""
+    found = measure(Own(50), setting())  # 31,250 steps: 32 times 977
+    assert found.bytes_per_worker > 0
+    assert found.seconds_per_step > 0.05
+    assert not found.steady
+    with pytest.raises(RefusedPlanError, match="sends nothing in its first 977 steps, and does not declare"):
+        measure(Own(2_000), setting())
+    few = replace(setting(), tokens=float(setting().tokens_a_round(30)))
+    assert "Own sends nothing in its first 30 steps" in measure(Own(50), few).remarks
+    declared = measure(Declared(2_000), setting())
+    assert declared.bytes_per_worker == found.bytes_per_worker / 19
+    assert declared.steady
+
+
+def test_a_declared_round_that_is_none_is_reported() -> None:
+    """A subclass that sends otherwise than it inherits to say is not planned as if it did not."""
+
+    class Wrong(Declared):
+        round_steps = 3
+
+    made = measure(Wrong(4), setting())
+    assert "its rounds of 3 steps (round_steps) do not send the same" in made.remarks
+    assert not made.steady
+    for period in (0, 2.5, True):
+        Wrong.round_steps = period  # type: ignore[assignment]
+        with pytest.raises(InputError, match="must be a whole number of steps"):
+            measure(Wrong(4), setting())
 
 
 @pytest.mark.parametrize(
@@ -188,8 +326,8 @@ def test_ranks_that_meet_others_are_simulated_through_a_turn(
 def test_one_rank_of_a_kind_stands_for_all_where_none_goes_by_what_others_send(
     name: str, options: dict[str, Any], alone: bool
 ) -> None:
-    """Requests show whether ranks differ; nothing is declared."""
-    assert rhythm(build_strategy(name, **options), 4).goes_alone is alone
+    """Requests show whether ranks need others; nothing is declared."""
+    assert Measured(build_strategy(name, **options), setting()).rounds.runs_together is not alone
 
 
 SERVED = [
@@ -234,10 +372,16 @@ def test_a_rank_that_stands_for_others_changes_nothing(
 ) -> None:
     """Running every rank gives the same plan, also where four ranks encode parts of two sizes."""
     strategy = build_strategy(name, **options)
-    assert rhythm(strategy, 4).goes_alone
-    alone = measure(strategy, setting())
-    monkeypatch.setattr("netgym.planning.rhythm.goes_alone", lambda *_: False)
-    assert measure(strategy, setting()) == alone
+    alone = Measured(strategy, setting())
+    assert not alone.rounds.runs_together
+
+    def refuse(*_: Any) -> None:
+        raise InputError("together")
+
+    monkeypatch.setattr("netgym.planning.rounds.record_kinds", refuse)
+    together = Measured(strategy, setting())
+    assert together.rounds.runs_together
+    assert together.plan == alone.plan
 
 
 def test_a_long_ring_under_tcp_is_reckoned_from_its_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,39 +426,18 @@ def test_an_optimizer_steps_on_one_parameter_of_each_shape() -> None:
     )
 
 
-def test_rhythms() -> None:
-    """The length of a round comes from what strategies do, not from what they are called."""
-    assert rhythm(build_strategy("DiLoCo", H=7), 2)[:2] == (7, (*[True] * 6, False))
-    assert rhythm(build_strategy("AllReduce"), 2)[:2] == (1, (False,))
-    assert rhythm(build_strategy("SparseLoCo", H=2, k=3), 2)[:2] == (2, (True, False))
-    assert rhythm(build_strategy("QSGD"), 2)[:2] == (1, (False,))
-    assert rhythm(build_strategy("SPARTA+DiLoCo", H=6, interval=4), 2)[0] == 12
-    assert rhythm(build_strategy("DiLoCo", H=3, ranks_per_worker=2), 16)[0] == 3
-
-
-def test_a_round_of_fragments_is_a_whole_one() -> None:
-    """Fragments of unequal size repeat after H steps, not after the step between two of them."""
-    assert rhythm(build_strategy("StreamingDiLoCo", H=20, num_fragments=10), 2).period == 20
-    planned = measure(build_strategy("StreamingDiLoCo", H=6), setting())
-    assert planned.steps_per_round == 6
-    assert planned.steady
-
-
 def test_rounds_in_flight_at_the_end_come_to_theirs() -> None:
     """Coded fragments that overlap several steps are under way when the last step is over."""
     strategy = build_strategy("StreamingDiLoCo", H=12, codec="int8", tau=5, num_fragments=3)
     assert measure(strategy, setting()).steps_per_round == 12
 
 
-@pytest.mark.parametrize("name", ["SPARTA", "AsyncSPARTA"])
-def test_random_bytes_are_expected_ones(name: str) -> None:
-    """A strategy that draws how much it sends says that its bytes are expected, and sends the mean.
-
-    Of AsyncSPARTA the module alone has the selector.
-    """
-    planned = measure(build_strategy(name, p_sparta=0.5), setting())
-    assert planned.expected_bytes
-    assert name != "SPARTA" or planned.payload_bytes == 4 * round(0.5 * planned.memory["weights"] / 4)
+def test_bytes_that_values_decide_are_expected_ones() -> None:
+    """Of CoCoDC the fragment leaves that has changed most; random choices are of a fixed number."""
+    assert measure(build_strategy("CoCoDC", H=6, num_fragments=2, tau=1), setting()).expected_bytes
+    planned = measure(build_strategy("SPARTA", p_sparta=0.5), setting())
+    assert not planned.expected_bytes
+    assert planned.payload_bytes == 4 * round(0.5 * planned.memory["weights"] / 4)
 
 
 @pytest.mark.parametrize("protocol", ["ideal", "linux-tcp"])

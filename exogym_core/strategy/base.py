@@ -245,6 +245,16 @@ class Strategy(Participants, Configured, Stateful):
         return None
 
     @property
+    def warmup_steps(self) -> int:
+        """First steps that send otherwise than the rounds after them; read after `setup`, of a run of `max_steps`."""
+        return 0
+
+    @property
+    def sends_by_value(self) -> bool:
+        """True if values decide which step sends how much: plans, which have none, show the bytes to be expected."""
+        return False
+
+    @property
     def steps_to_exchange(self) -> int:
         """Number of next steps that only average gradients, clip and update, up to the next exchange after an update.
 

@@ -169,6 +169,16 @@ class Module(Configured, Stateful):
         return None
 
     @property
+    def warmup_steps(self) -> int:
+        """First steps that send otherwise than those after them, as `Strategy.warmup_steps`."""
+        return 0
+
+    @property
+    def sends_by_value(self) -> bool:
+        """True if values decide which step sends how much, as `Strategy.sends_by_value`."""
+        return False
+
+    @property
     def steps_to_exchange(self) -> int:
         """Number of next steps, up to the one at whose end it may exchange something."""
         return 1
@@ -300,6 +310,16 @@ class Chain(Strategy):
         periods = [module.round_steps for module in self.modules]
         declared = [period for period in periods if period is not None]
         return math.lcm(*declared) if len(declared) == len(periods) else None
+
+    @property
+    def warmup_steps(self) -> int:
+        """Those of the module with most."""
+        return max((module.warmup_steps for module in self.modules), default=0)
+
+    @property
+    def sends_by_value(self) -> bool:
+        """True if that holds for a module."""
+        return any(module.sends_by_value for module in self.modules)
 
     @property
     def has_ended_round(self) -> bool:

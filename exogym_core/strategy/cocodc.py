@@ -49,6 +49,7 @@ class CoCoDCCommunicator(Fragments, name="CoCoDC"):
 
     Options = CoCoDCOptions
     state = State("intervals", "rates")
+    sends_by_value = True
     options: CoCoDCOptions
 
     positional = ("H",)

@@ -59,6 +59,8 @@ class LargestGradients(GradientExchange, name="DGC"):
     work = "largest"
     state = State("momenta", "waiting")
 
+    warmup_steps = property(lambda self: self.options.density_warmup_steps)
+
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Choose the tensors that are sent sparsely, with zero momentum and nothing held back."""
         super()._init_node(model, rank, num_nodes)

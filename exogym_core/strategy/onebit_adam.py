@@ -56,6 +56,7 @@ class OneBitMomenta(GradientExchange, name="OneBitAdam"):
     Options = OneBitAdamOptions
     work = "sign"
     state = State("momentum", "variance", "error", "server_error")
+    warmup_steps = property(lambda self: self.freeze_step)
 
     def _init_node(self, model: nn.Module, rank: int, num_nodes: int) -> None:
         """Begin without moments and errors."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.cost.compute import VALUE_BYTES
 from netgym.command_options import first_line
 from netgym.planning.model_sizes import MEMORY_CHOICES
-from netgym.planning.rhythm import Rhythm, draws_bytes, rhythm
+from netgym.planning.planned_rank import planned_rank
+from netgym.planning.recording import run_alone
 from netgym.planning.rounds import Pace, SimulatedRounds, pace_apart, pace_together, repeats_from
 from netgym.planning.setting import Setting
 from netgym.planning.weather import (
@@ -26,8 +28,9 @@ from netsim.errors import InputError, NetsimError
 from netsim.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from exogym_core.communicator.base import Communicator
     from exogym_core.strategy.base import Strategy
     from netgym.planning.rounds import RoundFigures
 
@@ -103,7 +106,7 @@ class Plan:
             are others; None where none are expected.
         limit: resource that delays it most, and the cheapest remedy.
         cheaper: the `days`, `cost` and `egress` with other `collectives`, where those cost less; None where none do.
-        expected_bytes: the bytes are those to be expected, as they depend on random numbers.
+        expected_bytes: the bytes are those to be expected, as values decide which step sends how much.
         protocol: how transfers use links, with the streams of each.
         placement: number of workers by site.
         algorithm: the setting `collectives` by which it goes.
@@ -240,6 +243,11 @@ _ROUNDS_OF_NEW_PEERS = 24  # ranks that take turns among 256 others do so three 
 _ROUNDS = 3  # the first meets cold connections; the next two show that they repeat
 _MOST_UNLIKE, _NEARLY = 12, 0.01  # rounds, while the last two differ by more than this share
 _ROUNDS_APART = 12  # of each worker, where workers go their own pace
+_LONGEST_ROUND = 100_000  # steps: of a longer one the simulation takes minutes
+_MOST_STEPS, _MOST_STEPS_OF_ALL = (
+    1_000,
+    20_000,
+)  # of a strategy that does not declare its rounds, and of all ranks
 _NOTICEABLE = 1.01  # times the budget's steps
 _MOST_DEVICES = 1024  # of a worker, tried
 _A_CENTURY = 36_525  # days
@@ -276,25 +284,24 @@ class Measured:
 
     def __init__(self, strategy: Strategy, setting: Setting) -> None:
         name = type(strategy).__name__
-        found = _rhythm(strategy, setting)
-        remarks: tuple[str, ...] = ()
-        if found.period is None:
-            found, num_rounds = Rhythm(found.num_steps), 1
-            remarks = (f"its steps have no rhythm: figures are means over its first {found.period} steps",)
-        else:
-            num_rounds = _rounds_at_first(strategy, setting, found)
-        if found.begins_longer:
-            remarks += _start_remarks(name, setting)
+        declared = _declared(strategy, setting)
         self.strategy, self.setting = strategy, setting
-        self.rounds_of = partial(SimulatedRounds, strategy, setting, found)
+        period, num_rounds, start, remarks = _extent(strategy, setting, declared)
+        self.rounds_of = partial(
+            SimulatedRounds, strategy, setting, period, start=start, apart=declared.period is None
+        )
         self.rounds = self.rounds_of(num_rounds)
-        assert found.period is not None
+        if declared.period is not None and (self.rounds.has_pairs or _differs_together(self.rounds, setting)):
+            self.rounds = self.rounds_of(_ROUNDS_OF_NEW_PEERS)  # such requests cannot be lengthened
+        self.are_peers_new = self.rounds.has_pairs and self.rounds.peers_change
         figures = self.rounds.on(setting)
-        budget = setting.num_rounds(found.period)
+        remarks += _silence_remarks(
+            strategy, setting, figures, period, is_declared=declared.period is not None
+        )
+        budget = setting.num_rounds(period)
         if setting.dollars is not None:  # at most so many, as nothing makes rounds shorter
-            quiet = _pace(strategy, setting, found, figures)
-            budget = setting.affordable_rounds(quiet.seconds_until, 0.0)
-        if strategy.is_synchronous and not found.are_peers_new:
+            budget = setting.affordable_rounds(self._pace(figures).seconds_until, 0.0)
+        if strategy.is_synchronous and not self.are_peers_new:
             figures = self._until_they_repeat(figures, budget)
             figures, weather_remarks = self._through_weather(figures, budget)
             remarks += weather_remarks
@@ -304,12 +311,14 @@ class Measured:
         if is_crowded and _are_crowds(setting, num_ranks) and not setting.topology.weather:
             remarks += (f"messages of {num_ranks:,} ranks at once are computed from the busiest link",)
         self.figures = figures
-        self.are_peers_new = found.are_peers_new
-        pace = _pace(strategy, setting, found, figures)
+        pace = self._pace(figures)
+        if declared.period is not None and not self.are_peers_new and not self.rounds.repeats:
+            remarks += (f"its rounds of {format_count(period, 'step')} (round_steps) do not send the same",)
+            pace = pace._replace(steady=False)
         pace = pace._replace(remarks=(*remarks, *pace.remarks))
         if setting.dollars is not None:
-            self.setting = setting = self._paid(name, found.period, pace)
-        self.plan = self._priced(name, found.period, pace)
+            self.setting = setting = self._paid(name, period, pace)
+        self.plan = self._priced(name, period, pace)
         if setting.until is not None:
             self.plan = self.plan.ended(setting.until)
         self.plan = self.plan.with_band(setting.computing_range(), is_of_money=setting.dollars is not None)
@@ -319,7 +328,7 @@ class Measured:
         setting = self.setting
         made = _plan_of(name, setting, self.figures, period, pace)
         fits_with = would_fit(self.strategy, setting, self.figures.memory)
-        self.plan = replace(made, expected_bytes=draws_bytes(self.strategy), fits_with=tuple(fits_with))
+        self.plan = replace(made, expected_bytes=self.strategy.sends_by_value, fits_with=tuple(fits_with))
         _refuse_unseen_changes(name, self.plan, setting, pace.ends)
         if setting.failures is None:
             return self.plan
@@ -370,6 +379,13 @@ class Measured:
                 break
         return figures
 
+    def _pace(self, figures: RoundFigures) -> Pace:
+        if not self.strategy.is_synchronous:
+            return pace_apart(figures)
+        return pace_together(
+            figures, are_peers_new=self.are_peers_new, differ=self.setting.differs_for_ever()
+        )
+
     def own_round(self) -> float:
         """Seconds of a round that is not the first, in the own setting; as `later_round` finds it."""
         ends = self.figures.round_seconds[: self._num_compared(self.setting)]
@@ -409,38 +425,117 @@ def _lengths(ends: Sequence[float]) -> list[float]:
     return [later - earlier for earlier, later in itertools.pairwise([0.0, *ends])]
 
 
-def _pace(strategy: Strategy, setting: Setting, found: Rhythm, figures: RoundFigures) -> Pace:
-    if not strategy.is_synchronous:
-        return pace_apart(figures)
-    return pace_together(figures, are_peers_new=found.are_peers_new, differ=setting.differs_for_ever())
+class _Declared(NamedTuple):
+    """Declarations of a strategy that has been set up: `round_steps`, and its `warmup_steps` in whole rounds."""
+
+    period: int | None
+    warmup: int
 
 
-def _rhythm(strategy: Strategy, setting: Setting) -> Rhythm:
-    known, num_ranks = setting.known, setting.num_ranks + strategy.num_servers
-    key = ("rhythm", known.key_of(strategy), num_ranks)
-    return known.once(key, lambda: rhythm(strategy, num_ranks))
+def _declared(strategy: Strategy, setting: Setting) -> _Declared:
+    """Declared rounds of a strategy on the setting's model.
+
+    Raises:
+        InputError: they are no number of steps, or too long to be simulated.
+    """
+    known, name = setting.known, type(strategy).__name__
+    of_run = (
+        known.key_of(strategy),
+        setting.num_ranks,
+        setting.max_steps,
+        known.number_of(setting.model.model),
+    )
+
+    def find() -> _Declared:
+        found = [strategy]
+
+        def set_up(comm: Communicator, computing: Callable[[int, float], None]) -> None:
+            made = planned_rank(strategy, comm, setting.model.model, computing, setting.max_steps)
+            assert made is not None
+            found.append(made.strategy)
+
+        with suppress(ValueError, RuntimeError):
+            run_alone(set_up, setting.num_ranks + strategy.num_servers)
+        period = found[-1].round_steps
+        if period is None:
+            return _Declared(None, 0)
+        if isinstance(period, bool) or not isinstance(period, int) or period < 1:
+            raise InputError(f"{name}: round_steps = {period!r} must be a whole number of steps, 1 at least")
+        if period > _LONGEST_ROUND:
+            raise InputError(
+                f"plan: {name}: rounds of {period:,} steps are longer than those that are planned; give "
+                f"{_LONGEST_ROUND:,} steps at most"
+            )
+        warmup = found[-1].warmup_steps if len(found) > 1 else 0
+        return _Declared(period, -(-warmup // period))
+
+    return known.once(("declared", *of_run), find)
+
+
+def _extent(
+    strategy: Strategy, setting: Setting, declared: _Declared
+) -> tuple[int, int, int, tuple[str, ...]]:
+    """Steps a round, rounds to simulate at first, the step that they begin with, and remarks.
+
+    A strategy that does not declare its rounds is simulated step by step, up to the budget's end or a limit.
+    """
+    name = type(strategy).__name__
+    if declared.period is None:
+        steps = setting.max_steps
+        most = max(min(_MOST_STEPS, _MOST_STEPS_OF_ALL // setting.num_ranks), 1)
+        period = -(-steps // -(-steps // most))
+        over = "all" if period == steps and setting.tokens is not None else "the first"
+        text = f"{name} does not declare round_steps: figures are means over {over} {format_count(period, 'step')}"
+        return period, 1, 0, (text,)
+    if declared.warmup <= _MOST_UNLIKE:
+        return declared.period, _rounds_at_first(strategy) + declared.warmup, 0, ()
+    start = declared.warmup * declared.period
+    return declared.period, _rounds_at_first(strategy), start, _start_remarks(name, setting, start)
+
+
+def _silence_remarks(
+    strategy: Strategy, setting: Setting, figures: RoundFigures, period: int, *, is_declared: bool
+) -> tuple[str, ...]:
+    """A remark where nothing was sent in the simulated steps.
+
+    Raises:
+        RefusedPlanError: the strategy does not declare how long a round is, and later steps may send.
+    """
+    if setting.num_ranks == 1 or any(counts[-1] for counts in figures.payload_bytes):
+        return ()
+    name, steps = type(strategy).__name__, period * len(figures.round_seconds)
+    text = f"sends nothing in its first {format_count(steps, 'step')}"
+    if is_declared or (setting.tokens is not None and steps >= setting.max_steps):
+        return (f"{name} {text}",)
+    raise RefusedPlanError(
+        f"plan: {name} {text}, and does not declare how long a round is: write round_steps = ... in the class "
+        "(docs/own-strategy.md)"
+    )
+
+
+def _differs_together(rounds: SimulatedRounds, setting: Setting) -> bool:
+    """True if rounds differ by chance, and their ranks were recorded together, at these speeds."""
+    return setting.differs_for_ever() and rounds.runs_together
 
 
 def memory_states(strategy: Strategy, setting: Setting) -> dict[str, int]:
     """Bytes of a worker's states by purpose, without simulating; none where they are known in a simulation alone."""
-    found = _rhythm(strategy, setting)
-    return {} if found.period is None else _first_rounds(strategy, setting, found).memory()
+    return _first_rounds(strategy, setting).memory()
 
 
 def algorithms_to_try(strategy: Strategy, setting: Setting, within: float) -> dict[str, list[str]]:
     """Algorithms by operation that could be faster in whole rounds than those chosen, see `SimulatedRounds.rivals`."""
-    found = _rhythm(strategy, setting)
-    if found.period is None or not strategy.is_synchronous or strategy.num_servers:
+    if not strategy.is_synchronous or strategy.num_servers:
         return {}
     try:
-        return _first_rounds(strategy, setting, found).rivals(within)
+        return _first_rounds(strategy, setting).rivals(within)
     except (ValueError, RuntimeError):  # its requests depend on the others
         return {}
 
 
 def takes_long(strategy: Strategy, setting: Setting) -> bool:
     """True if ranks read the clock, so that all have to run, and thousands of messages be simulated one by one."""
-    return _are_crowds(setting, setting.num_ranks) and _rhythm(strategy, setting).asks
+    return _are_crowds(setting, setting.num_ranks) and not _first_rounds(strategy, setting).calls_a_round
 
 
 def _are_crowds(setting: Setting, num_ranks: int) -> bool:
@@ -533,18 +628,18 @@ def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
     is_proven = strategy.is_synchronous and not strategy.num_servers and setting.is_even()
     if not is_proven or setting.until is not None or setting.tokens is None:
         return 0.0, 0.0
-    found = _rhythm(strategy, setting)
-    if found.period is None or found.are_peers_new or found.begins_longer:
+    period, _, start, _ = _extent(strategy, setting, _declared(strategy, setting))
+    rounds = _first_rounds(strategy, setting)
+    if start or rounds.runs_together or not rounds.repeats:
         return 0.0, 0.0
-    rounds = _first_rounds(strategy, setting, found)
-    seconds = max(each.mean_seconds for each in setting.durations()) * found.period
+    seconds = max(each.mean_seconds for each in setting.durations()) * period
     try:
         on_lines = max(
             (_least_seconds(rounds, rank, *lines) for rank, lines in _narrowest(setting)), default=0.0
         )
     except (ValueError, RuntimeError):  # its requests depend on the others
         on_lines = 0.0
-    number = setting.num_rounds(found.period)
+    number = setting.num_rounds(period)
     assert number is not None
     if rounds.has_absences:
         return 0.0, 0.0
@@ -552,7 +647,7 @@ def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
     days = max(number * seconds, (number - 1) * on_lines) / SECONDS_A_DAY
     fast = setting.computing_range()[0]
     durations = setting.durations()
-    computing = sum(each.mean_seconds for each in durations) / len(durations) * number * found.period
+    computing = sum(each.mean_seconds for each in durations) / len(durations) * number * period
     share = (
         min(computing / SECONDS_A_DAY / days, 1.0) if not setting.compute.coding.speeds else float(fast < 1)
     )
@@ -599,17 +694,15 @@ def measure(strategy: Strategy, setting: Setting) -> Plan:
     return Measured(strategy, setting).plan
 
 
-def _rounds_at_first(strategy: Strategy, setting: Setting, found: Rhythm) -> int:
+def _rounds_at_first(strategy: Strategy) -> int:
     """Rounds to simulate before comparing them."""
-    if not strategy.is_synchronous:
-        return _ROUNDS_APART
-    if found.are_peers_new or (setting.differs_for_ever() and not found.goes_alone):
-        return _ROUNDS_OF_NEW_PEERS  # such requests cannot be lengthened
-    return _ROUNDS
+    return _ROUNDS if strategy.is_synchronous else _ROUNDS_APART
 
 
-def _first_rounds(strategy: Strategy, setting: Setting, found: Rhythm) -> SimulatedRounds:
-    return SimulatedRounds(strategy, setting, found, _rounds_at_first(strategy, setting, found))
+def _first_rounds(strategy: Strategy, setting: Setting) -> SimulatedRounds:
+    declared = _declared(strategy, setting)
+    period, num_rounds, start, _ = _extent(strategy, setting, declared)
+    return SimulatedRounds(strategy, setting, period, num_rounds, start=start, apart=declared.period is None)
 
 
 def _plan_of(name: str, setting: Setting, figures: RoundFigures, period: int, pace: Pace) -> Plan:
@@ -695,13 +788,13 @@ def _coding_remark(coding_bytes: float) -> str:
     )
 
 
-def _start_remarks(name: str, setting: Setting) -> tuple[str, ...]:
-    """A remark where a share of a run is unlike the rest of it; with a budget there is no plan."""
-    text = "begins with steps that send other bytes than later ones, for a share of the run"
+def _start_remarks(name: str, setting: Setting, start: int) -> tuple[str, ...]:
+    """A remark where the figures are not those of a long warm-up; with a budget there is no plan."""
+    text = f"begins with {format_count(start, 'step')} that send otherwise than later ones"
     if setting.tokens is not None or setting.dollars is not None:
         raise RefusedPlanError(
-            f"plan: {name}: it {text}, so its days are not those of later rounds; set how many steps that are "
-            "(such as freeze_step), or plan it without --tokens and --budget"
+            f"plan: {name}: it {text}, so its days are not those of later rounds; set fewer (such as freeze_step), or "
+            "plan it without --tokens and --budget"
         )
     return (f"it {text}: figures are for later ones",)
 

@@ -19,7 +19,6 @@ import netsim
 from exogym_core.cost.compute import Compute
 from exogym_core.strategy import build_strategy
 from netgym.planning.models import SequenceModel
-from netgym.planning.rhythm import Rhythm, rhythm
 from netgym.planning.rounds import SimulatedRounds
 from netgym.planning.setting import Setting
 from netsim import Topology, load_document
@@ -154,7 +153,7 @@ def _round(cell: Mapping[str, Any], topology: Topology, hosts: Sequence[str]) ->
     ]
     setting = _setting(_Matrices(shapes), topology, len(hosts), placement=hosts)
     strategy = build_strategy(cell["strategy"], **cell["options"])
-    rounds = SimulatedRounds(strategy, setting, Rhythm(1, (False,), goes_alone=True), 2)
+    rounds = SimulatedRounds(strategy, setting, 1, 2)
     simulated = rounds.on(setting)
     (first, second), payload = simulated.round_seconds, simulated.payload_bytes[0]
     return second - first, payload[1] - payload[0], setting.model.num_parameters
@@ -328,7 +327,8 @@ def _own_utilisation(
     size = round(params * PAYLOAD_SHARE / layers)
     model = _Matrices([(size,)] * layers, torch.bfloat16)
     setting = _setting(model, _line(1.0), 2, step_seconds)
-    rounds = SimulatedRounds(strategy, setting, rhythm(strategy, 2), _OWN_ROUNDS)
+    assert strategy.round_steps is not None
+    rounds = SimulatedRounds(strategy, setting, strategy.round_steps, _OWN_ROUNDS)
 
     @cache
     def utilisation(gbit_per_second: float) -> float:

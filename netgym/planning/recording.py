@@ -21,6 +21,7 @@ from exogym_core.communicator.simulated.simulation import Schedules, Simulation,
 from exogym_core.workers.journal import Journal
 from exogym_core.workers.run import RunResult, run_ranks
 from netsim.errors import InputError
+from netsim.network.clock import on_grid
 from netsim.ranks import Advance, Ask, Call, Exit, Key, Mark, Post, Wait
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ __all__ = [
     "Body",
     "Computing",
     "Recording",
+    "by_step",
     "extrapolated",
-    "goes_alone",
     "last_calls",
     "last_round",
     "record",
@@ -74,6 +75,8 @@ class _Alone:
         _, ranks, member, signature, tensors = part
         if signature.name == "sendrecv":
             raise InputError("a rank alone has no other to send to")
+        if not all(tensor.is_meta for tensor in tensors):
+            raise InputError("a rank alone has no values of others")
         name = signature.name
         if name == "all_to_all":
             return Outcome(own={member: (tensors[member],) * len(ranks)})
@@ -133,7 +136,7 @@ def run_alone(
         answers: a rank that reads the clock, or asks whether a call is completed, gets the answer of time 0.
 
     Raises:
-        InputError: it sends to a single rank, or asks for the time.
+        InputError: it sends to a single rank, or values, or asks for the time.
     """
     port, state = _Alone(answers=answers), RankState()
     comm = SimulatedCommunicator(port, range(num_ranks), rank, book or _schedules(num_ranks), state)
@@ -211,6 +214,17 @@ class Recording:
         counts = [sum(isinstance(request, Post) for request in part(stream)) for stream in self.streams]
         return sum(counts[kind] for kind in self.kinds or range(len(counts)))
 
+    @property
+    def calls_some(self) -> bool:
+        """True if a call has fewer members than there are ranks."""
+        calls = (request.call for stream in self.streams for request in stream if isinstance(request, Post))
+        return any(len(call.ranks) < self.num_ranks for call in calls)
+
+    @property
+    def repeats(self) -> bool:
+        """True if the last two rounds of each rank request the same, or there are fewer than three."""
+        return all(_repeats(stream) for stream in self.streams)
+
     def lengthened(self, num_marks: int) -> Recording:
         """Recording with the part between the last two marks repeated, until each rank has so many marks.
 
@@ -275,14 +289,20 @@ class Recording:
         *,
         merges: bool,
     ) -> Iterator[Request]:
-        """Stream of a rank's requests; computing without a call in between is merged into one request, if possible."""
-        computing, sent, wan, marks = 0.0, 0, 0, 0
+        """Stream of a rank's requests; computing without a call in between is merged into one request, if possible.
+
+        That of each step is rounded as in training, where every step is marked.
+        """
+        computing, of_step, step, sent, wan, marks = 0.0, 0.0, -1, 0, 0, 0
         for request in self.stream(rank):
             is_computing = isinstance(request, Computing | Advance)
+            if not is_computing or (isinstance(request, Computing) and request.step != step):
+                computing, of_step = computing + on_grid(of_step), 0.0
             if isinstance(request, Computing):
-                computing += seconds(request.step) * request.share
+                step = request.step
+                of_step += seconds(step) * request.share
             elif isinstance(request, Advance):
-                computing += request.seconds
+                of_step += request.seconds if step >= 0 else on_grid(request.seconds)
             if computing and not (is_computing and merges):
                 yield Advance(computing)
                 computing = 0.0
@@ -297,7 +317,7 @@ class Recording:
                     break
             elif not isinstance(request, Computing | Advance):
                 yield request
-        if computing:
+        if computing := computing + on_grid(of_step):
             yield Advance(computing)
         yield Exit()
 
@@ -313,9 +333,9 @@ def record_kinds(
 ) -> Recording:
     """Record one rank of each kind alone, for all ranks of that kind.
 
-    No rank may depend on others' messages (as `goes_alone` of a smaller run shows). Ordered by their positions in
-    groups, ranks of a kind are contiguous: ranks between two with equal requests have them too, as where tensors
-    are cut into parts of which the first are larger.
+    No value may travel, as none does on the meta device. Then members of a call request the same, but for the parts of
+    an uneven one; ordered by their positions in groups, ranks of a kind are contiguous: ranks between two with equal
+    requests have them too, as where tensors are cut into parts of which the first are larger.
 
     Args:
         body: of a rank.
@@ -324,7 +344,7 @@ def record_kinds(
         setup: makes the groups that `body` makes, in less time; None: there are none.
 
     Raises:
-        InputError: a rank makes other groups in `body` than in `setup`.
+        InputError: a rank calls groups that `setup` does not make, or depends on others, see `run_alone`.
     """
     book = _schedules(num_ranks, collectives)
     groups: list[Groups] = [()] * num_ranks
@@ -337,8 +357,10 @@ def record_kinds(
 
     def find(rank: int) -> None:
         alone = run_alone(body, num_ranks, rank, book)
-        if _shape(alone.groups) != _shape(groups[rank]):
-            raise InputError(f"rank {rank} makes groups of other ranks than its setup")
+        made = {(ranks, nth) for ranks, number in groups[rank] for nth in range(number)}
+        calls = (request for request in alone.requests if isinstance(request, Post))
+        if any(len(post.call.ranks) < num_ranks and post.key.group not in made for post in calls):
+            raise InputError(f"rank {rank} calls groups that its setup does not make")
         signature = _signature(alone)
         if signature not in signatures:
             streams.append(alone)
@@ -400,20 +422,6 @@ def _signature(alone: RequestsOfRank) -> Sequence[Any]:
     return [*_shape(alone.groups), *_calls(_in_groups(alone.requests, names, 0))]
 
 
-def goes_alone(made: Recording, body: Body, setup: Body) -> bool:
-    """True if one rank of each kind makes the same requests alone as all of them made among the others."""
-    if made.asks_for_time or made.num_ranks < 2:
-        return False
-    try:
-        kinds = record_kinds(body, made.num_ranks, setup=setup)
-        return all(
-            list(_calls(kinds.stream(rank))) == list(_calls(stream))
-            for rank, stream in enumerate(made.streams)
-        )
-    except (ValueError, RuntimeError):  # the rank's calls depend on the others
-        return False
-
-
 def _ends(stream: Stream) -> list[int]:
     """Places after the marks of a stream."""
     return [place + 1 for place, request in enumerate(stream) if isinstance(request, Mark)]
@@ -425,15 +433,20 @@ def last_round(stream: Stream) -> Stream:
     return stream[ends[-2] : ends[-1]] if len(ends) > 1 else ()
 
 
+def _repeats(stream: Stream) -> bool:
+    ends = _ends(stream)
+    if len(ends) < 3:
+        return True
+    before, last = stream[ends[-3] : ends[-2]], stream[ends[-2] : ends[-1]]
+    return list(map(_without_numbers, before)) == list(map(_without_numbers, last))
+
+
 def _lengthened(stream: Stream, num_marks: int) -> Stream:
     ends = _ends(stream)
     num_more = num_marks - len(ends)
-    if num_more <= 0 or len(ends) < 3:
+    if num_more <= 0 or len(ends) < 3 or not _repeats(stream):
         return stream
-    before, last = stream[ends[-3] : ends[-2]], stream[ends[-2] : ends[-1]]
-    if list(map(_without_numbers, before)) != list(map(_without_numbers, last)):
-        return stream
-    pairs = list(zip(before, last, strict=True))
+    pairs = list(zip(stream[ends[-3] : ends[-2]], stream[ends[-2] : ends[-1]], strict=True))
     made = list(stream[: ends[-1]])
     made += (extrapolated(*pair, times) for times in range(1, num_more + 1) for pair in pairs)
     steps = {
@@ -482,12 +495,12 @@ def extrapolated(one: T, other: T, times: int, of: int = 1) -> T:
 
 
 def last_calls(stream: Iterable[Request | Computing]) -> list[tuple[Call, int]]:
-    """Calls between the last two marks of whole rounds, each with the rank's place among the members."""
+    """Calls between the last two marks, each with the rank's place among the members."""
     rounds: list[list[tuple[Call, int]]] = [[]]
     for request in stream:
         if isinstance(request, Post):
             rounds[-1].append((request.call, request.member))
-        elif isinstance(request, Mark) and request.row["place"] is None:
+        elif isinstance(request, Mark):
             rounds.append([])
     return rounds[-2]
 
@@ -563,16 +576,31 @@ def record(
     streams: list[list[Request | Computing]] = [[] for _ in range(num_ranks)]
 
     def own(comm: Communicator) -> bool:
-        def computing(step: int, share: float) -> None:
-            if seconds is not None:
-                comm.advance(seconds[comm.rank](step) * share)
-
-        body(comm, computing)
-        return comm.state.has_asked  # type: ignore[attr-defined,no-any-return]
+        assert isinstance(comm, SimulatedCommunicator)
+        body(comm, by_step(comm, _no_time if seconds is None else seconds[comm.rank]))
+        return comm.state.has_asked
 
     journal = Journal(on_request=lambda rank, request: streams[rank].append(request))
     asked = run_ranks(own, num_ranks, collectives=collectives, journal=journal).results
     return Recording(num_ranks, streams, any(asked))
+
+
+def by_step(comm: SimulatedCommunicator, seconds: Callable[[int], float]) -> Callable[[int, float], None]:
+    """Computing of a rank that runs: it advances the clock, by each step on its own as in training."""
+    last = -1
+
+    def computing(step: int, share: float) -> None:
+        nonlocal last
+        if step != last:
+            comm._request_advance()
+            last = step
+        comm.advance(seconds(step) * share)
+
+    return computing
+
+
+def _no_time(step: int) -> float:
+    return 0.0
 
 
 class _Replay(Simulation):

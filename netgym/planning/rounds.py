@@ -15,15 +15,18 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exogym_core.communicator.base import CODE_CARRIERS
+from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 from exogym_core.communicator.simulated.simulation import Schedules, World
 from exogym_core.run.request import with_servers
 from exogym_core.strategy.participation.absence import Participation
 from exogym_core.strategy.parts.codecs import coding_report
 from exogym_core.workers.run import run_ranks
 from netgym.planning.models import worker_memory
+from netgym.planning.planned_rank import planned_rank, without_updates
 from netgym.planning.recording import (
     REPEATS,
     Recording,
+    by_step,
     extrapolated,
     last_calls,
     last_round,
@@ -31,20 +34,8 @@ from netgym.planning.recording import (
     record_kinds,
     run_alone,
 )
-from netgym.planning.rhythm import (
-    FEWEST_STEPS,
-    NUM_SIMULATED,
-    Rhythm,
-    is_left_out,
-    is_pace_step,
-    making_groups,
-    period_of,
-    planned_rank,
-    quiet_schedules,
-    without_updates,
-)
 from netsim import OPERATIONS
-from netsim.errors import InputError
+from netsim.errors import InputError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -61,6 +52,7 @@ __all__ = [
     "SimulatedRounds",
     "pace_apart",
     "pace_together",
+    "period_of",
     "repeats_from",
 ]
 
@@ -116,6 +108,16 @@ def repeats_from(seconds: Sequence[float], tolerance: float = 1e-4) -> int | Non
     return first if len(seconds) - first >= 2 else None
 
 
+def period_of(series: Sequence[Hashable]) -> int | None:
+    """The fewest rounds after which `series` repeats itself, its first such stretch left out; None: it does not.
+
+    >>> period_of([0, 0, 5, 0, 0, 5, 0, 0, 5]), period_of([1, 2, 3, 4])
+    (3, None)
+    """
+    periods = range(1, len(series) // 3 + 1)
+    return next((each for each in periods if series[each:-each] == series[2 * each :]), None)
+
+
 _SAME_PACE = 1e-3
 
 
@@ -166,7 +168,7 @@ def pace_together(figures: RoundFigures, *, are_peers_new: bool, differ: bool = 
     steady = first is not None
     if first is None:
         first = 1 if len(rounds) > 1 else 0
-        if span == 1 and not differ:
+        if span == 1 and len(rounds) > 1 and not differ:
             least, most = min(rounds[first:]), max(rounds[first:])
             remarks.append(
                 f"no two rounds took equally long ({rounds[0]:.6g} s the first, then {least:.6g} to {most:.6g} s): "
@@ -247,36 +249,57 @@ _MOST_LIVE_STEPS = 50_000  # of all ranks: a few seconds
 class SimulatedRounds:
     """A few rounds of a strategy, to be simulated on any network.
 
+    Ranks whose requests depend on no other's values are recorded alone, one of each kind; others together, and those
+    that read the clock run anew on each network.
+
     Args:
         strategy: not set up; every rank that runs gets a copy.
         setting: model, workers, computing and collectives.
-        rhythm: of the strategy; `period` is set.
+        period: steps a round.
         num_rounds: how many.
+        start: steps before the first of them, which are counted and not taken.
+        apart: ranks may differ in what they send, so that none stands for another.
 
     Attributes:
         has_absences: rounds continue without ranks that are late or gone.
     """
 
-    def __init__(self, strategy: Strategy, setting: Setting, rhythm: Rhythm, num_rounds: int) -> None:
-        assert rhythm.period is not None
-        self._strategy, self._setting, self._rhythm = strategy, setting, rhythm
-        self._num_rounds, self._period = num_rounds, rhythm.period
+    def __init__(
+        self,
+        strategy: Strategy,
+        setting: Setting,
+        period: int,
+        num_rounds: int,
+        *,
+        start: int = 0,
+        apart: bool = False,
+    ) -> None:
+        self._strategy, self._setting, self._apart = strategy, setting, apart
+        self._num_rounds, self._period, self._start = num_rounds, period, start
         self._num_ranks = setting.num_ranks + strategy.num_servers
         self._model = setting.model.model
-        # Only where steps take equally long, and the network has neither weather nor prices of links.
-        is_even = setting.is_even() and strategy.is_synchronous
-        self._leaves_out = is_even and rhythm.repeats and rhythm.period > FEWEST_STEPS
         self._memory: dict[str, int] = {}
         self._schedules: Schedules | None = None
         self.has_absences = False
         known = setting.known
-        speeds = None if rhythm.goes_alone else tuple(each.drawn_from for each in setting.durations())
         parts = (self._model, setting.collectives, setting.compute.coding)
-        plain = (self._num_ranks, num_rounds, rhythm, self._leaves_out, speeds, *map(known.number_of, parts))
-        self._recording, self._memory, self.has_absences = known.once(
-            ("requests", known.key_of(strategy), *plain),
-            lambda: (self._record(self._seconds(setting)), self._memory, self.has_absences),
+        plain = (
+            self._num_ranks,
+            num_rounds,
+            period,
+            start,
+            apart,
+            setting.max_steps,
+            *map(known.number_of, parts),
         )
+        key = ("requests", known.key_of(strategy), *plain)
+        alone = known.once(key, lambda: (self._record_alone(), self._memory, self.has_absences))
+        if alone[0] is None:  # what ranks that run together request comes with the times at which they do
+            key = (*key, *(each.drawn_from for each in setting.durations()))
+            alone = known.once(
+                key, lambda: (self._record(self._seconds(setting)), self._memory, self.has_absences)
+            )
+        self._recording, self._memory, self.has_absences = alone
 
     def _seconds(
         self, setting: Setting, factors: Sequence[float] | None = None
@@ -286,18 +309,29 @@ class SimulatedRounds:
         workers = [partial(_times, each.seconds, factor) for each, factor in pairs]
         return [*workers, *[_no_time] * self._strategy.num_servers]
 
-    def _record(self, seconds: Sequence[Callable[[int], float]]) -> Recording | None:
-        """Requests of ranks that compute so long; None: they depend on the time."""
-        if self._rhythm.asks:
+    def _record_alone(self) -> Recording | None:
+        """Requests of one rank of each kind; None: they depend on others' messages, or on the time."""
+        if self._apart or not self._strategy.is_synchronous:
             return None
-        collectives = self._setting.collectives
-        with quiet_schedules():
-            if self._rhythm.goes_alone:
-                setup = making_groups(self._strategy)
-                with suppress(InputError):  # with this model ranks make other groups than with a tiny one
-                    return record_kinds(self._body, self._num_ranks, collectives, setup)
-            made = record(self._body, self._num_ranks, seconds, collectives)
+        with suppress(ValueError, RuntimeError):
+            return record_kinds(self._body, self._num_ranks, self._setting.collectives, self._make_groups)
+        return None
+
+    def _record(self, seconds: Sequence[Callable[[int], float]]) -> Recording | None:
+        """Requests of all ranks, which compute so long; None: they depend on the time."""
+        if not self._strategy.is_synchronous:
+            return None
+        try:
+            made = record(self._body, self._num_ranks, seconds, self._setting.collectives)
+        except RankError as error:
+            raise InputError(
+                f"plan: {type(self._strategy).__name__} computes with values, which a plan does not have, so its "
+                f"messages cannot be planned; plan another strategy, or run it on a small model\n{error}"
+            ) from None
         return None if made.asks_for_time or self.has_absences else made
+
+    def _make_groups(self, comm: Communicator, computing: Callable[[int, float], None]) -> None:
+        planned_rank(self._strategy, comm, self._model, computing, self._setting.max_steps)
 
     def _body(
         self, comm: Communicator, computing: Callable[[int, float], None], num_rounds: int | None = None
@@ -307,43 +341,37 @@ class SimulatedRounds:
             self._run_rank(comm, computing, num_rounds or self._num_rounds)
 
     def _run_rank(self, comm: Communicator, computing: Callable[[int, float], None], num_rounds: int) -> None:
-        # With several busy steps a round their places may depend on the model, as those of fragments do.
-        # Servers count their own steps; ranks that ask for the time check in every step how far messages have come.
-        quiet = self._rhythm.quiet
-        skips = quiet.count(False) == 1 and self._strategy.is_synchronous and not self._rhythm.asks
         own = copy.deepcopy(self._model) if self._strategy.overlaps_backward else self._model
         coding, num_steps = self._setting.compute.coding, num_rounds * self._period
-        runner = planned_rank(self._strategy, comm, own, computing, num_steps, coding)
+        max_steps = max(self._setting.max_steps, self._start + num_steps)
+        runner = planned_rank(self._strategy, comm, own, computing, max_steps, coding)
         if runner is None:
             return
         mine = runner.strategy
+        mine.local_step = self._start
         part = Participation(mine, comm)
         self.has_absences = part.absence is not None
         if comm.rank:
             runner.still_optimizers()
-        for step in range(num_steps):
-            place = step % self._period
-            if self._leaves_out and is_left_out(place, self._period):
-                mine.local_step += 1
-                continue
+        step = 0
+        while step < num_steps:
+            if step and not self.has_absences:
+                step += runner.compute_ahead(num_steps - 1 - step)
             if part.skips(step):
                 mine.skip_step()
                 mine.row()  # forgets that a round was missed
-            elif skips and step and quiet[place]:
-                runner.quiet_step(step)
             else:
-                runner.step(step)
-            if comm.rank == 0 and (step == 0 or step + 1 == self._period):
+                runner.step(self._start + step)
+            step += 1
+            if comm.rank == 0 and step in (1, self._period):
                 # Its optimizers make their states when they step for the first time: one step is enough.
                 self._memory.update(worker_memory(own, mine))
-                runner.still_optimizers(1 if step + 1 < self._period else None)
-            is_last = place + 1 == self._period
-            if is_last or (self._leaves_out and is_pace_step(place)):
+                runner.still_optimizers(1 if step < self._period else None)
+            if step % self._period == 0:
                 traffic = comm.traffic
                 comm.mark(
                     {
-                        "round": step // self._period,
-                        "place": None if is_last else place,
+                        "round": step // self._period - 1,
                         "payload_bytes": traffic.payload_bytes,
                         "bytes_sent": traffic.bytes_sent,
                         "wan_bytes": traffic.wan_bytes,
@@ -354,12 +382,33 @@ class SimulatedRounds:
                 )
         mine.finish()  # calls in flight complete, after the last row
 
+    @property
+    def runs_together(self) -> bool:
+        """True if no rank stands for another, and what each requests was recorded among the others."""
+        return self._recording is None or self._recording.kinds is None
+
+    @property
+    def has_pairs(self) -> bool:
+        """True if ranks call some of the others, which may be others in other rounds."""
+        recording = self._recording
+        return recording is not None and recording.kinds is None and recording.calls_some
+
+    @property
+    def peers_change(self) -> bool:
+        """True if ranks call others in other rounds."""
+        assert self._recording is not None
+        return len(set(self._recording.peers())) > 1
+
+    @property
+    def repeats(self) -> bool:
+        """True if the last two rounds request the same, as far as requests are known without a network."""
+        return self._recording is None or self._recording.kinds is None or self._recording.repeats
+
     def on(
         self,
         setting: Setting,
         num_rounds: int | None = None,
         *,
-        whole: bool = True,
         factors: Sequence[float] | None = None,
     ) -> RoundFigures:
         """Simulate it in a setting; collectives go by the algorithms chosen in the first one.
@@ -367,30 +416,27 @@ class SimulatedRounds:
         Args:
             setting: network and computing.
             num_rounds: fewer rounds than there are, or more, if later ones repeat the last ones; None: all.
-            whole: with the steps that were left out.
             factors: on each worker's seconds of computing; None: 1.
         """
         topology, seconds, recording = setting.topology, self._seconds(setting, factors), self._recording
         if factors is not None and recording is not None and recording.kinds is None:
             recording = self._record(seconds)  # of ranks that each ran at their own speed
-        names = [f"{link.source}->{link.target}" for link in topology.links] if whole else None
         if recording is None:
-            return self._figures(self._live(setting, seconds, num_rounds), seconds, names)
+            return self._figures(self._live(setting, seconds, num_rounds))
         if num_rounds is not None and num_rounds > self._num_rounds:
             recording = recording.lengthened(num_rounds)
         world = self._world(setting)
         if self._schedules is None:
             self._schedules = _schedules(setting, world)
-        num_marks = num_rounds if num_rounds is None or not self._leaves_out else 3 * num_rounds
 
-        def figures(replayed: Recording, links: Sequence[str] | None) -> RoundFigures:
+        def figures(replayed: Recording) -> RoundFigures:
             assert self._schedules is not None
-            return self._figures(replayed.replay(world, seconds, self._schedules, num_marks), seconds, links)
+            return self._figures(replayed.replay(world, seconds, self._schedules, num_rounds))
 
-        shortened = None if topology.weather or self._leaves_out else recording.shortened
+        shortened = None if topology.weather else recording.shortened
         if shortened is None:
-            return figures(recording, names)
-        one, other = (vars(figures(each, None)) for each, _ in shortened)
+            return figures(recording)
+        one, other = (vars(figures(each)) for each, _ in shortened)
         return RoundFigures(**extrapolated(one, other, shortened[1][1], REPEATS[1] - REPEATS[0]))
 
     def _world(self, setting: Setting) -> World:
@@ -468,32 +514,28 @@ class SimulatedRounds:
         number = min(num_rounds or self._num_rounds, self._num_rounds)
 
         def own(comm: Communicator) -> None:
-            self._body(comm, lambda step, share: comm.advance(seconds[comm.rank](step) * share), number)
+            assert isinstance(comm, SimulatedCommunicator)
+            self._body(comm, by_step(comm, seconds[comm.rank]), number)
 
-        with quiet_schedules():
-            return run_ranks(
-                own,
-                self._num_ranks,
-                setting.topology,
-                placement=self._placement(setting),
-                protocol=setting.protocol,
-                collectives=setting.collectives,
-            )
+        return run_ranks(
+            own,
+            self._num_ranks,
+            setting.topology,
+            placement=self._placement(setting),
+            protocol=setting.protocol,
+            collectives=setting.collectives,
+        )
 
-    def _figures(
-        self, run: RunResult[None], seconds: Sequence[Callable[[int], float]], links: Sequence[str] | None
-    ) -> RoundFigures:
-        """Figures of a run; with the steps that were left out, if links are named."""
+    def _figures(self, run: RunResult[None]) -> RoundFigures:
         num_workers = self._setting.num_ranks
         rows: list[list[StampedRow]] = [[] for _ in range(num_workers)]
         for stamped in run.rows:
-            if stamped.row["place"] is None:
-                rows[stamped.rank].append(stamped)
+            rows[stamped.rank].append(stamped)
         rank_ends = [[each.virtual_seconds for each in own] for own in rows]
         counts: dict[str, Any] = {
             name: [[each.row[name] for each in own] for own in rows] for name in _COUNTS
         }
-        figures = RoundFigures(
+        return RoundFigures(
             [max(ends) for ends in zip(*rank_ends, strict=True)],
             run.compute_seconds[:num_workers],
             run.exposed_seconds[:num_workers],
@@ -507,41 +549,6 @@ class SimulatedRounds:
             server_wan_bytes=sum(traffic.wan_bytes for traffic in run.traffic[num_workers:]),
             contributions=sum(each.row["took_part"] for own in rows for each in own),
         )
-        if self._leaves_out and links is not None:
-            self._add_left_out(figures, run, seconds, links)
-        return figures
-
-    def _add_left_out(
-        self,
-        figures: RoundFigures,
-        run: RunResult[None],
-        seconds: Sequence[Callable[[int], float]],
-        links: Sequence[str],
-    ) -> None:
-        """Add to figures what the steps that were left out take and send, as the step before them."""
-        num_left = self._period - FEWEST_STEPS + 1
-        rows = {(each.rank, each.row["round"], each.row["place"]): each for each in run.rows}
-        first, second = NUM_SIMULATED - 2, NUM_SIMULATED - 1
-        crossed = {row["virtual_seconds"]: row for row in run.link_history}
-        later = 0.0
-        for number in range(len(figures.round_seconds)):
-            ranks = range(len(figures.rank_ends))
-            began, ended = ({rank: rows[rank, number, place] for rank in ranks} for place in (first, second))
-            took = max(ended[rank].virtual_seconds - began[rank].virtual_seconds for rank in ranks)
-            later += num_left * took
-            before, after = (crossed.get(each[0].virtual_seconds, {}) for each in (began, ended))
-            for link, name in enumerate(links):
-                figures.link_bytes[link] += num_left * (after.get(name, 0.0) - before.get(name, 0.0))
-            figures.round_seconds[number] += later
-            for rank in ranks:
-                figures.rank_ends[rank][number] += later
-                computing = seconds[rank](0)
-                figures.compute_seconds[rank] += num_left * computing
-                figures.exposed_seconds[rank] += num_left * max(took - computing, 0.0)
-                for name in _COUNTS:
-                    counts = getattr(figures, name)[rank]
-                    for place in range(number, len(counts)):
-                        counts[place] += num_left * (ended[rank].row[name] - began[rank].row[name])
 
 
 def _schedules(setting: Setting, world: World) -> Schedules:

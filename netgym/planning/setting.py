@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 _MOST_ROUNDS = 10**15  # that money pays for
 _MOST_NAMED = 4  # links in an error
+_STEPS = 1_000  # of a run without a budget
 
 #: Least and most share of their devices' peak that published trainings reached while computing: Llama 3 405B 38 to 43 %
 #: (arXiv 2407.21783, 3.3.2), PaLM 540B 46.2 % (2204.02311; 45.7 % without self-attention), both checked in their text.
@@ -318,6 +319,11 @@ class Setting:
             return None
         rounds = self.tokens / self.tokens_a_round(period) + missed / self.num_ranks
         return max(1, math.ceil(rounds - 1e-9))
+
+    @property
+    def max_steps(self) -> int:
+        """Steps of the run: those of the budget of tokens; a thousand without one."""
+        return self.num_rounds(1) or _STEPS
 
     def affordable_rounds(self, seconds_until: Callable[[float], float], egress_a_round: float) -> int:
         """Number of whole rounds that `dollars` pays for.

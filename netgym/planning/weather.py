@@ -189,7 +189,7 @@ def loss_of_a_crash(measured: Measured, crashes: Crashes, hosts: Sequence[int]) 
         repair -= beyond * plan.seconds_per_round
     elif measured.strategy.is_synchronous:
         rounds = measured.rounds_of(_ROUNDS)
-    quiet = rounds.on(setting, whole=False)
+    quiet = rounds.on(setting)
     start = quiet.round_seconds[0]
     length = quiet.round_seconds[1] - start if len(quiet.round_seconds) > 1 else start
     losses = []
@@ -197,7 +197,7 @@ def loss_of_a_crash(measured: Measured, crashes: Crashes, hosts: Sequence[int]) 
         host = hosts[(moment * len(hosts)) // _MOMENTS if len(hosts) > _MOMENTS else moment % len(hosts)]
         at = start + (moment + 0.5) / _MOMENTS * length
         try:
-            crashed = rounds.on(_with_crash(setting, host, at, repair), whole=False)
+            crashed = rounds.on(_with_crash(setting, host, at, repair))
         except DeadlockError:  # a connection is given up, as the repair takes longer than TCP waits
             losses.append(Loss(repair + at - start, 0.0, 1.0))
             continue

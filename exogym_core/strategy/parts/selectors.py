@@ -59,6 +59,8 @@ class RandomIndexSelector(IndexSelector):
     def get_indices(self, param: Tensor, iteration: int) -> Tensor:
         """Draw the indices of iteration `iteration`, sorted."""
         size, count = len(param), self.count(len(param))
+        if param.is_meta:
+            return param.new_empty(count, dtype=torch.long)
         generator = shared_generator(self.seed, "random", iteration)
         draws = torch.rand(count, generator=generator, dtype=torch.float64)
         turn = torch.randint(size, (), generator=generator)
@@ -86,6 +88,8 @@ class _Cycling(IndexSelector):
 
     def _piece(self, param: Tensor, piece: int, shuffle: int) -> Tensor:
         size, key = len(param), (self.seed, shuffle)
+        if param.is_meta:
+            return param.new_empty(self.count(size), dtype=torch.long)
         if size not in self._last or self._last[size][0] != key:
             generator = shared_generator(self.seed, "permutation", shuffle)
             self._last[size] = (key, torch.randperm(size, generator=generator))

@@ -1,0 +1,195 @@
+"""Ranks of plans: a strategy's own steps on a model without values."""
+
+from __future__ import annotations
+
+import copy
+import math
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from exogym_core.cost.compute import Coding
+from exogym_core.run.loop import set_up, take_step
+from exogym_core.strategy.base import StepContext
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+
+    from torch.optim import Optimizer
+
+    from exogym_core.communicator.base import Communicator
+    from exogym_core.strategy.base import Strategy
+
+__all__ = ["PlannedRank", "planned_rank", "without_updates"]
+
+
+class _WithoutUpdates(TorchFunctionMode):
+    """Updates in place of tensors without values do nothing: a rank alone gets parts as large as its own."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func`, unless it is an update."""
+        if func in _UPDATES and args[0].is_meta:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+_UPDATES = (Tensor.add_, Tensor.mul_, Tensor.div_, Tensor.copy_)
+
+
+def without_updates(strategy: Strategy) -> AbstractContextManager[Any]:
+    """`_WithoutUpdates` for strategies that send every step's gradients; others' parts are equal."""
+    return _WithoutUpdates() if strategy.overlaps_backward else nullcontext()
+
+
+def _arrive(parameter: Tensor) -> None:
+    """Give a parameter a gradient without values, and call its hooks as a backward pass does."""
+    if parameter._backward_hooks:  # torch calls these itself
+        torch.autograd.backward(parameter, torch.empty_like(parameter))
+        return
+    if parameter.grad is None:
+        parameter.grad = torch.empty_like(parameter)
+    hooks: Any = parameter._post_accumulate_grad_hooks
+    for hook in list(hooks.values()) if hooks else ():
+        hook(parameter)
+
+
+_FORWARD_SHARE = 1 / 3  # of a step's computing; the backward pass does two products for each of the forward's
+
+
+class PlannedRank:
+    """A rank of a plan: the strategy's own steps, without gradients' values and its optimizers' arithmetic.
+
+    Where the strategy sends gradients during the backward pass, each parameter's gradient comes when
+    its share of that pass is done, the last parameters' first.
+
+    Args:
+        comm: the rank's communicator.
+        model: on the meta device.
+        strategy: its own, not set up.
+        computing: called with (step, share) of the computing; all of a 0-based step is a share of 1.
+        max_steps: of the run.
+        coding: cost of codecs; without speeds it takes no time, and the traffic counts the values.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        model: nn.Module,
+        strategy: Strategy,
+        computing: Callable[[int, float], None],
+        max_steps: int,
+        coding: Coding | None = None,
+    ) -> None:
+        self.strategy, self._computing = strategy, computing
+        free = _FreeCoding.model_construct({})
+        set_up(strategy, model, comm, max_steps, 0, coding if coding is not None and coding.speeds else free)
+        # Ranks share a model's gradients, which hold no values: there is nothing to forget.
+        strategy.zero_grad = _nothing  # type: ignore[method-assign]
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._total = sum(parameter.numel() for parameter in self._parameters) or 1
+        for optimizer in strategy.optimizers:
+            optimizer.step = partial(_step_of_kinds, optimizer, optimizer.step)  # type: ignore[method-assign,assignment]
+
+    def step(self, step: int) -> None:
+        """Take a step as training does."""
+        take_step(self.strategy, self._gradients, None, StepContext(step, last_micro_batch=False))
+
+    def _gradients(self, step: None, context: StepContext) -> float:
+        """Forward and backward pass of the step that `context` numbers; there is no loss."""
+        context.last_micro_batch = True
+        self.strategy.before_backward(last_micro_batch=True)
+        overlaps = self.strategy.overlaps_backward
+        self._computing(context.number, _FORWARD_SHARE if overlaps else 1.0)
+        for parameter in reversed(self._parameters):
+            if overlaps:
+                share = (1 - _FORWARD_SHARE) * parameter.numel() / self._total
+                self._computing(context.number, share)
+                _arrive(parameter)
+            elif parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+        return math.nan
+
+    def compute_ahead(self, most: int) -> int:
+        """Take up to `most` steps that only compute; returns how many.
+
+        Those before the one that ends with an exchange, of strategies that declare it by `steps_to_exchange`.
+        """
+        strategy = self.strategy
+        if strategy.averager is not None:
+            return 0
+        number = max(min(strategy.steps_to_exchange - 1, most), 0)
+        for step in range(strategy.local_step, strategy.local_step + number):
+            self._computing(step, 1.0)
+        strategy.local_step += number
+        return number
+
+    def still_optimizers(self, number: int | None = None) -> None:
+        """Disable the steps of the first `number` optimizers: without values there is nothing to compute."""
+        for optimizer in self.strategy.optimizers[:number]:
+            optimizer.step = _nothing  # type: ignore[method-assign,assignment]
+
+
+class _FreeCoding(Coding):
+    """Coding that takes no time, with speeds in name, so that values are counted."""
+
+    @property
+    def speeds(self) -> Mapping[str, Any]:
+        return {self.for_all: None}
+
+    def seconds(self, codec: str, way: str, num_values: int) -> float:
+        return 0.0
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _step_of_kinds(optimizer: Optimizer, step: Callable[..., Any], *arguments: Any) -> None:
+    """An optimizer's step on one parameter of each shape; the others get the states that it has made for that one.
+
+    Without values all that a step leaves behind is the shapes of states, and those of equal parameters are equal.
+    """
+    like: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
+    others: list[tuple[Tensor, Tensor, Tensor]] = []
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            first = like.setdefault((number, parameter.shape, parameter.dtype), parameter)
+            if first is not parameter:
+                others.append((parameter, first, parameter.grad))
+                parameter.grad = None
+    step(*arguments)
+    for parameter, first, gradient in others:
+        parameter.grad = gradient
+        if first in optimizer.state and parameter not in optimizer.state:
+            optimizer.state[parameter] = {
+                name: torch.empty_like(value) if isinstance(value, torch.Tensor) else value
+                for name, value in optimizer.state[first].items()
+            }
+
+
+def planned_rank(
+    strategy: Strategy,
+    comm: Communicator,
+    model: nn.Module,
+    computing: Callable[[int, float], None],
+    max_steps: int,
+    coding: Coding | None = None,
+) -> PlannedRank | None:
+    """A rank with its own copy of a strategy, see `PlannedRank`; None after a server has served, without arithmetic."""
+    mine = copy.deepcopy(strategy)
+    mine.lr_scheduler = None  # rates are values, and steps of equal rates may be computed at once
+    if comm.rank < comm.world_size - mine.num_servers:
+        return PlannedRank(comm, model, mine, computing, max_steps, coding)
+    mine.setup(model, comm, 1, 0)
+    for name in getattr(mine, "arithmetic", ()):
+        setattr(mine, name, _nothing)
+    mine.serve(_nothing)  # until no worker sends anything any more
+    mine.finish()
+    return None
