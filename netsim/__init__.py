@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from netsim.collectives.collective import collective as collective
     from netsim.collectives.estimate import is_crowd as is_crowd
     from netsim.collectives.estimate import most_at_once as most_at_once
+    from netsim.collectives.operations import OPERATIONS as OPERATIONS
     from netsim.collectives.schedules.algorithms import ALGORITHMS as ALGORITHMS
-    from netsim.collectives.schedules.algorithms import OPERATIONS as OPERATIONS
     from netsim.collectives.schedules.algorithms import algorithm_names as algorithm_names
     from netsim.collectives.schedules.algorithms import default_algorithm as default_algorithm
     from netsim.collectives.schedules.schedule import Schedule as Schedule
@@ -111,7 +111,8 @@ _NAMES = {  # by module
     "collectives.choice": "Choices parse_collectives schedule",
     "collectives.collective": "CollectiveTimes collective",
     "collectives.estimate": "is_crowd most_at_once",
-    "collectives.schedules.algorithms": "ALGORITHMS OPERATIONS algorithm_names default_algorithm",
+    "collectives.operations": "OPERATIONS",
+    "collectives.schedules.algorithms": "ALGORITHMS algorithm_names default_algorithm",
     "collectives.schedules.schedule": "Schedule",
     "collectives.start": "Collective start_all_to_all start_collective time_collective",
     "docstrings": "documented_lines section_of",

@@ -85,6 +85,31 @@ def test_bytes_of_all_to_all_are_what_each_rank_has(star: str) -> None:
     assert got["seconds"] == pytest.approx([0.02 + 3e6 * 8 / 50e6])
 
 
+@pytest.mark.parametrize(("hosts", "op"), [(4, "all_to_all"), (3, "all_to_all"), (4, "all_gather")])
+def test_the_size_is_printed_as_it_was_given(tmp_path: Path, hosts: int, op: str) -> None:
+    """One meaning: of all_to_all a rank's tensor, its own part included, of which the others leave."""
+    result = CliRunner().invoke(command, [lan(tmp_path, hosts), op, "--bytes", "12MB"])
+    assert f"{op} of 12 MB by" in result.output
+    if op == "all_to_all":
+        got = run(lan(tmp_path, hosts), op, "--bytes", "12MB")
+        assert got["bytes"] == 12_000_000
+        assert got["link_bytes"]["lan.0->lan"] == 12_000_000 * (hosts - 1) / hosts
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather"])
+@pytest.mark.parametrize("events", [[], [{"at": "1 ms", "link": ["a", "switch"], "latency": "30 ms"}]])
+def test_what_a_ring_takes_is_said_beside_what_auto_takes(tmp_path: Path, op: str, events: Any) -> None:
+    path = tmp_path / "cities.yaml"
+    path.write_text(yaml.safe_dump(star_form("abcd", "1 Gbit/s", "40 ms", events=events)))
+    options = (str(path), op, "--bytes", "1kB", "--protocol", "linux-tcp")
+    auto, ring = run(*options), run(*options, "--algorithm", "ring")
+    assert auto["algorithm"] != "ring"
+    assert auto["ring_seconds"] == ring["seconds"][0] > 1.5 * auto["seconds"][0]
+    assert ring["ring_seconds"] is None
+    said = CliRunner().invoke(command, list(options)).output
+    assert f"auto chose {auto['algorithm']}; a ring, as most libraries run it, takes" in said
+
+
 BACKGROUND = """
 background:
   - {from: a, to: b, rate: 10 Mbit/s}

@@ -16,8 +16,10 @@ from rich.table import Table
 
 from netsim.cli.signals import Stoppable
 from netsim.cli.terminal import DelayedProgress, OneLineCommand, given, plain_lines, takes
-from netsim.collectives.collective import collective
-from netsim.collectives.schedules.algorithms import OPERATIONS, ROOTED, algorithm_names
+from netsim.collectives.collective import collective, ring_seconds
+from netsim.collectives.operations import OPERATIONS
+from netsim.collectives.schedules.algorithms import algorithm_names
+from netsim.docstrings import documented_lines
 from netsim.errors import InputError, located
 from netsim.files.plain_files import output_file
 from netsim.network.trace import tracing
@@ -42,7 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["collective_command", "flows_command"]
 
 _MOST_ROWS = 32
-_AFTER_END = "weather after the end, which changed nothing: {}"
+_SECONDS_A_LINE = 10.0  # of progress where standard error is no terminal
+_AFTER_END = "ignored: weather that begins after the end: {}"
 
 
 @click.command("flows", cls=OneLineCommand)
@@ -71,7 +74,7 @@ def flows_command(
     with (
         Stoppable() as work,
         recording as recorder,
-        DelayedProgress("transfers", len(table.flows)) as progress,
+        _progress("transfers", len(table.flows)) as progress,
     ):
         time_flows(
             network, table.flows, parsed, on_delivered=progress.advance, recorder=recorder, finish=finish
@@ -100,7 +103,7 @@ def flows_command(
 
 
 @click.command("collective", cls=OneLineCommand)
-@takes()
+@takes(size=documented_lines(collective, "Args")["num_bytes"])
 def collective_command(
     topology: str = given(is_argument=True, required=True, metavar="TOPOLOGY.yaml"),
     op: str = given(is_argument=True, required=True, metavar="|".join(OPERATIONS)),
@@ -116,12 +119,8 @@ def collective_command(
 ) -> None:
     """Time a collective on TOPOLOGY: completion by rank, bytes by link, and a lower bound of the time.
 
-    SIZE is the whole tensor for all_reduce, broadcast and reduce; the sum over ranks for all_gather, gather,
-    scatter and reduce_scatter; the sum of what a rank sends for all_to_all; the message for
-    sendrecv, which goes from the first rank to the second.
-
     Args:
-        size: SIZE, such as 25MB; none for barrier.
+        size: SIZE is {size}
         algorithm: Algorithm; auto is the fastest for this call, or gloo's own under gloo.
         ranks: Hosts in rank order; default: all in natural order.
         root: Host of the root; default: the first rank's.
@@ -131,10 +130,11 @@ def collective_command(
     """
     net = Topology.load(topology)
     algorithm_names(op)  # raises for an unknown operation before anything else
-    if size is None and op != "barrier":
+    has_size = OPERATIONS[op].has_size
+    if size is None and has_size:
         raise InputError(f"{op}: say how much with --bytes, such as --bytes 25MB")
-    if size is not None and op == "barrier":
-        raise InputError(f"--bytes {size}: a barrier has no size; leave it out")
+    if size is not None and not has_size:
+        raise InputError(f"--bytes {size}: a {op} has no size; leave it out")
     with located(f"--bytes {size}"):
         num_bytes = parse_bytes(0 if size is None else size)
     with located(f"--ranks {ranks}"):
@@ -144,7 +144,12 @@ def collective_command(
     with located(f"--pause {pause}"):
         pause_seconds = parse_seconds(pause)
     recording = tracing(trace, placed, lambda line: click.echo(plain_lines(line), err=True))
-    with Stoppable() as work, recording as recorder, DelayedProgress(f"timing {op}"):
+    chosen, ring = Protocol.resolve(protocol, net.protocol), None
+    with (
+        Stoppable() as work,
+        recording as recorder,
+        _progress(f"timing {op}") as progress,
+    ):
         times = collective(
             net,
             op,
@@ -157,16 +162,24 @@ def collective_command(
             pause_seconds=pause_seconds,
             recorder=recorder,
         )
+        if algorithm == "auto":
+            progress.now("timing a ring, to compare")
+            ring = ring_seconds(times.schedule, placed, net, chosen, repeat)
     work.end(f"{op} was not timed to its end")
-    chosen = Protocol.resolve(protocol, net.protocol)
     if as_json:
-        click.echo(json.dumps(_as_mapping(net, chosen, placed, times)))
+        click.echo(json.dumps({**_as_mapping(net, chosen, placed, times), "ring_seconds": ring}))
     else:
-        _print(net, chosen, placed, times)
+        _print(net, chosen, placed, times, ring)
+
+
+def _progress(what: str, total: int | None = None) -> DelayedProgress:
+    """On a terminal after two seconds; in a log a line after ten, and then ever more rarely."""
+    seconds = 2.0 if sys.stderr.isatty() else _SECONDS_A_LINE
+    return DelayedProgress(what, total, seconds, every_seconds=_SECONDS_A_LINE)
 
 
 def _root(topology: Topology, op: str, hosts: tuple[int, ...], root: str) -> int:
-    if op not in ROOTED:
+    if not OPERATIONS[op].has_root:
         raise InputError(f"--root {root}: {op} has no root; leave it out")
     with located(f"--root {root}"):
         host = topology.host_index(root)
@@ -185,7 +198,7 @@ def _as_mapping(
         "protocol": protocol.name,
         "streams": protocol.streams,
         "placement": [topology.hosts[host].name for host in hosts],
-        "bytes": made.num_bytes // made.num_ranks if made.op == "all_to_all" else made.num_bytes,
+        "bytes": made.size,
         "seconds": times.repeat_seconds,
         "rank_seconds": times.rank_seconds,
         "link_bytes": times.link_bytes,
@@ -198,18 +211,28 @@ def _as_mapping(
     }
 
 
-def _print(topology: Topology, protocol: Protocol, hosts: tuple[int, ...], times: CollectiveTimes) -> None:
+def _print(
+    topology: Topology,
+    protocol: Protocol,
+    hosts: tuple[int, ...],
+    times: CollectiveTimes,
+    ring: float | None,
+) -> None:
     made, timing, bound = times.schedule, times.timing, times.bound_seconds
     console = Console()
     console.print(_ranks_table(topology, hosts, timing))
     console.print(_links_table(topology, timing))
     repeated = "" if len(timing.seconds) == 1 else f" (of {len(timing.seconds)}, the last)"
-    over = f", {times.seconds / bound:.3g} times the least" if bound else ""
+    over = f" (this took {times.seconds / bound:.3g} times that)" if bound else ""
     lines = [
-        f"{made.op} of {format_bytes(made.num_bytes)} by {made.algorithm} among {format_count(made.num_ranks, 'rank')}"
+        f"{made.op} of {format_bytes(made.size)} by {made.algorithm} among {format_count(made.num_ranks, 'rank')}"
         f" ({protocol.describe()}): {format_seconds(times.seconds)}{repeated};"
-        f" no algorithm takes less than {format_seconds(bound)}{over}"
+        f" lower bound of any algorithm {format_seconds(bound)}{over}"
     ]
+    if ring is not None:
+        lines.append(
+            f"auto chose {made.algorithm}; a ring, as most libraries run it, takes {format_seconds(ring)}"
+        )
     if len(timing.seconds) > 1:
         lines.append(f"each repetition: {', '.join(format_seconds(each) for each in timing.seconds)}")
     if times.estimate is not None:

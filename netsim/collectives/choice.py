@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from netsim.collectives.closed_form import undisturbed_seconds
-from netsim.collectives.estimate import Estimator, is_crowd
-from netsim.collectives.schedules import algorithms
-from netsim.collectives.schedules.algorithms import (
-    ALGORITHMS,
-    OPERATIONS,
-    default_algorithm,
-)
-from netsim.collectives.start import link_bytes
+from netsim.collectives.estimate import Estimator
+from netsim.collectives.operations import OPERATIONS
+from netsim.collectives.schedules.algorithms import ALGORITHMS, algorithm_names, build, default_algorithm
+from netsim.collectives.schedules.schedule import Problem
 from netsim.errors import InputError, unknown_name
 from netsim.topology.protocol import Protocol
 from netsim.topology.weather import Weather
@@ -27,27 +19,13 @@ from netsim.topology.weather import Weather
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from netsim.collectives.schedules.algorithms import Parts
     from netsim.collectives.schedules.schedule import Schedule
     from netsim.topology.topology import Topology
 
 __all__ = ["Choices", "parse_collectives", "schedule"]
 
-# A crowd of direct messages is left out: to simulate it would take longer than the run. So many are not even listed.
-_MOST_LISTED_MESSAGES = 500_000
-
-# The second repetition has warm connections, as a training step does.
-_REPETITIONS = 2
-
-# Times that differ by less are equal, and the table's earlier algorithm is taken.
-_SAME = 1 + 1e-9
-
-# A crowd that is not sooner than the best by more than its estimate's error is left out; a long one is not simulated.
-_SURELY = 0.99
-_LONG_SECONDS = 1.0
-
 _MOST_REMEMBERED = 4096
-_LARGEST_ALIKE = 8
+_SIGNIFICANT_BITS = 6  # of the size for which an algorithm is chosen
 
 
 def parse_collectives(spec: str | Mapping[str, str] | None) -> dict[str, str]:
@@ -82,15 +60,22 @@ def parse_collectives(spec: str | Mapping[str, str] | None) -> dict[str, str]:
     return {op: name for op, name in spec.items() if name != "auto"}
 
 
+@dataclass(frozen=True)
+class _LikeHosts:
+    """Hosts of a collective's members, equal to all groups that no collective can tell apart."""
+
+    likeness: Hashable
+    hosts: tuple[int, ...] = field(compare=False)
+
+
 class Choices:
     """Algorithm of each collective: the fixed one, else the fastest on this network.
 
     The fastest is found by the network model on an idle copy: nominal capacities, no background traffic, warm
-    connections, all members entering at once. It is found once for each operation, group and size (by powers of
-    two, the nearest), and does not depend on what was asked before; weather and overlap do not have it chosen
-    again. Groups of few members with equal routes are one. Under a protocol with rendezvous it is gloo's own.
-    All algorithms of an operation send the same number of bytes in total, the least there is (but for gloo's), so
-    the choice moves seconds and not bytes.
+    connections, all members entering at once. It is found once for each operation, group and size (to 2 %), and does
+    not depend on what was asked before; weather and overlap do not have it chosen again. Groups that the topology
+    calls alike are one. Under a protocol with rendezvous it is gloo's own. All algorithms of an operation send the same
+    number of bytes in total, the least there is (but for gloo's), so the choice moves seconds and not bytes.
 
     Args:
         topology: the network; None: nothing takes time, and the table's first algorithm is taken.
@@ -103,10 +88,11 @@ class Choices:
     ) -> None:
         self._protocol = protocol
         self._fixed = dict(fixed or {})
-        self._quiet = replace(topology, weather=Weather()) if topology is not None else None
-        self._searched = lru_cache(_MOST_REMEMBERED)(self._search)
+        self._topology = topology
+        self._estimator = _estimator(topology, protocol) if topology is not None else None
+        self._group = lru_cache(_MOST_REMEMBERED)(self._make_group)
+        self._fastest = lru_cache(_MOST_REMEMBERED)(self._search)
         self._contenders = lru_cache(_MOST_REMEMBERED)(self._search_contenders)
-        self._alike: dict[Hashable, str] = {}
 
     def algorithm(self, op: str, hosts: Sequence[int], num_bytes: int, root: int = 0) -> str:
         """Name the algorithm of one collective.
@@ -119,11 +105,9 @@ class Choices:
         """
         if op in self._fixed:
             return self._fixed[op]
-        if self._protocol.rendezvous:
-            return default_algorithm(op, gloo=True)
-        if self._quiet is None:
-            return default_algorithm(op)
-        return self._searched(op, tuple(hosts), _nearest_power(num_bytes), root)
+        if self._protocol.rendezvous or self._estimator is None:
+            return default_algorithm(op, gloo=self._protocol.rendezvous)
+        return self._fastest(op, self._group(tuple(hosts)), _rounded(num_bytes), root)
 
     def contenders(
         self, op: str, hosts: Sequence[int], num_bytes: int, root: int = 0, within: float = 1.0
@@ -138,136 +122,32 @@ class Choices:
             within: times as long as the chosen one that others may take.
         """
         chosen = self.algorithm(op, hosts, num_bytes, root)
-        if op in self._fixed or self._protocol.rendezvous or self._quiet is None:
+        if op in self._fixed or self._protocol.rendezvous or self._estimator is None:
             return (chosen,)
-        return chosen, *self._contenders(op, tuple(hosts), _nearest_power(num_bytes), root, chosen, within)
+        group = self._group(tuple(hosts))
+        return chosen, *self._contenders(op, group, _rounded(num_bytes), root, chosen, within)
 
-    def _trial(self, op: str, hosts: tuple[int, ...], num_bytes: int, root: int) -> _Trial:
-        assert self._quiet is not None
-        return _Trial(op, hosts, num_bytes, root, self._quiet, self._protocol)
+    def _make_group(self, hosts: tuple[int, ...]) -> _LikeHosts:
+        assert self._topology is not None
+        return _LikeHosts(self._topology.likeness(hosts), hosts)
+
+    def _search(self, op: str, group: _LikeHosts, num_bytes: int, root: int) -> str:
+        assert self._estimator is not None
+        return self._estimator.fastest(self._problem(op, group.hosts, num_bytes, root), group.hosts)
 
     def _search_contenders(
-        self, op: str, hosts: tuple[int, ...], num_bytes: int, root: int, chosen: str, within: float
+        self, op: str, group: _LikeHosts, num_bytes: int, root: int, chosen: str, within: float
     ) -> list[str]:
-        return self._trial(op, hosts, num_bytes, root).contenders(chosen, within)
+        assert self._estimator is not None
+        problem = self._problem(op, group.hosts, num_bytes, root)
+        return self._estimator.contenders(replace(problem, algorithm=chosen), group.hosts, within)
 
-    def _search(self, op: str, hosts: tuple[int, ...], num_bytes: int, root: int) -> str:
-        trial = self._trial(op, hosts, num_bytes, root)
-        likeness = trial.likeness()
-        if likeness not in self._alike:
-            self._alike[likeness] = trial.fastest()
-        return self._alike[likeness]
+    def _problem(self, op: str, hosts: tuple[int, ...], num_bytes: int, root: int) -> Problem:
+        return _problem(op, len(hosts), num_bytes, root=root, hosts=hosts, topology=self._topology)
 
 
-@dataclass(frozen=True, eq=False)
-class _Trial:
-    """Estimate of one collective by several algorithms, on an idle network."""
-
-    op: str
-    hosts: tuple[int, ...]
-    num_bytes: int
-    root: int
-    topology: Topology
-    protocol: Protocol
-
-    def fastest(self) -> str:
-        """Algorithm whose last member finishes first; those that cannot win are not simulated."""
-        names = _candidates(self.op, self.protocol)
-        if len(names) == 1 or len(set(self.hosts)) < 2:
-            return names[0]
-        bounds = {name: self.bound_seconds(name) for name in names}
-        best, best_seconds = names[0], math.inf
-        crowds = self._crowds
-        for name in sorted(names, key=lambda name: (crowds[name] > 0, bounds[name])):
-            if bounds[name] > best_seconds * _SAME or crowds[name] > _SURELY * best_seconds:
-                continue
-            seconds = self.seconds(name)
-            is_earlier = names.index(name) < names.index(best)
-            if seconds * _SAME < best_seconds or (is_earlier and seconds <= best_seconds * _SAME):
-                best, best_seconds = name, seconds
-        return best
-
-    def contenders(self, chosen: str, within: float) -> list[str]:
-        """Other algorithms that take at most `within` times as long as the chosen one, and not as long as another."""
-        names = _candidates(self.op, self.protocol)
-        if len(names) == 1 or len(set(self.hosts)) < 2:
-            return []
-        seconds = {chosen: self.seconds(chosen)}
-        most = within * seconds[chosen]
-        for name in names:
-            if name not in seconds and self.bound_seconds(name) <= most:
-                took = self.seconds(name)
-                if took <= most and took not in seconds.values():
-                    seconds[name] = took
-        return list(seconds)[1:]
-
-    @cached_property
-    def _crowds(self) -> dict[str, float]:
-        return {name: self._crowd_seconds(name) for name in _candidates(self.op, self.protocol)}
-
-    def _crowd_seconds(self, name: str) -> float:
-        """Seconds of so many messages at once that simulating them takes long, by the busiest link; 0 for fewer."""
-        most = self._estimator.most_at_once(self.hosts)
-        if self._is_too_large(name) or not is_crowd(made := self._made(name, self.num_bytes), most):
-            return 0.0
-        return self._estimator.crowd.times(made, self.hosts)[0]
-
-    def likeness(self) -> Hashable:
-        """Key that is equal for collectives equivalent for all algorithms; of large groups, only for the same hosts."""
-        if len(self.hosts) > _LARGEST_ALIKE:
-            return self.op, self.hosts, self.num_bytes, self.root
-        numbers: dict[int, int] = {}
-        routes = tuple(
-            tuple(numbers.setdefault(link, len(numbers)) for link in self.topology.route(src, dst))
-            for src, dst in itertools.product(self.hosts, repeat=2)
-        )
-        links = tuple(
-            (link.bits_per_second, link.latency_seconds, link.loss, link.measured_streams)
-            for link in map(self.topology.links.__getitem__, numbers)
-        )
-        regions = tuple(map(self._regions.index, self._regions))
-        return self.op, routes, links, regions, self.num_bytes, self.root
-
-    @cached_property
-    def _estimator(self) -> Estimator:
-        return Estimator(self.topology, self.protocol)
-
-    @cached_property
-    def _regions(self) -> list[str]:
-        return [self.topology.region_of(host) for host in self.hosts]
-
-    def _is_too_large(self, name: str) -> bool:
-        """Return whether only to list its messages would take too long."""
-        members = {"direct": len(self.hosts), "two-level-direct": len(set(self._regions))}
-        return members.get(name, 0) ** 2 > _MOST_LISTED_MESSAGES
-
-    def _made(self, name: str, num_bytes: int) -> Schedule:
-        return algorithms.schedule(
-            self.op,
-            len(self.hosts),
-            num_bytes=num_bytes,
-            algorithm=name,
-            root=self.root,
-            regions=self._regions,
-        )
-
-    def bound_seconds(self, name: str) -> float:
-        """Lower bound of seconds; infinite for more messages than are worth listing."""
-        if self._is_too_large(name):
-            return math.inf
-        made = self._made(name, self.num_bytes)
-        alone = undisturbed_seconds(made, self.hosts, self.topology, self.protocol)
-        load = np.array(link_bytes(made, self.hosts, self.topology))
-        busiest = (load / self.protocol.payload_bytes_per_second(self.topology)).max(initial=0.0)
-        return max(float(alone.max()) if alone is not None else 0.0, float(busiest))
-
-    def seconds(self, name: str) -> float:
-        """Estimated seconds until the last member finishes; infinite for more messages than are worth listing."""
-        if self._is_too_large(name):
-            return math.inf
-        if self._crowds[name] > _LONG_SECONDS:
-            return self._crowds[name]
-        return self._estimator.seconds(partial(self._made, name), self.num_bytes, self.hosts, _REPETITIONS)
+def _estimator(topology: Topology, protocol: Protocol) -> Estimator:
+    return Estimator(replace(topology, weather=Weather()), protocol)
 
 
 def schedule(
@@ -280,16 +160,17 @@ def schedule(
     element_bytes: int = 1,
     hosts: Sequence[int] | None = None,
     topology: Topology | None = None,
-    parts: Parts | None = None,
+    parts: Sequence[int] | Sequence[Sequence[int]] | None = None,
     protocol: Protocol | None = None,
 ) -> Schedule:
-    """Build the schedule of one collective, on a network where one is given.
+    """Build the schedule of one collective, on a network where one is given; the same object for the same arguments.
+
+    A collective of no bytes has no messages, but for all_to_all, whose members learn of each part that it is empty.
 
     Args:
         op: operation, such as "all_reduce".
         num_ranks: members.
-        num_bytes: the whole tensor for all_reduce, broadcast and reduce; the sum over ranks for all_gather, gather,
-            scatter, reduce_scatter and all_to_all; the message for sendrecv.
+        num_bytes: as of `Schedule`; for sendrecv from member 0 to member 1.
         algorithm: its name, None for the operation's default; "auto" takes the fastest for this size on an idle
             network, and the default without a network.
         root: member that sends to all or receives from all, where the operation has one.
@@ -304,46 +185,65 @@ def schedule(
         UnknownNameError: the operation or the algorithm does not exist.
         InputError: a number or size is wrong.
     """
-    regions: list[str] = []
-    if topology is not None and hosts is not None:
-        regions = [topology.region_of(host) for host in hosts]
-    if algorithm == "auto":
-        algorithm = default_algorithm(op)
-        if topology is not None and hosts is not None:
-            chosen = Protocol.resolve(protocol, topology.protocol)
-            quiet = replace(topology, weather=Weather())
-            algorithm = _Trial(op, tuple(hosts), _total(num_bytes, parts), root, quiet, chosen).fastest()
-    return algorithms.schedule(
-        op,
-        num_ranks,
-        num_bytes=num_bytes,
-        algorithm=algorithm,
-        root=root,
-        element_bytes=element_bytes,
-        regions=regions,
-        parts=parts,
+    names = algorithm_names(op)
+    if algorithm not in (None, "auto", *names):
+        raise unknown_name(f"algorithm for {op}", str(algorithm), (*names, "auto"))
+    problem = _problem(
+        op, num_ranks, num_bytes, root=root, hosts=hosts, topology=topology, parts=parts, grain=element_bytes
     )
+    if algorithm == "auto" and topology is not None and hosts is not None:
+        estimator = _estimator(topology, Protocol.resolve(protocol, topology.protocol))
+        algorithm = estimator.fastest(replace(problem, element_bytes=1, parts=None), hosts)
+    return build(replace(problem, algorithm=names[0] if algorithm in (None, "auto") else str(algorithm)))
 
 
-def _candidates(op: str, protocol: Protocol) -> tuple[str, ...]:
-    """Algorithms that `auto` compares: the protocol's own where it has some, each under its first name."""
-    own = [name for name in ALGORITHMS[op] if name in protocol.algorithms]
-    seen: dict[object, str] = {}
-    for name in own or ALGORITHMS[op]:
-        seen.setdefault(ALGORITHMS[op][name], name)
-    return tuple(seen.values())
+def _problem(
+    op: str,
+    num_ranks: int,
+    num_bytes: int,
+    *,
+    root: int,
+    hosts: Sequence[int] | None,
+    topology: Topology | None,
+    parts: Sequence[int] | Sequence[Sequence[int]] | None = None,
+    grain: int = 1,
+) -> Problem:
+    """A collective by its default algorithm, checked."""
+    least = 2 if OPERATIONS[op].is_message else 1
+    if num_ranks < least:
+        raise InputError(f"{op}: {num_ranks} ranks given; it takes at least {least}")
+    if num_bytes < 0:
+        raise InputError(f"{op}: num_bytes is {num_bytes}; it must be 0 or more")
+    if not 0 <= root < num_ranks:
+        raise InputError(f"{op}: root {root} is not a member; it must be from 0 to {num_ranks - 1}")
+    if grain < 1:
+        raise InputError(f"{op}: element_bytes is {grain}; it must be 1 or more")
+    flat = None if parts is None else _flat_parts(op, num_ranks, parts)
+    total = int(num_bytes) if flat is None else sum(flat)
+    regions = () if topology is None or hosts is None else tuple(map(topology.region_of, hosts))
+    return Problem(op, default_algorithm(op), num_ranks, total, root, grain, flat, regions)
 
 
-def _total(num_bytes: int, parts: Parts | None) -> int:
-    if parts is None:
-        return num_bytes
-    return sum(part if isinstance(part, int) else sum(part) for part in parts)
+def _flat_parts(op: str, num_ranks: int, parts: Sequence[int] | Sequence[Sequence[int]]) -> tuple[int, ...]:
+    operation = OPERATIONS[op]
+    if operation.is_whole:
+        raise InputError(f"{op}: it has no parts; give num_bytes instead")
+    rows = [[row] if isinstance(row, int) else list(row) for row in parts]
+    wanted = num_ranks if operation.is_per_pair else 1
+    if len(rows) != num_ranks or any(len(row) != wanted for row in rows):
+        shape = f"{num_ranks} rows of {num_ranks}" if operation.is_per_pair else f"{num_ranks} numbers"
+        raise InputError(f"{op}: parts must be {shape} of bytes for {num_ranks} ranks")
+    flat = tuple(chain.from_iterable(rows))
+    if min(flat) < 0:
+        raise InputError(f"{op}: parts must be 0 bytes or more, got {min(flat)}")
+    return flat
 
 
-def _nearest_power(num_bytes: int) -> int:
-    """Nearest power of two by ratio; 0 stays.
+def _rounded(num_bytes: int) -> int:
+    """Round to the significant bits that a choice depends on: collectives of ever new sizes are chosen for once.
 
-    >>> [_nearest_power(size) for size in (0, 1, 5, 6, 1000, 25_000_000)]
-    [0, 1, 4, 8, 1024, 33554432]
+    >>> [_rounded(size) for size in (0, 1, 63, 64, 65, 13_000, 25_000_000)]
+    [0, 1, 63, 64, 66, 13056, 25165824]
     """
-    return 1 << ((num_bytes * num_bytes).bit_length() // 2) if num_bytes else 0
+    shift = max(num_bytes.bit_length() - _SIGNIFICANT_BITS, 0)
+    return (num_bytes + (1 << shift >> 1)) >> shift << shift

@@ -10,7 +10,9 @@ import numpy as np
 
 from netsim.collectives.choice import schedule
 from netsim.collectives.estimate import Estimator, is_crowd
-from netsim.collectives.schedules.algorithms import ROOTED, algorithm_names, default_algorithm
+from netsim.collectives.operations import OPERATIONS, Side
+from netsim.collectives.schedules.algorithms import ALGORITHMS, algorithm_names, build, default_algorithm
+from netsim.collectives.schedules.schedule import Problem
 from netsim.collectives.start import time_collective
 from netsim.errors import InputError, located
 from netsim.network.clock import rare_collections
@@ -22,13 +24,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    import numpy.typing as npt
+
+    from netsim.collectives.operations import Operation
     from netsim.collectives.schedules.schedule import Schedule
     from netsim.collectives.start import Timing
     from netsim.network.trace import Recorder
     from netsim.topology.protocol import Protocol
     from netsim.topology.topology import Topology
 
-__all__ = ["CollectiveTimes", "collective", "lower_bound_seconds"]
+__all__ = ["CollectiveTimes", "collective", "lower_bound_seconds", "ring_seconds"]
 
 # Half a minute of processor time. More are estimated on networks without weather. One of a crowd takes ten times as
 # long as one of a ring, since each has a connection of its own.
@@ -89,8 +94,8 @@ def collective(
         topology: a Topology, the name of a shipped one, the path of a file, or a mapping like it.
         op: such as `all_reduce`.
         num_bytes: the whole tensor for all_reduce, broadcast and reduce; the sum over ranks for all_gather, gather,
-            scatter and reduce_scatter; what each rank has for all others together for all_to_all; the message for
-            sendrecv, from the first rank to the second. Also as text, such as "25 MB". Only barrier needs none.
+            scatter and reduce_scatter; the tensor of each rank for all_to_all, of which its own part stays; the message
+            for sendrecv, from the first rank to the second; none for barrier. A number, or text such as 25MB.
         algorithm: `auto` for the fastest here (gloo's own under the protocol `gloo`), or a name such as `ring`.
         ranks: hosts in rank order, by name or index; None: all in natural order (two for sendrecv).
         root: position of the root among the ranks.
@@ -109,13 +114,16 @@ def collective(
     ('two-level-direct', True)
     """
     net, parsed = network_and_protocol(topology, protocol)
-    hosts = _hosts(net, ranks, op)
+    algorithm_names(op)  # raises for an unknown operation before anything else
+    operation = OPERATIONS[op]
+    hosts = _hosts(net, ranks, operation)
     if isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1:
         raise InputError(f"collective: repeat is {repeat!r}; give a whole number from 1 up")
-    size = _size(op, num_bytes)
-    if root and op not in ROOTED:
-        raise InputError(f"collective: {op} has no root; leave out root, which {', '.join(ROOTED)} take")
-    size *= len(hosts) if op == "all_to_all" else 1
+    size = _size(operation, num_bytes)
+    if root and not operation.has_root:
+        rooted = ", ".join(name for name, each in OPERATIONS.items() if each.has_root)
+        raise InputError(f"collective: {op} has no root; leave out root, which {rooted} take")
+    size *= len(hosts) if operation.is_per_pair else 1
     if algorithm == "auto" and parsed.rendezvous:
         algorithm = default_algorithm(op, gloo=True)
     made = schedule(
@@ -149,6 +157,27 @@ def collective(
     )
 
 
+def ring_seconds(
+    made: Schedule, hosts: Sequence[int], topology: Topology, protocol: Protocol, repeat: int = 1
+) -> float | None:
+    """Estimate a collective by the ring that most libraries run; None where it has none, or goes by one.
+
+    Args:
+        made: the collective, by any algorithm.
+        hosts: the host of each member.
+        topology: the network.
+        protocol: how transfers use it.
+        repeat: repetitions, of which the last counts.
+    """
+    ring = "ring"
+    if ring not in ALGORITHMS[made.op] or made.algorithm in (ring, default_algorithm(made.op, gloo=True)):
+        return None
+    problem = Problem(made.op, ring, made.num_ranks, made.num_bytes, made.root, 1, None, ())
+    if topology.weather:
+        return time_collective(topology, protocol, build(problem), hosts, repeat=repeat).seconds[-1]
+    return Estimator(topology, protocol).seconds(problem, hosts, repeat)
+
+
 def _timed(
     net: Topology,
     protocol: Protocol,
@@ -168,38 +197,37 @@ def _timed(
     return timing, None
 
 
-def _size(op: str, num_bytes: int | str | None) -> int:
+def _size(operation: Operation, num_bytes: int | str | None) -> int:
     """Bytes of `num_bytes`, which a barrier alone is called without."""
-    if num_bytes is None and op != "barrier":
-        raise InputError(f'collective: {op} needs a size; give num_bytes, such as num_bytes="25 MB"')
+    if num_bytes is None and operation.has_size:
+        raise InputError(
+            f'collective: {operation.name} needs a size; give num_bytes, such as num_bytes="25 MB"'
+        )
     with located("collective: num_bytes"):
         size = parse_bytes(0 if num_bytes is None else num_bytes)
-    if size and op == "barrier":
-        raise InputError("collective: a barrier has no size; leave out num_bytes")
+    if size and not operation.has_size:
+        raise InputError(f"collective: a {operation.name} has no size; leave out num_bytes")
     return size
 
 
-def _hosts(topology: Topology, ranks: Sequence[str | int] | None, op: str) -> tuple[int, ...]:
-    algorithm_names(op)  # raises for an unknown operation before anything else
+def _hosts(topology: Topology, ranks: Sequence[str | int] | None, operation: Operation) -> tuple[int, ...]:
     every = tuple(range(len(topology.hosts)))
     if ranks is None:
-        return every[:2] if op == "sendrecv" else every
-    hosts = tuple(host_index(topology, host, f"{op}: ranks") for host in ranks)
-    if op == "sendrecv" and len(hosts) != 2:
-        raise InputError(f"sendrecv: {len(hosts)} ranks given; name two, sender and receiver")
+        return every[:2] if operation.is_message else every
+    hosts = tuple(host_index(topology, host, f"{operation.name}: ranks") for host in ranks)
+    if operation.is_message and len(hosts) != 2:
+        raise InputError(f"{operation.name}: {len(hosts)} ranks given; name two, sender and receiver")
     return hosts
 
 
 # Latencies are looked up pair by pair; of more members than this, so many stand for all.
 _MOST_MEMBERS = 64
 
-_FOR_EVERYONE = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-
 
 class _Side(NamedTuple):
-    """Members on one side of a cut, and what the links across it carry."""
+    """Members on one side of a cut (`members[i]`: member i is), and what the links across it carry."""
 
-    members: frozenset[int]
+    members: npt.NDArray[np.bool_]
     out_bytes_per_second: float
     in_bytes_per_second: float
 
@@ -214,11 +242,12 @@ def lower_bound_seconds(schedule: Schedule, hosts: Sequence[int], topology: Topo
     parties takes 2 (g - 1) tensors in all: Patarasuk and Yuan 2009, theorem 1). Links have their nominal
     capacity, all of it payload.
     """
-    if len(set(hosts)) < 2 or (not schedule.num_bytes and schedule.op != "barrier"):
+    has_size = OPERATIONS[schedule.op].has_size
+    if len(set(hosts)) < 2 or (has_size and not schedule.num_bytes):
         return 0.0
     latency = _Latencies(hosts, topology)
     bounds = [_latency_bound(schedule, latency)]
-    if schedule.op != "barrier":
+    if has_size:
         for sides in _partitions(hosts, topology):
             bounds += [_cut_bound(schedule, side, latency) for side in sides]
             bounds.append(_partition_bound(schedule, sides, latency))
@@ -258,12 +287,10 @@ class _Latencies:
             return 0.0
         return float((self._table[row] if is_source else self._table[:, row]).max())
 
-    def across(self, members: frozenset[int], *, is_out: bool) -> np.ndarray:
-        """Least seconds between each member outside and any of `members`; zero where not all are looked up."""
+    def across(self, inside: npt.NDArray[np.bool_], *, is_out: bool) -> np.ndarray:
+        """Least seconds between each member outside and any `inside`; zero where not all are looked up."""
         if not self._is_whole:
             return np.zeros(1)
-        inside = np.zeros(len(self._rows), np.bool_)
-        inside[list(members)] = True
         table = self._table if is_out else self._table.T
         nearest: np.ndarray = table[np.ix_(self._rows[inside], self._rows[~inside])].min(axis=0)
         return nearest
@@ -271,11 +298,12 @@ class _Latencies:
 
 def _latency_bound(schedule: Schedule, latency: _Latencies) -> float:
     """Seconds that a member waits at least for values of others: the latency of the route from them."""
-    if schedule.op in _FOR_EVERYONE:
-        return latency.largest()
-    if schedule.op == "sendrecv":
+    operation = OPERATIONS[schedule.op]
+    if operation.is_message:
         return latency.between(0, 1)
-    return latency.farthest(schedule.root, is_source=schedule.op in ("broadcast", "scatter"))
+    if operation.has_root:
+        return latency.farthest(schedule.root, is_source=operation.gives is Side.ROOT)
+    return latency.largest()
 
 
 def _partitions(hosts: Sequence[int], topology: Topology) -> Iterator[list[_Side]]:
@@ -289,15 +317,17 @@ def _partitions(hosts: Sequence[int], topology: Topology) -> Iterator[list[_Side
         by_host.setdefault(topology.hosts[host].name, set()).add(member)
         by_region.setdefault(topology.region_of(host), set()).add(member)
     party = {topology.hosts[host].name: topology.hosts[host].name for host in hosts}
-    yield _sides(by_host, party, topology)
+    yield _sides(by_host, party, topology, len(hosts))
     if len(by_region) > 1 and set(by_region) != set(by_host):
         # All hosts of a region and the router that bears its name are on its side.
         party = {host.name: topology.region_of(host.index) for host in topology.hosts}
         party |= {name: name for name in topology.routers if name in by_region}
-        yield _sides(by_region, party, topology)
+        yield _sides(by_region, party, topology, len(hosts))
 
 
-def _sides(groups: dict[str, set[int]], party: dict[str, str], topology: Topology) -> list[_Side]:
+def _sides(
+    groups: dict[str, set[int]], party: dict[str, str], topology: Topology, num_members: int
+) -> list[_Side]:
     """Each group of members, with the total rates of the links out of and into its machines."""
     leaving, entering = defaultdict[str | None, float](float), defaultdict[str | None, float](float)
     for link in topology.links:
@@ -305,17 +335,24 @@ def _sides(groups: dict[str, set[int]], party: dict[str, str], topology: Topolog
         if source != target:
             leaving[source] += link.bits_per_second / 8
             entering[target] += link.bits_per_second / 8
-    return [_Side(frozenset(groups[name]), leaving[name], entering[name]) for name in groups]
+    sides = []
+    for name, members in groups.items():
+        inside = np.zeros(num_members, np.bool_)
+        inside[list(members)] = True
+        sides.append(_Side(inside, leaving[name], entering[name]))
+    return sides
 
 
 def _cut_bound(schedule: Schedule, side: _Side, latency: _Latencies) -> float:
     """The last byte to cross still has the route to its destination ahead; to the farthest one, if all need it."""
-    leaving, entering = _crossing_bytes(schedule, side.members)
+    operation = OPERATIONS[schedule.op]
+    leaving = operation.crossing_bytes(schedule, side.members)
+    entering = operation.crossing_bytes(schedule, ~side.members)
     out = into = 0.0
     if leaving:
         seconds = latency.across(side.members, is_out=True)
-        all_need_it = schedule.op in ("all_reduce", "all_gather", "broadcast")
-        out = leaving / side.out_bytes_per_second + float(seconds.max() if all_need_it else seconds.min())
+        farthest = seconds.max() if operation.takes is Side.ALL else seconds.min()
+        out = leaving / side.out_bytes_per_second + float(farthest)
     if entering:
         into = entering / side.in_bytes_per_second + float(latency.across(side.members, is_out=False).min())
     return max(out, into)
@@ -333,34 +370,7 @@ def _partition_bound(schedule: Schedule, sides: Sequence[_Side], latency: _Laten
 
 def _bytes_between(schedule: Schedule, sides: Sequence[_Side]) -> int:
     """Least bytes that pass from one party to another, all together."""
-    num, total = len(sides), schedule.num_bytes
-    if schedule.op == "all_reduce":
-        return 2 * (num - 1) * total
-    if schedule.op in ("broadcast", "reduce", "all_gather", "reduce_scatter"):
-        return (num - 1) * total
-    return sum(_crossing_bytes(schedule, side.members)[0] for side in sides)
-
-
-def _crossing_bytes(schedule: Schedule, inside: frozenset[int]) -> tuple[int, int]:
-    """Bytes that must leave the members `inside`, and bytes that must enter, by the operation's definition."""
-    op, total, num = schedule.op, schedule.num_bytes, schedule.num_ranks
-    has_root = schedule.root in inside
-    if op == "all_reduce":
-        return total, total
-    if op in ("broadcast", "reduce"):
-        return (total, 0) if has_root == (op == "broadcast") else (0, total)
-    if op == "sendrecv":
-        return (total if 0 in inside else 0), (total if 1 in inside else 0)
-    members = list(inside)
-    if op == "all_to_all":
-        table = schedule.parts.reshape(num, num)
-        within = table[np.ix_(members, members)].sum()
-        return int(table[members].sum() - within), int(table[:, members].sum() - within)
-    own = int(schedule.parts[members].sum())
-    others = int(schedule.layout[-1]) - own
-    if op == "all_gather":
-        return own, others
-    if op == "reduce_scatter":
-        return others, own
-    out_of_root = (others, 0) if has_root else (0, own)  # scatter; gather is the reverse
-    return out_of_root if op == "scatter" else (out_of_root[1], out_of_root[0])
+    operation = OPERATIONS[schedule.op]
+    if Side.ALL in (operation.gives, operation.takes):
+        return operation.total_passes(len(sides)) * schedule.num_bytes
+    return sum(operation.crossing_bytes(schedule, side.members) for side in sides)

@@ -6,6 +6,7 @@ its slowest pairs; of a crowd of simultaneous messages the links with most to ca
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import replace
 from functools import cache, cached_property, partial
@@ -13,14 +14,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from netsim.collectives.closed_form import PairRoutes, contention_free_seconds, padded
+from netsim.collectives.closed_form import (
+    PairRoutes,
+    contention_free_seconds,
+    padded,
+    undisturbed_seconds,
+)
+from netsim.collectives.schedules.algorithms import ALGORITHMS, build
 from netsim.collectives.schedules.schedule import ListedPhase, Phase, Step
 from netsim.collectives.start import Timing, link_bytes, time_collective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from netsim.collectives.schedules.schedule import Bytes, Ranks, Schedule
+    from netsim.collectives.schedules.schedule import Bytes, Problem, Ranks, Schedule
     from netsim.topology.protocol import Protocol
     from netsim.topology.topology import FloatArray, Topology
 
@@ -37,6 +44,16 @@ _SLOWEST_PAIRS = 8
 _FEWEST_STEPS = 2  # of a phase, simulated first; then twice as many, until a step takes as long as before
 _SAME_PACE = 1e-3
 
+# Algorithms with steps of more messages are left out: to list them would take longer than the run.
+_MOST_LISTED = 500_000
+# Estimated times that differ by less are equal, and the table's earlier algorithm is taken.
+_SAME = 1 + 1e-9
+# A crowd that is not sooner than the best by more than its estimate's error is left out; a long one is not simulated.
+_SURELY = 0.99
+_LONG_SECONDS = 1.0
+# The second repetition has warm connections, as a training step does.
+_REPETITIONS = 2
+
 # Every loss is an event: from so many losses on, time grows in proportion to the bytes. At least 1 MiB is simulated.
 _MOST_LOSSES = 100
 _LEAST_BYTES = 1 << 20
@@ -52,18 +69,28 @@ def most_at_once(topology: Topology, protocol: Protocol, hosts: Sequence[int]) -
     """
     if not protocol.has_windows or protocol.rendezvous:
         return _MOST_WHOLE
-    lines = defaultdict(list)
-    for link in topology.links:
-        for end in (link.source, link.target):
-            lines[end].append((link.bits_per_second, link.latency_seconds, link.loss))
-    kinds = {tuple(lines[topology.hosts[host].name]) for host in hosts}
-    return _MOST_UNLIKE if len(kinds) ** 2 > _MOST_UNLIKE else _MOST_WHOLE
+    kinds = topology.host_kinds
+    return _MOST_UNLIKE if len({kinds[host] for host in hosts}) ** 2 > _MOST_UNLIKE else _MOST_WHOLE
 
 
 def is_crowd(schedule: Schedule, most: int = _MOST_WHOLE) -> bool:
     """True if a schedule has few steps with very many messages each, more than `most` in all."""
     listed = all(isinstance(phase, ListedPhase) for phase in schedule.phases)
     return listed and schedule.num_messages > most
+
+
+class _Rival(NamedTuple):
+    """An algorithm that is compared with others.
+
+    Attributes:
+        problem: the collective, by it.
+        bound: seconds that it takes at least; infinite for more messages than are worth listing.
+        crowd_seconds: seconds of more messages at once than are simulated, by the busiest link; 0 for fewer.
+    """
+
+    problem: Problem
+    bound: float
+    crowd_seconds: float
 
 
 class Estimator:
@@ -79,21 +106,86 @@ class Estimator:
         self.crowd = _Crowd(topology, protocol)
         self.most_at_once = cache(partial(most_at_once, topology, protocol))
 
-    def seconds(
-        self, make: Callable[[int], Schedule], num_bytes: int, hosts: Sequence[int], repeat: int = 1
-    ) -> float:
+    def fastest(self, problem: Problem, hosts: Sequence[int]) -> str:
+        """Algorithm of a collective whose last member finishes first; those that cannot win are not simulated.
+
+        Args:
+            problem: the collective, by any algorithm.
+            hosts: the host of each member.
+        """
+        names = self._candidates(problem.op)
+        if len(names) == 1 or len(set(hosts)) < 2:
+            return names[0]
+        rivals = {name: self._rival(replace(problem, algorithm=name), hosts) for name in names}
+        best, best_seconds = names[0], math.inf
+        for name in sorted(names, key=lambda name: (rivals[name].crowd_seconds > 0, rivals[name].bound)):
+            rival = rivals[name]
+            if rival.bound > best_seconds * _SAME or rival.crowd_seconds > _SURELY * best_seconds:
+                continue
+            seconds = self._rival_seconds(rival, hosts)
+            is_earlier = names.index(name) < names.index(best)
+            if seconds * _SAME < best_seconds or (is_earlier and seconds <= best_seconds * _SAME):
+                best, best_seconds = name, seconds
+        return best
+
+    def contenders(self, problem: Problem, hosts: Sequence[int], within: float) -> list[str]:
+        """Other algorithms that take at most `within` times as long as the problem's, and not as long as another."""
+        names = self._candidates(problem.op)
+        if len(names) == 1 or len(set(hosts)) < 2:
+            return []
+        seconds = {problem.algorithm: self._rival_seconds(self._rival(problem, hosts), hosts)}
+        most = within * seconds[problem.algorithm]
+        for name in names:
+            rival = self._rival(replace(problem, algorithm=name), hosts)
+            if name not in seconds and rival.bound <= most:
+                took = self._rival_seconds(rival, hosts)
+                if took <= most and took not in seconds.values():
+                    seconds[name] = took
+        return list(seconds)[1:]
+
+    def _candidates(self, op: str) -> tuple[str, ...]:
+        """Algorithms that `auto` compares: the protocol's own where it has some, each under its first name."""
+        own = [name for name in ALGORITHMS[op] if name in self._protocol.algorithms]
+        seen: dict[object, str] = {}
+        for name in own or ALGORITHMS[op]:
+            seen.setdefault(ALGORITHMS[op][name], name)
+        return tuple(seen.values())
+
+    def _rival(self, problem: Problem, hosts: Sequence[int]) -> _Rival:
+        algorithm = ALGORITHMS[problem.op][problem.algorithm]
+        parties = len(set(problem.regions)) if algorithm.needs_regions else problem.num_ranks
+        if algorithm.num_messages(parties) > _MOST_LISTED:
+            return _Rival(problem, math.inf, 0.0)
+        made = build(problem)
+        alone = undisturbed_seconds(made, hosts, self._topology, self._protocol)
+        load = np.array(link_bytes(made, hosts, self._topology))
+        busiest = (load / self._protocol.payload_bytes_per_second(self._topology)).max(initial=0.0)
+        bound = max(float(alone.max()) if alone is not None else 0.0, float(busiest))
+        crowded = is_crowd(made, self.most_at_once(tuple(hosts)))
+        return _Rival(problem, bound, self.crowd.times(made, hosts)[0] if crowded else 0.0)
+
+    def _rival_seconds(self, rival: _Rival, hosts: Sequence[int]) -> float:
+        """Estimated seconds of a rival; infinite for more messages than are worth listing."""
+        if rival.bound == math.inf or rival.crowd_seconds > _LONG_SECONDS:
+            return rival.crowd_seconds or math.inf
+        return self.seconds(rival.problem, hosts, _REPETITIONS)
+
+    def seconds(self, problem: Problem, hosts: Sequence[int], repeat: int = 1) -> float:
         """Seconds from the members' common start until the last one finishes.
 
         Args:
-            make: makes the schedule of so many bytes.
-            num_bytes: size of the collective.
+            problem: the collective.
             hosts: the host of each member.
             repeat: repetitions, of which the last counts; its connections are warm.
         """
+        num_bytes = problem.num_bytes
         most = self._most_simulated_bytes(num_bytes)
         if most == num_bytes:
-            return self._of_schedule(make(num_bytes), hosts, repeat)
-        half, whole = (self._of_schedule(make(size), hosts, repeat) for size in (most // 2, most))
+            return self._of_schedule(build(problem), hosts, repeat)
+        half, whole = (
+            self._of_schedule(build(replace(problem, num_bytes=size)), hosts, repeat)
+            for size in (most // 2, most)
+        )
         return whole + (whole - half) * (num_bytes - most) / (most - most // 2)
 
     def _most_simulated_bytes(self, num_bytes: int) -> int:

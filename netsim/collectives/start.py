@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from netsim.collectives.closed_form import contention_free_seconds
-from netsim.collectives.schedules.algorithms import schedule
+from netsim.collectives.schedules.algorithms import build, default_algorithm
+from netsim.collectives.schedules.schedule import Problem
 from netsim.network.collective import Collective, GlooCollective, StepMessages, StepSequence
 from netsim.network.trace import Span
 from netsim.weather.faults import network_with_weather
@@ -60,7 +61,8 @@ def start_all_to_all(
         A function that lets a member enter now with the bytes that it has for each member, and `Collective.cancel`.
     """
     num = len(hosts)
-    made = schedule("all_to_all", num)
+    op = "all_to_all"
+    made = build(Problem(op, default_algorithm(op), num, 0, 0, 1, None, ()))
     step = made.step(0)  # each sender's messages in the order of posting
     messages = StepMessages(num, step.src.tolist(), step.dst.tolist(), [0.0] * len(step.src))
     started = _start(network, made.walked(lambda index: messages, True), hosts, group, on_done)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from netsim.collectives.operations import OPERATIONS, Side
 from netsim.network.clock import Clock, Order, call_at, on_grid
 from netsim.network.trace import Span
 from netsim.ranks.requests import Call, CallEnding, Key, Lane, Post
@@ -26,10 +27,7 @@ __all__ = ["FROM_ROOT", "Calls", "Cancel", "Enter", "StartCall", "group_of", "ne
 _MOST_NAMED = 16  # ranks in a line
 
 #: Operations whose root has what all others get.
-FROM_ROOT = ("broadcast", "scatter")
-_TO_ROOT = ("reduce", "gather")
-# All others carry messages even without elements: the receiver learns that (and of what shape) there is nothing.
-_NOTHING_IF_EMPTY = (*FROM_ROOT, *_TO_ROOT, "all_reduce", "all_gather", "reduce_scatter")
+FROM_ROOT = tuple(name for name, each in OPERATIONS.items() if each.gives is Side.ROOT)
 
 Enter = Callable[[int, Call], None]
 Cancel = Callable[[], None]
@@ -57,7 +55,7 @@ class _InFlight:
     def is_given(self, rank: int) -> bool:
         """True if the others need no more of this rank: it is over for it, or only its sending is under way."""
         call, member = self.call, self.call.ranks.index(rank)
-        if call.op == "sendrecv":
+        if OPERATIONS[call.op].is_message:
             sends_on = len(self.members) == len(call.ranks)
         else:
             sends_on = member in self.members and needs_nobody(
@@ -69,7 +67,7 @@ class _InFlight:
         """Describe the call; after a colon its ranks, and those that have not come."""
         ranks, op = self.call.ranks, self.call.op
         missing = [rank for member, rank in enumerate(ranks) if member not in self.members]
-        way = f"rank {ranks[0]} to rank {ranks[1]}" if op == "sendrecv" else _listed(ranks)
+        way = f"rank {ranks[0]} to rank {ranks[1]}" if OPERATIONS[op].is_message else _listed(ranks)
         come = (
             f"{_listed(missing)} {'has' if len(missing) == 1 else 'have'} not come"
             if missing
@@ -91,9 +89,7 @@ def needs_nobody(op: str, is_root: bool, is_empty: bool) -> bool:
         is_root: the member is the call's root.
         is_empty: the call has no elements.
     """
-    if is_empty and op in _NOTHING_IF_EMPTY:
-        return True
-    return (op in FROM_ROOT and is_root) or (op in _TO_ROOT and not is_root)
+    return op in OPERATIONS and OPERATIONS[op].needs_nobody(is_root=is_root, is_empty=is_empty)
 
 
 def start_at_once(call: Call, group: Hashable, on_done: Callable[[int], None]) -> tuple[Enter, Cancel]:
@@ -199,7 +195,7 @@ class Calls:
         flight = self._in_flight.get(post.key)
         if flight is None:
             flight = self._start(post.key, post.call)
-        elif post.call.op == "all_to_all":
+        elif OPERATIONS[post.call.op].is_per_pair:
             flight.num_bytes += post.call.num_bytes
         flight.members.append(post.member)
         flight.last_posted_at = self._clock.now
@@ -214,7 +210,7 @@ class Calls:
             if self._needs_ended(flight):
                 self._break_call(post.key, flight)
                 return
-        if flight.call.op == "sendrecv":  # messages do not queue behind collectives
+        if OPERATIONS[flight.call.op].is_message:  # messages do not queue behind collectives
             self._post_message(flight, post)
             return
         lane = self._lanes.setdefault((post.key.group, rank), deque())
@@ -398,7 +394,7 @@ class Calls:
             self._in_flight.pop(key, None)
             # These refer to the flight, too: a cycle that would be left to the garbage collector.
             flight.enter, flight.cancel = _ignore, _nothing
-        if flight.call.op != "sendrecv":
+        if not OPERATIONS[flight.call.op].is_message:
             self._leave_lane(key, flight, rank)
 
     def _leave_lane(self, key: Key, flight: _InFlight, rank: int) -> None:

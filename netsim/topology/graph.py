@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from netsim.errors import InputError
@@ -69,6 +69,14 @@ class Link:
     def name(self) -> str:
         """Its ends, as `a->b`."""
         return f"{self.source}->{self.target}"
+
+    @property
+    def figures(self) -> tuple[object, ...]:
+        """Every field but its place: links of equal figures take equally long."""
+        return tuple([getattr(self, figure) for figure in _FIGURES])
+
+
+_FIGURES = [each.name for each in fields(Link) if each.name not in ("index", "source", "target")]
 
 
 def natural_key(name: str) -> tuple[tuple[str | int, ...], str]:

@@ -9,10 +9,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -56,6 +57,9 @@ def _spread(num_ranks: int, groups: Sequence[Sequence[int]]) -> tuple[int, ...]:
         for slot in range(rounds * len(group) + more)
     )
 
+
+# Routes of a group are compared pair by pair.
+_LARGEST_ALIKE = 8
 
 FloatArray: TypeAlias = "npt.NDArray[np.float64]"
 
@@ -238,10 +242,25 @@ class Topology:
             place: object = name
             if len(links) == 1:
                 both = links[0], self.link_between.get((links[0].target, name))
-                figures = (link and replace(link, index=0, source="", target="") for link in both)
-                place = links[0].target, *figures
+                place = links[0].target, *(link and link.figures for link in both)
             found.append(kinds.setdefault(place, len(kinds)))
         return found
+
+    def likeness(self, hosts: Sequence[int]) -> Hashable:
+        """Key that is equal for groups of hosts between which every collective takes equally long.
+
+        Their routes share links alike, these links have equal figures, and members are in regions alike. Groups of more
+        than `_LARGEST_ALIKE` members are alike only if their hosts are the same.
+        """
+        if len(hosts) > _LARGEST_ALIKE:
+            return tuple(hosts)
+        numbers: dict[int, int] = {}
+        routes = tuple(
+            tuple(numbers.setdefault(link, len(numbers)) for link in self.route(src, dst))
+            for src, dst in itertools.product(hosts, repeat=2)
+        )
+        regions = [self.region_of(host) for host in hosts]
+        return routes, tuple(self.links[link].figures for link in numbers), tuple(map(regions.index, regions))
 
     @cached_property
     def _nodes(self) -> dict[str, int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_on_arrays import run_on_arrays
 
-from netsim import ALGORITHMS, Schedule, schedule
-from netsim.collectives.schedules.schedule import ListedPhase
+from netsim import ALGORITHMS, InputError, Schedule, schedule
+from netsim.collectives.schedules import trees
+from netsim.collectives.schedules.algorithms import Algorithm
+from netsim.collectives.schedules.schedule import ListedPhase, step_of
 
 ROWS = [(op, algorithm) for op, algorithms in ALGORITHMS.items() for algorithm in algorithms]
 SPLIT = ("all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
@@ -199,3 +203,52 @@ def test_a_schedule_that_sends_too_early_is_caught() -> None:
             phase.window = window
     assert good[0].tolist() == [6, 6, 6, 6]
     assert bad[0].tolist() != good[0].tolist()
+
+
+@pytest.mark.parametrize("builder", [trees.all_reduce_two_level, trees.all_reduce_two_level_direct])
+@pytest.mark.parametrize("name", ["hierarchical", "by-site"])
+def test_an_algorithm_says_that_it_needs_regions_whatever_its_name(
+    builder: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    regions = {"hosts": range(4), "topology": Regions(["a", "a", "b", "b"])}
+
+    def sent() -> Schedule:
+        return schedule("all_reduce", 4, num_bytes=1000, algorithm=name, **regions)  # type: ignore[arg-type]
+
+    row = Algorithm(builder, needs_regions=True, num_messages=lambda num: num * num)
+    monkeypatch.setitem(ALGORITHMS["all_reduce"], name, row)  # type: ignore[arg-type]
+    assert sent().sent_bytes.sum() == 6 * 1000
+    monkeypatch.setitem(ALGORITHMS["all_reduce"], f"{name}-2", replace(row, needs_regions=False))  # type: ignore[arg-type]
+    name = f"{name}-2"
+    with pytest.raises(InputError, match=r"carry 0 B in all, and 6 kB have to pass .*needs_regions=True"):
+        sent()
+
+
+def halves(p: Any) -> tuple[ListedPhase, ...]:
+    """A message in two pieces, in one step."""
+    half = p.num_bytes // 2
+    return (ListedPhase([step_of([(0, 1, 0, half), (0, 1, half, p.num_bytes)])]),)
+
+
+def too_few(p: Any) -> tuple[ListedPhase, ...]:
+    """A broadcast that leaves out the last member."""
+    return (ListedPhase([step_of([(0, dst, 0, p.num_bytes) for dst in range(1, p.num_ranks - 1)])]),)
+
+
+@pytest.mark.parametrize(
+    ("op", "builder", "line"),
+    [
+        ("sendrecv", halves, "step 0 has two messages from member 0 to member 1: make them one"),
+        ("broadcast", halves, "step 0 has two messages from member 0 to member 1: make them one"),
+        ("broadcast", too_few, "broadcast by mine: its messages carry 2 kB in all, and 3 kB have to pass"),
+        ("scatter", lambda p: (), "scatter by mine: its messages carry 0 B in all, and 750 B have to pass"),
+    ],
+)
+def test_a_schedule_that_cannot_be_right_is_refused(
+    op: str, builder: Any, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two messages of a pair in a step were a deadlock under gloo alone; too few bytes took no time."""
+    row = Algorithm(builder, needs_regions=False, num_messages=lambda num: num)
+    monkeypatch.setitem(ALGORITHMS[op], "mine", row)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=line):
+        schedule(op, 2 if op == "sendrecv" else 4, num_bytes=1000, algorithm="mine")

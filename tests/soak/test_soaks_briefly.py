@@ -12,6 +12,7 @@ from forks import Fork, run_script
 from fuzzed_readers import READERS, one_input
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from question_orders import depends_on_order, network
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -39,3 +40,9 @@ def test_sites_that_lose_each_other_go_on_and_end_with_one_model(tmp_path: Path)
     done = Fork(run_script, broken_pairs.__file__, *options).end()
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert "'cut': 1" in done.stdout
+
+
+@given(draw=st.randoms(use_true_random=False))
+@settings(max_examples=20)
+def test_no_answer_about_collectives_depends_on_what_was_asked_before(draw: random.Random) -> None:
+    assert not depends_on_order(network(draw), draw, 2)

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from netsim.collectives.operations import OPERATIONS
+from netsim.errors import InputError
 from netsim.network.collective import StepMessages, StepSequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 __all__ = [
-    "ONE_PART",
     "Bytes",
     "ListedPhase",
     "Message",
@@ -41,8 +42,6 @@ __all__ = [
 
 # The messages of a schedule with more of them are made step by step each time, and not kept.
 _MOST_KEPT_MESSAGES = 100_000
-# gloo's allgather.cc, alltoall.cc and alltoallv.cc post a send before the receive of its pair; its others, after it.
-_SENDS_FIRST = ("all_gather", "all_to_all")
 
 Ranks = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.int64]
@@ -125,10 +124,21 @@ class Phase(ABC):
 
 
 class ListedPhase(Phase):
-    """A phase whose few steps are written out."""
+    """A phase whose few steps are written out.
+
+    Raises InputError for two messages of one pair in a step, whose rendezvous could not be told apart.
+    """
 
     def __init__(self, steps: Sequence[Step], *, reduce: bool = False, window: int = 1) -> None:
         self.steps = tuple(steps)
+        for index, step in enumerate(self.steps):
+            pairs = np.sort(step.src << 32 | step.dst)
+            if (twice := pairs[1:][pairs[1:] == pairs[:-1]]).size:
+                src, dst = int(twice[0]) >> 32, int(twice[0]) & 0xFFFFFFFF
+                raise InputError(
+                    f"step {index} has two messages from member {src} to member {dst}: make them one, or send "
+                    "the second in a later step"
+                )
         self.num_steps = len(self.steps)
         self.window = window
         self.reduce = reduce
@@ -148,8 +158,7 @@ class Schedule:
         op: operation, such as "all_reduce".
         algorithm: name of the algorithm that made it.
         num_ranks: members.
-        num_bytes: the whole tensor for all_reduce, broadcast, reduce; the sum over ranks for all_gather, gather,
-            scatter, reduce_scatter, all_to_all; the message for sendrecv.
+        num_bytes: of its layout: `size`, of all_to_all that of all ranks together.
         phases: its steps, in order.
         layout: boundaries, in bytes, of the parts that the operation distinguishes: one part for a whole tensor, one
             a rank, or one a pair (all_to_all, row by row).
@@ -165,6 +174,11 @@ class Schedule:
     layout: Bytes
     root: int = 0
     element_bytes: int = 1
+
+    @property
+    def size(self) -> int:
+        """`num_bytes` of `netsim.collective`, where what it is of is said."""
+        return self.num_bytes // self.num_ranks if OPERATIONS[self.op].is_per_pair else self.num_bytes
 
     @cached_property
     def parts(self) -> Bytes:
@@ -244,8 +258,10 @@ class Schedule:
             make: messages of a step, as of `StepSequence`.
             is_kept: they are kept for the next collective.
         """
-        is_message, sends_first = self.op == "sendrecv", self.op in _SENDS_FIRST
-        return StepSequence(self.num_ranks, self.gates, make, is_kept, is_message, sends_first)
+        operation = OPERATIONS[self.op]
+        return StepSequence(
+            self.num_ranks, self.gates, make, is_kept, operation.is_message, operation.sends_first
+        )
 
     def step(self, index: int) -> Step:
         """The messages of step `index`, counted over all phases."""
@@ -262,10 +278,6 @@ class Schedule:
             ends = zip(step.src.tolist(), step.dst.tolist(), step.num_bytes.tolist(), strict=True)
             for src, dst, num_bytes in ends:
                 yield Message(number, src, dst, num_bytes)
-
-
-ONE_PART = ("all_reduce", "broadcast", "reduce", "barrier", "sendrecv")
-"""Operations on one whole tensor, or none."""
 
 
 @dataclass(frozen=True)
@@ -304,9 +316,7 @@ class Problem:
         """Boundaries of the parts that the operation distinguishes."""
         if self.parts is not None:
             return np.concatenate(([0], np.cumsum(np.array(self.parts, np.int64))))
-        if self.op in ONE_PART:
-            return np.array([0, self.num_bytes], np.int64)
-        num_parts = self.num_ranks**2 if self.op == "all_to_all" else self.num_ranks
+        num_parts = OPERATIONS[self.op].num_parts(self.num_ranks)
         return boundaries(self.num_bytes, num_parts, self.element_bytes)
 
 
