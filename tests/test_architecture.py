@@ -265,7 +265,7 @@ FRONTS = {
         "Advance Answer Arrival Ask Await Call CallEnding Cancel Confirm Enter Exit FROM_ROOT Fetch "
         "Fetched FirstSent Join Kernel Key Lane Letter Mark Post Progress Publish Put Question RankSink RankSource "
         "Reach Request SLOW_TIMES StampedRow Stand Take Wait Withdraw gives_time group_of largest_mesh "
-        "needs_nobody start_at_once "
+        "needs_nobody on_grid start_at_once "
     ),
     "exogym_core": (
         "Communicator DiLoCoOptimizer FitResult LocalTrainer OptimSpec Strategy Trainer load_runs"

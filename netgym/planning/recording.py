@@ -21,8 +21,7 @@ from exogym_core.communicator.simulated.simulation import Schedules, Simulation,
 from exogym_core.workers.journal import Journal
 from exogym_core.workers.run import RunResult, run_ranks
 from netsim.errors import InputError
-from netsim.network.clock import on_grid
-from netsim.ranks import Advance, Ask, Call, Exit, Key, Mark, Post, Wait
+from netsim.ranks import Advance, Ask, Call, Exit, Key, Mark, Post, Wait, on_grid
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping

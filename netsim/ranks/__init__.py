@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from netsim.network.clock import on_grid
 from netsim.ranks.calls import (
     FROM_ROOT,
     Cancel,
@@ -93,5 +94,6 @@ __all__ = [
     "group_of",
     "largest_mesh",
     "needs_nobody",
+    "on_grid",
     "start_at_once",
 ]
