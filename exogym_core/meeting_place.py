@@ -22,7 +22,9 @@ __all__ = [
     "processes_of_site",
     "register_sites",
     "registered_sites",
+    "torchrun_rank",
     "under_torchrun",
+    "whole_number_of",
 ]
 
 SERVICE = "netgym rendezvous"
@@ -35,9 +37,32 @@ _RENDEZVOUS, _SITE, _RUN = "NETGYM_RENDEZVOUS", "NETGYM_SITE", "NETGYM_RUN"
 def under_torchrun() -> bool:
     """Return True if torchrun has started this process and others with it.
 
-    A RANK alone does not prove it: other launchers set it too.
+    RANK and WORLD_SIZE alone do not prove it: shells of other launchers have them too.
     """
     return {"TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"} <= os.environ.keys()
+
+
+def torchrun_rank() -> int | None:
+    """Rank of this process under torchrun; None without torchrun.
+
+    Raises:
+        InputError: RANK is no number.
+    """
+    return whole_number_of("RANK") if under_torchrun() else None
+
+
+def whole_number_of(variable: str, default: int | None = None) -> int:
+    """The whole number that a variable of the environment holds; `default` where it is not set.
+
+    Raises:
+        InputError: it holds something else.
+    """
+    value = os.environ.get(variable, "" if default is None else str(default))
+    if not value.isdecimal():
+        raise InputError(
+            f"environment: {variable}={value!r} is no whole number: set it as torchrun does, or unset it"
+        )
+    return int(value)
 
 
 def is_at_rendezvous() -> bool:
@@ -86,7 +111,7 @@ def allow_many_files() -> None:
 
 def processes_of_site() -> int:
     """Number of processes that torchrun has started for this site."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return whole_number_of("WORLD_SIZE") if under_torchrun() else 1
 
 
 class MeetingPlace(NamedTuple):

@@ -131,7 +131,8 @@ def test_state_saved_and_loaded_goes_on_with_the_same_bits(stop: int) -> None:
 
 
 def test_a_loop_under_torchrun_needs_a_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match="torchrun has started 4 processes, but communicator is missing"):
         make(MODEL.parameters())
 

@@ -22,7 +22,6 @@ from exogym_core.run.resumption import begin_checkpoints, find_resumed, follow, 
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.host import Sinks
 from exogym_core.workers.journal import SnapshotThread
-from exogym_core.workers.torchrun.rank import torchrun_rank
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -135,7 +134,7 @@ def run_record(
 ) -> Iterator[tuple[FitRequest, RunRecord | None]]:
     """Folder of a run, owned by this process while the block runs, and the request with its checkpoints in there.
 
-    None where no folder is asked for, and for torchrun's ranks other than rank 0.
+    None where no folder is asked for, and for ranks other than the first of those that torchrun started for the run.
 
     Raises:
         InputError: the folder of `out` is not empty, or is in use.
@@ -143,7 +142,7 @@ def run_record(
     """
     continued = _continued(request)
     out = request.out if continued is None else continued
-    if out is None or torchrun_rank():
+    if out is None or request.place:
         yield replace(request, resume_from=None) if continued is not None else request, None
         return
     if continued is None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
 
+from exogym_core.meeting_place import processes_of_site
 from exogym_core.strategy.diloco import DiLoCoOptions
 from exogym_core.strategy.optimizers import ensure_optim_spec, without_updates
 from exogym_core.strategy.options import (
@@ -139,9 +139,9 @@ class DiLoCoOptimizer(Configured, Optimizer):
         diloco, unknown = checked_options(DiLoCoOptimizer, (), options)
         if unknown:
             raise unknown_arguments(where, unknown, accepted_arguments(DiLoCoOptimizer), _SUCCESSORS)
-        if communicator is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if communicator is None and processes_of_site() > 1:
             raise InputError(
-                f"{where}: torchrun has started {os.environ['WORLD_SIZE']} processes, but communicator is "
+                f"{where}: torchrun has started {processes_of_site()} processes, but communicator is "
                 "missing; pass communicator=GlooCommunicator.from_environment()"
             )
         self.batch_size = positive_int(where, "batch_size", batch_size)

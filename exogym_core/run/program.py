@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-import os
 import warnings
 from collections import Counter
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from exogym_core.data.samples import (
     fingerprint,
     stream_length,
 )
+from exogym_core.meeting_place import whole_number_of
 from exogym_core.names import visible
 from exogym_core.run.learner import GraphedLearner, TorchLearner, fitting_size
 from exogym_core.run.loop import Loop, RankOutcome, Server
@@ -420,7 +420,7 @@ class Program:
         ranks = Counter(str(request.device_of(rank)) for rank in range(request.num_nodes))
         num_ranks = max(ranks.values())
         if request.is_apart or request.is_joining:
-            num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1 if request.is_apart else num_ranks))
+            num_ranks = whole_number_of("LOCAL_WORLD_SIZE", 1 if request.is_apart else num_ranks)
         with kept_rng(device), first_batch(self.model):
             return fitting_size(
                 copy.deepcopy(self.model).to(device),

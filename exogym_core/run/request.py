@@ -15,11 +15,10 @@ import torch
 from exogym_core.config import OPTIONS, RunConfig
 from exogym_core.cost.compute import Compute
 from exogym_core.data.batches import PRECISIONS, collate_of
-from exogym_core.meeting_place import is_at_rendezvous
+from exogym_core.meeting_place import is_at_rendezvous, torchrun_rank, under_torchrun, whole_number_of
 from exogym_core.results.loggers import X_AXES
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.run import Transport, loaded_topology, transport_named
-from exogym_core.workers.torchrun.rank import torchrun_rank
 from netsim import Topology, random_crashes
 from netsim.errors import InputError, unknown_name
 from netsim.units import format_count
@@ -98,7 +97,7 @@ class FitRequest(RunConfig):
         request._settle_servers()
         request._place_servers()
         request._settle_failures()
-        if torchrun_rank() is None and not request.is_apart:
+        if not request.is_joining and not request.is_apart:
             for rank in range(min(request.num_nodes, len(request.devices or [None]))):
                 _refuse_missing(request.device_of(rank))
         collate_of(request.dataloader_kwargs)
@@ -217,12 +216,17 @@ class FitRequest(RunConfig):
     @property
     def is_joining(self) -> bool:
         """True if torchrun has started this process as one rank among others."""
-        return self.carrier.joins_launchers and torchrun_rank() is not None and not self.is_apart
+        return self.carrier.joins_launchers and under_torchrun() and not self.is_apart
 
     @property
     def is_apart(self) -> bool:
         """True if this process is a site that meets others at a rendezvous."""
         return self.carrier.joins_launchers and is_at_rendezvous()
+
+    @property
+    def place(self) -> int:
+        """This process's number among those that torchrun has started for this run, or for its site of it."""
+        return (torchrun_rank() or 0) if self.carrier.joins_launchers else 0
 
     def device_of(self, rank: int) -> torch.device:
         """Device of `rank`: the given one, one of `devices` in turn, else cuda, mps or cpu."""
@@ -279,10 +283,17 @@ def _minibatch(given: Any, batch_size: int) -> int:
 
 
 def _num_nodes(given: int | None, transport: str, topology: Topology | None) -> int:
-    by_torchrun = transport_named(transport).joins_launchers and torchrun_rank() is not None
-    if by_torchrun and is_at_rendezvous():  # it has started this site alone
-        by_torchrun = False
-    started = int(os.environ["WORLD_SIZE"]) if by_torchrun else None
+    # At a rendezvous torchrun has started this site alone.
+    joins = transport_named(transport).joins_launchers and not is_at_rendezvous()
+    by_torchrun = joins and under_torchrun()
+    if joins and not by_torchrun and "RANK" in os.environ:
+        warnings.warn(
+            f"fit: RANK={os.environ['RANK']} is set, but not by torchrun: this process starts all ranks itself; to "
+            "have processes join each other, start them with torchrun",
+            UserWarning,
+            stacklevel=6,
+        )
+    started = whole_number_of("WORLD_SIZE") if by_torchrun else None
     if started is not None and given not in (None, started):
         raise InputError(
             f"fit: num_nodes is {given}, but torchrun has started {format_count(started, 'process')}; make them equal"

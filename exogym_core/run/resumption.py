@@ -23,11 +23,11 @@ from exogym_core.checkpoints.checkpoint import (
 from exogym_core.checkpoints.writing import CheckpointWriter, OwnParts, RankCheckpoints, mark_of
 from exogym_core.config import OPTIONS
 from exogym_core.cost.compute import Compute
-from exogym_core.meeting_place import processes_of_site
+from exogym_core.meeting_place import processes_of_site, under_torchrun
 from exogym_core.names import visible
 from exogym_core.results.disk import make_folder, refuse_full_disk
 from exogym_core.strategy.optimizers import ensure_optim_spec, state_bytes
-from exogym_core.workers.torchrun.rank import recalled, remember, torchrun_rank
+from exogym_core.workers.torchrun.rank import recalled, remember
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def go_on_after_restart(program: Program) -> None:
 def remember_checkpoints(program: Program) -> None:
     """Record the checkpoints for `go_on_after_restart`."""
     folder = program.checkpoints.folder
-    if folder is not None and torchrun_rank() is not None:
+    if folder is not None and under_torchrun():
         remember(_memory(program), os.fspath(folder.absolute()))
 
 

@@ -30,7 +30,7 @@ from exogym_core.run.resumption import go_on_after_restart, remember_checkpoints
 from exogym_core.run.snapshots import load_whole_state
 from exogym_core.successors import FIT_ARGUMENTS, unknown_arguments, unknown_attribute
 from exogym_core.workers.host import Sinks, untimed_row
-from exogym_core.workers.torchrun.rank import TorchrunHost, torchrun_rank
+from exogym_core.workers.torchrun.rank import TorchrunHost
 from netsim import section_of
 from netsim.errors import DeadlockError, InputError, MismatchError, RankError
 from netsim.units import format_count
@@ -162,7 +162,7 @@ def fit_torchrun(program: Program, result: FitResult, listeners: Sequence[_Liste
     On rank 0 `result` has the rows of all ranks and the final models. On the others it has neither, and its models, as
     `rank_states` on all of them, are this rank's own.
     """
-    if torchrun_rank() == 0:
+    if not program.request.place:
         go_on_after_restart(program)
         with _Watcher(program, result, listeners) as watcher:
             remember_checkpoints(program)
@@ -325,7 +325,7 @@ class Trainer:
         if record is not None:
             record.begin(result)
         folder = None if record is None else record.folder
-        is_quiet = not request.progress or bool(torchrun_rank())
+        is_quiet = not request.progress or bool(request.place)
         try:
             with shown(request.run_name or result.strategy, result, folder, is_quiet=is_quiet) as show:
                 if request.is_apart:

@@ -17,7 +17,13 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from exogym_core.meeting_place import MeetingPlace, is_at_rendezvous, under_torchrun
+from exogym_core.meeting_place import (
+    MeetingPlace,
+    is_at_rendezvous,
+    torchrun_rank,
+    under_torchrun,
+    whole_number_of,
+)
 from exogym_core.names import visible
 from netgym.command_options import (
     confirm_seeds,
@@ -98,13 +104,13 @@ def _is_follower(experiment: Experiment) -> bool:
     if not under_torchrun():
         return False
     if is_at_rendezvous():  # it has started this site alone
-        return os.environ["RANK"] != "0"
-    started, count = int(os.environ["WORLD_SIZE"]), experiment.settings.workers.count
+        return torchrun_rank() != 0
+    started, count = whole_number_of("WORLD_SIZE"), experiment.settings.workers.count
     if started != count:
         processes = format_count(started, "process")
         problem = f"count is {count}, but torchrun has started {processes}: --set workers.count={started}"
         raise experiment.document.error(("workers",), problem)
-    return os.environ["RANK"] != "0"
+    return torchrun_rank() != 0
 
 
 def _follow(experiment: Experiment) -> None:

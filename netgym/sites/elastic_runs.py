@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from exogym_core.meeting_place import MeetingPlace, processes_of_site
+from exogym_core.meeting_place import MeetingPlace, processes_of_site, under_torchrun
 from exogym_core.names import visible
 from exogym_core.run.monitor import RunMonitor, planned_together
 from exogym_core.run.resumption import (
@@ -27,7 +27,7 @@ from exogym_core.run.resumption import (
 from exogym_core.strategy.participation.absence import absence_of
 from exogym_core.workers.host import RunResult, Sinks, untimed_row
 from exogym_core.workers.rng import RandomStates
-from exogym_core.workers.torchrun.rank import TorchrunHost, torchrun_rank
+from exogym_core.workers.torchrun.rank import TorchrunHost
 from exogym_core.workers.turns import place_of_rank
 from netgym.sites.communicator import SiteCommunicator
 from netsim.errors import InputError
@@ -152,7 +152,7 @@ class _SiteMonitor(RunMonitor):
     """Run monitor of a site: rows of all ranks, snapshots of its own."""
 
     def __init__(self, program: Program, result: FitResult, listeners: Sequence[_Listener]) -> None:
-        if torchrun_rank() is not None:
+        if under_torchrun():
             go_on_after_restart(program)
         super().__init__(program, result, listeners)
         self._result = result
@@ -318,7 +318,7 @@ def fit_elastic(program: Program, result: FitResult, listeners: Sequence[_Listen
             "and go; use one with time-outs, such as DiLoCo with averaging_timeout (NETGYM_RENDEZVOUS is set: "
             "unset it for ranks on this machine)"
         )
-    if torchrun_rank():
+    if request.place:
         program.request = replace(request, finds_minibatch=False)  # the first one finds it
         program.prepare()
         return _train(program, result, None)

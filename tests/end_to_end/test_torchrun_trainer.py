@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import pytest
+from experiments import fit
 from forks import Fork, ranks, run_script
 
 from exogym_core import Trainer
@@ -54,6 +56,7 @@ def test_processes_of_torchrun_train_together_as_simulated_ranks_do(tmp_path):
 
 
 def test_num_nodes_must_be_torchruns(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="num_nodes is 4, but torchrun has started 2 processes"):
@@ -61,7 +64,34 @@ def test_num_nodes_must_be_torchruns(monkeypatch):
 
 
 def test_servers_are_refused_under_torchrun(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(InputError, match="has 1 server, which processes of torchrun do not run"):
         Trainer(MLP(), []).fit(strategy=AsyncDiLoCoStrategy(), transport="gloo")
+
+
+@pytest.mark.parametrize(
+    "place", [{"RANK": "1", "WORLD_SIZE": "2"}, {"RANK": "x", "WORLD_SIZE": "y", "SLURM_PROCID": "1"}]
+)
+def test_a_run_that_joins_no_launcher_is_a_run_of_its_own(place, monkeypatch, tmp_path, capsys):
+    """Shells of Slurm, MPI and accelerate have these variables."""
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    for transport in ("netsim", "gloo"):
+        out = tmp_path / transport
+        about = {"num_nodes": 2, "max_steps": 2, "transport": transport, "device": "cpu", "out": out}
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            fit(strategy=AllReduceStrategy(), **about)
+        assert (out / "summary.json").is_file()
+        assert "step 2" in capsys.readouterr().err
+        named = f"fit: RANK={place['RANK']} is set, but not by torchrun"
+        assert any(named in str(each.message) for each in told) == (transport == "gloo")
+
+
+def test_a_rank_that_is_no_number_is_named(monkeypatch):
+    for name, value in {"TORCHELASTIC_RUN_ID": "none", "RANK": "x", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match="environment: RANK='x' is no whole number"):
+        fit(strategy=AllReduceStrategy(), transport="gloo")

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from exogym_core.communicator.gloo.wire import Wire
-from exogym_core.meeting_place import allow_many_files
+from exogym_core.meeting_place import allow_many_files, whole_number_of
 from netsim import shared_secret
 from netsim.errors import DeadlockError, InputError, MismatchError, NetsimError, RankError, unknown_name
 
@@ -239,11 +239,11 @@ class Rendezvous:
         if missing:
             raise InputError(f"environment: {', '.join(missing)} not set; start this program with torchrun")
         allow_many_files()
-        rank, num_ranks = _number("RANK"), _number("WORLD_SIZE")
-        chosen = choose_backend(backend, _number("LOCAL_WORLD_SIZE", num_ranks))
+        rank, num_ranks = whole_number_of("RANK"), whole_number_of("WORLD_SIZE")
+        chosen = choose_backend(backend, whole_number_of("LOCAL_WORLD_SIZE", num_ranks))
         made = cls(rank, num_ranks, "", check, timeout_seconds, chosen, secret=shared_secret())
         if chosen == "nccl":
-            made.device = torch.device("cuda", _number("LOCAL_RANK", rank))  # the rank's own
+            made.device = torch.device("cuda", whole_number_of("LOCAL_RANK", rank))  # the rank's own
             torch.cuda.set_device(made.device)
         return made
 
@@ -330,7 +330,7 @@ class Rendezvous:
             meeting = FileStore(self.store_path, self.num_ranks)
             meeting.set_timeout(self.timeout)  # torch's own is 5 minutes
             return meeting
-        address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
+        address, port = os.environ["MASTER_ADDR"], whole_number_of("MASTER_PORT")
         if address == "localhost" or address.startswith("127."):
             self.address = self.address or _LOOPBACK  # and not the interface of this machine's name
         hosting = not again and self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -456,10 +456,3 @@ def _listener(address: str, port: int) -> int:
     family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
     with socket.create_server((address, port), family=family) as listener:
         return listener.detach()
-
-
-def _number(name: str, default: int | None = None) -> int:
-    text = os.environ.get(name, "" if default is None else str(default))
-    if not text.isdecimal():
-        raise InputError(f"environment: {name}={text!r} is not a number; start this program with torchrun")
-    return int(text)

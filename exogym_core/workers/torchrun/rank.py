@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from exogym_core.workers.host import OnDeposit, Sinks
 
-__all__ = ["Ending", "SnapshotCollector", "TorchrunHost", "agreed", "recalled", "remember", "torchrun_rank"]
+__all__ = ["Ending", "SnapshotCollector", "TorchrunHost", "agreed", "recalled", "remember"]
 
 T = TypeVar("T")
 
@@ -148,13 +148,6 @@ class SnapshotCollector(SnapshotThread):
 
 # For rank 0 to save what it has, and for the others, which save nothing.
 _GRACE_SECONDS, _SHORT_GRACE_SECONDS = 10.0, 1.0
-
-
-def torchrun_rank() -> int | None:
-    """Rank of this process under torchrun; None without torchrun."""
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return int(os.environ["RANK"])
-    return None
 
 
 def recalled(name: str) -> str | None:
