@@ -121,11 +121,17 @@ class Expected:
 
 
 def _seconds(name: str | None, value: Any) -> float:
+    seconds = math.nan
     try:
-        seconds = parse_seconds(value) if isinstance(value, str) else float(value)
-    except (TypeError, ValueError) as error:
+        if isinstance(value, str):
+            seconds = parse_seconds(value)
+        elif not isinstance(value, bool):
+            seconds = float(value)
+    except TypeError:
+        pass
+    except ValueError as error:
         raise InputError(f"fit: {name} is {value!r}: {error}") from None
-    if isinstance(value, bool) or not 0 < seconds < math.inf:
+    if not 0 < seconds < math.inf:
         raise InputError(f"fit: {name} is {value!r}; give a positive duration such as '2 h'")
     return seconds
 
@@ -140,9 +146,7 @@ def _failures(value: object, info: ValidationInfo) -> Mapping[str, float] | None
     if not isinstance(value, Mapping) or "mtbf" not in value or set(value) - {"mtbf", "repair"}:
         raise InputError(f"fit: {info.field_name} is {value!r}; give {{mtbf: 8 h, repair: 10 min}}")
     given = {"repair": "10 min", **value}
-    return {
-        key: _seconds(f"{info.field_name}.{key}", each) for key, each in given.items() if each is not None
-    }
+    return {key: _seconds(f"{info.field_name}.{key}", each) for key, each in given.items()}
 
 
 def _compute(value: Any) -> Compute | None:

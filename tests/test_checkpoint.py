@@ -628,8 +628,7 @@ def test_fewer_steps_than_were_done_are_refused(length: dict[str, Any], tmp_path
         fit(resume_from=folder, **length)
 
 
-def test_an_empty_folder_means_from_the_start_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
-    assert fit(resume_from=tmp_path).resumed_step == 0
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere: there is no such folder to resume from"):
         fit(resume_from=tmp_path / "nowhere")
 
@@ -884,3 +883,41 @@ def test_a_declared_attribute_that_is_missing_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match=r"Own: declares State\('phi'\) and has no attribute 'phi'"):
         fit(strategy=strategy, checkpoint_interval=1, save_dir=tmp_path / "saved", workers="threads")
+
+
+COSINE = {"lr_scheduler": "lambda_cosine", "lr_scheduler_kwargs": {"cosine_anneal": True, "warmup_steps": 2}}
+
+
+@pytest.mark.parametrize("make", [lambda: DiLoCoStrategy(H=2, **COSINE), lambda: STRATEGIES["OneBitAdam"]()])
+def test_a_schedule_that_ends_with_the_run_goes_on_for_no_other_length(
+    make: Callable[[], Strategy], tmp_path: Path
+) -> None:
+    """Step 9 would have had the rate of the shorter run's end, and step 10 that of a longer one."""
+    options = {"checkpoint_interval": 4, "save_dir": tmp_path}
+    folder = fit(strategy=make(), max_steps=8, **options).checkpoint_folder
+    with pytest.raises(
+        InputError, match=r"settings: steps of a schedule is \[\d+\], this run's is \[\d+\]; make them"
+    ):
+        fit(strategy=make(), max_steps=16, resume_from=folder)
+    assert fit(strategy=make(), max_steps=8, resume_from=folder).resumed_step == 8
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"lr_scheduler": "StepLR", "lr_scheduler_kwargs": {"step_size": 3, "gamma": 0.5}},
+        {"lr_scheduler": "lambda_cosine", "lr_scheduler_kwargs": {"warmup_steps": 6}},
+        {
+            "lr_scheduler": "lambda_cosine",
+            "lr_scheduler_kwargs": {"cosine_anneal": True, "warmup_steps": 2, "max_steps": 6},
+        },
+    ],
+)
+def test_a_schedule_of_its_own_length_goes_on_as_unbroken(schedule: dict[str, Any], tmp_path: Path) -> None:
+    def make() -> Strategy:
+        return DiLoCoStrategy(H=2, **schedule)
+
+    options = {"checkpoint_interval": 4, "save_dir": tmp_path}
+    folder = fit(strategy=make(), max_steps=8, **options).checkpoint_folder
+    longer = fit(strategy=make(), max_steps=12, resume_from=folder)
+    assert outcome(longer) == outcome(fit(strategy=make(), max_steps=12))

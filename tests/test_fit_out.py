@@ -14,9 +14,9 @@ from torch.utils.data import TensorDataset
 import netgym
 from exogym_core.results.report import Results
 from exogym_core.results.run_folder import RunFolder
-from exogym_core.strategy import DiLoCoStrategy, Strategy
 from netgym.cli.main import main
 from netgym.tasks import MLP
+from exogym_core.strategy import DiLoCoStrategy, OptimSpec, Strategy
 from netsim.errors import InputError
 
 
@@ -35,18 +35,10 @@ def train(strategy: Strategy | None = None, *, stop_at: int | None = None, **opt
     inputs = torch.randn(64, 4)
     data = TensorDataset(inputs, (inputs.sum(dim=1) > 0).long())
     keywords: dict[str, Any] = {"topology": "two-datacenters", "compute": "50 ms", "checkpoint_interval": 2}
-    return netgym.Trainer(MLP(4, [], 2), data, data).fit(
-        strategy=strategy or DiLoCoStrategy(inner_optim="adam", H=2),
-        num_nodes=2,
-        device="cpu",
-        workers="threads",
-        batch_size=4,
-        max_steps=8,
-        val_interval=2,
-        progress=False,
-        on_event=event,
-        **keywords | options,
-    )
+    keywords |= {"num_nodes": 2, "device": "cpu", "workers": "threads", "batch_size": 4, "max_steps": 8}
+    keywords |= {"val_interval": 2, "progress": False, "on_event": event}
+    chosen = strategy or DiLoCoStrategy(inner_optim="adam", H=2)
+    return netgym.Trainer(MLP(4, [], 2), data, data).fit(strategy=chosen, **keywords | options)
 
 
 def test_the_folder_is_one_of_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,3 +119,57 @@ def test_a_run_goes_on_in_its_own_folder(tmp_path: Path) -> None:
     train(out=tmp_path / "first")
     with pytest.raises(InputError, match=r"fit: resume_from is the run folder .* leave out out="):
         train(resume_from=tmp_path / "first", out=tmp_path / "second")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Files but the log, which tells of each attempt."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "log.txt"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"batch_size": 2}, "batch_size"),
+        ({"strategy": DiLoCoStrategy(H=2, optim_spec=OptimSpec("sgd", lr=0.3))}, "options"),
+        (
+            {"strategy": Mine(optim_spec="sgd")},
+            "no checkpoint of Mine, but checkpoints of DiLoCo: start a new run",
+        ),
+        ({"max_steps": 3}, "max_steps ends the run after 3 steps"),
+    ],
+)
+def test_a_refused_resume_changes_nothing(tmp_path: Path, changed: dict[str, Any], line: str) -> None:
+    """The summary became [], and experiment.yaml had the refused settings."""
+    train(out=tmp_path / "run")
+    before = contents(tmp_path / "run")
+    strategy = changed.pop("strategy", None)
+    with pytest.raises(InputError, match=line):
+        train(strategy, resume_from=tmp_path / "run", **changed)
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_finished_run_without_checkpoints_is_not_trained_over(tmp_path: Path) -> None:
+    train(out=tmp_path / "run", checkpoint_interval=None)
+    before = contents(tmp_path / "run")
+    with pytest.raises(
+        InputError, match=r"no checkpoint of DiLoCo, but none \(checkpoint_interval= makes some\)"
+    ):
+        train(resume_from=tmp_path / "run", checkpoint_interval=None)
+    assert contents(tmp_path / "run") == before
+
+
+def test_checkpoints_one_level_deeper_are_named(tmp_path: Path) -> None:
+    """The run began at step 0 without a word."""
+    train(save_dir=tmp_path / "stored", topology=None, compute=None)
+    with pytest.raises(
+        InputError, match=r"resume_from: .*stored has no checkpoint: name .*stored/DiLoCoStrategy"
+    ):
+        train(resume_from=tmp_path / "stored", topology=None, compute=None)
+    train(out=tmp_path / "run")
+    with pytest.raises(InputError, match=r"checkpoints has no checkpoint: name .*checkpoints/DiLoCo"):
+        train(resume_from=tmp_path / "run" / "checkpoints")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"empty has no checkpoint: leave it out to train from the start"):
+        train(resume_from=tmp_path / "empty")
+    assert not list((tmp_path / "empty").iterdir())

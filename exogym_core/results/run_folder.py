@@ -53,6 +53,7 @@ __all__ = [
     "code_folder_of",
     "csv_text",
     "is_own",
+    "is_run_folder",
     "relative_to",
     "require_own",
     "seal_of",
@@ -83,6 +84,11 @@ def csv_text(rows: Sequence[Mapping[str, Any]], first_columns: Iterable[str]) ->
     writer.writerow(columns)
     writer.writerows([row.get(column) for column in columns] for row in rows)
     return text.getvalue()
+
+
+def is_run_folder(path: Path) -> bool:
+    """True if a run has begun in this folder."""
+    return (path / "experiment.yaml").is_file()
 
 
 class RunFolder:
@@ -138,7 +144,7 @@ class RunFolder:
             InputError: there is no run at `path`.
         """
         folder = Path(path)
-        if not (folder / "experiment.yaml").is_file():
+        if not is_run_folder(folder):
             if (folder / "train.csv").is_file() and (folder / "config.json").is_file():
                 raise InputError(
                     f"{visible(path)}: holds the tables train.csv and validation.csv of fit(run_name=...), no run: "

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from exogym_core.config import OPTIONS, PROGRAM_TASK, resolved_protocol, yaml_text
-from exogym_core.names import visible
+from exogym_core.names import file_name, visible
 from exogym_core.results.loggers import FolderLogger, Logger, WandbLogger, end_state, flat
 from exogym_core.results.recorder import RowRecorder
-from exogym_core.results.run_folder import RunFolder
+from exogym_core.results.run_folder import RunFolder, is_run_folder
 from exogym_core.run.resumption import begin_checkpoints, find_resumed, follow, plan
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.host import Sinks
@@ -63,10 +63,19 @@ class RunRecord:
         folder: owned by this process.
         request: of the run.
         model, dataset: named in experiment.yaml.
+        is_continued: a run has begun there, which stays as it is until there is a step that it had not done.
     """
 
-    def __init__(self, folder: RunFolder, request: FitRequest, model: nn.Module, dataset: object) -> None:
-        self.folder, self._request = folder, request
+    def __init__(
+        self,
+        folder: RunFolder,
+        request: FitRequest,
+        model: nn.Module,
+        dataset: object,
+        is_continued: bool,
+    ) -> None:
+        self.folder, self._request, self.is_continued = folder, request, is_continued
+        self._has_begun = False
         self._name, self.label = _names(request.strategy)
         self._task = {"name": f"{PROGRAM_TASK}{type(dataset).__name__})"}
         given = plain_arguments(request.strategy)
@@ -79,12 +88,22 @@ class RunRecord:
 
     def begin(self, result: FitResult) -> None:
         """Write what is settled before the first step."""
+        if self.is_continued:
+            self.folder.log("resumed")
         self.folder.write_text("experiment.yaml", self._experiment(result))
         self.folder.write_environment()
         self.folder.write_summary([])
+        self._has_begun = True
+
+    def follow(self, result: FitResult, row: Mapping[str, Any]) -> None:
+        """Take a row of a run that goes on: its first own step begins it."""
+        if not self._has_begun and row["kind"] == "step" and row["step"] > result.resumed_step:
+            self.begin(result)
 
     def end(self, result: FitResult) -> None:
-        """Write metrics, model, summary and page."""
+        """Write metrics, model, summary and page; nothing where no step was done."""
+        if not result.complete and not (self._has_begun and result.history):
+            return
         from exogym_core.results.report import write_report
 
         self.folder.write_text("experiment.yaml", self._experiment(result))
@@ -150,18 +169,33 @@ def run_record(
     else:
         folder = RunFolder.open(out).owned()
         folder.clean()
-        folder.log("resumed")
     try:
+        if continued is not None:
+            _refuse_other_run(folder, _names(request.strategy)[1])
         if request.checkpoint_interval is not None or continued is not None:
             checkpoints = folder.make_folder("checkpoints", _names(request.strategy)[1])
             request = replace(request, resume_from=checkpoints)
-        yield request, RunRecord(folder, request, model, dataset)
+        yield request, RunRecord(folder, request, model, dataset, continued is not None)
     except BaseException:
-        if not folder.has_trained():
+        if continued is None and not folder.has_trained():
             folder.discard()
         raise
     finally:
         folder.release()
+
+
+def _refuse_other_run(folder: RunFolder, label: str) -> None:
+    """Raise InputError for a run that has come somewhere, and has no checkpoint from which `label` could go on."""
+    kept = sorted({path.parent.name for path in folder.path.glob("checkpoints/*/step-*")})
+    if file_name(label) not in kept and folder.has_trained():
+        there = (
+            f"checkpoints of {', '.join(map(visible, kept))}"
+            if kept
+            else "none (checkpoint_interval= makes some)"
+        )
+        raise InputError(
+            f"fit: resume_from: {visible(folder.path)} has no checkpoint of {label}, but {there}: start a new run"
+        )
 
 
 def _continued(request: FitRequest) -> Path | None:
@@ -170,7 +204,7 @@ def _continued(request: FitRequest) -> Path | None:
     Raises:
         InputError: `out` is another folder.
     """
-    if request.resume_from is None or not (Path(request.resume_from) / "experiment.yaml").is_file():
+    if request.resume_from is None or not is_run_folder(Path(request.resume_from)):
         return None
     path = Path(request.resume_from)
     if request.out is not None and Path(request.out).resolve() != path.resolve():

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from exogym_core.checkpoints.checkpoint import find_checkpoint, step_folders
 from exogym_core.config import OPTIONS, RunConfig
 from exogym_core.cost.compute import Compute
 from exogym_core.data.batches import PRECISIONS, collate_of
 from exogym_core.meeting_place import is_at_rendezvous, torchrun_rank, under_torchrun, whole_number_of
+from exogym_core.names import visible
 from exogym_core.results.loggers import X_AXES
+from exogym_core.results.run_folder import is_run_folder
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.run import Transport, loaded_topology, transport_named
 from netsim import Topology, random_crashes
@@ -101,6 +104,8 @@ class FitRequest(RunConfig):
             for rank in range(min(request.num_nodes, len(request.devices or [None]))):
                 _refuse_missing(request.device_of(rank))
         collate_of(request.dataloader_kwargs)
+        if request.resume_from is not None and not request.place and not request.is_apart:
+            _require_checkpoint(Path(request.resume_from))
         return request
 
     def __getstate__(self) -> dict[str, Any]:
@@ -262,6 +267,18 @@ class FitRequest(RunConfig):
             return self.max_steps
         steps = self.num_epochs * steps_per_epoch
         return steps if self.max_steps is None else min(steps, self.max_steps)
+
+
+def _require_checkpoint(folder: Path) -> None:
+    """Refuse a folder without a checkpoint, which a run would fill from its first step: the files may lie elsewhere.
+
+    A run's folder, and its folder of checkpoints, may have none yet: the run was killed before the first.
+    """
+    if is_run_folder(folder) or is_run_folder(folder.absolute().parent.parent) or find_checkpoint(folder):
+        return
+    inner = [visible(path) for path in sorted(folder.iterdir()) if path.is_dir() and step_folders(path)]
+    remedy = f"name {' or '.join(inner[:3])}" if inner else "leave it out to train from the start"
+    raise InputError(f"fit: resume_from: {visible(folder)} has no checkpoint: {remedy}")
 
 
 def _precision(given: object) -> str | None:

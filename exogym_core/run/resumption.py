@@ -262,9 +262,12 @@ def run_settings(program: Program) -> dict[str, Any]:
     """
     request = program.request
     names = [name for name, each in OPTIONS.items() if each.same]
-    length = {}
+    length: dict[str, Any] = {}
+    steps = program.known_max_steps() or request.max_steps
+    if steps is not None and (of_length := list(request.strategy.of_length(steps))):
+        length["steps of a schedule"] = of_length
     if not request.strategy.is_synchronous:
-        length = {name: getattr(request, name) for name in ("max_steps", "num_epochs", "until")}
+        length |= {name: getattr(request, name) for name in ("max_steps", "num_epochs", "until")}
     topology = None
     if request.topology is not None:
         text = json.dumps(request.topology.to_mapping(), sort_keys=True, default=str)

@@ -322,8 +322,12 @@ class Trainer:
         if every is not None and 0 < steps < every:
             line = f"checkpoints every {every} steps: none is made in {format_count(steps, 'step')}"
             warnings.warn(f"{line}: shorten the interval, or leave it out", UserWarning, stacklevel=4)
+        listeners: list[_Listener] = []
         if record is not None:
-            record.begin(result)
+            if record.is_continued:
+                listeners.append(partial(record.follow, result))
+            else:
+                record.begin(result)
         folder = None if record is None else record.folder
         is_quiet = not request.progress or bool(request.place)
         try:
@@ -333,9 +337,9 @@ class Trainer:
                     fit = getattr(importlib.import_module(module), name)
                 else:
                     fit = fit_torchrun if request.is_joining else fit_local
-                _conclude(fit(program, result, [show]), result)
+                _conclude(fit(program, result, [*listeners, show]), result)
         finally:
-            if record is not None and (result.history or result.complete):
+            if record is not None:
                 record.end(result)
         return result
 

@@ -17,6 +17,7 @@ from exogym_core.strategy.optimizers import (
     build_scheduler,
     ensure_optim_spec,
     resolve_scheduler,
+    schedule_end,
     without_updates,
 )
 from exogym_core.strategy.options import (
@@ -207,6 +208,14 @@ class Strategy(Participants, Configured, Stateful):
         self._init_node(model, comm.rank, self.num_nodes)
         if self.scheduler is None:
             self._setup_scheduler()
+
+    def of_length(self, max_steps: int) -> Sequence[int]:
+        """Steps that follow from the run's number of steps, such as the end of its schedule.
+
+        A run resumes for another number of steps only where these stay the same.
+        """
+        end = schedule_end(self.lr_scheduler, self.lr_scheduler_kwargs, max_steps)
+        return [] if end is None else [end]
 
     def begin_step(self, context: StepContext) -> None:
         """Begin the step that `context` describes."""

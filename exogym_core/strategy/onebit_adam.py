@@ -62,7 +62,7 @@ class OneBitMomenta(GradientExchange, name="OneBitAdam"):
         """Begin without moments and errors."""
         super()._init_node(model, rank, num_nodes)
         given = self.options.freeze_step
-        self.freeze_step = max(1, int(0.15 * self.strategy.max_steps)) if given is None else given
+        self.freeze_step = _freeze_step(self.strategy.max_steps) if given is None else given
         self.momentum = flatten(self.zeros_like_gradients())
         self.variance, self.error = torch.zeros_like(self.momentum), torch.zeros_like(self.momentum)
         own = self.momentum.tensor_split(self.comm.world_size)[self.comm.rank]
@@ -81,6 +81,10 @@ class OneBitMomenta(GradientExchange, name="OneBitAdam"):
             self.momentum = served_mean(self.comm, own, codec, self.error, self.server_error)
         update = self.momentum / (self.variance.sqrt() + options.eps)
         return unflatten(update.where(self.variance > 0, 0.0), gradients)
+
+
+def _freeze_step(max_steps: int) -> int:
+    return max(1, int(0.15 * max_steps))
 
 
 class OneBitAdamStrategy(Composition, name="OneBitAdam"):
@@ -116,3 +120,8 @@ class OneBitAdamStrategy(Composition, name="OneBitAdam"):
     module = OneBitMomenta
     positional = ("optim_spec", "freeze_step")
     applied = "Adam's updates"
+
+    def of_length(self, max_steps: int) -> Sequence[int]:
+        """The step at which the variance stands still too, where that is a share of the run."""
+        own = [_freeze_step(max_steps)] if self.arguments.get("freeze_step") is None else []
+        return [*super().of_length(max_steps), *own]

@@ -28,6 +28,7 @@ __all__ = [
     "cosine_factor",
     "ensure_optim_spec",
     "resolve_scheduler",
+    "schedule_end",
     "state_bytes",
     "without_updates",
 ]
@@ -266,6 +267,13 @@ def _check_cosine(options: Mapping[str, Any]) -> None:
         raise InputError(f"{where}: cosine_anneal={options['cosine_anneal']!r} must be true or false")
 
 
+def schedule_end(scheduler: LRSchedulerLike | None, options: Mapping[str, Any], max_steps: int) -> int | None:
+    """The step at which a schedule ends that depends on a run's `max_steps`; None for others."""
+    if scheduler != "lambda_cosine" or not options.get("cosine_anneal"):
+        return None
+    return min(options.get("max_steps") or max_steps, max_steps)
+
+
 def build_scheduler(
     optimizer: Optimizer, scheduler: LRSchedulerLike, options: Mapping[str, Any], max_steps: int
 ) -> LRScheduler:
@@ -276,7 +284,8 @@ def build_scheduler(
         return resolved(optimizer, **options)
     # `null` in a file is the default.
     given = {name: value for name, value in options.items() if value is not None}
-    given["max_steps"] = min(given.get("max_steps") or max_steps, max_steps)
+    if (end := schedule_end(scheduler, given, max_steps)) is not None:
+        given["max_steps"] = end
     return LambdaLR(optimizer, partial(cosine_factor, **given))
 
 
