@@ -74,6 +74,7 @@ __all__ = [
     "file_values",
     "open_device",
     "option",
+    "plain_numbers",
     "resolved_protocol",
     "yaml_text",
 ]
@@ -107,6 +108,19 @@ class Option:
 def option(default: Any, **properties: Any) -> Any:
     """A field of `RunConfig`; `properties` are the attributes of its `Option`."""
     return field(default=default, metadata={"option": Option(**properties)})
+
+
+def plain_numbers(value: Any) -> Any:
+    """`value` with Python's numbers in place of numpy's, in lists and mappings too.
+
+    >>> plain_numbers({"lr": math.pi, "names": ["a"]})
+    {'lr': 3.141592653589793, 'names': ['a']}
+    """
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        return value.item()
+    if type(value) is dict:
+        return {plain_numbers(key): plain_numbers(each) for key, each in value.items()}
+    return type(value)(map(plain_numbers, value)) if type(value) in (list, tuple) else value
 
 
 # --- types of options --------------------------------------------------------------------------------------
@@ -378,6 +392,7 @@ def checked_config(*positional: Any, **keywords: Any) -> RunConfig:
     """
     given = signature(RunConfig).bind(*positional, **keywords).arguments
     for name, value in given.items():
+        value = given[name] = plain_numbers(value)
         expected = _expected(name)
         if isinstance(value, float) and value.is_integer() and expected is not None and expected.is_whole:
             given[name] = int(value)  # users of EXO Gym pass 150.0 steps
@@ -524,7 +539,9 @@ def resolved_protocol(given: Any, topology: Topology | None) -> Any:
 
 def yaml_text(mapping: Mapping[str, Any]) -> str:
     """Plain data as a YAML file that our reader reads back as they are."""
-    return yaml.dump(dict(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=110)
+    return yaml.dump(
+        plain_numbers(dict(mapping)), Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=110
+    )
 
 
 class _Dumper(yaml.SafeDumper):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -16,7 +17,7 @@ from exogym_core.results.report import Results
 from exogym_core.results.run_folder import RunFolder
 from netgym.cli.main import main
 from netgym.tasks import MLP
-from exogym_core.strategy import DiLoCoStrategy, OptimSpec, Strategy
+from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy, OptimSpec, SPARTAStrategy, Strategy
 from netsim.errors import InputError
 
 
@@ -173,3 +174,42 @@ def test_checkpoints_one_level_deeper_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"empty has no checkpoint: leave it out to train from the start"):
         train(resume_from=tmp_path / "empty")
     assert not list((tmp_path / "empty").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        (lambda: DiLoCoStrategy(H=np.int64(2), lr=np.float64(0.1)), {"max_steps": np.float64(2.0)}),
+        (
+            lambda: DiLoCoStrategy(
+                H=2, outer_optim=OptimSpec("sgd", lr=np.float32(0.5), nesterov=np.bool_(False))
+            ),
+            {
+                "num_nodes": np.int64(2),
+                "batch_size": np.int32(4),
+                "seed": np.uint8(3),
+                "shuffle": np.bool_(True),
+            },
+        ),
+        (
+            lambda: SPARTAStrategy(p_sparta=np.float32(0.25), max_norm=np.int64(1)),
+            {
+                "compute": {"fixed": np.float64(0.125)},
+                "until": np.float32(0.25),
+                "target_loss": np.float16(1),
+            },
+        ),
+        (
+            lambda: FedAvgStrategy(
+                lr_scheduler="lambda_cosine", lr_scheduler_kwargs={"warmup_steps": np.int8(2)}
+            ),
+            {"failures": {"mtbf": np.int64(9), "repair": np.float64(1)}, "until": np.int16(1)},
+        ),
+    ],
+)
+def test_numbers_of_numpy_are_numbers(tmp_path: Path, strategy: Any, options: dict[str, Any]) -> None:
+    train(strategy(), out=tmp_path / "a", **{"max_steps": 2} | options)
+    text = (tmp_path / "a" / "experiment.yaml").read_text()
+    assert "numpy" not in text
+    assert "np." not in text
+    assert netgym.load(tmp_path / "a").summary[0]["steps"] == 2

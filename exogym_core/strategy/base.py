@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from exogym_core.config import plain_numbers
 from exogym_core.strategy.optimizers import (
     LRSchedulerLike,
     OptimizerLike,
@@ -171,7 +172,7 @@ class Strategy(Participants, Configured, Stateful):
         options = {} if lr is None else {"lr": number(where, "lr", lr)}
         self.optim_spec = ensure_optim_spec(optim, default, **options)
         self.max_norm = None if max_norm is None else number(where, "max_norm", max_norm)
-        self.lr_scheduler_kwargs = dict(lr_scheduler_kwargs or {})
+        self.lr_scheduler_kwargs = plain_numbers(dict(lr_scheduler_kwargs or {}))
         if self.lr_scheduler_kwargs and not lr_scheduler:
             raise InputError(
                 f"{where}: lr_scheduler_kwargs without lr_scheduler; add lr_scheduler='lambda_cosine'"

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from exogym_core.config import plain_numbers
 from exogym_core.strategy.options import number, positive_int
 from exogym_core.successors import refuse_unknown_options
 from netsim.errors import InputError, unknown_name, unknown_names
@@ -64,8 +65,8 @@ class OptimSpec:
         if not callable(self.cls):
             raise InputError(f"OptimSpec: {cls!r} is not an optimizer class, name or factory")
         self.params = params
-        self.kwargs = kwargs
-        _check_options(self.cls, kwargs)
+        self.kwargs = plain_numbers(kwargs)
+        _check_options(self.cls, self.kwargs)
 
     @classmethod
     def from_string(cls, name: str, **kwargs: Any) -> OptimSpec:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
+from exogym_core.config import plain_numbers
 from exogym_core.successors import STRATEGY_ARGUMENTS, unknown_arguments
 from netsim.errors import InputError, unknown_name
 
@@ -78,7 +79,7 @@ class Options:
         """
         values = {}
         for field in dataclasses.fields(cls):
-            value, check = given.get(field.name), field.metadata["check"]
+            value, check = plain_numbers(given.get(field.name)), field.metadata["check"]
             if value is not None:
                 name = (called or {}).get(field.name, field.name)
                 values[field.name] = value if check is None else check(where, name, value)
@@ -223,6 +224,7 @@ def given_arguments(
     cls: type[Configured], positional: tuple[Any, ...], named: dict[str, Any]
 ) -> dict[str, Any]:
     """Arguments of `cls(*positional, **named)` by name, with the defaults of `cls` itself."""
+    positional, named = plain_numbers(positional), plain_numbers(named)
     signature = inspect.signature(cls)
     bound = signature.bind_partial(*positional, **named)
     bound.apply_defaults()
@@ -242,6 +244,7 @@ def refuse_unknown(cls: type, unknown: Mapping[str, Any]) -> None:
 
 def whole_number(where: str, name: str, value: object, least: int = 0) -> int:
     """`value` as an int of at least `least`."""
+    value = plain_numbers(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise InputError(f"{where}: {name}={value!r} must be a whole number of at least {least}")
     return value
@@ -252,6 +255,7 @@ positive_int = partial(whole_number, least=1)
 
 def number(where: str, name: str, value: object) -> float:
     """`value` as a finite float of at least 0."""
+    value = plain_numbers(value)
     valid = isinstance(value, int | float) and not isinstance(value, bool)
     if not valid or not math.isfinite(value) or value < 0:  # type: ignore[operator, arg-type]
         raise InputError(f"{where}: {name}={value!r} must be a number of at least 0")
