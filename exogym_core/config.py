@@ -29,6 +29,7 @@ from pydantic import (
 )
 
 from exogym_core.cost.compute import Compute
+from exogym_core.names import plain_numbers
 from exogym_core.workers.spec import WorkerSpec
 from netsim import Protocol, Schema, documented_lines, parse_collectives, parse_document
 from netsim.errors import InputError
@@ -74,7 +75,6 @@ __all__ = [
     "file_values",
     "open_device",
     "option",
-    "plain_numbers",
     "resolved_protocol",
     "yaml_text",
 ]
@@ -108,19 +108,6 @@ class Option:
 def option(default: Any, **properties: Any) -> Any:
     """A field of `RunConfig`; `properties` are the attributes of its `Option`."""
     return field(default=default, metadata={"option": Option(**properties)})
-
-
-def plain_numbers(value: Any) -> Any:
-    """`value` with Python's numbers in place of numpy's, in lists and mappings too.
-
-    >>> plain_numbers({"lr": math.pi, "names": ["a"]})
-    {'lr': 3.141592653589793, 'names': ['a']}
-    """
-    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
-        return value.item()
-    if type(value) is dict:
-        return {plain_numbers(key): plain_numbers(each) for key, each in value.items()}
-    return type(value)(map(plain_numbers, value)) if type(value) in (list, tuple) else value
 
 
 # --- types of options --------------------------------------------------------------------------------------

@@ -1,17 +1,18 @@
-"""Names that users give, made safe for a file's name and for a terminal."""
+"""Names that users give, made safe for a file's name and for a terminal; and their numbers, made Python's."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import unicodedata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
     "file_name",
+    "plain_numbers",
     "seeded_name",
     "unique_labels",
     "visible",
@@ -97,3 +98,17 @@ def visible_text(text: str) -> str:
     """
     parts = (part if part.isprintable() or part in "\n\t" else visible(part) for part in text)
     return "".join(parts)
+
+
+def plain_numbers(value: Any) -> Any:
+    """`value` with Python's numbers in place of numpy's, in lists and mappings too.
+
+    >>> import numpy as np
+    >>> plain_numbers({"lr": np.float64(0.5), "names": ["a"]})
+    {'lr': 0.5, 'names': ['a']}
+    """
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        return value.item()
+    if type(value) is dict:
+        return {plain_numbers(key): plain_numbers(each) for key, each in value.items()}
+    return type(value)(map(plain_numbers, value)) if type(value) in (list, tuple) else value

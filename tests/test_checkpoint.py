@@ -39,7 +39,7 @@ from exogym_core.checkpoints.files import LogWriter, decode, encode, read_logs, 
 from exogym_core.checkpoints.writing import CheckpointWriter
 from exogym_core.results.disk import RecordError
 from exogym_core.results.fit_result import FitResult
-from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy, Strategy, build_strategy
+from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy, OneBitAdamStrategy, Strategy, build_strategy
 from netsim.errors import InputError
 from netsim.ranks import Advance, Call, Key, Mark, Post, Wait
 from netsim.units import format_bytes
@@ -888,7 +888,7 @@ def test_a_declared_attribute_that_is_missing_is_named(tmp_path: Path) -> None:
 COSINE = {"lr_scheduler": "lambda_cosine", "lr_scheduler_kwargs": {"cosine_anneal": True, "warmup_steps": 2}}
 
 
-@pytest.mark.parametrize("make", [lambda: DiLoCoStrategy(H=2, **COSINE), lambda: STRATEGIES["OneBitAdam"]()])
+@pytest.mark.parametrize("make", [lambda: DiLoCoStrategy(H=2, **COSINE), OneBitAdamStrategy])
 def test_a_schedule_that_ends_with_the_run_goes_on_for_no_other_length(
     make: Callable[[], Strategy], tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from experiments import Squares, fit, samples
 from torch.utils.data import TensorDataset
 
 import netgym
+from exogym_core.results.loggers import FolderLogger
 from exogym_core.results.report import Results
 from exogym_core.results.run_folder import RunFolder
 from netgym.cli.main import main
@@ -213,3 +216,115 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path, strategy: Any, options: di
     assert "numpy" not in text
     assert "np." not in text
     assert netgym.load(tmp_path / "a").summary[0]["steps"] == 2
+
+
+class Odd(Squares):
+    """A model with something besides parameters and plain buffers."""
+
+    kind = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        match self.kind:
+            case "grows":
+                self.register_buffer("seen", torch.zeros(1))
+            case "none" | "passing":
+                self.register_buffer("seen", None, persistent=self.kind == "none")
+            case "dropped":
+                self.register_buffer("seen", torch.ones(2))
+            case "sparse":
+                self.register_buffer("graph", torch.eye(3).to_sparse())
+            case "lazy":
+                self.norm = torch.nn.LazyBatchNorm1d()
+            case "meta":
+                self.layer = torch.nn.Linear(6, 1, device="meta")
+            case "quantised":
+                inner = torch.nn.Sequential(torch.nn.Linear(4, 4))
+                self.inner = torch.ao.quantization.quantize_dynamic(inner, {torch.nn.Linear}, torch.qint8)
+            case "expanded":
+                self.register_buffer("row", torch.ones(1).expand(4))
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        if self.kind == "grows" and self.training:
+            self.seen = torch.cat([self.seen, batch[0].mean()[None].detach()])
+        elif self.kind in ("none", "passing"):
+            self.seen = batch[0].mean().detach()
+        elif self.kind == "dropped":
+            self.seen = None
+        return super().forward(batch)
+
+    def get_extra_state(self) -> Any:
+        return threading.Lock() if self.kind == "locked" else {"kind": (self.kind,)}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.found = state
+
+
+def odd(kind: str) -> torch.nn.Module:
+    return type("Odd", (Odd,), {"kind": kind})()
+
+
+@pytest.mark.parametrize("kind", ["extra", "grows", "none", "passing", "dropped"])
+def test_states_that_change_are_kept(tmp_path: Path, kind: str) -> None:
+    """They were lost after the last step."""
+    options = {"validation": samples(8), "checkpoint_interval": 3, "max_steps": 4, "progress": False}
+    with pytest.warns(
+        UserWarning, match="has the model's tensors, not its _extra_state: that is in fit_result"
+    ):
+        model: Any = fit(odd(kind), out=tmp_path / "run", **options)
+    assert model.found == {"kind": (kind,)}
+    for name in ("summary.json", "metrics/AllReduce.csv", "models/AllReduce.safetensors", "report.html"):
+        assert (tmp_path / "run" / name).is_file()
+    with pytest.warns(UserWarning, match="_extra_state"):
+        again: Any = fit(odd(kind), resume_from=tmp_path / "run", **options)
+    assert again.state_dict().keys() == model.state_dict().keys()
+    if kind == "grows":
+        assert len(model.seen) == 1 + 4
+        assert again.seen.equal(model.seen)
+
+
+@pytest.mark.filterwarnings("ignore:torch.*quant")
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("sparse", "Odd: 'graph' is sparse: keep it dense"),
+        ("lazy", "Odd: 'norm.weight' has no shape yet: run a batch through the model first"),
+        ("meta", "Odd: 'layer.weight' is on the meta device, without values"),
+        ("quantised", "a module is quantised: train it as it was before"),
+        ("expanded", r"'row' has several elements at one place of memory \(expand\)"),
+        (
+            "locked",
+            "Odd cannot give its state, and take it again, as at the end of a run: TypeError: cannot pickle",
+        ),
+    ],
+)
+def test_states_that_cannot_be_kept_are_refused_before_anything_is_written(
+    tmp_path: Path, kind: str, line: str
+) -> None:
+    with pytest.raises(InputError, match=line):
+        fit(odd(kind), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_fails_at_the_end_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page, a logger and a trace that cannot be written each cost a line."""
+
+    def full(*given: Any) -> None:
+        if len(given) != 1 or not isinstance(given[0], FolderLogger):  # a logger also writes at evaluations
+            raise OSError(28, "No space left on device")
+
+    def no_trace(*_: Any) -> None:
+        raise InputError("the disk is full")
+
+    monkeypatch.setattr("exogym_core.results.report.write_report", lambda folder: full(folder, folder))
+    monkeypatch.setattr("exogym_core.results.loggers.FolderLogger.close", full)
+    monkeypatch.setattr("netsim.network.trace.write_trace", no_trace)
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning) as told:
+        model: Any = train(out=tmp_path / "run", run_name="mine", trace=tmp_path / "trace.json")
+    lines = "\n".join(str(each.message) for each in told)
+    assert "trace: the disk is full" in lines
+    assert "FolderLogger: has not taken the last rows: OSError: [Errno 28]" in lines
+    assert "run: has no page yet (netgym report writes one): OSError: [Errno 28]" in lines
+    assert model.fit_result.complete
+    assert netgym.load(tmp_path / "run").summary[0]["steps"] == 8

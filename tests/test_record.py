@@ -126,7 +126,7 @@ def test_a_log_shows_escapes_and_the_environment_names_no_path(tmp_path: Path) -
 def test_tied_weights_are_written(tmp_path: Path) -> None:
     weight = torch.arange(4.0)
     folder = RunFolder.create(tmp_path / "out", "digits")
-    folder.write_result("SPARTA+DiLoCo", FitResult(), {"b": weight, "a": weight})
+    folder.write_model("SPARTA+DiLoCo", {"b": weight, "a": weight})
     loaded = load_file(folder.path / "models" / "SPARTA+DiLoCo.safetensors")
     assert torch.equal(loaded["a"], weight)
 
@@ -194,7 +194,7 @@ def test_out_must_be_new_or_empty(tmp_path: Path) -> None:
 def test_floats_read_back_exactly(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "out", "digits")
     rows = [{"step": 1, "train_loss": 0.1 + 0.2, "lr": 1e-300}, {"step": 2, "train_loss": float("nan")}]
-    folder.write_result("DiLoCo", FitResult(history=rows), None)
+    folder.write_result("DiLoCo", FitResult(history=rows))
     first, second = folder.read_metrics("DiLoCo")
     assert first == rows[0]
     assert second["train_loss"] != second["train_loss"]
@@ -210,9 +210,10 @@ def test_the_digest_is_of_results_alone(tmp_path: Path) -> None:
     folders = [RunFolder.create(tmp_path / name, "digits") for name in "ab"]
     for folder in folders:
         folder.write_text("experiment.yaml", str(folder.path))
-        folder.write_result("DiLoCo", FitResult(history=[{"step": 1}]), {"w": torch.ones(3)})
+        folder.write_result("DiLoCo", FitResult(history=[{"step": 1}]))
+        folder.write_model("DiLoCo", {"w": torch.ones(3)})
     assert folders[0].digest() == folders[1].digest()
-    folders[1].write_result("DiLoCo", FitResult(history=[{"step": 2}]), None)
+    folders[1].write_result("DiLoCo", FitResult(history=[{"step": 2}]))
     assert folders[0].digest() != folders[1].digest()
 
 

@@ -86,7 +86,7 @@ def run_folder(
             for step in range(1, 5)
         ]
         validation = [{"step": step, "local_loss": 2.0, "global_loss": loss} for step, loss in losses.items()]
-        folder.write_result(str(one["name"]), FitResult(history=train, validation=validation), None)
+        folder.write_result(str(one["name"]), FitResult(history=train, validation=validation))
     folder.write_summary(entries)
     return folder
 
@@ -450,7 +450,7 @@ def test_seconds_of_real_ranks_are_reported_as_such(tmp_path: Path) -> None:
             {"step": step, "train_loss": 2.0 / step, "wall_seconds": 10.0 * step} for step in range(1, 5)
         ]
         validation = [{"step": 4, "judged_loss": 0.25, "judged_wall_seconds": 40.0}]
-        folder.write_result(str(each["name"]), FitResult(history=train, validation=validation), None)
+        folder.write_result(str(each["name"]), FitResult(history=train, validation=validation))
     results = Results.load(folder)
     assert headings_of(results)[4] == "wall-clock time"
     assert [cells[4] for cells in cells_of(results)] == ["400 s", "100 s"]

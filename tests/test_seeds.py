@@ -66,7 +66,7 @@ def read_results(
             losses = each.pop("losses", {step: (2.0 + seed) / (step + 1) for step in (0, 2, 4)})
             validation = [{"step": step, "judged_loss": loss} for step, loss in losses.items()]
             tally.add(name, seed, each)
-            folder.write_result(name, FitResult(history=rows, validation=validation), None, seed=seed)
+            folder.write_result(name, FitResult(history=rows, validation=validation), seed=seed)
     folder.write_summary(tally.summary())
     return Results.load(folder)
 

@@ -98,7 +98,7 @@ def write_run(folder: Path, times: dict[str, list[float]], **settings: Any) -> P
                 for s in (1, 2)
             ]
             looks = [{"step": s, "judged_loss": 1 / (1 + s), "judged_step": s} for s in (0, 1, 2)]
-            run.write_result(name, FitResult(history=rows, validation=looks), None, seed=seed)
+            run.write_result(name, FitResult(history=rows, validation=looks), seed=seed)
     run.write_summary(entries)
     run.release()
     return folder

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import time
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ __all__ = [
     "owner_of",
     "record_errors",
     "refuse_full_disk",
+    "warned",
     "write_whole",
 ]
 
@@ -55,6 +57,17 @@ def record_errors(path: Path | str, action: str, num_bytes: int | None = None) -
         if error.errno == errno.ENOSPC and num_bytes is not None:
             reason += f": {format_bytes(num_bytes)} needed, {_free(Path(path))} free"
         raise RecordError(f"{visible(path)}: cannot be {action}: {reason}") from error
+
+
+@contextmanager
+def warned(what: str) -> Iterator[None]:
+    """Turn an exception of the block into a warning that begins with `what`: nothing that a run has is lost by it."""
+    try:
+        yield
+    except Exception as error:
+        kind = "" if isinstance(error, NetsimError) else f"{type(error).__name__}: "
+        line = " ".join(f"{what}: {kind}{error}".split())
+        warnings.warn(visible(line, 500), UserWarning, stacklevel=3)
 
 
 def _free(path: Path) -> str:

@@ -2,7 +2,8 @@
 
     folder = RunFolder.create(None, "digits")          # runs/digits-1
     folder.write_text("experiment.yaml", experiment.to_yaml())
-    folder.write_result("DiLoCo", result, state)
+    folder.write_result("DiLoCo", result)
+    folder.write_model("DiLoCo", state)
     folder.write_summary(entries)
     folder.digest()                                     # of the results: equal for equal experiments
 
@@ -23,6 +24,7 @@ import json
 import os
 import platform
 import shutil
+import warnings
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,8 +45,6 @@ from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from torch import Tensor
 
     from exogym_core.results.fit_result import FitResult
 
@@ -220,10 +220,8 @@ class RunFolder:
         facts["seal"] = seal_of(self.path, facts.get("code"))
         self.write_text(_ENVIRONMENT, json.dumps(facts, indent=2) + "\n")
 
-    def write_result(
-        self, label: str, result: FitResult, state: Mapping[str, Tensor] | None, *, seed: int | None = None
-    ) -> None:
-        """Metrics of one strategy, and the model's state, comparisons of replicas and traffic of links, if any.
+    def write_result(self, label: str, result: FitResult, *, seed: int | None = None) -> None:
+        """Metrics of one strategy, comparisons of replicas and traffic of links, if any.
 
         `seed` is given where the run has several: each has files of its own.
         """
@@ -233,14 +231,28 @@ class RunFolder:
         if result.correlation:
             comparisons = csv_text(result.correlation, ("step", "correlation"))
             self.write_text(f"metrics/{name}.correlation.csv", comparisons)
-        if state is not None:
-            from safetensors.torch import save
-
-            # Cloned, because tied weights share memory and the format refuses that.
-            tensors = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.items()}
-            self.write_text(f"models/{name}.safetensors", save(dict(sorted(tensors.items()))))
         if result.link_history:
             self.write_text(f"links/{name}.csv", csv_text(result.link_history, ("virtual_seconds",)))
+
+    def write_model(self, label: str, state: Mapping[str, Any], *, seed: int | None = None) -> None:
+        """The tensors of a model's state; a warning names what else is in it."""
+        from safetensors.torch import save
+
+        name = seeded_name(label, seed)
+        # Cloned, because tied weights share memory and the format refuses that.
+        tensors = {
+            key: value.detach().cpu().clone().contiguous()
+            for key, value in sorted(state.items())
+            if hasattr(value, "detach")
+        }
+        path = self.write_text(f"models/{name}.safetensors", save(tensors))
+        if others := [visible(key) for key in state if key not in tensors]:
+            warnings.warn(
+                f"{visible(path)}: has the model's tensors, not its {', '.join(others[:3])}: that is in "
+                "fit_result.judged_state",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def remove_strategy(self, label: str, seed: int) -> None:
         """Remove the files of a strategy's run with one of several seeds."""

@@ -6,8 +6,6 @@ import inspect
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
 from exogym_core.checkpoints.files import random_streams, restore_random_streams
 from exogym_core.checkpoints.writing import RankCheckpoints
 from exogym_core.cost.speeds import charge_updates
@@ -18,7 +16,9 @@ from exogym_core.run.snapshots import (
     Snapshots,
     broadcast_state,
     final_state,
+    load_named,
     passing_buffers,
+    take_shapes,
 )
 from exogym_core.strategy.base import StepContext
 from exogym_core.strategy.participation.absence import Participation
@@ -29,6 +29,7 @@ from netsim.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import torch
     from torch import nn
 
     from exogym_core.communicator.base import Communicator
@@ -185,11 +186,10 @@ class Role(Stateful):
         with self.comm.repeating():
             self.start()
         self.comm.load_state_dict(saved["communicator"])  # first: strategies read its counters
+        take_shapes(self.model, saved["model"] | saved.get("buffers", {}), is_whole=True)
         with self.comm.repeating():  # messages in flight are sent again
             self.load_state_dict(saved)
-        with torch.no_grad():
-            for name, buffer in saved.get("buffers", {}).items():
-                passing_buffers(self.model)[name].copy_(buffer)
+        load_named(self.model, saved.get("buffers", {}))
         restore_random_streams(saved["random"], self._device)
 
 

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from exogym_core.config import OPTIONS, PROGRAM_TASK, resolved_protocol, yaml_text
 from exogym_core.names import file_name, visible
-from exogym_core.results.loggers import FolderLogger, Logger, WandbLogger, end_state, flat
+from exogym_core.results.disk import warned
+from exogym_core.results.loggers import FolderLogger, Logger, WandbLogger, close_logger, flat
 from exogym_core.results.recorder import RowRecorder
 from exogym_core.results.run_folder import RunFolder, is_run_folder
 from exogym_core.run.resumption import begin_checkpoints, find_resumed, follow, plan
+from exogym_core.run.snapshots import passing_buffers
 from exogym_core.strategy.base import Strategy
 from exogym_core.workers.host import Sinks
 from exogym_core.workers.journal import SnapshotThread
@@ -61,26 +63,19 @@ class RunRecord:
 
     Args:
         folder: owned by this process.
-        request: of the run.
-        model, dataset: named in experiment.yaml.
+        program: of the run.
         is_continued: a run has begun there, which stays as it is until there is a step that it had not done.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        request: FitRequest,
-        model: nn.Module,
-        dataset: object,
-        is_continued: bool,
-    ) -> None:
+    def __init__(self, folder: RunFolder, program: Program, is_continued: bool) -> None:
+        request, model = program.request, program.model
         self.folder, self._request, self.is_continued = folder, request, is_continued
         self._has_begun = False
         self._name, self.label = _names(request.strategy)
-        self._task = {"name": f"{PROGRAM_TASK}{type(dataset).__name__})"}
+        self._task = {"name": f"{PROGRAM_TASK}{type(program.train_dataset).__name__})"}
         given = plain_arguments(request.strategy)
         self._arguments = {name: value for name, value in given.items() if value is not None}
-        self._names = list(model.state_dict())
+        self._passing = passing_buffers(model).keys()
         self._model = {
             "name": type(model).__name__,
             "parameters": sum(each.numel() for each in model.parameters()),
@@ -107,11 +102,17 @@ class RunRecord:
         from exogym_core.results.report import write_report
 
         self.folder.write_text("experiment.yaml", self._experiment(result))
-        state = {name: result.judged_state[name] for name in self._names} if result.complete else None
-        self.folder.write_result(self.label, result, state)
+        judged = result.judged_state
+        state = (
+            {name: judged[name] for name in judged if name not in self._passing} if result.complete else None
+        )
+        self.folder.write_result(self.label, result)
         self.folder.write_summary([result.summary(self.label, self._name)])
         self.folder.record_tables(are_final=True)
-        write_report(self.folder)
+        if state is not None:
+            self.folder.write_model(self.label, state)
+        with warned(f"{visible(self.folder.path)}: has no page yet (netgym report writes one)"):
+            write_report(self.folder)
 
     def _experiment(self, result: FitResult) -> str:
         """The request in the form of a resolved experiment file."""
@@ -148,10 +149,8 @@ class RunRecord:
 
 
 @contextmanager
-def run_record(
-    request: FitRequest, model: nn.Module, dataset: object
-) -> Iterator[tuple[FitRequest, RunRecord | None]]:
-    """Folder of a run, owned by this process while the block runs, and the request with its checkpoints in there.
+def run_record(program: Program) -> Iterator[RunRecord | None]:
+    """Folder of a run, owned by this process while the block runs; the program gets its checkpoints in there.
 
     None where no folder is asked for, and for ranks other than the first of those that torchrun started for the run.
 
@@ -159,10 +158,13 @@ def run_record(
         InputError: the folder of `out` is not empty, or is in use.
         RecordError: it cannot be made.
     """
+    request = program.request
     continued = _continued(request)
     out = request.out if continued is None else continued
     if out is None or request.place:
-        yield replace(request, resume_from=None) if continued is not None else request, None
+        if continued is not None:
+            program.request = replace(request, resume_from=None)
+        yield None
         return
     if continued is None:
         folder = RunFolder.create(out, "")
@@ -174,8 +176,8 @@ def run_record(
             _refuse_other_run(folder, _names(request.strategy)[1])
         if request.checkpoint_interval is not None or continued is not None:
             checkpoints = folder.make_folder("checkpoints", _names(request.strategy)[1])
-            request = replace(request, resume_from=checkpoints)
-        yield request, RunRecord(folder, request, model, dataset, continued is not None)
+            program.request = replace(request, resume_from=checkpoints)
+        yield RunRecord(folder, program, continued is not None)
     except BaseException:
         if continued is None and not folder.has_trained():
             folder.discard()
@@ -409,9 +411,8 @@ class RunMonitor:
                 self.writer.release()
                 self._observer.close()
                 error = sys.exception() if failed else None
-                state = end_state(None if error is None else type(error))
                 for logger in self._loggers:
-                    logger.close(state)
+                    close_logger(logger, None if error is None else type(error))
 
 
 def planned_together(program: Program, host: TorchrunHost, monitor: RunMonitor | None) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from exogym_core.checkpoints.writing import RankCheckpoints
@@ -37,10 +38,11 @@ from exogym_core.data.samples import (
 )
 from exogym_core.meeting_place import whole_number_of
 from exogym_core.names import visible
+from exogym_core.plain import encode
 from exogym_core.run.learner import GraphedLearner, TorchLearner, fitting_size
 from exogym_core.run.loop import Loop, RankOutcome, Server
 from exogym_core.run.observer import Evaluation, Observer
-from exogym_core.run.snapshots import EvaluationTimes
+from exogym_core.run.snapshots import EvaluationTimes, load_whole_state, named_tensors, passing_buffers
 from exogym_core.run.stacked import Stack, StackedLearner, StackingError, backward_order
 from exogym_core.strategy.trials import coding_trials, own_codec_trials
 from exogym_core.workers.failures import own_frames
@@ -71,6 +73,7 @@ def refuse_wrong_parts(model: object, **datasets: object) -> None:
         raise InputError(f"fit: model is a {type(model).__name__}; pass a torch.nn.Module")
     if all(not parameter.requires_grad for parameter in model.parameters()):
         raise InputError("fit: the model has no parameter to train; set requires_grad on some")
+    _refuse_odd_tensors(model)
     for name, dataset in datasets.items():
         if isinstance(dataset, DataLoader):
             raise InputError(
@@ -83,6 +86,56 @@ def refuse_wrong_parts(model: object, **datasets: object) -> None:
             or hasattr(dataset, "__iter__")
         ):
             raise InputError(f"fit: {name} is a {type(dataset).__name__}; pass a torch Dataset")
+
+
+def _refuse_odd_tensors(model: nn.Module) -> None:
+    """Raise InputError where the model has a tensor that cannot be copied, sent or kept."""
+    kinds: dict[str, Callable[[torch.Tensor], bool]] = {
+        "has no shape yet: run a batch through the model first": is_lazy,
+        "is on the meta device, without values: give it some (model.to_empty, then initialise)": (
+            lambda tensor: tensor.is_meta
+        ),
+        "is quantised: train the model as it was before, and quantise it afterwards": (
+            lambda tensor: tensor.is_quantized
+        ),
+        "is sparse: keep it dense (to_dense), or as an attribute that is no buffer": (
+            lambda tensor: tensor.layout is not torch.strided
+        ),
+        "has several elements at one place of memory (expand): register a clone() of it": (
+            lambda tensor: any(
+                stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+            )
+        ),
+    }
+    for what, is_such in kinds.items():
+        for name, tensor in named_tensors(model).items():
+            if is_such(tensor):
+                raise InputError(f"fit: {type(model).__name__}: {name!r} {what}")
+
+
+def _try_state(model: nn.Module, keeps: bool) -> None:
+    """Copy the model and its state as ranks and the end of the run do.
+
+    Args:
+        model: of the run.
+        keeps: checkpoints are to keep the state.
+
+    Raises:
+        InputError: it cannot be copied, or cannot load its state.
+    """
+    doing = "be copied, which each rank needs"
+    try:
+        copied = copy.deepcopy(model)
+        doing = "give its state, and take it again, as at the end of a run"
+        state = {**copied.state_dict(), **passing_buffers(copied)}
+        others = {name: each for name, each in state.items() if not isinstance(each, torch.Tensor)}
+        if any(isinstance(each, torch.dtype) for each in others.values()):
+            raise TypeError("a module is quantised: train it as it was before, and quantise it afterwards")
+        load_whole_state(copied, state | copy.deepcopy(others))
+    except Exception as error:
+        raise InputError(f"fit: {type(model).__name__} cannot {doing}: {_in_a_line(error)}") from error
+    if keeps:
+        encode(others, {}, f"fit: checkpoints: {type(model).__name__}.state_dict()")
 
 
 @contextmanager
@@ -100,12 +153,16 @@ def first_batch(model: nn.Module | None = None) -> Iterator[None]:
     except NetsimError:
         raise
     except Exception as error:
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        what = _in_a_line(error)
         trace = "\n".join(own_frames(error))
         raise InputError(
             f"fit: a first batch fails: {what} (a model takes a batch as the data set yields it, in one "
             f"argument, and returns its mean loss{_inputs_of(model)})\n{trace}"
         ) from None
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def _inputs_of(model: nn.Module | None) -> str:
@@ -330,6 +387,7 @@ class Program:
         if self.train_dataset is None:
             raise InputError("fit: train_dataset is missing; pass a torch Dataset")
         refuse_wrong_parts(self.model, train_dataset=self.train_dataset, val_dataset=self.val_dataset)
+        _try_state(self.model, self.request.checkpoint_interval is not None)
         self.data = DataSets(self.request, self.train_dataset, self.val_dataset)
 
     # --- before the run ------------------------------------------------------------------------------------

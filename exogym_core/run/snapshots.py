@@ -42,6 +42,7 @@ __all__ = [
     "named_tensors",
     "pack",
     "passing_buffers",
+    "take_shapes",
     "unpack",
     "whole_state",
 ]
@@ -84,15 +85,26 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_named(model: nn.Module, named: Mapping[str, Tensor]) -> None:
-    """Give a model these values; buffers also where their shapes have changed."""
+    """Give a model these values; buffers also where they have other shapes, or are None."""
+    take_shapes(model, named)
     own = named_tensors(model)
     for name, value in named.items():
-        if own[name].shape == value.shape:
-            own[name].copy_(value)
-        else:
-            home, _, attribute = name.rpartition(".")
-            device = own[name].device
-            setattr(model.get_submodule(home), attribute, value.to(device, own[name].dtype, copy=True))
+        own[name].copy_(value)
+
+
+def take_shapes(model: nn.Module, state: Mapping[str, Any], *, is_whole: bool = False) -> None:
+    """Replace a model's buffers that have other shapes than those of a `state`, or are None.
+
+    Of an `is_whole` state, those that it lacks become None: a forward pass may have dropped them.
+    """
+    device = next((each.device for each in model.parameters()), None)
+    for home, module in model.named_modules():
+        for name, own in list(module._buffers.items()):
+            value = state.get(f"{home}.{name}" if home else name)
+            if isinstance(value, Tensor) and (own is None or own.shape != value.shape):
+                module._buffers[name] = torch.empty_like(value, device=device if own is None else own.device)
+            elif value is None and is_whole:
+                module._buffers[name] = None
 
 
 def broadcast_state(model: nn.Module, comm: Communicator) -> None:
@@ -135,6 +147,7 @@ def whole_state(model: nn.Module) -> dict[str, Any]:
 
 def load_whole_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Load a `whole_state` into a model of the same kind."""
+    take_shapes(model, state, is_whole=True)
     passing = passing_buffers(model).keys()
     model.load_state_dict({name: value for name, value in state.items() if name not in passing})
     load_named(model, {name: state[name] for name in passing if name in state})

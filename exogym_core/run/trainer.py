@@ -302,15 +302,16 @@ class Trainer:
             _one_of(name, getattr(self, name), getattr(options, name)) for name in ("device", "devices")
         )
         request = FitRequest.check(replace(options, device=device, devices=devices))
-        with run_record(request, self.model, self.train_dataset) as (request, record):
-            result = self._train(request, record)
+        program = Program(request, self.model, self.train_dataset, self.val_dataset)
+        with run_record(program) as record:
+            result = self._train(program, record)
         model = copy.deepcopy(self.model)
         load_whole_state(model, result.mean_state)
         model.fit_result = result  # type: ignore[assignment]
         return cast("FittedModel", model)
 
-    def _train(self, request: FitRequest, record: RunRecord | None) -> FitResult:
-        program = Program(request, self.model, self.train_dataset, self.val_dataset)
+    def _train(self, program: Program, record: RunRecord | None) -> FitResult:
+        request = program.request
         result = self.result = FitResult(
             strategy=type(request.strategy).__name__,
             num_nodes=request.num_nodes,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from exogym_core.config import plain_numbers
+from exogym_core.names import plain_numbers
 from exogym_core.strategy.optimizers import (
     LRSchedulerLike,
     OptimizerLike,

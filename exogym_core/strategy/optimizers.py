@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from exogym_core.config import plain_numbers
+from exogym_core.names import plain_numbers
 from exogym_core.strategy.options import number, positive_int
 from exogym_core.successors import refuse_unknown_options
 from netsim.errors import InputError, unknown_name, unknown_names

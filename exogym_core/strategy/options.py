@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
-from exogym_core.config import plain_numbers
+from exogym_core.names import plain_numbers
 from exogym_core.successors import STRATEGY_ARGUMENTS, unknown_arguments
 from netsim.errors import InputError, unknown_name
 

@@ -190,8 +190,15 @@ def _over_netsim(asked: RankRun) -> RunResult[Any]:
     where = (asked.topology, asked.placement, asked.protocol, asked.collectives)
     world = World.build(asked.num_ranks, *where, asked.shared_cores)
     spec = WorkerSpec.parse(asked.workers).settle(asked.num_ranks, num_cores())
-    with tracing(asked.trace, world.hosts, warnings.warn) as recorder:
-        return asked.on(_simulated_host(world, asked.seed, spec), recorder)
+    outcome = None
+    try:
+        with tracing(asked.trace, world.hosts, warnings.warn) as recorder:
+            outcome = asked.on(_simulated_host(world, asked.seed, spec), recorder)
+    except InputError as problem:  # such as a disk that is full at the end
+        if outcome is None:
+            raise
+        warnings.warn(f"trace: {problem}", UserWarning, stacklevel=2)
+    return outcome
 
 
 def _simulated_host(world: World, seed: int, spec: WorkerSpec) -> SimulatedHost:

@@ -397,7 +397,10 @@ class _Run:
     def _save(self, result: FitResult, state: Mapping[str, Any] | None, report: _Run) -> None:
         """Write metrics and model; report the end and the summary's object."""
         report.end(ending(result))
-        self.comparison.folder.write_result(self.label, result, state, seed=self.file_seed)
+        folder = self.comparison.folder
+        folder.write_result(self.label, result, seed=self.file_seed)
+        if state is not None:
+            folder.write_model(self.label, state, seed=self.file_seed)
         report.note(result.summary(self.label, self.entry.name))
 
 

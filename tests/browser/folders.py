@@ -84,7 +84,7 @@ def _seed(run: RunFolder, name: str, seed: int, pace: float, position: int) -> d
         {"virtual_seconds": at, "ann->exchange": min(at, 10.0) * 2.5e6 / (1 + position), "exchange->bob": 1e6 * at}
         for at in (0.0, 10.0, 20.0, 80.0) if seed == SEEDS[0]
     ]  # fmt: skip
-    run.write_result(name, FitResult(history=train, validation=looks, link_history=links), None, seed=seed)
+    run.write_result(name, FitResult(history=train, validation=looks, link_history=links), seed=seed)
     away = {
         "rank": 1,
         "step": 8,
