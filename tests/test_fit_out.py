@@ -18,9 +18,9 @@ import netgym
 from exogym_core.results.loggers import FolderLogger
 from exogym_core.results.report import Results
 from exogym_core.results.run_folder import RunFolder
+from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy, OptimSpec, SPARTAStrategy, Strategy
 from netgym.cli.main import main
 from netgym.tasks import MLP
-from exogym_core.strategy import DiLoCoStrategy, FedAvgStrategy, OptimSpec, SPARTAStrategy, Strategy
 from netsim.errors import InputError
 
 
@@ -320,7 +320,7 @@ def test_what_fails_at_the_end_loses_nothing(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("exogym_core.results.loggers.FolderLogger.close", full)
     monkeypatch.setattr("netsim.network.trace.write_trace", no_trace)
     monkeypatch.chdir(tmp_path)
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning, match="trace|FolderLogger|page") as told:
         model: Any = train(out=tmp_path / "run", run_name="mine", trace=tmp_path / "trace.json")
     lines = "\n".join(str(each.message) for each in told)
     assert "trace: the disk is full" in lines

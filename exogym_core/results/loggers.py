@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from exogym_core.names import visible
-from exogym_core.results.disk import append_text, make_folder, write_whole
-from exogym_core.names import file_name, visible
 from exogym_core.results.disk import append_text, make_folder, warned, write_whole
 from exogym_core.results.run_folder import csv_text
 from exogym_core.results.schema import TRAIN, VALIDATION, header
@@ -30,7 +28,7 @@ __all__ = [
     "Table",
     "TensorBoardLogger",
     "WandbLogger",
-    "end_state",
+    "close_logger",
     "flat",
 ]
 
@@ -337,33 +335,12 @@ def flat(plain: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]
             yield f"{where}{key}", value
 
 
-def end_state(error: type[BaseException] | None) -> str:
-    """Status of a run that `error` ended, in MLflow's words; signals and Ctrl-C are no `Exception`."""
-    return "FINISHED" if error is None else "FAILED" if issubclass(error, Exception) else "KILLED"
-
 def close_logger(logger: Logger, error: type[BaseException] | None, *_: object) -> None:
     """End a logger as `error` ended the run; a failure of its own is a warning."""
     with warned(f"{type(logger).__name__}: has not taken the last rows"):
-        logger.close(end_state(error))
-@contextmanager
-def open_loggers(experiment: Experiment, folder: RunFolder, label: str) -> Iterator[list[Logger]]:
-    """The loggers that the experiment names, for one of its strategies; closed at the end.
-    `csv` needs none: the run folder's metrics are always written.
-    """
-    loggers: list[Logger] = []
-    with ExitStack() as stack:
-        for name in dict.fromkeys(experiment.settings.loggers):
-            if name in ("wandb", "mlflow"):
-                id_file = folder.make_folder("checkpoints") / f"{file_name(label)}.{name}"
-            if name == "tensorboard":
-                loggers.append(TensorBoardLogger(folder.path / name / file_name(label)))
-            elif name == "wandb":
-                axis = "virtual_seconds" if experiment.topology is not None else "step"
-                project, config = str(experiment.settings.name), flat_config(experiment, label)
-                loggers.append(WandbLogger(project, label, config, axis, id_file, group=folder.path.name))
-            elif name == "mlflow":
-                loggers.append(MLflowLogger(experiment, label, folder.path.name, id_file))
-            else:
-                continue
-            stack.push(partial(close_logger, loggers[-1]))
-        yield loggers
+        logger.close(_end_state(error))
+
+
+def _end_state(error: type[BaseException] | None) -> str:
+    """Status of a run that `error` ended, in MLflow's words; signals and Ctrl-C are no `Exception`."""
+    return "FINISHED" if error is None else "FAILED" if issubclass(error, Exception) else "KILLED"

@@ -7,7 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import file_name
-from exogym_core.results.loggers import Logger, MLflowLogger, TensorBoardLogger, WandbLogger, end_state, flat
+from exogym_core.results.loggers import (
+    Logger,
+    MLflowLogger,
+    TensorBoardLogger,
+    WandbLogger,
+    close_logger,
+    flat,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,10 +41,6 @@ def flat_config(experiment: Experiment, label: str) -> dict[str, Any]:
     return dict(flat(plain))
 
 
-def _close(logger: Logger, error: type[BaseException] | None, *_: object) -> None:
-    logger.close(end_state(error))
-
-
 @contextmanager
 def open_loggers(experiment: Experiment, folder: RunFolder, label: str) -> Iterator[list[Logger]]:
     """The loggers that the experiment names, for one of its strategies; closed at the end.
@@ -59,5 +62,5 @@ def open_loggers(experiment: Experiment, folder: RunFolder, label: str) -> Itera
                 loggers.append(MLflowLogger(project, label, config, folder.path.name, id_file))
             else:
                 continue
-            stack.push(partial(_close, loggers[-1]))
+            stack.push(partial(close_logger, loggers[-1]))
         yield loggers
