@@ -90,9 +90,11 @@ if TYPE_CHECKING:
     from netsim.topology.protocol import window_limit as window_limit
     from netsim.topology.sketch import Sketch as Sketch
     from netsim.topology.topology import Topology as Topology
+    from netsim.topology.weather import Background as Background
     from netsim.topology.weather import Drift as Drift
     from netsim.topology.weather import HostEvent as HostEvent
     from netsim.topology.weather import LinkEvent as LinkEvent
+    from netsim.topology.weather import Trace as Trace
     from netsim.topology.weather import Weather as Weather
     from netsim.topology.weather import random_crashes as random_crashes
     from netsim.transfers import Flow as Flow
@@ -134,7 +136,7 @@ _NAMES = {  # by module
     "topology.protocol": "PRESETS Protocol WindowLimit window_limit",
     "topology.sketch": "Sketch",
     "topology.topology": "Topology",
-    "topology.weather": "Drift HostEvent LinkEvent Weather random_crashes",
+    "topology.weather": "Background Drift HostEvent LinkEvent Trace Weather random_crashes",
     "transfers": "Flow FlowTimes flows read_flows time_flows",
     "weather.faults": "Faults WeatherHistory simulate_weather",
 }

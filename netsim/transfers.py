@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -21,6 +21,7 @@ import numpy as np
 from netsim.errors import DeadlockError, InputError, located, unknown_name
 from netsim.files.plain_files import read_text
 from netsim.network.clock import rare_collections
+from netsim.network.network import MOST_BYTES
 from netsim.topology.protocol import Protocol, WindowLimit, window_limit
 from netsim.topology.topology import Topology
 from netsim.units import format_list, parse_bytes, parse_seconds
@@ -143,6 +144,8 @@ def _number(where: str, text: str, unit: str) -> float:
         number = math.nan
     if not 0 <= number < math.inf:
         raise InputError(f"{where}: expected a number of {unit}, zero or more, got {text!r}")
+    if unit == "bytes" and number > MOST_BYTES:
+        raise InputError(f"{where}: expected at most {MOST_BYTES:g} bytes, got {text!r}: split the transfer")
     if unit == "bytes" and not number.is_integer():
         raise InputError(f"{where}: expected whole bytes, got {text!r}")
     return number
@@ -219,8 +222,8 @@ def host_index(topology: Topology, host: object, where: str) -> int:
     """Index of a host given by name or index; `where` begins the error's line."""
     if isinstance(host, str):
         return topology.host_index(host)
-    if isinstance(host, int) and not isinstance(host, bool) and 0 <= host < len(topology.hosts):
-        return host
+    if isinstance(host, Integral) and not isinstance(host, bool) and 0 <= int(host) < len(topology.hosts):
+        return int(host)
     raise InputError(f"{where}: {host!r} is no host; give a name, or an index below {len(topology.hosts)}")
 
 
@@ -243,6 +246,8 @@ def _row(number: int, row: Mapping[str, Any] | Sequence[Any], topology: Topology
     for value in (start, num_bytes):
         if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
             raise InputError(f"{where}: {value!r} is no finite number from 0 up")
+    if num_bytes > MOST_BYTES:
+        raise InputError(f"{where}: {num_bytes!r} bytes are more than {MOST_BYTES:g}: split the transfer")
     if num_bytes != int(num_bytes):
         raise InputError(f"{where}: {num_bytes!r} bytes; give a whole number, or text such as '5 MB'")
     source, target = (host_index(topology, host, where) for host in (src, dst))

@@ -177,13 +177,14 @@ def format_seconds(seconds: float) -> str:
     """
     if not math.isfinite(seconds) or seconds == 0:
         return f"{seconds:g} s"
-    magnitude = abs(seconds)
+    sign, magnitude = "-" if seconds < 0 else "", abs(seconds)
+    rounded = float(f"{magnitude:.4g}") if magnitude < 120 else round(magnitude)
     for least, unit, part, part_seconds in ((3600, "h", "min", 60), (120, "min", "s", 1)):
-        if magnitude >= least:
+        if rounded >= least:
             whole, rest = divmod(round(magnitude / part_seconds), 60)
-            return f"{'-' if seconds < 0 else ''}{whole} {unit}" + (f" {rest} {part}" if rest else "")
+            return f"{sign}{whole} {unit}" + (f" {rest} {part}" if rest else "")
     scales = ((1, "s"), (1e-3, "ms"), (1e-6, "us"), (0.0, "ns"))
-    unit = next(unit for least, unit in scales if magnitude >= least)
+    unit = next(unit for least, unit in scales if rounded >= least)
     return f"{_digits(seconds / float(_TIME.units[unit]))} {unit}"
 
 
@@ -283,7 +284,7 @@ def _unknown_unit(unit: str, value: str, kind: _Kind) -> str:
 
 
 def _digits(number: float) -> str:
-    return f"{number:.4g}" if abs(number) < 1e4 else f"{number:.0f}"
+    return f"{number:.4g}" if abs(number) < 9999.5 else f"{number:.0f}"
 
 
 def _format_prefixed(number: float, unit: str) -> str:

@@ -248,11 +248,11 @@ def test_public_names_are_declared_sorted_and_there() -> None:
 # What users may import from the front doors, and nothing else: a name that comes or goes does so here too.
 FRONTS = {
     "netsim": (
-        "ALGORITHMS Abridged Choices Clock Collective CollectiveTimes CommandGroup ConfigError "
+        "ALGORITHMS Abridged Background Choices Clock Collective CollectiveTimes CommandGroup ConfigError "
         "DeadlockError DelayedProgress Document Drift Faults Flow FlowTimes Gathering HostEvent "
         "InputError KeyPath Link LinkEvent MismatchError NetsimError Network OPERATIONS PRESETS "
         "PeerAddress PeerError Protocol RankError Recorder Schedule Schema SignedChannel Sketch Span Stoppable "
-        "StrangerError Topology TopologyFile UnknownNameError Waiting Weather WeatherHistory WindowLimit "
+        "StrangerError Topology TopologyFile Trace UnknownNameError Waiting Weather WeatherHistory WindowLimit "
         "algorithm_names answer_peer check_output collective connect_peer default_algorithm device_name "
         "device_problems device_table documented_lines engine_state flows given input_file interrupt is_crowd "
         "is_written_in_place "

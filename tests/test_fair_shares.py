@@ -36,7 +36,7 @@ def filled(capacities: list[float], claims: list[Claim]) -> list[float]:
     """Progressive filling, one stop at a time, in fractions."""
     left = [Fraction(capacity) for capacity in capacities]
     weights = [Fraction(claim.weight) for claim in claims]
-    routes = [[link.index for link in claim.links] for claim in claims]
+    routes = [[link.number for link in claim.links] for claim in claims]
     rates: dict[int, Fraction] = {}
     while len(rates) < len(claims):
         growing = [i for i in range(len(claims)) if i not in rates]

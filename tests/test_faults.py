@@ -480,3 +480,9 @@ def vars_of(weather: Weather) -> dict[str, Any]:
         name: getattr(weather, name)
         for name in ("link_events", "host_events", "traces", "background", "drift")
     }
+
+
+def test_a_verdict_says_what_was_found() -> None:
+    faults = Faults(Network(Clock(), star()))
+    with pytest.raises(DeadlockError, match="cannot come: 0 transfers in flight, no link dead, nothing left"):
+        faults.run_until(lambda: False)

@@ -45,7 +45,6 @@ from netgym.tasks import MLP
 from netsim import Topology
 from netsim.cli.main import main as netsim_main
 from netsim.errors import InputError, UnknownNameError, unknown_name, unknown_names
-from netsim.topology.weather import Background
 
 TABLES = Path(__file__).with_name("mistakes")
 
@@ -87,6 +86,12 @@ def faults() -> netsim.Faults:
     return netsim.Faults(netsim.Network(netsim.Clock(), chain()))
 
 
+def watched_twice() -> None:
+    recorder = netsim.Recorder()
+    recorder.watch(netsim.Network(netsim.Clock(), chain()))
+    recorder.watch(netsim.Network(netsim.Clock(), chain()))
+
+
 NAMES: dict[str, Any] = {
     name: getattr(module, name)
     for module in (exogym_core, exogym_core.strategy, tasks, netsim, netsim.units)
@@ -96,7 +101,6 @@ NAMES |= {"PAIR": chain_form("ab", "10 Gbit/s", "20 ms"), "math": math, "netsim"
 NAMES |= {"netgym": netgym_face, "simpy": simpy}
 for each in (
     *(
-        Background,
         Compute,
         DataLoader,
         WorkerSpec,
@@ -107,7 +111,7 @@ for each in (
         fit,
         mlp,
     ),
-    *(optimizer, reproduce, run_ranks, samples, trained, utilisation),
+    *(optimizer, reproduce, run_ranks, samples, trained, utilisation, watched_twice),
 ):
     NAMES[each.__name__] = each
 

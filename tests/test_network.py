@@ -10,8 +10,9 @@ import pytest
 import simpy
 from worlds import star
 
+import netsim
 from netsim import Clock, Network, Protocol, Topology
-from netsim.errors import InputError
+from netsim.errors import DeadlockError, InputError
 
 # a - switch - b, c: 8 Mbit/s each way, 10 ms from the host to the switch: 1 MB takes 1.02 s.
 TOPOLOGY = star()
@@ -190,3 +191,117 @@ def test_the_default_protocol_is_tcp() -> None:
     assert Network(Clock(), topology).protocol == Protocol.parse("linux-tcp")
     streams = {"preset": "linux-tcp", "streams": 8}
     assert Network(Clock(), topology, {"streams": 8}).protocol == Protocol.parse(streams)
+
+
+@pytest.mark.parametrize("is_warm", [False, True], ids=["first", "after a message without a limit"])
+def test_a_limit_of_the_sender_belongs_to_its_transfer(clock: Clock, log: Log, is_warm: bool) -> None:
+    network = Network(clock, TOPOLOGY, "linux-tcp")
+    if is_warm:
+        network.send(A, B, 1000, log.on("before"))
+        clock.run()
+    begin = clock.now
+    network.send(A, B, MEGABYTE, log.on("limited"), most_bytes_per_second=1e5)
+    clock.run()
+    assert clock.now - begin == pytest.approx(10 + LATENCY)
+    begin = clock.now
+    network.send(A, B, MEGABYTE, log.on("unlimited"))
+    clock.run()
+    assert clock.now - begin < 1.5
+
+
+def test_limited_and_unlimited_messages_of_a_connection_keep_their_order(clock: Clock, log: Log) -> None:
+    network = Network(clock, TOPOLOGY, "linux-tcp")
+    network.send(A, B, 1000, log.on("first"))
+    network.send(A, B, 1e5, log.on("limited"), most_bytes_per_second=1e5)
+    network.send(A, B, 1000, log.on("last"))
+    clock.run()
+    assert [name for _, name in log.lines] == ["first", "limited", "last"]
+    assert 1 < clock.now < 1.1
+
+
+def test_a_collective_without_a_name_shares_its_connections_with_nobody(clock: Clock, log: Log) -> None:
+    network = Network(clock, TOPOLOGY)
+    broadcast = netsim.schedule("broadcast", 2, num_bytes=MEGABYTE)
+    doomed, other = (
+        netsim.start_collective(network, broadcast, (A, B), on_done=lambda member, name=name: log.on(name)())
+        for name in ("doomed", "other")
+    )
+    for member in range(2):
+        doomed.arrive(member)
+        other.arrive(member)
+    network.send(A, B, MEGABYTE, log.on("message"))
+    clock.run(until=0.5)
+    doomed.cancel()
+    clock.run()
+    assert sorted(name for _, name in log.lines) == ["message", "other", "other"]
+
+
+def test_a_transfer_that_is_sent_again_keeps_its_id(clock: Clock, network: Network, log: Log) -> None:
+    number = network.send(A, B, MEGABYTE, log.on("there"))
+    clock.run(until=0.5)
+    network.drop_transfers(B)
+    assert network.is_in_flight(number)
+    assert network.transfers_waiting() == []
+    clock.run(until=1.02)
+    assert network.abort(number) == pytest.approx(500_000)
+    clock.run()
+    assert log.lines == []
+
+
+@pytest.mark.parametrize("queue", [20, 100])
+def test_a_connection_sees_its_links_as_they_are(queue: int) -> None:
+    """A transfer after a fall of the rate takes as long on a connection from before as on a new one."""
+
+    def seconds(is_warm: bool) -> float:
+        links = [{"between": ["a", "b"], "bandwidth": "1 Gbit/s", "rtt": "40 ms"}]
+        topology = Topology.from_mapping({"hosts": ["a", "b"], "links": links})
+        clock = Clock()
+        network = Network(clock, topology, {"preset": "linux-tcp", "queue": queue})
+        if is_warm:
+            network.send(0, 1, 0, lambda: None)
+        for link in range(2):
+            network.set_capacity(link, 1e8)
+        clock.run(until=0.1)
+        clock.run(network.transfer(0, 1, 10_000_000))
+        return clock.now
+
+    assert seconds(is_warm=True) == seconds(is_warm=False)
+
+
+def test_weather_of_a_topology_is_applied_or_left_out_but_never_forgotten(clock: Clock, log: Log) -> None:
+    event = {"link": ["a", "switch"], "at": "520 ms", "bandwidth": "4 Mbit/s"}
+    topology = star(events=[event])
+    with pytest.raises(InputError, match=r"nothing applies the weather .* netsim.Faults\(network\)"):
+        Network(Clock(), topology).send(A, B, MEGABYTE, log.on("never"))
+    calm = Network(clock, topology, weather=False)
+    calm.send(A, B, MEGABYTE, log.on("calm"))
+    clock.run()
+    log.env = windy = Clock()
+    network = Network(windy, topology)
+    netsim.Faults(network)
+    network.send(A, B, MEGABYTE, log.on("windy"))
+    windy.run()
+    assert log.lines == [(1.02, "calm"), (1.52, "windy")]
+
+
+def test_a_step_of_the_clock_ends_though_nobody_is_to_be_called() -> None:
+    """So that a signal is noticed: lossy transfers that share a link have events without end."""
+    links = [
+        {"between": [name, "b"], "bandwidth": "100 Mbit/s", "rtt": rtt, "loss": "1 %"}
+        for name, rtt in (("a", "3 ms"), ("c", "7 ms"))
+    ]
+    links.append({"between": ["b", "d"], "bandwidth": "20 Mbit/s", "rtt": "5 ms"})
+    topology = Topology.from_mapping({"hosts": list("abcd"), "links": links})
+    network = Network(Clock(), topology, "linux-tcp")
+    network.send(0, 3, 1e15, lambda: None)
+    network.send(2, 3, 1e15, lambda: None)
+    for _ in range(3):
+        before = network.engine.num_events
+        network.env.step()
+        assert network.engine.num_events <= before + 20_000
+
+
+def test_what_never_happens_is_reported_by_the_clock(clock: Clock, network: Network) -> None:
+    network.set_link_up(0, False)
+    with pytest.raises(DeadlockError, match=r"nothing is left to happen at 0.02 s"):
+        clock.run(network.transfer(A, B, MEGABYTE))

@@ -103,6 +103,11 @@ def test_an_extra_that_is_missing_is_reported_with_the_line_that_installs_it(
     assert extra in CONFIG["project"]["optional-dependencies"]
 
 
+def test_simpy_is_bounded_since_the_clock_uses_its_private_attributes() -> None:
+    (simpy,) = (each for each in CONFIG["project"]["dependencies"] if each.startswith("simpy"))
+    assert simpy == "simpy>=4.1,<4.2"
+
+
 def test_what_extras_ask_for_is_installed_together() -> None:
     """`make test-browser` installs the browser's, and `make wheels` resolves the soaks'."""
     extras = CONFIG["project"]["optional-dependencies"]

@@ -55,3 +55,7 @@ def test_printed_fractions_read_back(value: float) -> None:
 def test_rounding_never_prints_a_thousand() -> None:
     assert format_bytes(999_960) == "1 MB"
     assert format_bits_per_second(999_940) == "999.9 kbit/s"
+    assert format_bytes(9_999.96e12) == "10000 TB"
+    seconds = {0.99996: "1 s", 0.99994e-3: "999.9 us", 0.99996e-3: "1 ms", 119.96: "2 min", 119.94: "119.9 s"}
+    seconds |= {3599.7: "1 h", 3599.4: "59 min 59 s", -3599.7: "-1 h", 7199.9: "2 h", 3570.0: "59 min 30 s"}
+    assert {value: format_seconds(value) for value in seconds} == seconds

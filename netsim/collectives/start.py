@@ -38,7 +38,8 @@ def start_collective(
         network: on whose links and clock it runs.
         schedule: what is sent.
         hosts: the host of each member; members may share one.
-        group: names the connections it uses; collectives of one group share them, and their state.
+        group: names the connections it uses; collectives of one group share them, and their state. None: a name of
+            its own.
         on_done: called with a member's position at the instant it finishes, which may be before others
             arrive (the root of a broadcast), and within `arrive` where nothing is to be waited for.
     """
@@ -84,7 +85,7 @@ def _start(
 ) -> Collective:
     kind = GlooCollective if network.protocol.rendezvous else Collective
     engine = network.engine
-    return kind(engine, sequence, list(hosts), engine.group(group), on_done)
+    return kind(engine, sequence, list(hosts), object() if group is None else group, on_done)
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def time_collective(
             clock.run(until=clock.now + pause_seconds)
         start, before, others_before = clock.now, network.link_bytes, network.background_link_bytes
         ends.clear()
-        one = start_collective(network, made, hosts, on_done=note)
+        one = start_collective(network, made, hosts, group=made.op, on_done=note)
         for member in range(made.num_ranks):
             one.arrive(member)
         try:

@@ -7,13 +7,14 @@ import math
 from contextlib import contextmanager
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
+from numbers import Real
+from typing import TYPE_CHECKING, Any
 
 import simpy
 from simpy.core import EmptySchedule, StopSimulation
 from simpy.events import NORMAL, URGENT, EventPriority
 
-from netsim.errors import InputError
+from netsim.errors import DeadlockError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -75,6 +76,8 @@ class Clock(simpy.Environment):
     """
 
     def __init__(self, initial_time: float = 0.0) -> None:
+        if not isinstance(initial_time, Real) or not math.isfinite(initial_time):
+            raise InputError(f"Clock: initial_time must be a finite number of seconds, got {initial_time!r}")
         super().__init__(initial_time)
         self.upcoming: Sequence[tuple[float, EventPriority, int, simpy.Event]] = self._queue
         self._cancelled: set[simpy.Event] = set()
@@ -94,6 +97,28 @@ class Clock(simpy.Environment):
     def show(self, instant: float) -> None:
         """Set the time to the `instant` of a network, for code that it calls."""
         self._now = instant
+
+    def run(self, until: float | simpy.Event | None = None) -> Any:
+        """Let time pass until nothing is left to happen, to an instant, or until an event has happened.
+
+        Returns the value of the event. Raises InputError for an instant that is not to come, DeadlockError where
+        nothing is left to happen before the event.
+        """
+        if until is None or isinstance(until, simpy.Event):
+            try:
+                return super().run(until)
+            except RuntimeError as error:
+                if not isinstance(until, simpy.Event) or until.triggered:
+                    raise
+                line = (
+                    f"Clock.run: nothing is left to happen at {self._now:.10g} s, before the event of `until`"
+                )
+                raise DeadlockError(line) from error
+        if not isinstance(until, Real) or math.isnan(until):
+            raise InputError(f"Clock.run: until={until!r} is no instant and no event")
+        if until <= self._now:
+            raise InputError(f"Clock.run: until={until!r} is not after the present instant, {self._now!r} s")
+        return super().run(until)
 
     def step(self) -> None:
         """Let the network live until the next event of SimPy, or until it has called code above it; else that event.
@@ -151,6 +176,8 @@ class Clock(simpy.Environment):
         self, instant: float, order: Order = Order.RANKS, call: Callable[[simpy.Event], None] | None = None
     ) -> simpy.Event:
         """An event that happens exactly at `instant` (not before now), in its `order`; `call` is called with it."""
+        if not isinstance(instant, Real) or math.isnan(instant):
+            raise InputError(f"Clock.at: instant must be a number of seconds, got {instant!r}")
         event = simpy.Event(self)
         if call is not None:
             event.callbacks = [call]

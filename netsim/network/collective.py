@@ -13,10 +13,11 @@ Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final, final
 
-from netsim.network.engine import Connection, ConnectionGroup, Engine, Owner, Transfer
+from netsim.network.connections import Connection, Owner, Transfer
+from netsim.network.engine import Engine, Timer
 
 # Posting one send and one receive (locks and system calls) before the next pair.
 POST_SECONDS: Final = 1e-4
@@ -25,12 +26,24 @@ POST_SECONDS: Final = 1e-4
 WAKE_SECONDS: Final = 1e-4
 WAKES_APART: Final = 8
 
-# Kinds of transfers.
+# Kinds of messages.
 DATA: Final = 0
 READY: Final = 1  # a receiver's note
 NOTE: Final = 2  # a sender's, for which nobody waits
-WAKE: Final = 3
-PAIR: Final = 4  # and more: a pair of posts
+
+
+@final
+class StepTransfer(Transfer):
+    """Transfer of a collective, from one member to another in one of its steps."""
+
+    def __init__(
+        self, connection: Connection, size: float, owner: Owner, step: int, src: int, dst: int, kind: int
+    ) -> None:
+        super().__init__(connection, size, owner)
+        self.step = step
+        self.src = src
+        self.dst = dst
+        self.kind = kind
 
 
 @final
@@ -149,7 +162,7 @@ class Collective(Owner):
         engine: network on which messages are sent.
         sequence: what is sent.
         hosts: host of each member; members may share one.
-        group: connections that it uses; collectives of one group share them and their state.
+        group: name of the connections that it uses; collectives of one group share them and their state.
         on_done: called with a member's position at the instant it finishes, which may be within `arrive`.
 
     Attributes:
@@ -162,7 +175,7 @@ class Collective(Owner):
         engine: Engine,
         sequence: StepSequence,
         hosts: list[int],
-        group: ConnectionGroup,
+        group: Hashable,
         on_done: Callable[[int], None],
     ) -> None:
         self.engine = engine
@@ -192,12 +205,13 @@ class Collective(Owner):
         """
         if not self.is_cancelled:
             self.is_cancelled = True
-            self.engine.end_group(self.group.name)
+            self.engine.end_connections(self.group)
 
     def delivered(self, transfer: Transfer) -> None:
         """Both ends have one part less to wait for; the receiver goes on first."""
         if self.is_cancelled:
             return
+        assert isinstance(transfer, StepTransfer)
         step = transfer.step
         self._part_done(step, transfer.dst)
         if self.sequence.is_message and not self.has_arrived[transfer.dst]:
@@ -265,8 +279,8 @@ class Collective(Owner):
         if self.is_cancelled:
             return
         engine = self.engine
-        connection: Connection = engine.connect(self.group, self.hosts[src], self.hosts[dst])
-        engine.send(connection, size, self, index, src, dst, kind, tells_sent)
+        connection = engine.connect(self.group, self.hosts[src], self.hosts[dst])
+        engine.send(StepTransfer(connection, size, self, index, src, dst, kind), tells_sent)
 
 
 @final
@@ -277,30 +291,35 @@ class GlooCollective(Collective):
         """gloo's thread wakes a little later; single messages have none."""
         wakes = 0 if self.sequence.is_message else member % WAKES_APART
         if wakes:
-            self.engine.alarm(wakes * WAKE_SECONDS, self, 0, member, WAKE)
+            self.engine.set_timer(Thread(self, member, 0, 0), wakes * WAKE_SECONDS)
         else:
+            self._go_on(member)
+
+    def wake(self, member: int, index: int, number: int) -> None:
+        """A member's thread posts a pair of a step, or, where that is its first, enters."""
+        if self.is_cancelled:
+            return
+        if number == 0:
+            self._go_on(member)
+            return
+        step = self._open[index]
+        self._post_pair(member, index, step, number)
+        if step.num_open[member] == 0:
+            self._count_done(member)
             self._go_on(member)
 
     def delivered(self, transfer: Transfer) -> None:
         if self.is_cancelled:
             return
-        kind = transfer.kind
-        if kind == DATA:
+        assert isinstance(transfer, StepTransfer)
+        if transfer.kind == DATA:
             self._part_done(transfer.step, transfer.dst)
-        elif kind == READY:  # from the receiver, at the sender
+        elif transfer.kind == READY:  # from the receiver, at the sender
             self._meet(transfer.step, transfer.dst, transfer.src)
-        elif kind == WAKE:
-            self._go_on(transfer.src)
-        elif kind >= PAIR:
-            index, member = transfer.step, transfer.src
-            step = self._open[index]
-            self._post_pair(member, index, step, kind - PAIR)
-            if step.num_open[member] == 0:
-                self._count_done(member)
-                self._go_on(member)
 
     def sent(self, transfer: Transfer) -> None:
         if not self.is_cancelled:
+            assert isinstance(transfer, StepTransfer)
             self._part_done(transfer.step, transfer.src)
 
     def _post(self, member: int, index: int, step: OpenStep) -> None:
@@ -310,7 +329,7 @@ class GlooCollective(Collective):
         receives = messages.first_receive[member + 1] - messages.first_receive[member]
         for number in range(max(sends, receives)):
             if number:
-                self.engine.alarm(number * POST_SECONDS, self, index, member, PAIR + number)
+                self.engine.set_timer(Thread(self, member, index, number), number * POST_SECONDS)
             else:
                 self._post_pair(member, index, step, 0)
 
@@ -349,3 +368,18 @@ class GlooCollective(Collective):
             self._send(src, dst, step.messages.sizes[send], index, DATA, True)
         else:
             step.halves[rendezvous] = -1
+
+
+@final
+class Thread(Timer):
+    """gloo's thread of a member, which goes on at an instant: with its first step, or pair `number` of a step."""
+
+    def __init__(self, collective: GlooCollective, member: int, step: int, number: int) -> None:
+        super().__init__(-1)
+        self.collective = collective
+        self.member = member
+        self.step = step
+        self.pair = number
+
+    def ring(self) -> None:
+        self.collective.wake(self.member, self.step, self.pair)

@@ -13,6 +13,8 @@ from __future__ import annotations
 from math import inf
 from typing import Final, final
 
+from netsim.network.heap import Heap, HeapItem
+
 ROUNDING: Final = 1e-12  # relative; rates that differ by less are equal
 BELOW: Final = 1.0 - 1e-9  # times a level lies safely below it
 FULL: Final = 1e-9  # of its capacity is free on a full link, at most
@@ -20,20 +22,22 @@ OVERFULL: Final = 1.0 + 1e-11
 
 
 @final
-class SharedLink:
-    """Capacity in bytes per second, and the claims on it in the order in which they joined."""
+class SharedLink(HeapItem):
+    """Capacity in bytes per second, and the claims on it in the order in which they joined.
+
+    While links are filled, `key` is the level at which this one is full.
+    """
 
     def __init__(self, index: int, capacity: float) -> None:
-        self.index = index
+        super().__init__(index)
         self.capacity = capacity
         self.claims: list[Claim] = []
         self.is_full = False  # it may limit claims
         self.spare = capacity  # lower bound of the free rate
         self.has_changed = False
-        # While it is filled: rate and weights that remain to be shared, and the level that they give.
+        # While it is filled: rate and weights that remain to be shared.
         self.left = 0.0
         self.load = 0.0
-        self.level = 0.0
         self.visit = 0  # last round of filling that met it
         # What new claims want of it, and its level with them; infinity until it is found.
         self.new_load = 0.0
@@ -285,11 +289,11 @@ class FairShares:
     def _fill(self, links: list[SharedLink], claims: list[Claim]) -> None:
         """Progressive filling, the tightest link first; levels of the others only rise, so stale ones are put back."""
         visit = self._visit
-        heap: list[SharedLink] = []
+        heap: Heap[SharedLink] = Heap()
         for link in links:
+            link.place = -1
             if link.load > 0.0:
-                link.level = max(link.left, 0.0) / link.load
-                push(heap, link)
+                heap.move(link, max(link.left, 0.0) / link.load)
         capped = [claim for claim in claims if claim.cap < inf]
         if len(capped) > 1:
             capped.sort(key=cap_level)
@@ -299,14 +303,13 @@ class FairShares:
             while num_capped < len(capped) and capped[num_capped].next_rate >= 0.0:
                 num_capped += 1
             cap = cap_level(capped[num_capped]) if num_capped < len(capped) else inf
-            if heap and heap[0].level <= cap:
-                link = heap[0]
+            if heap.items and heap.items[0].key <= cap:
+                link = heap.items[0]
                 level = max(link.left, 0.0) / max(link.load, 1e-300)
-                if link.load > 0.0 and level * (1.0 - ROUNDING) > link.level:
-                    link.level = level
-                    sift_down(heap, 0)
+                if link.load > 0.0 and level * (1.0 - ROUNDING) > link.key:
+                    heap.move(link, level)
                     continue
-                pop(heap)
+                heap.move(link, inf)
                 for claim in link.claims:
                     if claim.visit == visit and claim.next_rate < 0.0:
                         fix(claim, min(level * claim.weight, claim.cap), visit)
@@ -385,39 +388,3 @@ def level_when_full(link: SharedLink) -> float:
 
 def cap_level(claim: Claim) -> float:
     return claim.cap / claim.weight
-
-
-# A binary heap of links by level; of equal ones, by index.
-
-
-def is_before(one: SharedLink, other: SharedLink) -> bool:
-    return one.level < other.level or (one.level == other.level and one.index < other.index)
-
-
-def push(heap: list[SharedLink], link: SharedLink) -> None:
-    heap.append(link)
-    i = len(heap) - 1
-    while i > 0 and is_before(link, heap[(i - 1) >> 1]):
-        heap[i] = heap[(i - 1) >> 1]
-        i = (i - 1) >> 1
-    heap[i] = link
-
-
-def pop(heap: list[SharedLink]) -> None:
-    last = heap.pop()
-    if heap:
-        heap[0] = last
-        sift_down(heap, 0)
-
-
-def sift_down(heap: list[SharedLink], i: int) -> None:
-    link = heap[i]
-    while 2 * i + 1 < len(heap):
-        child = 2 * i + 1
-        if child + 1 < len(heap) and is_before(heap[child + 1], heap[child]):
-            child += 1
-        if not is_before(heap[child], link):
-            break
-        heap[i] = heap[child]
-        i = child
-    heap[i] = link

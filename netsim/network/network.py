@@ -6,16 +6,20 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 
 from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import Clock
-from netsim.network.engine import Engine, Outside, Path
-from netsim.network.tcp import Window, share_weight
+from netsim.network.connections import Transfer
+from netsim.network.engine import Engine, Outside
+from netsim.network.route import Route
+from netsim.network.tcp import share_weight
 from netsim.topology.protocol import Protocol
 
 if TYPE_CHECKING:
@@ -23,10 +27,11 @@ if TYPE_CHECKING:
 
     import simpy
 
-    from netsim.network.engine import Transfer
+    from netsim.topology.graph import Link
     from netsim.topology.topology import FloatArray, Topology
 
 __all__ = [
+    "MOST_BYTES",
     "BackgroundConnection",
     "Downtime",
     "Network",
@@ -34,6 +39,10 @@ __all__ = [
     "Waiting",
     "not_given_up",
 ]
+
+
+MOST_BYTES = 1e17
+"""Bytes of a transfer at most: of more, a window would be less than rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +89,12 @@ class Network:
         env: the clock that it lives on.
         topology: hosts, links and routes.
         protocol: how transfers use links, as `Protocol.parse` takes it; None: the topology's, else `linux-tcp`.
+        weather: False leaves out the topology's weather. True: `netsim.Faults(network)` must apply it before the first
+            transfer, if there is any.
 
     Attributes:
         env, topology: as given.
+        lacks_weather: the topology's weather is not applied yet, and not left out.
         protocol: how transfers use links.
         downtime: the hosts that have crashed.
         engine: connections, transfers and time.
@@ -97,12 +109,15 @@ class Network:
         env: Clock,
         topology: Topology,
         protocol: Protocol | str | Mapping[str, Any] | None = None,
+        *,
+        weather: bool = True,
     ) -> None:
         if not isinstance(env, Clock):
             raise InputError(f"Network: its clock is a {type(env).__name__}; give a netsim.Clock()")
         self.env = env
         self.topology = topology
         self.protocol = Protocol.resolve(protocol, topology.protocol)
+        self.lacks_weather = weather and bool(topology.weather)
         self.downtime = Downtime(env)
         self.on_give_up: Callable[[Waiting], None] = not_given_up
         self._latency_seconds: list[float] = [link.latency_seconds for link in topology.links]
@@ -110,20 +125,18 @@ class Network:
         self._measured_loss = [link.loss if link.measured_streams else 0.0 for link in topology.links]
         self._loss: list[float] = [0.0 if link.measured_streams else link.loss for link in topology.links]
         self._stated = [float(rate) / 8 for rate in topology.bits_per_second]
-        self._nominal = self._stated.copy()  # what a link carried last, if it carries nothing
         self._is_up = [True] * len(self._stated)
         self._credited: FloatArray | float = 0.0  # bytes by link that were not sent here
         share = self.protocol.payload_share
         self._share = [1.0 if link.measured_streams else share for link in topology.links]
         self.engine = Engine(
+            self.protocol,
             self.protocol.payload_bytes_per_second(topology).tolist(),
             self.protocol.ack_share * share,
-            self.protocol.give_up_seconds,
-            self.protocol.connections == "per-transfer",
-            self._find_path,
-            self._open_window,
-            env.show,
+            [self._queue_bytes(link) for link in topology.links],
             len(topology.hosts),
+            self._find_route,
+            env.show,
         )
         self.engine.on_give_up = lambda transfer: self.on_give_up(self._waiting(transfer))
         env.attach(self.engine)
@@ -157,28 +170,27 @@ class Network:
                 `on_delivered`: the delivery on an ideal network; under TCP when the socket's buffer holds
                 what has not left yet.
             on_dropped: called if a host's crash ends it (`netsim.weather.faults`); None: it is then sent once more,
-                from its first byte, as another transfer with the same callbacks.
+                from its first byte, with the same id and callbacks.
             most_bytes_per_second: rate that its sender offers at most; with a limit TCP does not shape it.
 
         Returns:
             The transfer's id; ids grow with each call.
 
-        Raises InputError for a host that does not exist and for bytes that are negative or not finite.
+        Raises InputError for a host that does not exist, and for bytes and rates that are no such numbers.
         """
-        if not 0 <= num_bytes < math.inf:
-            raise InputError(
-                f"send from host {src} to host {dst}: bytes must be finite and not negative, got {num_bytes}"
-            )
-        num_hosts = len(self.topology.hosts)
-        if not (0 <= src < num_hosts and 0 <= dst < num_hosts):
-            raise InputError(f"send from host {src} to host {dst}: there are hosts 0 to {num_hosts - 1}")
+        call = f"send from host {src} to host {dst}"
+        source, target = self._index(call, "host", src), self._index(call, "host", dst)
+        _check(call, "bytes", num_bytes, most=MOST_BYTES)
+        if most_bytes_per_second != math.inf:
+            _check(call, "most_bytes_per_second", most_bytes_per_second, above=0)
         engine = self.engine
-        group = engine.group(connection, isinstance(connection, BackgroundConnection))
-        opened = engine.connect(group, src, dst, most_bytes_per_second)
+        is_background = isinstance(connection, BackgroundConnection)
+        opened = engine.connect(connection, source, target, is_background)
         owner = Outside(engine, on_delivered, on_sent, on_dropped)
-        transfer = engine.send(opened, float(num_bytes), owner, 0, src, dst, 0, on_sent is not None)
-        transfer.tells_dropped = on_dropped is not None
-        return transfer.order
+        engine.send(
+            Transfer(opened, float(num_bytes), owner, float(most_bytes_per_second)), on_sent is not None
+        )
+        return owner.id
 
     def transfer(self, src: int, dst: int, num_bytes: float, *, connection: Hashable = None) -> simpy.Event:
         """Start a transfer now, as `send` does; the event happens when it is delivered.
@@ -214,6 +226,20 @@ class Network:
             raise InputError(f"{call}: no transfer {transfer} is in flight")
         return found
 
+    def _index(self, call: str, what: Literal["host", "link"], given: int) -> int:
+        """An index of a host or link, as a call was given it; raises InputError if there is none."""
+        num = len(self.topology.hosts if what == "host" else self.topology.links)
+        try:
+            index = operator.index(given)
+        except TypeError:
+            index = -1
+        if not 0 <= index < num:
+            hint = (
+                "; Topology.host_index finds one by name" if what == "host" and isinstance(given, str) else ""
+            )
+            raise InputError(f"{call}: no {what} {given!r}: {what}s are numbers from 0 to {num - 1}{hint}")
+        return index
+
     # -- state ---------------------------------------------------------------------------------------------
 
     def observe(self, observer: Any) -> None:
@@ -231,16 +257,15 @@ class Network:
         return self._by_link(is_background=True)
 
     def _by_link(self, *, is_background: bool) -> FloatArray:
-        by_path = [
-            path.background_bytes if is_background else path.delivered_bytes for path in self.engine.paths
-        ]
+        routes = self.engine.connections.routes
+        by_route = [route.background_bytes if is_background else route.delivered_bytes for route in routes]
         for transfer in self.engine.in_flight() if self.engine.num_in_flight else ():
-            group, path = transfer.connection.group, transfer.connection.path
-            if transfer.drains and (group.is_background or not is_background):
-                by_path[path.index] += self.engine.crossed_bytes(transfer)
-        links = [link for path in self.engine.paths for link in path.links]
-        lengths = np.array([len(path.links) for path in self.engine.paths], dtype=int)
-        payload = np.repeat(np.array(by_path, dtype=np.float64), lengths)
+            connection = transfer.connection
+            if transfer.drains and (connection.is_background or not is_background):
+                by_route[connection.route.index] += self.engine.crossed_bytes(transfer)
+        links = [link for route in routes for link in route.links]
+        lengths = np.array([len(route.links) for route in routes], dtype=int)
+        payload = np.repeat(np.array(by_route, dtype=np.float64), lengths)
         return np.bincount(np.array(links, dtype=int), payload, len(self._stated)).astype(np.float64)
 
     @property
@@ -251,7 +276,7 @@ class Network:
     @property
     def num_connections(self) -> int:
         """Connections that are kept: those in use, and idle ones whose state matters."""
-        return sum(len(group.connections) for group in self.engine.groups.values())
+        return len(self.engine.connections.kept())
 
     @property
     def dropped_bytes(self) -> float:
@@ -261,72 +286,68 @@ class Network:
     @property
     def payload_bytes_per_second(self) -> Sequence[float]:
         """Payload that each link carries at present; zero while it is down."""
-        return self.engine.payload
+        return self.engine.rates.payload
 
     def credit(self, hosts: Sequence[int], pair_bytes: Iterable[tuple[int, int, float]]) -> None:
         """Count `pair_bytes` between members on `hosts` as sent: (source, target, bytes), by position."""
         for src, dst, num_bytes in pair_bytes:
-            self.engine.path(hosts[src], hosts[dst]).delivered_bytes += num_bytes
+            self.engine.route(hosts[src], hosts[dst]).delivered_bytes += num_bytes
 
     def credit_links(self, link_bytes: FloatArray) -> None:
         """Count bytes as having crossed links; shape (links,)."""
         self._credited = self._credited + link_bytes
 
-    # -- paths and windows -----------------------------------------------------------------------------------
+    # -- routes ----------------------------------------------------------------------------------------------
 
-    def _find_path(self, index: int, source: int, target: int) -> Path:
-        links = list(self.topology.route(source, target))
-        path = Path(index, source, target, links, list(self.topology.route(target, source)))
-        self._measure(path)
-        return path
+    def _find_route(self, index: int, source: int, target: int) -> Route:
+        if self.lacks_weather:
+            raise InputError(
+                f"Network: nothing applies the weather of topology '{self.topology.name}': make netsim.Faults(network) "
+                "before the first transfer, or leave it out with Network(..., weather=False)"
+            )
+        links = self.topology.route(source, target)
+        route = Route(index, source, target, list(links), list(self.topology.route(target, source)))
+        self._measure(route)
+        if self.protocol.has_windows:
+            crossed = [self.topology.links[link] for link in links]
+            route.window_limit = self.protocol.transfer_window(crossed, route.round_trip)
+        return route
 
-    def _measure(self, path: Path) -> None:
-        """Set a path's latency, weight and loss from its links at present."""
-        path.latency = float(sum(self._latency_seconds[link] for link in path.links))
-        path.round_trip = path.latency + float(sum(self._latency_seconds[link] for link in path.back))
-        path.weight = share_weight(self.protocol.streams, self.protocol.rtt_bias, path.round_trip)
-        path.loss = 1.0 - math.prod(1.0 - self._loss[link] for link in path.links)
-        if path.links:
-            path.software = self.protocol.software_seconds
-            if self.protocol.connections == "per-transfer":
-                path.handshake = path.round_trip
+    def _measure(self, route: Route) -> None:
+        """Set a route's latency, weight and loss from its links at present."""
+        route.latency = float(sum(self._latency_seconds[link] for link in route.links))
+        route.round_trip = route.latency + float(sum(self._latency_seconds[link] for link in route.back))
+        route.weight = share_weight(self.protocol.streams, self.protocol.rtt_bias, route.round_trip)
+        route.loss = 1.0 - math.prod(1.0 - self._loss[link] for link in route.links)
+        if route.links:
+            is_per_transfer = self.protocol.connections == "per-transfer"
+            route.setup = self.protocol.software_seconds + (route.round_trip if is_per_transfer else 0.0)
 
-    def _open_window(self, path: Path) -> Window | None:
-        if not self.protocol.has_windows:
-            return None
-        links = [self.topology.links[link] for link in path.links]
-        rates = [self._nominal[link.index] * self._share[link.index] for link in links]
-        rate = min(rates)
-        narrowest = links[rates.index(rate)]
+    def _queue_bytes(self, link: Link) -> float:
+        """Bytes that a link's queue holds; infinity: any window."""
         # Drops at the queue of a measured link, of whatever length, are in its rate.
-        by_default = None if narrowest.measured_streams else self.protocol.queue_packets
-        queue = narrowest.queue_packets or by_default
-        limit = self.protocol.transfer_window(links, path.round_trip)
-        feed = min(rates[: rates.index(rate)], default=0.0)
-        window = Window(self.protocol, limit, path.round_trip, path.loss, rate, queue, feed)
-        if window.has_queue:
-            path.queue_link = narrowest.index
-            self.engine.has_queues = True
-        return window
+        by_default = None if link.measured_streams else self.protocol.queue_packets
+        packets = link.queue_packets or by_default
+        return math.inf if packets is None else float(packets * self.protocol.segment_bytes)
 
     # -- links that change -----------------------------------------------------------------------------------
 
     def set_capacity(self, link: int, bits_per_second: float) -> None:
         """Give a link (index) another capacity from now on; at zero `bits_per_second`, transfers on it stall.
 
-        Raises InputError for a number that is negative or not finite.
+        Raises InputError for a link that does not exist and a number that is negative or not finite.
         """
-        if not 0 <= bits_per_second < math.inf:
-            raise InputError(
-                f"set_capacity of link {link}: must be finite and not negative, got {bits_per_second}"
-            )
+        link = self._index("set_capacity", "link", link)
+        _check(f"set_capacity of link {link}", "bits_per_second", bits_per_second)
         self._stated[link] = bits_per_second / 8
-        if bits_per_second:
-            self._nominal[link] = bits_per_second / 8
         self._resize(link)
 
     def set_link_up(self, link: int, up: bool) -> None:
-        """Let a link (index) carry nothing from now on, or, if `up`, what it did before."""
+        """Let a link (index) carry nothing from now on, or, if `up`, what it did before.
+
+        Raises InputError for a link that does not exist.
+        """
+        link = self._index("set_link_up", "link", link)
         self._is_up[link] = up
         self._resize(link)
 
@@ -339,28 +360,29 @@ class Network:
     def set_latency(self, link: int, seconds: float) -> None:
         """Give a link (index) another latency, one way, in `seconds`: for what is sent from now on, and windows.
 
-        Raises InputError for a number that is negative or not finite.
+        Raises InputError for a link that does not exist and a number that is negative or not finite.
         """
-        if not 0 <= seconds < math.inf:
-            raise InputError(f"set_latency of link {link}: must be finite and not negative, got {seconds}")
+        link = self._index("set_latency", "link", link)
+        _check(f"set_latency of link {link}", "seconds", seconds)
         self._latency_seconds[link] = seconds
         self._follow(link)
 
     def set_loss(self, link: int, share: float) -> None:
         """Have a link (index) lose another `share` of its packets from now on.
 
-        Raises InputError for a share below 0 or from 1 up.
+        Raises InputError for a link that does not exist and a share below 0 or from 1 up.
         """
-        if not 0 <= share < 1:
-            raise InputError(f"set_loss of link {link}: must be at least 0 and less than 1, got {share}")
+        link = self._index("set_loss", "link", link)
+        _check(f"set_loss of link {link}", "share", share, below=1)
         measured = self._measured_loss[link]
         self._loss[link] = max(1.0 - (1.0 - share) / (1.0 - measured), 0.0) if measured else share
         self._follow(link)
 
     def _follow(self, link: int) -> None:
-        changed = [path for path in self.engine.paths if link in path.links or link in path.back]
-        for path in changed:
-            self._measure(path)
+        routes = self.engine.connections.routes
+        changed = [route for route in routes if link in route.links or link in route.back]
+        for route in changed:
+            self._measure(route)
         self.engine.follow(changed)
 
     @property
@@ -370,21 +392,22 @@ class Network:
 
     def is_dead_end(self, source: int, target: int) -> bool:
         """Return whether the route from host `source` to host `target` is dead at present."""
-        return self.engine.is_cut(self.engine.path(source, target))
+        source, target = (self._index("is_dead_end", "host", host) for host in (source, target))
+        return self.engine.is_cut(self.engine.route(source, target))
 
     # -- hosts that crash ------------------------------------------------------------------------------------
 
     def take_arrivals(self) -> None:
         """Deliver what has arrived by now, whatever else happens at this instant."""
         self.engine.take_due()
-        self.engine.ask()
+        self.engine.mark_changed()
 
     def drop_transfers(self, host: int) -> None:
         """End all transfers in flight from and to a host, and forget the state of its connections.
 
         Those without `on_dropped` are sent once more, in the same order.
         """
-        self.engine.drop_at(host)
+        self.engine.drop_at(self._index("drop_transfers", "host", host))
 
     # -- transfers that wait ---------------------------------------------------------------------------------
 
@@ -399,18 +422,31 @@ class Network:
         return [self._waiting(transfer) for transfer in self._first() if self.engine.is_stuck(transfer)]
 
     def _waiting(self, transfer: Transfer) -> Waiting:
-        path = transfer.connection.path
-        crossed = path.links + path.back if self.protocol.ack_share else path.links
+        connection, owner = transfer.connection, transfer.owner
+        route = connection.route
+        crossed = route.links + route.back if self.protocol.ack_share else route.links
         links = tuple(link for link in crossed if link in self.engine.dead)
-        return Waiting(transfer.order, transfer.connection.group.name, path.source, path.target, links)
+        number = owner.id if isinstance(owner, Outside) else transfer.number
+        return Waiting(number, connection.name, route.source, route.target, links)
 
     def _first(self) -> list[Transfer]:
         """The transfer under way of each connection, background traffic aside."""
         return [
             transfer
             for transfer in self.engine.in_flight()
-            if transfer.connection.first is transfer and not transfer.connection.group.is_background
+            if transfer.connection.first is transfer and not transfer.connection.is_background
         ]
+
+
+def _check(
+    call: str, name: str, given: float, *, most: float = math.inf, below: float = math.inf, above: float = -1
+) -> None:
+    """Raise InputError for a number outside its limits, with the call and the argument."""
+    if isinstance(given, Real) and 0 <= given < below and above < given <= most:
+        return
+    limits = [f"at most {most:g}"] * (most < math.inf) + [f"less than {below:g}"] * (below < math.inf)
+    limits += ["above 0" if above == 0 else "not negative", "finite"]
+    raise InputError(f"{call}: {name} must be {', '.join(limits[:-1])} and {limits[-1]}, got {given!r}")
 
 
 def not_given_up(waiting: Waiting) -> NoReturn:

@@ -67,6 +67,8 @@ import math
 from math import inf
 from typing import Any, Final, NamedTuple, final
 
+from netsim.network.route import Route
+
 KEPT: Final = 0.7  # of the window, at a loss: beta of RFC 9438
 GROWTH: Final = 0.4  # segments per second cubed: C of RFC 9438
 RENO_GROWTH: Final = 3 * (1 - KEPT) / (1 + KEPT)  # segments per round trip
@@ -227,58 +229,52 @@ class Period(NamedTuple):
 
 
 @final
+class TcpSettings:
+    """Settings of a protocol's windows.
+
+    Args:
+        protocol: a `netsim.Protocol`.
+
+    Attributes:
+        segment: bytes of a segment, one of each stream.
+        initial_window: bytes, of all streams.
+        owed: bytes that the acknowledgement of one segment would have let go, missing from the first doubling.
+    """
+
+    def __init__(self, protocol: Any) -> None:
+        self.slow_start = bool(protocol.slow_start)
+        self.rendezvous = bool(protocol.rendezvous)
+        self.segment = float(protocol.segment_bytes * protocol.streams)
+        self.initial_window = float(protocol.initial_window_bytes * protocol.streams)
+        self.owed = 0.0 if protocol.quick_acks else 2 * self.segment
+        self.minimum_timeout = float(protocol.minimum_timeout_seconds)
+
+
+@final
 class Window:
     """Congestion window of one connection (all its streams together).
 
     `start` and `go_on` set what a transfer may do until it asks again: `stop`, `cap` and `timer`.
 
     Args:
-        protocol: a `netsim.Protocol`; sizes and limits.
-        window_bytes: most payload in flight.
-        round_trip_seconds: of the connection's route.
-        loss: share of packets that the route loses.
-        bytes_per_second: payload that the narrowest link of the route carries.
-        queue_packets: capacity of that link's queue; None: enough for any window.
-        feed_bytes_per_second: payload that the links before that one carry; 0 where it is the first.
+        tcp: settings that all windows of a network share.
+        route: of the connection; its figures are read as they change.
 
     Attributes:
-        feed: `feed_bytes_per_second`.
-        has_queue: bursts may overrun the queue, and small frames wait in it (under a rendezvous).
         stop: the transfer asks again when so many of its bytes remain; 0: when it is finished.
         cap: largest rate until then, bytes per second.
         timer: it asks again at this instant at the latest.
         last_used: instant of the last byte; infinity for never.
     """
 
-    def __init__(
-        self,
-        protocol: Any,
-        window_bytes: float,
-        round_trip_seconds: float,
-        loss: float,
-        bytes_per_second: float,
-        queue_packets: float | None,
-        feed_bytes_per_second: float,
-    ) -> None:
-        self._round_trip = round_trip_seconds
-        self._least_timeout = float(protocol.minimum_timeout_seconds)
-        self._timeout = self._least_timeout + round_trip_seconds
-        self._limit = window_bytes
-        self._initial = min(float(protocol.initial_window_bytes * protocol.streams), self._limit)
-        self._segment = float(protocol.segment_bytes * protocol.streams)  # one of each stream
-        self._fresh_window = self._initial if protocol.slow_start else self._limit
-        self._minds_buffer = bool(protocol.rendezvous)
-        self._loss_bytes = self._segment / loss if loss else inf  # from one loss to the next
-        if protocol.rendezvous and feed_bytes_per_second <= bytes_per_second:
-            queue_packets = (
-                None  # a host's own line: Linux keeps unsent data in its sockets (TCP small queues)
-            )
-        self.has_queue = bool(protocol.rendezvous) and queue_packets is not None
-        self._queue = inf if queue_packets is None else float(queue_packets * protocol.segment_bytes)
-        # What the acknowledgement of one segment would have let go, missing from the first doubling.
-        self._owed = 0.0 if protocol.quick_acks else 2 * self._segment
-        self._bytes_per_second = bytes_per_second  # when the connection was made
-        self.feed = feed_bytes_per_second
+    def __init__(self, tcp: TcpSettings, route: Route) -> None:
+        self._tcp = tcp
+        self._route = route
+        self._limit = route.window_limit
+        self._initial = min(tcp.initial_window, self._limit)
+        self._fresh_window = self._initial if tcp.slow_start else self._limit
+        self._loss = route.loss
+        self._loss_bytes = tcp.segment / route.loss if route.loss else inf  # from one loss to the next
         self._window = self._fresh_window
         self._threshold = inf  # where slow start ends
         self._ssthresh = inf  # where it ended last, by HyStart or a loss
@@ -288,7 +284,7 @@ class Window:
         self._used = 0.0  # bytes drained in it
         self._following = 0.0  # bytes of the connection's later messages
         self._ack_wait = 0.0  # of this round's acknowledgements, in the queue of the way back
-        self._turn = round_trip_seconds  # until this round's acknowledgements are back
+        self._turn = route.round_trip  # until this round's acknowledgements are back
         self._burst = 0.0  # bytes that left at once, after a pause or a wait for acknowledgements
         self._burst_began = -inf
         self._clump_rate = 0.0  # at which its acknowledgements come: those of a burst stay together
@@ -319,6 +315,15 @@ class Window:
         self.cap = inf
         self.timer = inf
 
+    @property
+    def _bursts(self) -> bool:
+        """Whether bursts may overrun the queue of the narrowest link."""
+        return self._route.narrowest.bursts_at >= 0
+
+    @property
+    def _timeout(self) -> float:
+        return self._tcp.minimum_timeout + self._route.round_trip
+
     def standing_bytes(self, now: float, left: float, rate: float, full_rate: float) -> float:
         """Bytes in the narrowest link's queue that will be received after `now`, of `left` that then remain.
 
@@ -329,16 +334,16 @@ class Window:
             standing = self._window - full_rate * since if since >= 0.0 else 0.0
         else:
             burst = self._burst - rate * max(now - self._burst_began, 0.0)
-            standing = max(burst, self._window - rate * self._round_trip)
-        return max(min(standing, left, self._queue), 0.0)
+            standing = max(burst, self._window - rate * self._route.round_trip)
+        return max(min(standing, left, self._route.narrowest.queue), 0.0)
 
     def is_bursting(self, now: float) -> bool:
         """Whether a burst is on its way into the queue."""
-        return now - self._burst_began < self._burst / self.feed
+        return now - self._burst_began < self._burst / self._route.narrowest.feed
 
     def burst_seconds(self, num_bytes: float) -> float:
         """Time that a message's first burst takes to arrive at the queue."""
-        return min(num_bytes, self._window) / self.feed
+        return min(num_bytes, self._window) / self._route.narrowest.feed
 
     def buffer_bytes(self, now: float) -> float:
         """Size of the sender's socket buffer: twice the largest window so far (Linux)."""
@@ -356,14 +361,14 @@ class Window:
             if not self._initial <= self._acknowledged_window() <= largest:
                 return False
         # Under a rendezvous a sender goes on when the socket's buffer holds its bytes: sooner once that has grown.
-        return not self._minds_buffer or self.buffer_bytes(now) == min(2 * self._fresh_window, self._limit)
+        return not self._tcp.rendezvous or self.buffer_bytes(now) == min(2 * self._fresh_window, self._limit)
 
     def start(self, now: float, num_bytes: float, queues: QueueState | None) -> None:
         """Begin to drain a message of `num_bytes`; `queues` where the window has one to overrun."""
         is_idle = self._is_idle(now)
         has_paused = now - self._drained_at > PAUSE_SECONDS
         self._meet(queues)
-        if has_paused or not self.has_queue:
+        if has_paused or not self._bursts:
             self._is_one = False
         if is_idle or now - self._began >= self._turn * SAME:
             self._new_round(now)
@@ -378,7 +383,7 @@ class Window:
         """Use up the last grant, with `left` bytes of the message remaining, and take the next one."""
         self._use(now, left)
         self._meet(queues)
-        if self._until_loss <= self._segment * ROUNDING + self._left * OF_LEFT:
+        if self._until_loss <= self._tcp.segment * ROUNDING + self._left * OF_LEFT:
             self._until_loss = self._loss_bytes
             # In slow start the window has grown by what was acknowledged of this round.
             slow = not self._is_cubic
@@ -386,12 +391,12 @@ class Window:
             self._overflow, self._missing = None, 0.0
             self._lose(now, self._window + self._used if slow else self._cubic(now - self._lost))
         elif self._blocked or now - self._began >= self._turn * SAME:
-            waited = self._turn - self._round_trip if self._blocked else 0.0
+            waited = self._turn - self._route.round_trip if self._blocked else 0.0
             self._new_round(now)
             self._follows_full = self._is_one = True
             if queues is not None and waited > 0.0:
                 # Acknowledgements that waited in a queue leave it at once, and let as much go at once.
-                self._send_burst(now, min(self._window, left, waited * self._bytes_per_second), queues)
+                self._send_burst(now, min(self._window, left, waited * self._route.narrowest.rate), queues)
         self._grant(now)
 
     def _meet(self, queues: QueueState | None) -> None:
@@ -402,24 +407,26 @@ class Window:
     def _send_burst(self, now: float, burst: float, queues: QueueState) -> None:
         """Send `burst` bytes at once; they reach the narrowest link at `queues.feed`, and its queue may overflow."""
         self._burst, self._burst_began = burst, now
-        through = self._bytes_per_second / queues.feed
-        self._clump_rate = self.feed * through
+        through = self._route.narrowest.rate / queues.feed
+        self._clump_rate = self._route.narrowest.feed * through
         waiting = 1.0 - through  # share that finds the link busy
-        room = max(self._queue - queues.standing, self._segment) / queues.num_bursts
+        room = max(self._route.narrowest.queue - queues.standing, self._tcp.segment) / queues.num_bursts
         heard = room / waiting  # acknowledged before the first loss is
         if burst <= heard * OVERRUN or self._overflow is not None:
             return
         missing = self._missing = (burst - heard) * waiting
-        later = heard * queues.num_bursts / self._bytes_per_second - self._round_trip
+        later = heard * queues.num_bursts / self._route.narrowest.rate - self._route.round_trip
         # A loss is noticed by bytes that arrive after it: is there a whole segment of them?
         is_last = burst == self._left and not queues.following
         rounds: tuple[WindowRound, ...] = (WindowRound(heard, missing, later),)
-        if (burst - heard) * through > self._segment * waiting:
-            after = self._segment * waiting / through  # lost after the last segment that arrives
+        if (burst - heard) * through > self._tcp.segment * waiting:
+            after = self._tcp.segment * waiting / through  # lost after the last segment that arrives
             if is_last and after < missing:
                 rounds = (*rounds, WindowRound(KEPT * self._window, after))
         elif is_last:
-            probe = min(2 * self._round_trip, self._timeout) + self._round_trip  # tail loss probe, RFC 8985
+            probe = (
+                min(2 * self._route.round_trip, self._timeout) + self._route.round_trip
+            )  # tail loss probe, RFC 8985
             rounds = (WindowRound(heard, missing, later + probe),)
         else:  # by those that the acknowledgements let go
             rounds = (WindowRound(heard, missing, max(later, 0.0)),)
@@ -429,14 +436,12 @@ class Window:
         """End the message: it has drained, or is given up with `left` bytes remaining."""
         self._use(now, left)
 
-    def follow(self, round_trip_seconds: float, loss: float) -> None:
-        """Change the path's round trip and loss; the caller then calls `again` if the connection is in use."""
-        self._round_trip = round_trip_seconds
-        self._turn = round_trip_seconds
-        self._timeout = self._least_timeout + round_trip_seconds
-        before, self._loss_bytes = self._loss_bytes, self._segment / loss if loss else inf
-        if self._loss_bytes != before:
-            self._until_loss = self._loss_bytes
+    def follow(self) -> None:
+        """Note that the route's round trip or loss has changed; the caller then calls `again` if it is in use."""
+        self._turn = self._route.round_trip
+        if self._route.loss != self._loss:
+            self._loss = self._route.loss
+            self._until_loss = self._loss_bytes = self._tcp.segment / self._loss if self._loss else inf
 
     def again(self, now: float) -> None:
         """Grant a window to the message in flight on a changed path; `end` was called with its remaining bytes."""
@@ -487,18 +492,18 @@ class Window:
         self._has_fallen = False
         self._threshold, self._ssthresh = inf, window
         self._lost_at = window
-        self._lost = now - inflection_seconds(window / self._segment)
+        self._lost = now - inflection_seconds(window / self._tcp.segment)
 
     def _acknowledged_window(self) -> float:
         """The window when all that was sent has been acknowledged."""
         is_growing = self._follows_full and not self._is_cubic and self._overflow is None
-        if not (self._minds_buffer and is_growing):
+        if not (self._tcp.rendezvous and is_growing):
             return self._window
         return min(self._window + self._used, self._limit, self._threshold)
 
     def _restart(self, halvings: int) -> None:
         if self._is_cubic:
-            self._threshold = max(self._ssthresh, 0.75 * self._window) if self.has_queue else self._window
+            self._threshold = max(self._ssthresh, 0.75 * self._window) if self._bursts else self._window
             self._is_cubic = False
         self._window = max(self._window / 2.0**halvings, min(self._initial, self._window))
         self._has_filled = False
@@ -506,11 +511,11 @@ class Window:
     def _new_round(self, now: float) -> None:
         """A round trip is over: the window doubles, or is what CUBIC makes it by now."""
         used, rate = self._used, self._used / max(self.last_used - self._began, 1e-12)
-        if self.has_queue and self._is_cubic and used < self._window * SAME:
+        if self._bursts and self._is_cubic and used < self._window * SAME:
             self._lost += now - self._began  # CUBIC's clock stands while the window is not used up
         self._used = 0.0
         self._began = now
-        self._turn = self._round_trip + self._ack_wait
+        self._turn = self._route.round_trip + self._ack_wait
         self._blocked = False
         if self._overflow is not None:
             self._go_on_after(self._overflow, now)
@@ -524,12 +529,12 @@ class Window:
         # Linux lets the window grow to twice what was in flight: after a full round, by all that is sent.
         wanted = self._window + used if self._follows_full else max(self._window, 2 * used)
         if self._window == self._initial and used >= self._window * SAME:
-            wanted -= self._owed
+            wanted -= self._tcp.owed
         wanted = min(wanted, self._limit)
-        pipe = rate * self._round_trip
+        pipe = rate * self._route.round_trip
         # HyStart: acknowledgements came in a row for half a round trip.
-        train = max(pipe, self._clump_rate * self._round_trip) / 2
-        ends_by_train = self.has_queue and not self._has_exited and self._is_one and used > train > 0
+        train = max(pipe, self._clump_rate * self._route.round_trip) / 2
+        ends_by_train = self._bursts and not self._has_exited and self._is_one and used > train > 0
         if ends_by_train:
             wanted = min(wanted, self._window + train)
         # Of the queue: a round arrives at twice the rate at which it drains.
@@ -538,19 +543,19 @@ class Window:
         had_filled, self._has_filled = self._has_filled, self._has_filled or 0 < pipe < 0.98 * self._window
         if used and self._is_one and waits and not had_filled:
             share = self._share(rate)
-            there = Bottleneck(rate, share, pipe, self._round_trip)
+            there = Bottleneck(rate, share, pipe, self._route.round_trip)
             held = share * OVERRUN
-            standing = min(wanted, self._left + self._following) if self.has_queue else wanted
+            standing = min(wanted, self._left + self._following) if self._bursts else wanted
             happens = of_a_burst if peak > held else of_a_standing_window if standing - pipe > held else None
             if happens is not None:
                 self._window = wanted
-                self._overflow = happens(wanted, self._limit, self._left, self._segment, there)
+                self._overflow = happens(wanted, self._limit, self._left, self._tcp.segment, there)
                 self._missing = self._overflow.rounds[0].missing
                 return
         if ends_by_train:
             self._leave_slow_start(now, wanted)
         elif wanted >= self._threshold > self._window:
-            if self.has_queue and self._threshold >= self._lost_at:
+            if self._bursts and self._threshold >= self._lost_at:
                 self._leave_slow_start(now, self._threshold)
             else:
                 self._lose(now, self._threshold / KEPT)
@@ -559,11 +564,11 @@ class Window:
 
     def _recover(self, now: float, wanted: float, used: float, rate: float) -> None:
         """CUBIC's next window, as long as the queue holds what the pipe does not."""
-        if self.has_queue and not self._has_lost and used >= self._window * SAME:
+        if self._bursts and not self._has_lost and used >= self._window * SAME:
             wanted = max(wanted, self._window + used / 20)  # Linux, before the first loss: 5 % a round trip
-        pipe, share = rate * self._round_trip, self._share(rate)
+        pipe, share = rate * self._route.round_trip, self._share(rate)
         waits = pipe <= 0.98 * self._window  # something, in the queue
-        standing = min(wanted, self._left + self._following) if self.has_queue else wanted
+        standing = min(wanted, self._left + self._following) if self._bursts else wanted
         if used and self._is_one and waits and standing - pipe > share * OVERRUN:
             self._lose(now, min(wanted, pipe + share))
         else:
@@ -575,7 +580,7 @@ class Window:
 
     def _share(self, rate: float) -> float:
         """Bytes of the bottleneck's queue that are this connection's."""
-        return min(rate / self._bytes_per_second, 1.0) * self._queue
+        return min(rate / self._route.narrowest.rate, 1.0) * self._route.narrowest.queue
 
     def _go_on_after(self, overflow: Overflow, now: float) -> None:
         """The next round after one that overran the queue; when all have been, the window falls."""
@@ -600,20 +605,20 @@ class Window:
         self._is_cubic = self._has_lost = self._has_fallen = True
         self._lost_at = min(window, self._limit)
         self._lost = self._began = now
-        self._turn = self._round_trip + self._ack_wait
+        self._turn = self._route.round_trip + self._ack_wait
         self._used = 0.0
         self._window = self._ssthresh = self._cubic(0.0)
 
     def _cubic(self, seconds: float) -> float:
-        if not self._round_trip:
+        if not self._route.round_trip:
             return self._limit
-        largest = self._lost_at / self._segment
+        largest = self._lost_at / self._tcp.segment
         if self._has_fallen:
-            segments = cubic_segments(seconds, largest, self._round_trip)
+            segments = cubic_segments(seconds, largest, self._route.round_trip)
         else:
             elapsed = seconds - inflection_seconds(largest)
-            segments = segments_after_slow_start(elapsed, largest, self._round_trip)
-        return min(segments * self._segment, self._limit)
+            segments = segments_after_slow_start(elapsed, largest, self._route.round_trip)
+        return min(segments * self._tcp.segment, self._limit)
 
     def _grant(self, now: float) -> None:
         left = self._left
@@ -622,7 +627,7 @@ class Window:
         if left <= may:
             self._allow(0.0, inf, inf)
             return
-        if self._is_cubic and self._round_trip and not self.has_queue:
+        if self._is_cubic and self._route.round_trip and not self._bursts:
             self._grant_piece(now)
             return
         self._blocked = credit <= self._window * ROUNDING + left * OF_LEFT
@@ -631,12 +636,12 @@ class Window:
             return
         steady = self._window == self._limit and not self._used and self._loss_bytes == inf
         steady = steady and self._overflow is None
-        if not steady or not self._round_trip:
+        if not steady or not self._route.round_trip:
             self._allow(left - may, inf, inf)
             return
         # Full windows to come; a last burst drains as fast as the network lets it.
         full_windows = math.ceil(left / self._window) - 1
-        self._allow(left - full_windows * self._window, self._window / self._round_trip, inf)
+        self._allow(left - full_windows * self._window, self._window / self._route.round_trip, inf)
 
     def _allow(self, stop: float, cap: float, timer: float) -> None:
         self.stop = stop
@@ -651,11 +656,11 @@ class Window:
                 self._grant_coast(num)
                 return
         elapsed = now - self._lost
-        whole = inflection_seconds(self._lost_at / self._segment)
-        to_loss = self._until_loss * self._round_trip / self._window
-        piece = max(min(whole, 2 * to_loss) / PIECES, self._round_trip)
+        whole = inflection_seconds(self._lost_at / self._tcp.segment)
+        to_loss = self._until_loss * self._route.round_trip / self._window
+        piece = max(min(whole, 2 * to_loss) / PIECES, self._route.round_trip)
         grown = self._cubic(elapsed) >= self._limit
-        rate = self._cubic(elapsed + piece / 2) / self._round_trip
+        rate = self._cubic(elapsed + piece / 2) / self._route.round_trip
         self._granted, self._cap = now, rate
         self._allow(max(self._left - self._until_loss, 0.0), rate, inf if grown else now + piece)
 
@@ -666,7 +671,9 @@ class Window:
         """
         self._coasts = True
         period = self._period
-        rate = period.num_bytes / period.seconds if period.was_held else self._lost_at / self._round_trip
+        rate = (
+            period.num_bytes / period.seconds if period.was_held else self._lost_at / self._route.round_trip
+        )
         self._allow(self._left - num * period.num_bytes, rate, inf)
 
     def _end_coast(self, now: float, drained: float) -> None:

@@ -108,8 +108,9 @@ class Recorder:
         self._users: defaultdict[int, dict[int, None]] = defaultdict(dict)  # transfers by link
 
     def watch(self, network: Network) -> None:
-        """Keep what happens on a network from now on; on one network only."""
-        assert self.network is None
+        """Keep what happens on a network from now on; raises InputError if this recorder watches one already."""
+        if self.network is not None:
+            raise InputError("Recorder.watch: it watches a network already: make a Recorder for each")
         self.network = network
         network.observe(self)
 

@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from netsim.errors import DeadlockError
+from netsim.errors import DeadlockError, InputError
 from netsim.network.clock import Clock, Order
-from netsim.network.network import BackgroundConnection, Network
+from netsim.network.network import MOST_BYTES, BackgroundConnection, Network
 from netsim.network.trace import Recorder
 from netsim.topology.weather import Background, Drift, Entry, HostEvent, LinkEvent, Trace, Weather, check
-from netsim.units import format_list
+from netsim.units import format_count, format_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -218,7 +218,7 @@ class BackgroundTraffic:
         self._steady = network.send(
             background.source,
             background.target,
-            rate * _STEADY_SECONDS,
+            min(rate * _STEADY_SECONDS, MOST_BYTES),
             self._send_steadily,
             connection=BackgroundConnection(self._entry, 0),
             on_dropped=self._send_again,
@@ -300,9 +300,10 @@ class Faults:
         self._links_at = cache(self._find_links_at)
         self._crashes: defaultdict[int, set[_Crash]] = defaultdict(set)  # by host
         self._turn_at = math.inf
-        self.on_stuck: Callable[[str], None] = _give_up
+        self.on_stuck: Callable[[str], None] = self._give_up
         self.on_change: Callable[[], None] = lambda: None
         network.on_give_up = self._give_up_transfer
+        network.lacks_weather = False
         given = network.topology.weather if weather is None else weather
         for each in fields(given):
             for entry in getattr(given, each.name):
@@ -314,6 +315,11 @@ class Faults:
 
         Raises InputError for an entry that makes no sense.
         """
+        if type(entry) not in _STEPS:
+            *kinds, last = (kind.__name__ for kind in _STEPS)
+            raise InputError(
+                f"Faults.add: {entry!r} is no entry of weather: give a {', '.join(kinds)} or {last}"
+            )
         topology = self._network.topology
         check(entry, topology.hosts, len(topology.links))
         self._plan(entry)
@@ -378,6 +384,14 @@ class Faults:
             return f"{since:.10g} s and never comes back"
         protocol = self._network.protocol
         return f"{since:.10g} s and stayed so for longer than {protocol.name} waits ({protocol.give_up_seconds:g} s)"
+
+    def _give_up(self, reason: str) -> None:
+        if reason:
+            raise DeadlockError(f"{reason}, and transfers wait for it: let an event bring it back")
+        in_flight = format_count(self._network.num_in_flight, "transfer")
+        raise DeadlockError(
+            f"deadlock: what the run waits for cannot come: {in_flight} in flight, no link dead, nothing left to happen"
+        )
 
     def _give_up_transfer(self, waiting: Waiting) -> None:
         """Give up a connection: background traffic is lost, for other transfers the run ends."""
@@ -564,12 +578,6 @@ def _bring_up(link: _Condition) -> None:
     link.downs = {cause for cause in link.downs if isinstance(cause, _Crash)}
 
 
-def _give_up(reason: str) -> None:
-    if not reason:
-        raise DeadlockError("deadlock: transfers wait on dead links, and no later event restores one")
-    raise DeadlockError(f"{reason}, and transfers wait for it: let an event bring it back")
-
-
 def _is_weather(event: simpy.Event) -> bool:
     """Return whether an event on the clock belongs to the weather, which is no progress by itself."""
     return all(isinstance(getattr(call, "__self__", None), Faults) for call in event.callbacks or ())
@@ -614,6 +622,10 @@ def simulate_weather(
         until_seconds: virtual time at which it ends.
         most_changes: number of changes at which it ends sooner.
     """
+    if not 0 <= until_seconds < math.inf:
+        raise InputError(
+            f"simulate_weather: until_seconds must be finite and not negative, got {until_seconds!r}"
+        )
     changes = _ChangeCounter()
     quiet = replace(topology, weather=replace(topology.weather, background=()))
     network, _ = network_with_weather(quiet, recorder=changes)

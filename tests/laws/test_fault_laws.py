@@ -256,7 +256,7 @@ def crashes_are_not_counted(patch: pytest.MonkeyPatch) -> None:
 def crashes_lose_messages(patch: pytest.MonkeyPatch) -> None:
     def drop(network: Network, host: int) -> None:
         for number, transfer in list(network.engine.singles.items()):
-            if transfer.connection.path.source == host:
+            if transfer.connection.route.source == host:
                 network.abort(number)
 
     patch.setattr(Network, "drop_transfers", drop)
@@ -266,7 +266,7 @@ def crashes_send_twice(patch: pytest.MonkeyPatch) -> None:
     right = Network.drop_transfers
 
     def drop(network: Network, host: int) -> None:
-        lost = [(each.connection.path, each.owner) for each in network.engine.singles.values()]
+        lost = [(each.connection.route, each.owner) for each in network.engine.singles.values()]
         right(network, host)
         for path, owner in lost:
             if path.source == host:
@@ -295,7 +295,7 @@ def latency_is_lost_when_it_changes(patch: pytest.MonkeyPatch) -> None:
 
     def follow(network: Network, link: int) -> None:
         right(network, link)
-        for path in network.engine.paths:
+        for path in network.engine.connections.routes:
             path.latency = 0.0
 
     patch.setattr(Network, "_follow", follow)

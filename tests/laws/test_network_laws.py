@@ -307,7 +307,7 @@ def test_law_9_catches_a_tolerance_in_bytes(monkeypatch: pytest.MonkeyPatch) -> 
         right(self)
         for transfer in draining(self):
             if transfer.remaining < 1_500_000:
-                self._heap.set_due(transfer, self.now)
+                self._heap.move(transfer, self.now)
 
     monkeypatch.setattr(engine, "_settle", generous)
     with pytest.raises(AssertionError):

@@ -1,0 +1,278 @@
+"""Connections, and the transfers on them in order.
+
+Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from math import inf
+from typing import Final, final
+
+from netsim.network.fairness import Claim, FairShares
+from netsim.network.heap import HeapItem
+from netsim.network.route import Route
+from netsim.network.tcp import TcpSettings, Window
+
+# Idle connections are closed when they are as new; of the others, as many are kept as a machine has file descriptors.
+SWEEP_AFTER: Final = 1024
+MOST_IDLE: Final = 1 << 15
+
+
+class Owner:
+    """Sender of transfers; the engine calls it as they proceed.
+
+    Attributes:
+        hears_drops: `dropped` is called when a crash ends its transfer; else the transfer is sent again.
+    """
+
+    hears_drops: bool = False
+
+    def delivered(self, transfer: Transfer) -> None:
+        """The last byte has arrived."""
+        raise NotImplementedError
+
+    def sent(self, transfer: Transfer) -> None:
+        """The sender need not wait any more; for transfers that `tells_sent`, before they are delivered."""
+        raise NotImplementedError
+
+    def dropped(self, transfer: Transfer) -> None:
+        """The transfer was ended by force."""
+        raise NotImplementedError
+
+
+@final
+class Connection:
+    """Transfers of one sender and receiver, in order; the first one is under way.
+
+    Attributes:
+        name: shared by the connections of one user, one a route.
+        is_background: it carries traffic of others.
+        gross: claim on the links' payload as if there were no acknowledgements; None within a host.
+        net: claim on what acknowledgements leave; `gross` if the protocol has none.
+        window: TCP's limit; None without one.
+        backlog: bytes of its transfers that are not finished.
+    """
+
+    def __init__(
+        self, name: Hashable, is_background: bool, route: Route, gross: Claim | None, net: Claim | None
+    ) -> None:
+        self.name = name
+        self.is_background = is_background
+        self.route = route
+        self.gross = gross
+        self.net = net
+        self.window: Window | None = None
+        self.backlog = 0.0
+        self.first: Transfer | None = None
+        self.last: Transfer | None = None
+        if gross is not None and net is not None:
+            gross.owner = self
+            net.owner = self
+
+    def append(self, transfer: Transfer) -> bool:
+        """Put a transfer behind the others; returns whether it is the first."""
+        self.backlog += transfer.size
+        last = self.last
+        self.last = transfer
+        if last is None:
+            self.first = transfer
+            return True
+        last.next = transfer
+        return False
+
+    def remove(self, transfer: Transfer) -> bool:
+        """Take a transfer out; returns whether it was the first."""
+        self.backlog -= transfer.size
+        following = transfer.next
+        transfer.next = None
+        if self.first is transfer:
+            self.first = following
+            if following is None:
+                self.last = None
+            return True
+        before = self.first
+        while before is not None and before.next is not transfer:
+            before = before.next
+        assert before is not None
+        before.next = following
+        if following is None:
+            self.last = before
+        return False
+
+
+class Transfer(HeapItem):
+    """Bytes on their way; due at its `key`, numbered in the order of sending.
+
+    Attributes:
+        size: payload bytes.
+        owner: called as it proceeds.
+        most: bytes per second that its sender offers; with a limit TCP's window does not apply.
+        begun: instant of sending.
+        since: instant at which `remaining` held; it drains at `rate` since then.
+        stop: it is due when `remaining` has come down to this.
+        timer: it is due at this instant whatever its rate.
+        drains: its first byte has arrived.
+        is_held: a dead link keeps it from starting, or its window from going on.
+        tells_sent: its owner is to be called when it need not wait any more.
+        was_dropped: its owner is to be called since it was ended by force.
+    """
+
+    def __init__(self, connection: Connection, size: float, owner: Owner, most: float = inf) -> None:
+        super().__init__(-1)
+        self.connection = connection
+        self.size = size
+        self.owner = owner
+        self.most = most
+        self.begun = 0.0
+        self.since = 0.0
+        self.remaining = size
+        self.rate = 0.0
+        self.stop = 0.0
+        self.timer = inf
+        self.next: Transfer | None = None  # on its connection
+        self.drains = False
+        self.is_held = False
+        self.tells_sent = False
+        self.was_dropped = False
+
+    def restart(self, connection: Connection) -> None:
+        """Put it back to its first byte, to be sent again on another connection."""
+        self.connection = connection
+        self.remaining = self.size
+        self.rate = self.stop = 0.0
+        self.tells_sent = False
+
+    @property
+    def window(self) -> Window | None:
+        """TCP's limit; None without one."""
+        return self.connection.window if self.most == inf else None
+
+
+@final
+class Connections:
+    """Connections by name and route.
+
+    Args:
+        num_hosts: number of hosts.
+        is_per_transfer: every transfer has a connection of its own.
+        tcp: settings of windows; None: without windows.
+        find_route: finds the route from one host to another, for the first transfer between them.
+
+    Attributes:
+        routes: those in use so far.
+        by_name: connections that are kept, by name and the index of their route.
+    """
+
+    def __init__(
+        self,
+        num_hosts: int,
+        is_per_transfer: bool,
+        tcp: TcpSettings | None,
+        find_route: Callable[[int, int, int], Route],
+    ) -> None:
+        self.num_hosts = num_hosts
+        self.is_per_transfer = is_per_transfer
+        self.tcp = tcp
+        self.find_route = find_route
+        self.routes: list[Route] = []
+        self.by_name: dict[Hashable, dict[int, Connection]] = {}
+        self._route_between: dict[int, Route] = {}
+        self._num_kept = 0
+        self._sweep_at = SWEEP_AFTER
+
+    def route(self, source: int, target: int) -> Route:
+        key = source * self.num_hosts + target
+        route = self._route_between.get(key)
+        if route is None:
+            route = self.find_route(len(self.routes), source, target)
+            self._route_between[key] = route
+            self.routes.append(route)
+        return route
+
+    def find(self, name: Hashable, route: Route) -> Connection | None:
+        """The connection of this name on a route, if there is one to be shared."""
+        if self.is_per_transfer:
+            return None
+        named = self.by_name.get(name)
+        return None if named is None else named.get(route.index)
+
+    def open(
+        self,
+        name: Hashable,
+        is_background: bool,
+        route: Route,
+        gross: FairShares,
+        net: FairShares,
+        now: float,
+    ) -> Connection:
+        """A new connection, which claims a share of two kinds of capacity."""
+        if len(self.by_name) + self._num_kept >= self._sweep_at:
+            self._sweep(now)
+        claim: Claim | None = None
+        net_claim: Claim | None = None
+        if route.links:
+            claim = Claim([gross.links[i] for i in route.links], route.weight)
+            net_claim = claim if net is gross else Claim([net.links[i] for i in route.links], route.weight)
+        connection = Connection(name, is_background, route, claim, net_claim)
+        if not self.is_per_transfer:
+            named = self.by_name.get(name)
+            if named is None:
+                named = self.by_name[name] = {}
+            named[route.index] = connection
+            self._num_kept += 1
+        return connection
+
+    def open_window(self, connection: Connection) -> None:
+        """Give a connection a window, where the protocol has any, for its first transfer that needs one."""
+        if connection.window is None and self.tcp is not None and connection.route.links:
+            connection.window = Window(self.tcp, connection.route)
+
+    def close(self, connection: Connection) -> None:
+        named = self.by_name.get(connection.name)
+        if named is not None and named.get(connection.route.index) is connection:
+            del named[connection.route.index]
+            self._num_kept -= 1
+
+    def kept(self) -> list[Connection]:
+        return [connection for named in self.by_name.values() for connection in named.values()]
+
+    def _sweep(self, now: float) -> None:
+        """Close idle connections; called so seldom that it costs next to nothing for each that is opened."""
+        idle: list[Connection] = []
+        for connection in self.kept():
+            if connection.first is None:
+                if connection.window is None or connection.window.is_as_new(now):
+                    self.close(connection)
+                else:
+                    idle.append(connection)
+        if len(idle) > MOST_IDLE:
+            idle.sort(key=last_used)
+            for connection in idle[: len(idle) - MOST_IDLE // 2]:
+                self.close(connection)
+        for name, named in list(self.by_name.items()):
+            if not named:
+                del self.by_name[name]
+        self._sweep_at = max(2 * (len(self.by_name) + self._num_kept), SWEEP_AFTER)
+
+
+def last_used(connection: Connection) -> float:
+    window = connection.window
+    return window.last_used if window is not None else 0.0
+
+
+def order_of(transfer: Transfer) -> int:
+    return transfer.number
+
+
+def connection_of(claim: Claim) -> Connection:
+    connection = claim.owner
+    assert isinstance(connection, Connection)
+    return connection
+
+
+def transfer_of(claim: Claim) -> Transfer:
+    """The transfer under way that a claim stands for."""
+    transfer = connection_of(claim).first
+    assert transfer is not None
+    return transfer

@@ -1,0 +1,149 @@
+"""Queues of links, as data and small frames of other connections meet them.
+
+Compiled by mypyc where a C compiler is there; see `netsim.network.build`.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import final
+
+from netsim.network.connections import Connection, Connections, Transfer
+from netsim.network.route import Route
+from netsim.network.tcp import QueueState, Window
+
+
+@final
+class Queues:
+    """What stands in the queues of links, and what windows know of their narrowest link.
+
+    Args:
+        connections: gives the route back.
+        payload: bytes per second of payload that each link carries at present.
+        sizes: bytes that each link's queue holds; infinity: any window.
+        are_overrun: bursts may overrun queues that follow faster links, and small frames wait there.
+
+    Attributes:
+        revision: number of changes of rates so far.
+    """
+
+    def __init__(
+        self, connections: Connections, payload: list[float], sizes: list[float], are_overrun: bool
+    ) -> None:
+        self.revision = 0
+        self._connections = connections
+        self._payload = payload
+        self._last_payload = payload[:]  # what a link carries, or carried last
+        self._sizes = sizes
+        self._are_overrun = are_overrun
+        self._in_use: list[dict[Connection, None]] = [{} for _ in payload]  # by narrowest link
+        self._has_any = False  # some route has a queue that bursts may overrun
+
+    def resize(self, link: int, payload: float) -> None:
+        """Note that a link carries so much payload from now on."""
+        if not payload:
+            return
+        self._last_payload[link] = payload
+        self.revision += 1
+        if self._has_any:
+            for waiting in self._in_use:
+                for connection in list(waiting):
+                    self.measure(connection.route)
+
+    def measure(self, route: Route) -> None:
+        """Find the narrowest link of a route, unless no rate has changed since it was found."""
+        narrowest = route.narrowest
+        if narrowest.revision == self.revision or not route.links:
+            return
+        narrowest.revision = self.revision
+        rates = [self._last_payload[link] for link in route.links]
+        rate = min(rates)
+        at = rates.index(rate)
+        narrowest.rate = rate
+        narrowest.feed = min(rates[:at]) if at else 0.0
+        narrowest.queue = self._sizes[route.links[at]]
+        before = narrowest.bursts_at
+        narrowest.bursts_at = -1
+        if self._are_overrun:
+            if (
+                narrowest.feed <= rate
+            ):  # a host's own line: Linux keeps unsent data in its sockets (small queues)
+                narrowest.queue = inf
+            elif narrowest.queue < inf:
+                narrowest.bursts_at = route.links[at]
+                self._has_any = True
+        if before >= 0 and narrowest.bursts_at != before:
+            for connection in list(self._in_use[before]):
+                if connection.route is route:
+                    del self._in_use[before][connection]
+                    self.enter(connection)
+
+    def enter(self, connection: Connection) -> None:
+        """Let a connection's data stand in the queue of its narrowest link from now on."""
+        link = connection.route.narrowest.bursts_at
+        if link >= 0:
+            self._in_use[link][connection] = None
+
+    def leave(self, connection: Connection) -> None:
+        link = connection.route.narrowest.bursts_at
+        if link >= 0:
+            self._in_use[link].pop(connection, None)
+
+    def seconds(self, route: Route, own: Connection, now: float) -> float:
+        """Wait of a small frame that is sent now, behind others' data in the queues of its route."""
+        if not self._has_any:
+            return 0.0
+        there = now + route.latency
+        seconds = 0.0
+        for link in route.links:
+            standing = 0.0
+            for connection in self._in_use[link]:
+                if connection is not own:
+                    standing += self._standing_bytes(connection, there)
+            if standing > 0.0 and self._payload[link] > 0.0:
+                seconds += standing / self._payload[link]
+        return seconds
+
+    def _standing_bytes(self, connection: Connection, there: float) -> float:
+        """Bytes of a connection in its narrowest link's queue that will be received after `there`."""
+        first = connection.first
+        if first is None:
+            return 0.0
+        window = first.window
+        if window is None:
+            return 0.0
+        full_rate = self._payload[connection.route.narrowest.bursts_at]
+        if first.drains:
+            rate = first.rate
+            left = connection.backlog - first.size + first.remaining - rate * (there - first.since)
+        else:
+            rate = full_rate
+            left = connection.backlog - rate * (there - first.timer) if first.timer < there else 0.0
+        return window.standing_bytes(there, left, rate, full_rate)
+
+    def state(self, transfer: Transfer, window: Window, size: float, now: float) -> QueueState | None:
+        """Queues as a burst of at most `size` bytes and its acknowledgements meet them; None if none overruns them."""
+        own = transfer.connection
+        route = own.route
+        narrowest = route.narrowest
+        if narrowest.bursts_at < 0:
+            return None
+        num_bursts = 1
+        standing = 0.0
+        feeds = {route.source: narrowest.feed}  # a host's bursts share its line
+        until = now + window.burst_seconds(size)
+        for connection in self._in_use[narrowest.bursts_at]:
+            first = connection.first
+            if connection is own or first is None:
+                continue
+            other = first.window
+            if other is None:
+                continue
+            if other.is_bursting(now) if first.drains else first.size > 0.0 and first.timer < until:
+                num_bursts += 1
+                feeds[connection.route.source] = connection.route.narrowest.feed
+            elif first.drains:
+                standing += self._standing_bytes(connection, now)
+        back = self._connections.route(route.target, route.source)
+        following = own.backlog - transfer.size
+        return QueueState(num_bursts, sum(feeds.values()), standing, self.seconds(back, own, now), following)
