@@ -33,6 +33,7 @@ __all__ = [
 
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)[ ]?([A-Za-z/%]*)")
 _PRICE = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?)[ ]?\$/([A-Za-z]+)")
+_MICRO = {0xB5: "u", 0x3BC: "u"}  # the micro sign and the Greek letter
 _LONGEST_TEXT = 64  # characters; keeps hostile digits out of the arithmetic
 _LARGEST_BYTES = 2**63 - 1
 
@@ -247,6 +248,7 @@ def _parse(value: object, kind: _Kind) -> Decimal:
         raise InputError(f"{expected}, got {shown(value)}")
     if isinstance(value, int | float):
         raise InputError(f"{expected}, got the bare number {shown(value)}: add its unit")
+    value = value.translate(_MICRO)
     match = _QUANTITY.fullmatch(value.strip()) if len(value) <= _LONGEST_TEXT else None
     if match is None:
         raise InputError(f"{expected}, got {shown(value)}")

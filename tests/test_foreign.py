@@ -7,6 +7,7 @@ import json
 import subprocess
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -205,15 +206,6 @@ def test_rates_that_only_a_label_tells(tmp_path: Path) -> None:
     assert "rate by its label OC-192c" in drafted
 
 
-def test_astra_sims_dimensions(tmp_path: Path) -> None:
-    net = topology_of(tmp_path, {"net.yml": FILES["astra"]})
-    assert len(net.hosts) == 6
-    assert len(net.routers) == 3  # a switch for each place in the ring
-    # Its gigabytes are 2^30 bytes.
-    assert way(net, "npu0", "npu1") == pytest.approx((100 * 2**33, 500e-9))
-    assert way(net, "npu0", "npu3") == pytest.approx((12.5 * 2**33, 2000e-9))
-
-
 def exported(topology: Topology, form: str, folder: Path) -> str:
     path = folder / "exported.yaml"
     path.write_text(json.dumps(topology.to_mapping()))
@@ -222,69 +214,21 @@ def exported(topology: Topology, form: str, folder: Path) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("block", ["Switch", "FullyConnected", "Ring"])
-def test_astra_sim_there_and_back(block: str, tmp_path: Path) -> None:
-    text = f"topology: [ {block} ]\nnpus_count: [ 5 ]\nbandwidth: [ 50.0 ]\nlatency: [ 700.0 ]\n"
-    net = topology_of(tmp_path, {"net.yml": text})
-    assert (
-        exported(net, "astra-sim", tmp_path).replace("  # GB/s, 2^30 bytes", "").replace("  # ns", "") == text
-    )
-
-
 @pytest.mark.parametrize("name", ["wan-4-regions", "home-broadband", "two-datacenters", "wan-10-regions"])
-def test_simgrid_there_and_back(name: str, tmp_path: Path) -> None:
-    """Rates and latencies of every way, and which links ways share, are the same."""
+def test_simgrid_reads_the_same_routes(name: str, tmp_path: Path) -> None:
+    """Every pair's route, in the order of its links, with their rates and latencies."""
     net = Topology.load(name)
-    back = topology_of(tmp_path, {"platform.xml": exported(net, "simgrid", tmp_path)})
-    assert [host.name for host in back.hosts] == [host.name for host in net.hosts]
-    for src, dst in itertools.permutations(range(len(net.hosts)), 2):
-        ways = [
-            [(each.links[link].source, each.links[link].target) for link in each.route(src, dst)]
-            for each in (net, back)
-        ]
-        assert ways[0] == ways[1]
-    for one, other in zip(net.links, back.links, strict=True):
-        assert one.bits_per_second == pytest.approx(other.bits_per_second, rel=1e-8)
-        assert one.latency_seconds == pytest.approx(other.latency_seconds, rel=1e-8)
-
-
-def test_simgrids_own_kinds_of_platforms(tmp_path: Path) -> None:
-    net = topology_of(tmp_path, {"star.xml": FILES["star"]})
-    assert way(net, "a", "b") == pytest.approx((1e9, 100e-6))
-    assert way(net, "c", "a") == pytest.approx((80e3, 1.05e-3))
-    cluster = topology_of(tmp_path, {"cluster.xml": FILES["cluster"]})
-    assert [host.name for host in cluster.hosts] == [f"node-{index}.org" for index in (0, 1, 2, 3, 7)]
-    assert way(cluster, "node-0.org", "node-7.org") == pytest.approx((10e9, 50e-6))
-
-
-def test_simgrids_links_without_ends_are_shared_as_there(tmp_path: Path) -> None:
-    """Its own small platforms: who goes over the same links, whichever way, has them together."""
-    net = topology_of(tmp_path, {"small_platform.xml": FILES["shared"]})
-    assert way(net, "Tremblay", "Jupiter") == pytest.approx((7.20975e6 * 8, 1.461517e-3))
-    assert way(net, "Jupiter", "Fafard") == pytest.approx((7.20975e6 * 8, 1.461517e-3 + 479.78e-6))
-    assert way(net, "Fafard", "Jupiter") == way(net, "Jupiter", "Fafard")
-    routes = {
-        (one, other): set(net.route(net.host_index(one), net.host_index(other)))
-        for one, other in itertools.permutations(("Tremblay", "Jupiter", "Fafard"), 2)
+    text = exported(net, "simgrid", tmp_path).partition("<platform")
+    zone = ElementTree.fromstring("".join(text[1:])).find("zone")
+    assert [host.get("id") for host in zone.iter("host")] == [host.name for host in net.hosts]
+    figures = {link.get("id"): (link.get("bandwidth"), link.get("latency")) for link in zone.iter("link")}
+    assert figures == {
+        link.name: (f"{link.bits_per_second / 8!r}Bps", f"{link.latency_seconds!r}s") for link in net.links
     }
-    limits = {index for index, link in enumerate(net.links) if link.bits_per_second < 1e9}
-    assert routes["Jupiter", "Fafard"] & limits == routes["Fafard", "Jupiter"] & limits
-    assert len(routes["Jupiter", "Fafard"] & routes["Tremblay", "Jupiter"] & limits) == 1
-
-
-def test_simgrids_links_that_are_split_by_direction(tmp_path: Path) -> None:
-    split = (
-        FILES["shared"]
-        .replace('latency="1.461517ms"/>', 'latency="1.461517ms" sharing_policy="SPLITDUPLEX"/>')
-        .replace('<link_ctn id="9"/>', '<link_ctn id="9" direction="UP"/>')
-    )
-    net = topology_of(tmp_path, {"split.xml": split})
-    there, back = (
-        set(net.route(net.host_index(one), net.host_index(other)))
-        for one, other in (("Tremblay", "Jupiter"), ("Jupiter", "Tremblay"))
-    )
-    assert way(net, "Tremblay", "Jupiter") == way(net, "Jupiter", "Tremblay")
-    assert not there & back
+    routes = {(r.get("src"), r.get("dst")): [s.get("id") for s in r] for r in zone.iter("route")}
+    for one, other in itertools.permutations(net.hosts, 2):
+        expected = [net.links[link].name for link in net.route(one.index, other.index)]
+        assert routes[one.name, other.name] == expected
 
 
 def test_scripts_of_tc_shape_what_the_routes_say(tmp_path: Path) -> None:
@@ -374,3 +318,142 @@ def test_what_fuzzing_found_is_refused_in_a_line(files: dict[str, Any], tmp_path
     with pytest.raises(InputError) as caught:
         read_foreign(write(tmp_path, files)).to_yaml()
     assert str(caught.value).isprintable()
+
+
+TABLE = "from,to,rtt,throughput\na,b,80 ms,1 Gbit/s\n"
+GERMAN = (
+    "PING eu.example (192.0.2.7) 56(84) Bytes an Daten.\n\n"
+    "100 Pakete \u00fcbertragen, 95 empfangen, 5% Paketverlust, Zeit 99ms\n"
+    "rtt min/avg/max/mdev = 30,1/31,5/40,2/1,1 ms\n"
+)
+MACOS = (
+    "PING6(56=40+8+8 bytes) 2001:db8::1 --> 2001:db8::7\n"
+    "16 bytes from 2001:db8::7, icmp_seq=0 hlim=57 time=10.1 ms\n\n"
+    "200 packets transmitted, 198 packets received, 1.0% packet loss\n"
+    "round-trip min/avg/max/std-dev = 30.1/31.5/40.2/1.1 ms\n"
+)
+WINDOWS = {
+    "es": (
+        "Haciendo ping a 192.0.2.7 con 32 bytes de datos:\nEstad\u00edsticas de ping para 192.0.2.7:\n"
+        "    Paquetes: enviados = 100, recibidos = 96, perdidos = 4\n    (4% perdidos),\n"
+        "    M\u00ednimo = 30ms, M\u00e1ximo = 41ms, Media = 33ms\n"
+    ),
+    "fr": (
+        "Statistiques Ping pour 192.0.2.7:\n"
+        "    Paquets\u00a0: envoy\u00e9s = 100, re\u00e7us = 96, perdus = 4 (perte 4%),\n"
+        "    Minimum = 30ms, Maximum = 41ms, Moyenne = 33ms\n"
+    ),
+    "en": (
+        "Pinging 192.0.2.7 with 32 bytes of data:\nPackets: Sent = 100, Received = 96, Lost = 4 (4% loss),\n"
+        "    Minimum = 30ms, Maximum = 41ms, Average = 33ms\n"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "ends", "seconds", "loss"),
+    [
+        (GERMAN, ("here", "eu.example"), 0.0301, 0.05),
+        (
+            GERMAN.replace("eu.example (192.0.2.7)", "2001:db8::7(2001:db8::7)"),
+            ("here", "2001-db8-7"),
+            0.0301,
+            0.05,
+        ),
+        (MACOS, ("2001-db8-1", "2001-db8-7"), 0.0301, 0.01),
+        *((text, ("here", "192.0.2.7"), 0.03, 0.04) for text in WINDOWS.values()),
+    ],
+    ids=["linux-de", "linux-ipv6", "macos-ping6", *WINDOWS],
+)
+def test_ping_of_any_system_and_language(
+    text: str, ends: tuple[str, str], seconds: float, loss: float, tmp_path: Path
+) -> None:
+    net = topology_of(tmp_path, {"ping.txt": text}, bits_per_second=1e9)
+    assert way(net, *(f"{end}.0" for end in ends)) == pytest.approx((1e9, seconds / 2), rel=1e-6)
+    assert max(net.loss) == pytest.approx(loss)
+
+
+def test_a_loss_that_does_not_follow_from_its_numbers_is_refused(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, {"a--b.txt": GERMAN.replace("95 empfangen", "59 empfangen")})
+    with pytest.raises(InputError, match="5% lost does not follow from the numbers of pings beside it"):
+        read_foreign([path])
+
+
+def test_old_bidirectional_iperf3_has_both_directions(tmp_path: Path) -> None:
+    """It writes `sum_sent` and `sum_received` twice: there, then back."""
+    text = json.dumps(iperf(95e6, 80_000))
+    back = '"sum_sent": {"bits_per_second": 2e7}, "sum_received": {"bits_per_second": 19e6}}}'
+    for begin in ("", "warning: this system does not seem to support IPv6\n"):
+        net = topology_of(tmp_path, {"a.json": begin + text.removesuffix("}}") + ", " + back})
+        assert way(net, "10.0.0.1.0", "10.0.0.2.0")[0] == pytest.approx(95e6)
+        assert way(net, "10.0.0.2.0", "10.0.0.1.0")[0] == pytest.approx(19e6)
+    (path,) = write(tmp_path, {"a.json": begin + text})
+    assert "Not read: a.json: warning: this system" in read_foreign([path]).to_yaml()
+
+
+def test_a_run_that_was_held_at_a_rate_is_refused(tmp_path: Path) -> None:
+    run = iperf(99.5e6, 80_000)
+    run["start"]["test_start"]["target_bitrate"] = 100_000_000
+    with pytest.raises(InputError, match=r"held at 100 Mbit/s \(iperf3 -b\).*measure without -b"):
+        read_foreign(write(tmp_path, {"a.json": run}))
+    run["start"]["test_start"]["target_bitrate"] = 10**9  # far above what arrived
+    assert way(topology_of(tmp_path, {"a.json": run}), "10.0.0.1.0", "10.0.0.2.0")[0] == pytest.approx(99.5e6)
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_other_delimiters(delimiter: str, tmp_path: Path) -> None:
+    net = topology_of(tmp_path, {"a.csv": TABLE.replace(",", delimiter)})
+    assert way(net, "a.0", "b.0") == pytest.approx((1e9, 0.04))
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        (
+            TABLE.replace("throughput", "bandwith"),
+            "a.csv:1: unknown column 'bandwith': did you mean 'bandwidth'?",
+        ),
+        (
+            TABLE.replace("rtt,", "throughput,"),
+            "a.csv:1: column 'throughput' is there twice: keep one of them",
+        ),
+        (TABLE.replace("Gbit/s\n", "Gbit/s,7\n"), "a.csv:2: expected 4 cells, got 5"),
+        ('{"rtt_ms": {"a": {"b": 80, "b": 90}}}', "'b' is there twice in one object: keep one of them"),
+    ],
+)
+def test_columns_and_keys_are_read_or_refused(table: str, line: str, tmp_path: Path) -> None:
+    name = "a.json" if table.startswith("{") else "a.csv"
+    with pytest.raises(InputError) as caught:
+        read_foreign(write(tmp_path, {name: table}))
+    assert line in str(caught.value)
+
+
+def test_what_is_not_read_stands_in_the_source(tmp_path: Path) -> None:
+    table = TABLE.replace("throughput", "throughput,operator,bandwidth").replace(
+        "Gbit/s", "Gbit/s,me,2 Gbit/s"
+    )
+    (path,) = write(tmp_path, {"a.csv": table})
+    text = read_foreign([path]).to_yaml()
+    assert "Not read: a.csv: columns operator, bandwidth." in text
+
+
+DIRECTED = """graph [ directed 1
+  node [ id 0 label "a" Latitude 50.0 Longitude 8.0 ] node [ id 1 label "b" Latitude 51.0 Longitude 0.0 ]
+  edge [ source 0 target 1 LinkSpeedRaw 20000000 delay 7 ] edge [ source 1 target 0 LinkSpeedRaw 100000000 ] ]
+"""
+GRAPHML = """<graphml xmlns="http://graphml.graphdrawing.org/xmlns">
+<key id="s" for="edge" attr.name="LinkSpeedRaw" attr.type="double"/>
+<graph edgedefault="directed"><node id="a"/><node id="b"/>
+<edge source="b" target="a"><data key="s">1e10</data></edge>
+<edge source="a" target="b"><data key="s">1e10</data></edge></graph></graphml>
+"""
+
+
+def test_directed_graphs_keep_their_directions(tmp_path: Path) -> None:
+    net = topology_of(tmp_path, {"a.gml": DIRECTED})
+    assert [way(net, *ends)[0] for ends in (("a", "b"), ("b", "a"))] == [20e6, 100e6]
+    same = topology_of(tmp_path, {"a.graphml": GRAPHML}, latency_seconds=0.01)
+    assert way(same, "a", "b") == way(same, "b", "a") == (1e10, 0.01)
+    builder = read_foreign([tmp_path / "a.gml"])
+    assert "Not read: edges' delay." in builder.to_yaml()
+    assert any("delay: attributes that are not read" in remark for remark in builder.remarks)

@@ -33,11 +33,11 @@ _COMMANDS = {
     "plot": {"command": "netsim.cli.plot:command", "help": "Draw a topology and how its links are used."},
     "import": {
         "command": "netsim.formats.commands:import_command",
-        "help": "Make a topology of measurements, or of another tool's file.",
+        "help": "Make a topology of measurements, or of a graph.",
     },
     "export": {
         "command": "netsim.formats.commands:export_command",
-        "help": "Write a topology for SimGrid, ASTRA-sim or tc.",
+        "help": "Write a topology for SimGrid or tc.",
     },
     "probe": {
         "command": "netsim.probe.command:command",

@@ -91,7 +91,7 @@ class TopologyBuilder:
         are_ends_measured: whether links are routes that were measured end to end, so that none leads through a third
             place, even where that has less latency.
         remarks: what the reader should know or do about what was read.
-        through: (host, host) -> the nodes in between, where a file has routes.
+        not_read: columns, attributes and lines of the files that say something that is not used.
     """
 
     name: str
@@ -102,8 +102,8 @@ class TopologyBuilder:
     links: list[LinkLine] = field(default_factory=list)
     protocol: str | None = None
     are_ends_measured: bool = False
-    through: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    not_read: list[str] = field(default_factory=list)
 
     def to_yaml(self) -> str:
         """Text of the file, which is read back once to check it.
@@ -133,14 +133,13 @@ class TopologyBuilder:
         return Topology.from_mapping(cast("dict[str, Any]", parse_document(text).data), where=self.name)
 
     def _routes(self, topology: Topology) -> list[str]:
-        """Routes of the source file, or between measured ends, that differ from those of least latency."""
-        wanted = self.through
-        if self.are_ends_measured:
-            ends = {(link.one, link.other) for link in self.links}
-            pairs = sorted({*ends, *((other, one) for one, other in ends)})
-            wanted = {pair: list(pair) if self.regions else [] for pair in pairs}
+        """Routes between measured ends that differ from those of least latency."""
+        if not self.are_ends_measured:
+            return []
+        ends = {(link.one, link.other) for link in self.links}
         routes = []
-        for (source, target), via in wanted.items():
+        for source, target in sorted({*ends, *((other, one) for one, other in ends)}):
+            via = [source, target] if self.regions else []
             first, last = (
                 topology.host_index(f"{end}.0" if self.regions else end) for end in (source, target)
             )
@@ -151,7 +150,8 @@ class TopologyBuilder:
 
     def _lines(self, routes: Iterable[str], is_short: bool = False) -> Iterable[str]:
         yield f"name: {json.dumps(self.name)}"
-        yield f"source: {json.dumps(on_one_line(' '.join(self.sources))[:2000])}"
+        left_out = [f"Not read: {'; '.join(self.not_read)}."] if self.not_read else []
+        yield f"source: {json.dumps(on_one_line(' '.join([*left_out, *self.sources]))[:2000])}"
         if self.protocol is not None:
             yield f"protocol: {self.protocol}"
         yield from (f"# Note: {on_one_line(remark)}" for remark in self.remarks)
@@ -168,8 +168,7 @@ class TopologyBuilder:
             yield from ((replace(link, comment="") if is_short else link).line() for link in self.links)
         routes = list(routes)
         if routes:
-            if self.are_ends_measured:
-                yield "# Each route was measured end to end: none leads through a third place."
+            yield "# Each route was measured end to end: none leads through a third place."
             yield "routes:"
             yield from routes
 

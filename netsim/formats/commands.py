@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from netsim.cli.terminal import OneLineCommand, check_new, given, plain_lines, takes, write_new
-from netsim.errors import InputError, located
-from netsim.files.documents import parse_document
+from netsim.errors import InputError, located, printable
 from netsim.files.plain_files import read_text
 from netsim.formats.builder import Assumed, TopologyBuilder
 from netsim.formats.measurements import (
@@ -25,11 +25,8 @@ from netsim.formats.measurements import (
 )
 from netsim.formats.networks import (
     address_file,
-    read_astrasim,
     read_graph,
-    read_simgrid,
     shaping_script,
-    write_astrasim,
     write_simgrid,
 )
 from netsim.topology.topology import Topology
@@ -52,7 +49,7 @@ def read_foreign(
     """Read the topology that files describe: measurements of any number of them together, or one description.
 
     Recognised by their contents: iperf3 -J, ping's output, tables of round trips and throughput (CSV or JSON, see
-    `netsim.formats.measurements`), GraphML, GML, ASTRA-sim's YAML, SimGrid's XML.
+    `netsim.formats.measurements`), GraphML, GML.
 
     Args:
         paths: of the files.
@@ -104,15 +101,21 @@ def _described(path: Path, text: str, assumed: Assumed) -> TopologyBuilder | Non
     if kind == ".gml" or start.startswith(("graph [", "graph[", "Creator")):
         return read_graph(path, text, assumed)
     if start.startswith("<"):
-        return read_graph(path, text, assumed) if "<graphml" in start else read_simgrid(path, text)
+        if "<graphml" not in start:
+            raise InputError(f"{path}: is no GraphML: networks are read from GraphML and GML")
+        return read_graph(path, text, assumed)
     if kind in (".yml", ".yaml"):
-        return read_astrasim(parse_document(text, str(path)))
+        raise InputError(f"{path}: is no format that is read: see 'netsim import --help'")
     return None
 
 
 def _measured(path: Path, text: str, pairs: Pairs, servers: dict[str, str]) -> None:
-    if text.lstrip().startswith(("{", "[")):
-        for data in parsed_json(path, text):
+    json_begins = re.search(r"^\s*[{[]", text, re.MULTILINE)
+    if json_begins is not None and not is_ping(text):
+        before = text[: json_begins.start()].strip()
+        if before:  # such as a warning of iperf3
+            pairs.not_read.append(f"{path.name}: {printable(before)[:100]}")
+        for data in parsed_json(path, text[json_begins.start() :]):
             if is_iperf3(data):
                 read_iperf3(path, data, pairs)
             else:
@@ -140,12 +143,12 @@ def import_command(
     latency: str | None = given(metavar="TIME"),
     out: Path | None = given(metavar="FILE.yaml"),
 ) -> None:
-    """Make a topology from measurements, or from another tool's network file.
+    """Make a topology from measurements, or from another tool's graph.
 
     Measurements, any number of files: iperf3 -J (FROM--TO.json, else by address), ping's output (FROM--TO.txt), tables
     of round trip, throughput and loss as CSV (columns from,to,rtt,throughput,loss; or a square whose first cell is
     'rtt ms') or JSON; tables of CloudPing, WonderNetwork and skyplane. Whole networks, one file: GraphML and GML
-    (Topology Zoo), ASTRA-sim's YAML, SimGrid's XML. Comments in the topology name all assumptions.
+    (Topology Zoo). Comments in the topology name all assumptions, its source what was not read.
 
     Args:
         name: Name of the topology; default: the file's.
@@ -207,17 +210,14 @@ def _rates(text: str) -> tuple[float, float]:
     return parse_bits_per_second(up.strip()), parse_bits_per_second((down if mark else up).strip())
 
 
-_WRITERS = {"simgrid": write_simgrid, "astra-sim": write_astrasim}
-
-
 @click.command("export", cls=OneLineCommand)
 @takes()
 def export_command(
     topology: str = given(is_argument=True, required=True),
-    form: str = given("--format", required=True, type=click.Choice([*_WRITERS, "tc"])),
+    form: str = given("--format", required=True, type=click.Choice(["simgrid", "tc"])),
     out: Path | None = given(metavar="PATH"),
 ) -> None:
-    """Write TOPOLOGY as SimGrid's XML, as ASTRA-sim's network YAML, or as shell scripts with tc commands.
+    """Write TOPOLOGY as SimGrid's XML, or as shell scripts with tc commands.
 
     `tc` writes a folder with a script for each host, which shapes its outgoing traffic (rate, latency and loss to
     each other host), and addresses.sh, in which you enter the hosts' addresses.
@@ -228,7 +228,7 @@ def export_command(
     """
     net = Topology.load(topology)
     if form != "tc":
-        write_new(out, _WRITERS[form](net))
+        write_new(out, write_simgrid(net))
         return
     if out is None:
         raise InputError("export: tc is a script for each host: say where with --out FOLDER")

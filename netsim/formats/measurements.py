@@ -26,12 +26,15 @@ import json
 import math
 import re
 import shlex
+from collections import Counter
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from netsim.errors import InputError, printable, unknown_name, unknown_names
+from netsim.errors import InputError, located, printable, unknown_name, unknown_names
 from netsim.formats.builder import (
     Assumed,
     LinkLine,
@@ -91,6 +94,7 @@ class Pairs:
     def __init__(self) -> None:
         self.routes: dict[tuple[str, str], OneWay] = {}
         self.sources: list[str] = []
+        self.not_read: list[str] = []
 
     def add(
         self,
@@ -155,6 +159,7 @@ class Pairs:
         rates = {ends: route.bits_per_second for ends, route in self.routes.items() if route.bits_per_second}
         wire = {ends: goodput / GOODPUT_SHARE for ends, goodput in rates.items()}
         builder.remarks += remarks_on_lines(wire, lines, GOODPUT_SHARE)
+        builder.not_read += self.not_read
         builder.sources.append(
             f"Assumed: {format_count(assumed.hosts, 'host')} a place, network cards of {rate(nic)}"
             f"{' where regions say no other' if assumed.nics or assumed.hosts_of else ''}, 50 us to the place's"
@@ -289,7 +294,9 @@ def _options(place: str, hosts: int, up: float, down: float) -> str:
 _FROM = ("from", "src", "source", "src_region", "from_region")
 _TO = ("to", "dst", "target", "destination", "dst_region", "to_region")
 _SQUARE = re.compile(r"(rtt|latency|throughput|bandwidth|loss)\s*\(?([A-Za-z/%]+)\)?", re.IGNORECASE)
+_TIERS = ("src_tier", "dst_tier")
 _MOST_ROWS = 2_000_000
+_MISSPELT = 0.8  # likeness of a name to a column's, from which on it is taken for a slip
 
 
 def _scaled(factor: float) -> Callable[[str], float]:
@@ -329,14 +336,17 @@ def read_csv(path: str | Path, text: str, pairs: Pairs, servers: dict[str, str])
 
     Raises InputError that names line and column.
     """
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)
     try:
-        rows = [row for row in csv.reader(StringIO(text), strict=True) if row]
+        rows = [row for row in csv.reader(StringIO(text), delimiter=delimiter, strict=True) if row]
     except csv.Error as error:
         raise InputError(f"{path}: is no CSV file: {error}") from None
     if len(rows) > _MOST_ROWS:
         raise InputError(f"{path}: has more than {_MOST_ROWS:,} rows: give a smaller extract")
     header = [cell.strip() for cell in rows[0]] if rows else []
     lowered = [cell.lower() for cell in header]
+    if twice := [name for name, num in Counter(lowered).items() if name and num > 1]:
+        raise InputError(f"{path}:1: column {twice[0]!r} is there twice: keep one of them")
     square = _SQUARE.fullmatch(header[0]) if header else None
     if {"id", "name"} <= set(lowered) and not set(lowered) & set(_TO):
         named = (dict(zip(lowered, row, strict=False)) for row in rows[1:])
@@ -345,6 +355,9 @@ def read_csv(path: str | Path, text: str, pairs: Pairs, servers: dict[str, str])
     if square is not None:
         _read_square(path, square, rows, pairs)
     else:
+        for number, row in enumerate(rows[1:], 2):
+            if len(row) > len(header):
+                raise InputError(f"{path}:{number}: expected {len(header)} cells, got {len(row)}")
         objects = [
             (number, dict(zip(lowered, (cell.strip() for cell in row), strict=False)))
             for number, row in enumerate(rows[1:], 2)
@@ -385,13 +398,19 @@ def _read_rows(
     target_key = next((name for name in _TO if name in columns), None)
     known = [name for name in _COLUMNS if name in columns]
     figures_known = [name for name in known if _COLUMNS[name][0] != "streams"]
+    others = [name for name in columns if name not in (*known, source_key, target_key, *_TIERS)]
     if source_key is None or target_key is None or not figures_known:
         raise InputError(
             f"{path}: no table of routes: name columns from, to and some of rtt, throughput, loss"
             " (or a first cell such as 'rtt ms' for a square)"
         )
+    for name in others:
+        if name not in (*_FROM, *_TO) and get_close_matches(name, [*_COLUMNS, *_FROM, *_TO], 1, _MISSPELT):
+            with located(f"{path}:1"):
+                raise unknown_name("column", name, [*_COLUMNS, *_FROM, *_TO])
+    used = set[str]()
     for number, row in rows:
-        if any(row.get(tier, "").upper() not in ("PREMIUM", "") for tier in ("src_tier", "dst_tier")):
+        if any(row.get(tier, "").upper() not in ("PREMIUM", "") for tier in _TIERS):
             continue
         source, target = row.get(source_key, ""), row.get(target_key, "")
         source, target = servers.get(source, source), servers.get(target, target)
@@ -402,6 +421,7 @@ def _read_rows(
         for name in known:
             kind, read = _COLUMNS[name]
             if kind not in found and row.get(name, "") not in ("", "nan"):
+                used.add(name)
                 found[kind] = _value(f"{path}:{number}: column {name}", read, row[name])
                 figures.append(f"{name} {row[name]}")
         if source != target and found.keys() - {
@@ -409,6 +429,10 @@ def _read_rows(
         }:  # skyplane's tables have rows of what could not be measured
             note = f"{', '.join(figures)} ({Path(path).name}:{number})"
             pairs.add(source, target, **found, note=note)
+    if named := [
+        name for name in columns if name and (name in others or (name in known and name not in used))
+    ]:
+        pairs.not_read.append(f"{Path(path).name}: columns {', '.join(map(printable, named))}")
 
 
 def read_json(path: str | Path, data: Any, pairs: Pairs) -> None:
@@ -431,6 +455,7 @@ def read_json(path: str | Path, data: Any, pairs: Pairs) -> None:
         tables = {"rtt_ms": data["data"]} if isinstance(data.get("data"), dict) else data
         for name, table in tables.items():
             if name not in _COLUMNS or not isinstance(table, dict):
+                pairs.not_read.append(f"{Path(path).name}: {printable(name)}")
                 continue
             for source, routes in table.items():
                 if not isinstance(routes, dict):
@@ -464,14 +489,15 @@ def _value(where: str, read: Callable[[str], float], text: str) -> float:
     return value
 
 
-_STATISTICS = re.compile(
-    r"(?:rtt|round-trip) min/avg/max(?:/mdev|/stddev)? = (\d+(?:\.\d*)?)/(\d+(?:\.\d*)?)/\d+(?:\.\d*)?[/ ]"
-)
-_WINDOWS = re.compile(r"Minimum = (\d+)ms, Maximum = \d+ms, Average = (\d+)ms")
-_LOST = re.compile(r"(\d+(?:\.\d*)?)% (?:packet )?loss")
-_SENT = re.compile(r"(\d+) packets transmitted|Sent = (\d+)")
+# Of all languages of ping: figures, units and signs are the same, words are not.
+_STATISTICS = re.compile(r"= ?(\d+(?:[.,]\d*)?)/(\d+(?:[.,]\d*)?)/\d+(?:[.,]\d*)?(?:/\d+(?:[.,]\d*)?)? ?ms")
+_WINDOWS = re.compile(r"= ?(\d+) ?ms\D+= ?\d+ ?ms\D+= ?(\d+) ?ms")  # least, most, mean
+_LOST = re.compile(r"(\d+(?:[.,]\d*)?) ?%")
 _ENOUGH_PINGS = 100  # fewer say nothing about a link's loss: one lost of ten may be one of ten thousand
-_PINGED = re.compile(r"^P(?:ING|inging) ([^\s:]+)", re.MULTILINE)
+_BETWEEN = re.compile(r"^PING6\(.*?\) (\S+) --> (\S+)", re.MULTILINE)  # macOS
+_PINGED = re.compile(
+    r"^P(?:ING|inging) ([^\s(]+)|^.*\bping\b.*?\s(\S*[.:]\w\S*?):?(?:\s|$)", re.MULTILINE | re.IGNORECASE
+)
 
 
 class FailedMeasurementError(InputError):
@@ -486,6 +512,9 @@ def ends_by_name(path: str | Path) -> tuple[str, str] | None:
     """
     one, mark, other = Path(path).name.rsplit(".", 1)[0].partition("--")
     return (one, other) if mark and one and other else None
+
+
+_AT_THE_LIMIT = 0.95
 
 
 def is_iperf3(data: object) -> bool:
@@ -507,11 +536,12 @@ def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
             raise InputError(
                 f"{path}: a run with {printable(test['protocol'])}: measure with TCP, as training does"
             )
+        streams = int(test.get("num_streams", len(start["connected"])))
+        limit = float(test.get("target_bitrate") or start.get("target_bitrate") or 0.0) * max(streams, 1)
         local, remote = connected[0]["local_host"], connected[0]["remote_host"]
         directions = [_direction_of(end, "")]
         if "sum_received_bidir_reverse" in end:
             directions.append(_direction_of(end, "_bidir_reverse"))
-        streams = int(test.get("num_streams", len(connected)))
         when = start.get("timestamp", {}).get("time", "")
         trips = [
             float(sender[key])
@@ -524,6 +554,10 @@ def read_iperf3(path: str | Path, data: dict[str, Any], pairs: Pairs) -> None:
         raise InputError(
             f"{path}: is no finished TCP run of iperf3 -J: {error!r} is missing or wrong"
         ) from None
+    if limit and max(received for received, _ in directions) >= _AT_THE_LIMIT * limit:
+        raise InputError(
+            f"{path}: the run was held at {rate(limit)} (iperf3 -b), which says nothing of the link: measure without -b"
+        )
     ends = ends_by_name(path) or (_address(local), _address(remote))
     is_server = "accepted_connection" in start
     # A file's name says from where the client ran; addresses are those of the host that wrote the file.
@@ -555,64 +589,95 @@ def _address(host: object) -> str:
 
 
 def is_ping(text: str) -> bool:
-    """Return whether text is the output of ping on Linux, BusyBox, macOS or Windows (in English)."""
-    return any(pattern.search(text) for pattern in (_STATISTICS, _WINDOWS, _LOST))
+    """Return whether text is the output of ping on Linux, BusyBox, macOS or Windows, in any language."""
+    has_figures = _STATISTICS.search(text) or _WINDOWS.search(text)
+    return bool(has_figures or ((_PINGED.search(text) or _BETWEEN.search(text)) and _LOST.search(text)))
 
 
 def read_ping(path: str | Path, text: str, pairs: Pairs) -> None:
     """The least round trip, and of 100 pings or more the share that was lost.
 
-    From `here`, unless the file is called FROM--TO.txt.
+    From `here`, unless the file is called FROM--TO.txt, or says from where, as macOS's ping6 does.
 
     Raises InputError where nothing came back, or it is not known from where.
     """
     trips = _STATISTICS.search(text) or _WINDOWS.search(text)  # the least and the mean in ms
     if trips is None:
         raise FailedMeasurementError(f"{path}: nothing came back of this ping")
-    pinged = _PINGED.search(text)
-    named = ends_by_name(path)
-    if named is None and pinged is None:
+    least, mean = (float(each.replace(",", ".")) for each in trips.groups())
+    between, pinged = _BETWEEN.search(text), _PINGED.search(text)
+    if (named := ends_by_name(path)) is not None:
+        one, other = named
+    elif between is not None:
+        one, other = between.groups()
+    elif pinged is not None:
+        one, other = "here", pinged[1] or pinged[2]
+    else:
         raise InputError(f"{path}: it does not say what was pinged: call the file FROM--TO.txt")
-    one, other = named if named is not None else ("here", pinged.group(1))  # type: ignore[union-attr]
-    loss, remark = _loss(text)
-    pairs.add(
-        one,
-        other,
-        rtt_seconds=float(trips[1]) * 1e-3,
-        loss=loss,
-        note=f"ping, {float(trips[2]):g} ms in the mean{remark}",
-    )
+    loss, remark = _loss(path, text)
+    pairs.add(one, other, rtt_seconds=least * 1e-3, loss=loss, note=f"ping, {mean:g} ms in the mean{remark}")
     pairs.sources.append(f"{Path(path).name}: ping.")
 
 
-def _loss(text: str) -> tuple[float | None, str]:
-    """The share lost, of enough pings, and what is to be said of it."""
-    lost, sent = _LOST.search(text), _SENT.search(text)
-    share = float(lost.group(1)) / 100 if lost is not None else 1.0
-    num = int(sent.group(1) or sent.group(2)) if sent is not None else 0
+def _loss(path: str | Path, text: str) -> tuple[float | None, str]:
+    """The share lost, of enough pings, and a remark on it.
+
+    Raises InputError where the share does not follow from the numbers beside it, as after an unknown word.
+    """
+    lost = _LOST.search(text)
+    if lost is None:
+        return None, ""
+    share = float(lost[1].replace(",", ".")) / 100
+    # Windows has the numbers in the line before.
+    line = " ".join(text[: lost.start()].splitlines()[-2:])
+    numbers = [int(each) for each in re.findall(r"(?<![\d.:/])\d+(?![\d.:/])", line)]
+    pairs = [(sent, back) for sent, back in pairwise(numbers) if sent >= back and sent]
+    fitting = [sent for sent, back in pairs if abs(1 - back / sent - share) < _ROUNDED]
+    if not fitting:
+        raise InputError(f"{path}: {lost[0]} lost does not follow from the numbers of pings beside it")
+    num = fitting[-1]
     if not 0 < share < 1:
         return (None if share else 0.0), ""
-    line = f", {round(share * num):,} of {num:,} pings lost" if num else ", some pings lost"
+    remark = f", {round(share * num):,} of {num:,} pings lost"
     if num < _ENOUGH_PINGS:
-        return None, f"{line}: too few for a loss, which takes {_ENOUGH_PINGS}"
-    return share, line
+        return None, f"{remark}: too few for a loss, which takes {_ENOUGH_PINGS}"
+    return share, remark
+
+
+_ROUNDED = 0.011  # of a share in whole per cent
 
 
 def parsed_json(path: str | Path, text: str) -> list[Any]:
     """JSON, or several of it one after the other, as an iperf3 server writes them; else InputError with the place.
 
-    What `iperf3 --json-stream` writes, an event a line, becomes the one run that it describes.
+    What `iperf3 --json-stream` writes, an event a line, becomes the one run that it describes. Early versions
+    write both directions of `--bidir` under one name: the second becomes `sum_sent_bidir_reverse`, its later name.
     """
+
+    def read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            name = f"{key}_bidir_reverse" if key in found and key.startswith("sum") else key
+            if name in found:
+                raise InputError(f"{path}: {printable(key)!r} is there twice in one object: keep one of them")
+            found[name] = value
+        return found
+
+    decoder = json.JSONDecoder(object_pairs_hook=read_object)
     try:
-        return [json.loads(text)]
+        return [decoder.decode(text)]
+    except InputError:
+        raise
     except (ValueError, RecursionError) as error:
         line = f"{path}: is no JSON: {error}"
-    documents, at, decoder = [], 0, json.JSONDecoder()
+    documents, at = [], 0
     try:
         while text[at:].strip():
             at += len(text[at:]) - len(text[at:].lstrip())
             document, at = decoder.raw_decode(text, at)
             documents.append(document)
+    except InputError:
+        raise
     except (ValueError, RecursionError):
         raise InputError(line) from None
     if all(isinstance(document, dict) and "event" in document for document in documents):

@@ -35,19 +35,13 @@ _GRAPH = b"""<graphml xmlns="http://graphml.graphdrawing.org/xmlns">
 <graph edgedefault="undirected"><node id="0"/><node id="1"/>
 <edge source="0" target="1"><data key="d0">1e9</data></edge></graph></graphml>"""
 _GML = b'graph [\n node [ id 0 label "A" ] node [ id 1 label "B" ] edge [ source 0 target 1 LinkSpeedRaw 1.0e9 ]\n]'
-_SIMGRID = b"""<?xml version='1.0'?><!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">
-<platform version="4.1"><zone id="z" routing="Full"><host id="a" speed="1Gf"/><host id="b" speed="1Gf"/>
-<link id="l" bandwidth="125MBps" latency="50us"/><route src="a" dst="b"><link_ctn id="l"/></route></zone></platform>"""
-_ASTRA = b"topology: [ Ring, Switch ]\nnpus_count: [ 4, 2 ]\nbandwidth: [ 50.0, 25.0 ]\nlatency: [ 500.0, 700.0 ]\n"
-_MATRIX = b"from,to,rtt_ms,mbit_per_s\nus,eu,80,300\neu,us,81,200\n"
+_MATRIX = b"from,to,rtt_ms,throughput_mbit_s\nus,eu,80,300\neu,us,81,200\n"
 _PAIRS = json.dumps({"metadata": {}, "data": {"us": {"eu": 80, "asia": 150}, "eu": {"us": 82, "asia": 200}}})
 _FOREIGN: list[tuple[str, bytes]] = [
     ("a.json", json.dumps(_IPERF).encode()),
     ("us--eu.txt", _PING),
     ("g.graphml", _GRAPH),
     ("g.gml", _GML),
-    ("p.xml", _SIMGRID),
-    ("n.yml", _ASTRA),
     ("m.csv", _MATRIX),
     ("ping.json", _PAIRS.encode()),
 ]
