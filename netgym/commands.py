@@ -71,6 +71,7 @@ class PlanOptions(TypedDict, total=False):
         protocol: another protocol.
         price: dollars of a worker's hour.
         batch_by_speed: share a step's sequences out by the devices' speed.
+        trust: run the code that a run's folder names, even if another user has made it.
     """
 
     device: str | None
@@ -83,6 +84,7 @@ class PlanOptions(TypedDict, total=False):
     protocol: str | None
     price: float | Mapping[str, float] | None
     batch_by_speed: bool
+    trust: bool
 
 
 def compare(

@@ -178,6 +178,27 @@ def test_going_on_with_anothers_run_asks_for_trust(
     assert invoke(capsys, "run", "--resume", "out", "--trust")[0] == 0
 
 
+@pytest.mark.parametrize("how", [changed, of_somebody_else])
+def test_planning_anothers_run_asks_for_trust(
+    how: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its code was imported."""
+    Path("mine.py").write_text(MINE)
+    written(("STRATEGY", "{name: mine:Mine, label: own}"), ("steps", "topology: lan\ncompute: 1 s\nsteps"))
+    assert invoke(capsys, "run", "file.yaml", "--out", "out")[0] == 0
+    assert invoke(capsys, "plan", "out")[0] == 0
+    how()
+    shutil.move("mine.py", "out/mine.py")
+    Path("imported").unlink()
+    sys.modules.pop("mine", None)
+    code, text = invoke(capsys, "plan", "out")
+    assert (code, text.count("--trust")) == (2, 1)
+    assert "names code, which would run with your permissions" in text
+    assert not Path("imported").exists()
+    assert invoke(capsys, "plan", "out", "--trust")[0] == 0
+    assert invoke(capsys, "plan", "out", "--trust", "--strategy", "own")[0] == 0
+
+
 def test_going_on_with_ones_own_run_asks_for_nothing_also_elsewhere(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from exogym_core.names import file_name, visible
-from exogym_core.results.run_folder import RunFolder, is_own
+from exogym_core.results.run_folder import RunFolder
 from netgym.experiment.experiment import Experiment
 from netsim.errors import InputError, unknown_name
 
@@ -91,11 +91,8 @@ class Sampler:
             path, strategy = path.parent.parent, path.stem
         folder = RunFolder.open(path)
         experiment = Experiment.load(folder.path / "experiment.yaml", trust=trust)
-        if experiment.own_code and not trust and not is_own(folder.path):
-            raise InputError(
-                f"{visible(path)}: another user made this run, and it names code, which would run with your "
-                f"permissions: {visible(experiment.own_code[0])}; read it, then add --trust"
-            )
+        if not trust:
+            experiment.require_trusted(folder.path)
         model = experiment.build_model(experiment.build_task())
         if not hasattr(model, "logits") or not hasattr(model, "block_size"):
             raise InputError(

@@ -140,6 +140,18 @@ class Experiment:
             raise document.error(("servers",), "no strategy of this experiment has servers: leave it out")
         return experiment
 
+    def require_trusted(self, folder: Path) -> None:
+        """Refuse to run the code that the experiment of the run in `folder` names, unless this user made it.
+
+        Raises:
+            InputError: it names code, and another user made the run, or its experiment was changed.
+        """
+        if self.own_code and not is_own(folder):
+            raise InputError(
+                f"{visible(folder)}: another user made this run, and it names code, which would run with your "
+                f"permissions: {visible(self.own_code[0])}; read it, then add --trust"
+            )
+
     @property
     def seeds(self) -> list[int]:
         """The seeds with which every strategy is run."""

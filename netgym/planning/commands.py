@@ -137,6 +137,7 @@ def plan(
     sweeps: tuple[str, ...] = given("--sweep", metavar="KEY=A,B,..."),
     lost: tuple[str, ...] = given("--without", metavar="SITE"),
     out: Path | None = given(metavar="DIR"),
+    trust: bool = given(),
     as_json: bool = given(),
 ) -> None:
     """Plan the strategies of EXPERIMENT: seconds, bytes, memory, days and money. Nothing is trained.
@@ -150,8 +151,9 @@ def plan(
         sweeps: Plan each value; keys as in --set, wan.bandwidth, and flags such as topology and price. May be repeated.
         lost: Plan without this site too. May be repeated: each is left out alone, then all.
         out: Write a page with plots.
+        trust: Run the code that the run EXPERIMENT names, even if another user has made it.
     """
-    words = {**vars(asked), "model": model, "strategies": strategies, "topology": topology}
+    words = {**vars(asked), "model": model, "strategies": strategies, "topology": topology, "trust": trust}
     if out is not None:
         _check_folder(out)
     from netgym.planning.planned import request_of

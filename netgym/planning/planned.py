@@ -18,6 +18,7 @@ from exogym_core.config import checked_config, file_values
 from exogym_core.cost.flops import count_flops
 from exogym_core.cost.speeds import with_measured_speeds
 from exogym_core.data.batches import batch_reader
+from exogym_core.results.run_folder import code_folder_of, is_own
 from exogym_core.strategy.trials import coding_trials
 from netgym.experiment.experiment import Experiment, apply_overrides
 from netgym.planning.measure import Setting
@@ -457,6 +458,7 @@ def _experiment_of(
     device: str | None = None,
     protocol: str | None = None,
     overrides: Sequence[str] = (),
+    trust: bool = False,
 ) -> tuple[Experiment, str | None, tuple[str, ...]]:
     """Experiment of a file, a run's folder or words; the bandwidth of links between sites; and remarks.
 
@@ -466,15 +468,15 @@ def _experiment_of(
     if topology is not None and Path(topology).is_file():
         topology = str(Path(topology).resolve())
     remarks: tuple[str, ...] = ()
+    is_run = path is not None and path.is_dir()
     if path is None:
         model = model or point.get("model.name")
         document, folder, name = _of_words(model, strategies, topology, workers), Path(), "plan"
         batch_size = batch_size or _BATCH_SIZE
     else:
-        is_folder = path.is_dir()
-        path = path / "experiment.yaml" if is_folder else path  # of a run, with its measured times
+        path = path / "experiment.yaml" if is_run else path  # of a run, with its measured times
         document, folder, name = load_document(path), path.parent, path.stem
-        computing = _mapping(document.data, "compute") if is_folder else {}
+        computing = _mapping(document.data, "compute") if is_run else {}
         if "updates" in computing:
             sets = [*sets, "compute.updates=free"]
             remarks = ("optimizers' steps are not charged, which the run did",)
@@ -497,7 +499,10 @@ def _experiment_of(
     settled = apply_overrides(document, sets, given)
     if path is None:
         settled.data.setdefault("compute", {"flops": {}})  # type: ignore[attr-defined]
-    experiment = Experiment.from_document(settled, folder=folder, default_name=name)
+    code = code_folder_of(folder) if is_run and (trust or is_own(folder)) else None
+    experiment = Experiment.from_document(settled, folder, name, code)
+    if is_run and not trust:
+        experiment.require_trusted(folder)
     if path is not None and strategies:
         chosen = [each for name in dict.fromkeys(strategies) for each in experiment.only(name).strategies]
         experiment = replace(experiment, strategies=tuple(chosen))
