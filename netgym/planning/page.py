@@ -361,6 +361,9 @@ def _ratio_notes(lines: Sequence[Mapping[str, Any]], *, short: bool) -> list[str
 # --- output ---------------------------------------------------------------------------------------------------
 
 
+_TABLE_WIDTH, _LIMIT_WIDTH = 240, 32
+
+
 def print_table(
     rows: Sequence[Mapping[str, Any]],
     values: Mapping[str, Any],
@@ -379,10 +382,16 @@ def print_table(
     table = Table(box=None, pad_edge=False)
     for place, column in enumerate(columns):
         is_left = column in ("strategy", "limit") or place < len(_swept(rows))
-        table.add_column(column, justify="left" if is_left else "right")
+        is_text = column in ("strategy", "limit")  # no line breaks inside a time or a band
+        table.add_column(
+            column,
+            justify="left" if is_left else "right",
+            no_wrap=not is_text,
+            max_width=_LIMIT_WIDTH if is_text else None,
+        )
     for row_of_cells in cells:
         table.add_row(*row_of_cells)
-    console = stdout(180)
+    console = stdout(_TABLE_WIDTH)
     for line in [title, *(f"{name}: {value}" for name, value in facts)]:
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     console.print(table)

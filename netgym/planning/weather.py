@@ -158,6 +158,10 @@ def with_failures(measured: Measured, crashes: Crashes) -> Plan:
         remarks.append(
             "crashes are so frequent that several hosts are often away at once: their cost is an estimate"
         )
+    if measured.rounds.has_absences:
+        remarks.append(
+            "a worker that returns waits for the next common round; torchft's trains on and commits alone"
+        )
     if loss.fatal:
         remarks.append(
             f"{loss.fatal:.0%} of crashes end the run: a connection is given up before a repair of "
