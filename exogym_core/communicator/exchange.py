@@ -334,6 +334,7 @@ class Exchange:
     Attributes:
         running: ranks that wait for nothing.
         stored: tensors of messages that have not been taken, by (box and sender, number), and published states.
+        ends_close: the clock ends calls undone that wait for a rank that has ended.
     """
 
     def __init__(
@@ -348,6 +349,7 @@ class Exchange:
         self._blocked: dict[int, tuple[Slot, int] | None] = {}  # as a member of a call; None: by the clock
         self._exited: set[int] = set()
         self.stored: dict[tuple[Hashable, Hashable], tuple[Tensor, ...]] = {}
+        self.ends_close = False
         self._broken: set[Hashable] = set()
         self._undone: set[Key] = set()
 
@@ -422,7 +424,8 @@ class Exchange:
 
     def _fail(self, slot: Slot) -> None:
         del self._slots[slot.key]
-        slot.error = BrokenCallError("Connection closed by peer: the group of this call is broken")
+        why = "a member of this call has ended" if slot.key in self._undone else "the group of this call is broken"
+        slot.error = BrokenCallError(f"Connection closed by peer: {why}")
         self._finish(slot)
 
     def _outcome(self, first: Signature, slot: Slot) -> Outcome:
@@ -506,7 +509,8 @@ class Exchange:
             slot, member = reason
             return slot.awaited(member) <= able
 
-        stuck = ranks_stuck(self._blocked, self.running, can_go_on)
+        able = self.running | self._exited if self.ends_close else self.running
+        stuck = ranks_stuck(self._blocked, able, can_go_on)
         if not stuck:
             return None
         waits = {rank: self._waits(rank, kernel_needs) for rank in stuck}

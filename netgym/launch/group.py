@@ -7,6 +7,7 @@ dtypes, bitwise and pre-multiplied sums, gloo's monitored barrier.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 from itertools import chain
@@ -19,19 +20,20 @@ from exogym_core.communicator.base import CollectiveCall, nothing
 from netgym.launch.private import DEFAULT_SECONDS, Profile
 from netgym.launch.tensors import (
     add_up_sparse,
-    even_splits,
     fill,
     op_of,
     plain_form,
     reducible,
+    refusal_of_gloo,
+    split_rows,
     write,
     write_all,
 )
-from netsim.errors import BrokenCallError, InputError
+from netsim.errors import BrokenCallError
 from netsim.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -89,11 +91,6 @@ def _collect_arrivals(comm: SimulatedCommunicator, seconds: float, wait_all_rank
         handle.wait()
 
 
-def _line(tensor: Tensor) -> Tensor:
-    """A message's elements: as on gloo, its two ends need not agree on more of the shape than how many there are."""
-    return tensor.view(-1) if tensor.is_contiguous() else tensor
-
-
 class NetsimGroup(dist.ProcessGroup):
     """A process group, at one rank.
 
@@ -114,6 +111,7 @@ class NetsimGroup(dist.ProcessGroup):
         super().__init__(comm.rank, comm.world_size)
         self._session, self._comm, self._store, self._given_name = session, comm, store, name
         self.shown_name = "netsim"  # in profiles
+        self.is_gloos = False  # refuses what gloo refuses
         self._coalesced: list[NetsimWork] | None = None
         self._profile = Profile()
 
@@ -179,13 +177,16 @@ class NetsimGroup(dist.ProcessGroup):
 
     def _sparse_all_reduce(self, tensor: Tensor, op: Any) -> NetsimWork:
         if op != dist.ReduceOp.SUM:
-            raise InputError(f"all_reduce of a sparse tensor: {op} has no meaning; use SUM")
+            raise RuntimeError(f"all_reduce of a sparse tensor: {op} has no meaning; use SUM")
         with self._session, torch.no_grad():
             self._session.at("sparse_all_reduce")
             tensor.copy_(add_up_sparse(self._comm, tensor))
         return self._work("sparse_all_reduce", [], [tensor], shown=[])
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> NetsimWork:
+        if not tensors or any(tensor.is_meta for tensor in tensors):
+            raise NotImplementedError("all_reduce_coalesced: There were no tensor arguments of the CPU")
+        self._require_strided("all_reduce_coalesced", tensors)
         flat = {  # of each dtype
             dtype: torch.cat([tensor.detach().reshape(-1) for tensor in tensors if tensor.dtype == dtype])
             for dtype in dict.fromkeys(tensor.dtype for tensor in tensors)
@@ -195,7 +196,7 @@ class NetsimGroup(dist.ProcessGroup):
             for dtype, line in flat.items():
                 alike = [tensor for tensor in tensors if tensor.dtype == dtype]
                 for tensor, part in zip(alike, line.split([each.numel() for each in alike]), strict=True):
-                    tensor.detach().copy_(part.view_as(tensor))
+                    tensor.copy_(part.view_as(tensor))  # a parameter is refused, as by gloo
 
         work = self._reduced("all_reduce", list(flat.values()), opts, shown=tensors)
         return NetsimWork(self._session, "allreduce_coalesced", [work], finish, tensors)
@@ -215,7 +216,7 @@ class NetsimGroup(dist.ProcessGroup):
         calls = (
             (CollectiveCall(name, [plain], op, root), write(tensor, back)) for tensor, plain, op, back in made
         )
-        return self._posted(name, calls, opts, tensors, shown=shown)
+        return self._posted(name, calls, opts, tensors, tensors, op_of(opts), shown=shown)
 
     def _root(self, name: str, opts: Any) -> int:
         root = int(opts.rootRank)
@@ -223,13 +224,23 @@ class NetsimGroup(dist.ProcessGroup):
             raise RuntimeError(f"{name}: invalid root rank: {root}; use 0 to {self.size() - 1}")
         return root
 
-    def _of_all(self, name: str, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """`tensors`, of which there is one for each rank."""
+    def _of_all(self, name: str, tensors: Sequence[Tensor], like: Tensor | None = None) -> Sequence[Tensor]:
+        """`tensors`, of which there is one for each rank; gloo wants all of the dtype and shape of `like`."""
         if len(tensors) != self.size():
             raise RuntimeError(
                 f"{name}: a list of {format_count(len(tensors), 'tensor')}; give one for each of "
                 f"{format_count(self.size(), 'rank')}"
             )
+        for index, tensor in enumerate(tensors):
+            if (
+                self.is_gloos
+                and like is not None
+                and (tensor.dtype, tensor.shape) != (like.dtype, like.shape)
+            ):
+                given, wanted = (f"{each.dtype} {list(each.shape)}" for each in (tensor, like))
+                raise RuntimeError(
+                    f"{name}: invalid tensor at index {index} (expected {wanted}, got {given})"
+                )
         return tensors
 
     def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> NetsimWork:
@@ -241,16 +252,20 @@ class NetsimGroup(dist.ProcessGroup):
             )
             for tensor in tensors
         )
-        return self._posted("broadcast", calls, opts, tensors)
+        return self._posted("broadcast", calls, opts, tensors, tensors)
 
     def allgather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> NetsimWork:
-        calls = (
-            (CollectiveCall("all_gather", [plain_form(tensor)]), write_all(self._of_all("all_gather", into)))
+        self._require_strided("all_gather", inputs)
+        calls = [
+            (
+                CollectiveCall("all_gather", [plain_form(tensor)]),
+                write_all(self._of_all("all_gather", into, tensor)),
+            )
             for tensor, into in zip(inputs, outputs, strict=True)
-        )
-        return self._posted("all_gather", calls, opts, [*chain(*outputs)], shown=inputs)
+        ]
+        return self._posted("all_gather", calls, opts, [*chain(*outputs)], inputs, shown=inputs)
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
@@ -258,8 +273,11 @@ class NetsimGroup(dist.ProcessGroup):
         return self.allgather(list(zip(*outputs, strict=True)), inputs, opts)  # a row of outputs is a rank's
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> NetsimWork:
+        self._require_multiple("all_gather_into_tensor", output, tensor)
+        if self.is_gloos:
+            self._of_all("all_gather_into_tensor", output.chunk(self.size()), tensor)
         call = CollectiveCall("all_gather", [plain_form(tensor)])
-        return self._posted("_all_gather_base", [(call, fill(output))], opts, [output])
+        return self._posted("_all_gather_base", [(call, fill(output))], opts, [output], [tensor])
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
@@ -268,16 +286,19 @@ class NetsimGroup(dist.ProcessGroup):
 
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any) -> NetsimWork:
         root = self._root("gather", opts)
-        into = write_all(self._of_all("gather", outputs[0])) if self._comm.rank == root else nothing
+        self._require_strided("gather", inputs)
+        into = (
+            write_all(self._of_all("gather", outputs[0], inputs[0])) if self._comm.rank == root else nothing
+        )
         call = CollectiveCall("gather", [plain_form(inputs[0])], root=root)
-        return self._posted("gather", [(call, into)], opts, [*chain(*outputs)], shown=inputs)
+        return self._posted("gather", [(call, into)], opts, [*chain(*outputs)], inputs, shown=inputs)
 
     def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> NetsimWork:
         root = self._root("scatter", opts)
-        given = self._of_all("scatter", inputs[0]) if self._comm.rank == root else []
+        given = self._of_all("scatter", inputs[0], outputs[0]) if self._comm.rank == root else []
         parts = [plain_form(part) for part in given]
         call = CollectiveCall("scatter", parts, root=root, like=[plain_form(outputs[0])])
-        return self._posted("scatter", [(call, write(outputs[0]))], opts, outputs)
+        return self._posted("scatter", [(call, write(outputs[0]))], opts, outputs, outputs)
 
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
@@ -287,12 +308,16 @@ class NetsimGroup(dist.ProcessGroup):
         )
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> NetsimWork:
-        if tensor.numel() != output.numel() * self.size():
-            raise ValueError(
-                f"reduce_scatter: the input has {tensor.numel()} elements; give world size {self.size()} times "
-                f"the output's {output.numel()}"
-            )
+        self._require_multiple("reduce_scatter_tensor", tensor, output)
+        if self.is_gloos:
+            return self._reduce_scattered(output, tensor.detach().chunk(self.size()), opts)
         return self._reduce_scattered(output, list(tensor.detach().reshape(self.size(), -1)), opts)
+
+    def _require_multiple(self, name: str, whole: Tensor, part: Tensor) -> None:
+        if whole.numel() != part.numel() * self.size() or not whole.dim():
+            raise RuntimeError(
+                f"{name}: {whole.numel()} elements; give world size {self.size()} times {part.numel()}"
+            )
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
@@ -303,14 +328,16 @@ class NetsimGroup(dist.ProcessGroup):
         )
 
     def _reduce_scattered(self, output: Tensor, parts: Sequence[Tensor], opts: Any) -> NetsimWork:
-        plain, ops, backs = zip(
-            *(reducible(part, op_of(opts)) for part in self._of_all("reduce_scatter", parts)), strict=True
-        )
-        call = CollectiveCall("reduce_scatter", plain, ops[0])
-        return self._posted("reduce_scatter", [(call, write(output, backs[0]))], opts, [output])
+        given = self._of_all("reduce_scatter", parts, output)
+
+        def calls() -> Iterator[tuple[CollectiveCall, Delivery[None]]]:
+            plain, ops, backs = zip(*(reducible(part, op_of(opts)) for part in given), strict=True)
+            yield CollectiveCall("reduce_scatter", plain, ops[0]), write(output, backs[0])
+
+        return self._posted("reduce_scatter", calls(), opts, [output], given, op_of(opts))
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> NetsimWork:
-        return self._exchanged(outputs, inputs, opts, outputs)
+        return self._exchanged(outputs, inputs, opts, outputs, like=next(iter(outputs), None))
 
     def _exchanged(
         self,
@@ -319,10 +346,13 @@ class NetsimGroup(dist.ProcessGroup):
         opts: Any,
         written: Sequence[Tensor],
         shown: Sequence[Tensor] | None = None,
+        like: Tensor | None = None,
     ) -> NetsimWork:
-        call = CollectiveCall("all_to_all", [plain_form(part) for part in self._of_all("all_to_all", inputs)])
-        into = write_all(self._of_all("all_to_all", outputs))
-        return self._posted("all_to_all", [(call, into)], opts, written, shown=shown)
+        self._require_strided("all_to_all", inputs)
+        parts = [plain_form(part) for part in self._of_all("all_to_all", inputs, like)]
+        call = CollectiveCall("all_to_all", parts)
+        into = write_all(self._of_all("all_to_all", outputs, like))
+        return self._posted("all_to_all", [(call, into)], opts, written, inputs, shown=shown)
 
     def all_to_all_single(
         self,
@@ -332,12 +362,18 @@ class NetsimGroup(dist.ProcessGroup):
         input_split_sizes: Sequence[int] | None,
         opts: Any = None,
     ) -> NetsimWork:
-        given = tensor.detach().split(list(input_split_sizes or even_splits(tensor, self.size(), "input")))
-        into = output.detach().split(list(output_split_sizes or even_splits(output, self.size(), "output")))
+        if not tensor.is_contiguous():
+            raise ValueError("all_to_all_single: Tensors must be contiguous")
+        given = split_rows(tensor, input_split_sizes, self.size(), "input")
+        into = split_rows(output, output_split_sizes, self.size(), "output")
+        if not (input_split_sizes or output_split_sizes) and tensor.numel() != output.numel():
+            raise RuntimeError(
+                f"all_to_all_single: {tensor.numel()} elements of input and {output.numel()} of output: give as many"
+            )
         return self._exchanged(into, given, opts, [output], [tensor])
 
     def barrier(self, opts: Any = None) -> NetsimWork:
-        work = self._posted("barrier", [(CollectiveCall("barrier", []), nothing)], opts, [])
+        work = self._posted("barrier", [(CollectiveCall("barrier", []), nothing)], opts, [], [])
         work.give(getattr(opts, "timeout", None))
         return work
 
@@ -361,21 +397,33 @@ class NetsimGroup(dist.ProcessGroup):
     # --- messages ------------------------------------------------------------------------------------------
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0) -> NetsimWork:
-        with self._session:
-            self._session.at("send")
-            handle = self._comm.isend(_line(plain_form(tensors[0])), dst, tag)
-        return self._work("send", [handle], tensors)
+        return self._message("send", tensors, dst, tag)
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int = 0) -> NetsimWork:
+        return self._message("recv", tensors, src, tag)
+
+    def _message(self, side: str, tensors: Sequence[Tensor], peer: int, tag: int) -> NetsimWork:
+        self._require_strided(side, tensors)
+        tensor = tensors[0].detach()
+        if tensor.is_meta:
+            return NetsimWork(self._session, side, [])
+        if not tensor.is_contiguous():
+            raise RuntimeError(f"{side}: input tensor has to be contiguous")
+        if tag < 0:
+            raise RuntimeError(f"{side}: Tag must be nonnegative, and is {tag}")
+        if peer == self.rank():
+            raise RuntimeError(f"{side}: rank {peer} is not connected to itself")
+        line = tensor.view(-1)  # as on gloo, the ends need not agree on more of the shape than its elements
         with self._session:
-            self._session.at("recv")
-            handle = self._comm.irecv(_line(tensors[0].detach()), src, tag)
-        return self._work("recv", [handle], tensors, source=src)
+            self._session.at(side)
+            call = self._comm.isend if side == "send" else self._comm.irecv
+            handle = call(line, peer, tag)
+        return self._work(side, [handle], tensors, source=peer if side == "recv" else -1)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> NetsimWork:
         with self._session:
             self._session.at("recv")
-            source = self._comm.recv(_line(tensors[0].detach()), None, tag)
+            source = self._comm.recv(tensors[0].detach().view(-1), None, tag)
         return self._work("recvAnySource", [], tensors, source=source)
 
     # --- how every call goes -------------------------------------------------------------------------------
@@ -386,9 +434,21 @@ class NetsimGroup(dist.ProcessGroup):
         calls: Iterable[tuple[CollectiveCall, Delivery[None]]],
         opts: Any,
         outputs: Sequence[Tensor],
+        given: Sequence[Tensor],
+        op: Any = None,
         shown: Sequence[Tensor] | None = None,
     ) -> NetsimWork:
-        """Post calls, each with the delivery of its values, as one that c10d calls `name`."""
+        """Post calls, each with the delivery of its values, as one that c10d calls `name`.
+
+        What gloo refuses in the `given` tensors and reduction, it raises in the wait.
+        """
+        self._require_strided(name, given)
+        if any(tensor.is_meta for tensor in given):  # no backend gets to see them
+            return NetsimWork(self._session, name, [], outputs=outputs)
+        if self.is_gloos:
+            refusals = (refusal_of_gloo(name, tensor, op) for tensor in given)
+            if (error := next(filter(None, refusals), None)) is not None:
+                return NetsimWork(self._session, name, [], outputs=outputs, error=error)
         # Without async_op c10d waits for the returned work at once.
         waits, handles = self._coalesced is not None or not getattr(opts, "asyncOp", True), []
         with self._session:
@@ -396,6 +456,12 @@ class NetsimGroup(dist.ProcessGroup):
                 self._session.at(call.name)
                 handles.append(self._comm._collective(call, deliver, True, waits=waits))
         return self._work(name, handles, outputs, shown=shown)
+
+    def _require_strided(self, name: str, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            if tensor.layout != torch.strided or tensor.is_quantized:
+                kind = "quantized" if tensor.is_quantized else str(tensor.layout)
+                raise NotImplementedError(f"Could not run 'c10d::{name}' with arguments of layout {kind}")
 
     def _work(
         self,
@@ -437,6 +503,7 @@ class NetsimWork(dist.Work):
         finish: called when all values are delivered.
         outputs: of `result` and futures.
         source: the sender of a received message.
+        error: that its wait raises.
     """
 
     def __init__(
@@ -447,12 +514,13 @@ class NetsimWork(dist.Work):
         finish: Callable[[], None] = lambda: None,
         outputs: Sequence[Tensor] = (),
         source: int = -1,
+        error: BaseException | None = None,
     ) -> None:
         super().__init__()
         self._session, self._op, self._handles = session, op, list(handles)
         self._finish, self._outputs, self._source = finish, list(outputs), source
-        self._is_delivered = self._is_charged = False
-        self._seconds = math.inf
+        self._is_delivered = self._is_charged = self._is_over = False
+        self._seconds, self._error = math.inf, error
 
     def wait(self, timeout: datetime.timedelta | float | None = None) -> bool:
         """Wait until it is done, or for `timeout`, which may be in seconds.
@@ -460,10 +528,18 @@ class NetsimWork(dist.Work):
         Raises:
             RuntimeError: it is not, after the group's time-out or this one, or the group was broken before.
         """
+        if self._error is not None:
+            raise self._error
         limit = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
         seconds = limit if limit and limit < math.inf else self._seconds
         with self._session:
+            self._session.end_polls()
             self._session.settle_others(self)
+            self._end(seconds)
+        return True
+
+    def _end(self, seconds: float) -> None:
+        try:
             if not self._is_charged:
                 self._is_charged = True
                 if self._handles and not isinstance(self._handles[0], NetsimWork):  # which marks its own call
@@ -471,7 +547,10 @@ class NetsimWork(dist.Work):
                 for handle in self._handles:
                     handle.wait(seconds)
             self.deliver()
-        return True
+            self._is_over = True
+        except RuntimeError as error:
+            self._error = error
+            raise
 
     def give(self, timeout: datetime.timedelta | None) -> None:
         """Have its waits take no longer than this; c10d means nothing by a time that is not positive."""
@@ -487,16 +566,27 @@ class NetsimWork(dist.Work):
             self._finish()
 
     def is_completed(self) -> bool:
-        """True if `wait` would return at once, at the rank's virtual time."""
-        with self._session:
-            return self._is_charged or all(handle.is_completed() for handle in self._handles)
+        """True if it is over at the rank's virtual time: its values are written, or its wait raises.
+
+        Two answers of False are `POLL_SECONDS` of virtual time apart at least.
+        """
+        if not self._is_over and self._error is None:
+            with self._session:
+                self._session.begin_poll()
+                if self._is_charged or all(handle.is_completed() for handle in self._handles):
+                    with contextlib.suppress(RuntimeError):
+                        self._end(math.inf)
+                else:
+                    self._session.poll_again()
+        return self._is_over or self._error is not None
 
     def is_success(self) -> bool:
-        """Failures are raised where they are met."""
-        return self.is_completed()
+        """True if it is over and its wait raises nothing."""
+        return self.is_completed() and self._error is None
 
-    def exception(self) -> None:
-        """Failures are raised where they are met."""
+    def exception(self) -> BaseException | None:
+        """Error that its wait raises."""
+        return self._error
 
     def synchronize(self) -> None:
         """Wait, as `wait` does."""
@@ -504,6 +594,8 @@ class NetsimWork(dist.Work):
 
     def source_rank(self) -> int:
         """The sender of a received message."""
+        if self._source < 0:
+            raise RuntimeError(f"sourceRank() of {self._op}, which is no receive")
         return self._source
 
     _source_rank = source_rank
@@ -520,11 +612,14 @@ class NetsimWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """The tensors as a future, which has its values already."""
+        future = _ChargedFuture(self)
+        if self._error is not None:
+            future.set_exception(self._error)
+            return future
         with self._session:
             self.deliver()
             if not self._is_charged:
                 self._session.charge_later(self)
-        future = _ChargedFuture(self)
         future.set_result(self._outputs)
         return future
 

@@ -21,8 +21,7 @@ __all__ = [
     "is_registered",
     "name_group",
     "rendezvous_by",
-    "wrap_group_maker",
-    "wrap_split_group",
+    "wrap_function",
 ]
 
 DEFAULT_SECONDS = core.default_pg_timeout.total_seconds()
@@ -53,14 +52,12 @@ def rendezvous_by(handler: Callable[..., Iterator[tuple[dist.Store, int, int]]])
     _rendezvous_handlers["env"] = handler
 
 
-def wrap_group_maker(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Wrap c10d's function that makes every group; its fourth argument is the backend."""
-    core._new_process_group_helper = around(core._new_process_group_helper)
-
-
-def wrap_split_group(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Wrap `torch.distributed.split_group`, under both its names."""
-    core.split_group = dist.split_group = around(core.split_group)
+def wrap_function(name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Wrap a function of c10d, under all its names."""
+    wrapped = around(getattr(core, name))
+    for module in (core, dist):
+        if hasattr(module, name):
+            setattr(module, name, wrapped)
 
 
 def name_group(group: Any, backend: str) -> None:

@@ -10,11 +10,12 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed.rpc
@@ -37,7 +38,7 @@ from netsim.errors import InputError, NetsimError, RankError
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
     from exogym_core.workers.processes.children import Pipe
@@ -104,6 +105,72 @@ def _own_children() -> set[int]:
     return {int(pid) for path in paths for pid in Path(path).read_text().split()}
 
 
+_SECONDS_OF_HANDLERS = 10.0
+
+
+class _PassedSignals:
+    """Passes the launcher's first signal on to the program, whose handlers then have `_SECONDS_OF_HANDLERS`.
+
+    The run is served until then, so that handlers may communicate. A second signal, or the end of that time, raises
+    KeyboardInterrupt. Context manager of the serving.
+
+    Args:
+        pids: processes of the program.
+    """
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = pids
+        self._handlers: dict[int, Callable[[int, Any], object]] = {}
+        self._come, self._timer = 0, threading.Timer(0.0, lambda: None)
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            handler = signal.getsignal(number)
+            if callable(handler) and threading.current_thread() is threading.main_thread():
+                self._handlers[number] = handler
+                signal.signal(number, self._pass_on)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._timer.cancel()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _pass_on(self, number: int, frame: Any) -> None:
+        if self._come:
+            self._handlers[number](number, frame)
+            return
+        self._come = number
+        self._timer = threading.Timer(_SECONDS_OF_HANDLERS, os.kill, (os.getpid(), number))
+        self._timer.daemon = True
+        self._timer.start()
+        if number == signal.SIGINT and _has_terminal():
+            return  # which has sent it to all of them
+        for pid in self._pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def end(self, run: LaunchedRun, is_running: Callable[[], bool]) -> None:
+        """After a signal, wait for the program's own end, and mark the run as interrupted."""
+        if not self._come:
+            return
+        try:
+            while run.ending != "interrupted" and is_running():
+                time.sleep(0.02)
+            if run.ending != "interrupted":
+                self._handlers[self._come](self._come, None)  # which notes the exit code
+        except KeyboardInterrupt:
+            pass
+        run.ending, run.error = "interrupted", None
+
+
+def _has_terminal() -> bool:
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
 def _start_ranks(launch: Launch, launched: Launched, warn: Callable[[str], None]) -> LaunchedRun:
     """Start a process a rank, as torchrun does."""
     num_ranks = launched.num_ranks
@@ -114,7 +181,9 @@ def _start_ranks(launch: Launch, launched: Launched, warn: Callable[[str], None]
     ):
         for channel in children.channels:
             channel.send_fd(arena_fd)
-        run.serve(children)
+        with _PassedSignals(children.pids) as signals:
+            run.serve(children)
+            signals.end(run, lambda: not all(map(children.describe_exit, range(num_ranks))))
     return run
 
 
@@ -143,8 +212,9 @@ def _let_ranks_start(launch: Launch, launched: Launched, warn: Callable[[str], N
                 raise InputError(launched.refusal or nothing_simulated(str(error))) from None
             raise RankError(f"{error}: the script's own error is above", 0) from None
         listener.close()  # later connections are refused
-        with joined:
+        with joined, _PassedSignals([*children.pids, *joined.pids]) as signals:
             run = _serve_joined(launch, joined, warn)
+            signals.end(run, lambda: children.describe_exit(0) is None)
             if run.ending != "finished":  # first: it would report its killed children
                 os.kill(children.pids[0], signal.SIGKILL)
                 joined.end()

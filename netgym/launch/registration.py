@@ -13,13 +13,13 @@ from netgym.launch.private import (
     DEFAULT_SECONDS,
     is_registered,
     name_group,
-    wrap_group_maker,
-    wrap_split_group,
+    wrap_function,
 )
 from netgym.launch.session import current_session
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
+    import datetime
     from collections.abc import Callable, Collection, Sequence
 
     from torch.distributed.distributed_c10d import _DistributedBackendOptions  # type: ignore[attr-defined]
@@ -55,7 +55,8 @@ def _stepped(optimizer: object, arguments: object, options: object) -> None:
 def register() -> None:
     """Register `netsim` with torch.distributed; idempotent."""
     if not is_registered("netsim"):
-        wrap_split_group(split_group)
+        wrap_function("split_group", split_group)
+        wrap_function("_set_pg_timeout", _set_timeout)
         register_optimizer_step_post_hook(_stepped)
         dist.Backend.register_backend("netsim", _create, extended_api=True, devices=["cpu"])
 
@@ -64,7 +65,7 @@ _BACKEND = 3  # its position among the arguments of c10d's function that makes g
 _TORCHS_OWN = {"undefined", "gloo", "mpi", "nccl", "ucc", "xccl"}  # "undefined": none was named
 
 
-def replace_backends(also: Collection[str] = ()) -> None:
+def replace_backends(also: Collection[str] = (), *, cuda_as_cpu: bool = False) -> None:
     """Give the program `netsim` where it asks for a backend of torch's own, or for `also`, or names none.
 
     Its groups keep the requested name, which c10d and programs test: `get_backend` returns it, and calls that c10d
@@ -72,6 +73,8 @@ def replace_backends(also: Collection[str] = ()) -> None:
     unchanged, and named as not charged.
     """
     replaced = _TORCHS_OWN.union(also)
+    # Without CUDA's stand-ins c10d takes gloo where none is named.
+    rules_of_gloo = {"gloo"} if cuda_as_cpu else {"gloo", "undefined"}
     # c10d reads nccl's default time-out before it makes a group.
     warnings.filterwarnings("ignore", message="Attempted to get default timeout for nccl backend")
 
@@ -86,13 +89,14 @@ def replace_backends(also: Collection[str] = ()) -> None:
             group, store = original(*arguments[:_BACKEND], "netsim", *arguments[_BACKEND + 1 :], **options)
             if store is not None:
                 name_group(group, asked)
+                group.is_gloos = parts <= rules_of_gloo
                 if "," not in asked:
                     group.shown_name = asked
             return group, store
 
         return made
 
-    wrap_group_maker(around)
+    wrap_function("_new_process_group_helper", around)
     _note_gloo_groups()
 
 
@@ -111,6 +115,19 @@ def _note_uncharged(backend: str) -> None:
     session = current_session()
     if session is not None and backend != "netsim":
         session.comm.mark({"uncharged": f"backend {backend}"})
+
+
+def _set_timeout(otherwise: Callable[..., None]) -> Callable[..., None]:
+    """c10d's function, which knows gloo and nccl alone."""
+
+    def set_timeout(timeout: datetime.timedelta, group: Any = None) -> None:
+        chosen = dist.group.WORLD if group is None else group
+        if isinstance(chosen, NetsimGroup):
+            chosen.set_timeout(timeout)
+        else:
+            otherwise(timeout, group)
+
+    return set_timeout
 
 
 def split_group(otherwise: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from exogym_core.communicator.exchange import rank_names, reduce_tensors
+from exogym_core.communicator.exchange import rank_names
 from exogym_core.communicator.simulated.simulation import World
 from exogym_core.workers.host import Sinks
 from exogym_core.workers.journal import Journal
@@ -28,6 +28,7 @@ from netgym.launch.chakra import ExecutionTraces
 from netgym.launch.lone_rank import ended
 from netgym.launch.outside import OutsideMeetings
 from netgym.launch.report import Ending, HostDecision, report_of
+from netgym.launch.tensors import reduce_as_gloo
 from netsim import Protocol, Recorder, parse_document, write_trace
 from netsim.errors import InputError, NetsimError, RankError
 from netsim.ranks import Exit, Post
@@ -215,8 +216,11 @@ class JoinedRanks:
         """Wait for processes that have sent something or ended, and return them."""
         return list(self._poller.ready(indices, timeout_seconds))
 
-    def describe_exit(self, index: int, timeout_seconds: float = 0.0) -> str:
-        """Exit of a process that is no child of this one, where the system shows it."""
+    def describe_exit(self, index: int, timeout_seconds: float = 0.0) -> str | None:
+        """That a process, no child of this one, has gone; None while it runs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pids[index], 0)
+            return None
         return f"process {self.pids[index]} has gone"
 
     def is_stopped(self, index: int) -> bool:
@@ -260,9 +264,11 @@ class LaunchedRun(OutsideMeetings):
             self._sites.take_row, journal=Journal(on_request=self._requested), recorder=self._recorder
         )
         blocks = blocks_of(world.num_ranks, world.num_ranks)
-        super().__init__(world, blocks, arena, sinks, partial(reduce_tensors, empty=arena.empty))
+        super().__init__(world, blocks, arena, sinks, partial(reduce_as_gloo, empty=arena.empty))
         self._sites.book = self.schedules
         self.kernel.until_seconds = launch.until_seconds
+        self.kernel.close_at_ends()
+        self.exchange.ends_close = True
         self.kernel.follow(self._sites.take_progress)
 
     def _requested(self, rank: int, request: Request) -> None:

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
     from exogym_core.communicator.simulated.communicator import SimulatedCommunicator
 
-__all__ = ["ComputeClock", "RankSession", "advance", "attach", "current_session", "now"]
+__all__ = ["POLL_SECONDS", "ComputeClock", "RankSession", "advance", "attach", "current_session", "now"]
+
+POLL_SECONDS = 1e-3
+"""Least virtual seconds between two polls of an unfinished call: a loop that only polls comes to its end."""
 
 # Folders of code that is never a program's place.
 _BELOW = (
@@ -49,7 +52,7 @@ class ComputeClock:
 
     Attributes:
         kind: `live` (CPU seconds of its main thread, measured as it runs), `flops` (on a device), or `marks` (only
-            calls of `exogym_core.advance`).
+            calls of `netgym.advance`).
         factor: virtual seconds for each measured one; for `flops`, seconds an operation.
     """
 
@@ -88,7 +91,7 @@ class ComputeClock:
                 raise
         raise InputError(
             f"compute {visible(text)!r}: write 'live', 'live 0.1' (times a factor), 'flops h100 0.4' (device and "
-            "utilisation) or 'marks' (only exogym_core.advance counts)"
+            "utilisation) or 'marks' (only netgym.advance counts)"
         )
 
     def start(self, is_process: bool = True) -> None:
@@ -136,6 +139,7 @@ class RankSession:
         self._depth, self._calling = 0, threading.RLock()
         self._site = ("", "")  # place and operation that were marked last
         self._startup_seconds = 0.0
+        self._computed = self._next_poll = 0.0  # seconds of computing so far, and at the next poll
         self._steps, self._optimizer = 0, 0  # of the first optimizer that steps, by its id
         self.has_begun = False
         self._pid = os.getpid()
@@ -162,8 +166,8 @@ class RankSession:
                 "the calls in one thread (instead of torch.distributed.checkpoint's async_save use save)"
             )
         try:
-            if self._depth == 0 and self.has_begun and (seconds := self._compute.take_seconds()):
-                self.comm.advance(seconds)
+            if self._depth == 0 and self.has_begun:
+                self._spend(self._compute.take_seconds())
         except BaseException:
             self._calling.release()
             raise
@@ -181,10 +185,29 @@ class RankSession:
     def advance(self, seconds: float) -> None:
         """Compute for a number of virtual seconds; before the clock has started they are part of the start-up."""
         if self.has_begun:
-            with self as comm:
-                comm.advance(seconds)
+            with self:
+                self._spend(seconds)
         else:
             self._startup_seconds += seconds
+
+    def _spend(self, seconds: float) -> None:
+        if seconds:
+            self.comm.advance(seconds)
+            self._computed += seconds
+
+    # --- polling -------------------------------------------------------------------------------------------
+
+    def begin_poll(self) -> None:
+        """Let `POLL_SECONDS` pass since the last poll that found its call unfinished."""
+        self._spend(max(self._next_poll - self._computed, 0.0))
+
+    def poll_again(self) -> None:
+        """Note a poll that has found its call unfinished."""
+        self._next_poll = self._computed + POLL_SECONDS
+
+    def end_polls(self) -> None:
+        """Note a wait, in which time passes by itself."""
+        self._next_poll = 0.0
 
     def now(self) -> float:
         """The rank's virtual time."""

@@ -158,6 +158,7 @@ class Calls:
 
     Attributes:
         on_progress: called as calls come under way and end; None: not followed.
+        ends_close: the end of a rank closes its connections, so that calls without a time-out end undone, too.
     """
 
     def __init__(
@@ -183,6 +184,7 @@ class Calls:
         self._undone: dict[Key, _InFlight | None] = {}  # calls of broken groups; None: it never began
         self._gone: set[int] = set()  # ranks that have ended
         self.on_progress: OnProgress | None = None
+        self.ends_close = False
 
     def post(self, rank: int, post: Post) -> None:
         """Enter the rank into the call, behind its earlier collectives of the same group."""
@@ -207,9 +209,9 @@ class Calls:
             flight.posted_at[rank] = self._clock.now
         if post.seconds < math.inf:
             self._give(post.seconds, post.key, flight, rank)
-            if self._needs_ended(flight):
-                self._break_call(post.key, flight)
-                return
+        if self._gone and self._needs_ended(flight):
+            self._break_call(post.key, flight)
+            return
         if OPERATIONS[flight.call.op].is_message:  # messages do not queue behind collectives
             self._post_message(flight, post)
             return
@@ -354,16 +356,21 @@ class Calls:
         return True
 
     def gone(self, rank: int) -> None:
-        """End undone the calls with a time-out to which a rank that has ended has not given its part."""
+        """End undone the calls to which a rank that has ended has not given its part; see `_needs_ended`."""
         self._gone.add(rank)
         for key, flight in list(self._in_flight.items()):
             if self._needs_ended(flight):
                 self._break_call(key, flight)
 
     def _needs_ended(self, flight: _InFlight) -> bool:
-        """True if a call with a time-out needs more of a rank that has ended than its post."""
-        ended = self._gone.intersection(flight.call.ranks) if flight.alarms else ()
-        return not all(flight.is_given(rank) for rank in ended)
+        """True if a call needs more of a rank that has ended.
+
+        With a time-out that is more than its post; without, with `ends_close`, its post.
+        """
+        ended = self._gone.intersection(flight.call.ranks)
+        if flight.alarms:
+            return not all(flight.is_given(rank) for rank in ended)
+        return self.ends_close and any(flight.call.ranks.index(rank) not in flight.members for rank in ended)
 
     def ending(self, rank: int, key: Key) -> CallEnding:
         """End of a call that the rank has waited for."""

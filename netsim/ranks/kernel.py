@@ -454,6 +454,10 @@ class Kernel:
             line = f"deadlock: {text} {wait} for an event that cannot happen"
         return "\n".join([line, *(f"  rank {rank}: {doing[rank]}" for rank in ranks)])
 
+    def close_at_ends(self) -> None:
+        """Have the end of a rank end undone all calls that wait for its part; set before `run`."""
+        self._calls.ends_close = True
+
     @property
     def seconds_to_alarm(self) -> float:
         """Until the first time that a rank has given a call is up; infinity where none has."""

@@ -25,6 +25,7 @@ import exogym_core
 from netgym.cli.inspect_commands import schema_of
 from netgym.cli.main import main
 from netgym.launch.joining import connect
+from netgym.launch.session import POLL_SECONDS
 from netsim.errors import InputError
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -122,6 +123,32 @@ def test_every_call_gives_what_it_is_defined_to() -> None:
     assert code == 0, err
     assert "all calls are right" in out
     assert "of virtual time" in out
+
+
+# Rows of programs/table.py that differ from gloo's, with the reason.
+OTHER_THAN_GLOO = {"extreme float16 AVG 0": "halves are added up in fp32, where gloo's sum overflows"}
+
+
+def test_every_call_dtype_reduction_and_mistake_ends_as_on_gloo() -> None:
+    """Values to the bit; of errors the class, and whether the call or its wait raises."""
+    script = str(PROGRAMS / "table.py")
+    real = "".join(rank.stdout for rank in ranks(2, run_script, script, "gloo", seconds=100.0))
+    code, _, err = launch("-n", "2", "--compute", "marks", "--json", script, "gloo")
+    assert code == 0, err[-2000:]
+    tables = [
+        dict(json.loads(line) for line in text.splitlines() if line.startswith(("[0, {", "[1, {")))
+        for text in (real, err)
+    ]
+    names = list(tables[0][0])
+    assert len(names) > 2700
+    assert [list(table[rank]) for table in tables for rank in (0, 1)] == [names] * 4
+    differ = [
+        f"rank {rank}, {name}: {tables[0][rank][name]} on gloo, {tables[1][rank][name]}"
+        for name in names
+        for rank in (0, 1)
+        if tables[0][rank][name] != tables[1][rank][name] and name not in OTHER_THAN_GLOO
+    ]
+    assert not differ, "\n".join([f"{len(differ)} rows differ", *differ[:20]])
 
 
 def test_overlap_is_charged_and_flops_count(tmp_path: Path) -> None:
@@ -260,6 +287,96 @@ def test_calls_without_a_wait_do_not_keep_a_rank_from_ending(tmp_path: Path) -> 
     assert (done.returncode, done.stdout) == (0, "False\nFalse\n")
 
 
+POLLS = """
+import time
+
+def polled(work):
+    while not work.is_completed():
+        time.sleep(1e-4)
+
+rank, x, parts = dist.get_rank(), torch.ones(4), [torch.zeros(4), torch.zeros(4)]
+polled(dist.all_reduce(x, async_op=True))
+assert x[0] == 2, x
+x = torch.full((4,), 7.0 if rank == 0 else 0.0)
+polled(dist.broadcast(x, 0, async_op=True))
+assert x[0] == 7, x
+polled(dist.all_gather(parts, torch.full((4,), float(rank)), async_op=True))
+assert [part[0] for part in parts] == [0, 1], parts
+polled(dist.isend(x, 1) if rank == 0 else dist.irecv(parts[0], 0))
+assert rank == 0 or parts[0][0] == 7, parts
+"""
+
+
+def test_a_call_that_is_completed_has_written_and_a_loop_that_only_polls_ends(
+    launch_here: Launch, tmp_path: Path
+) -> None:
+    topology = tmp_path / "line.yaml"
+    topology.write_text(
+        "hosts: [a, b]\nlinks:\n  - {between: [a, b], bandwidth: 1 Gbit/s, latency: 100 ms}\n"
+    )
+    options = ["-n", "2", "--topology", str(topology), "--compute", "marks", "--protocol", "ideal", "--json"]
+    code, out, err = launch_here(*options, failing(tmp_path, POLLS))
+    assert code == 0, err
+    seconds = json.loads(out)["virtual_seconds"]
+    assert 0.5 < seconds < 0.5 + 5 * POLL_SECONDS, "a poll is late by no more"
+
+
+TIMED_OUT = """
+import datetime, netgym
+group = GROUP
+dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=2), group)
+if dist.get_rank():
+    netgym.advance(20.0)
+try:
+    dist.all_reduce(torch.ones(2), group=group)
+    print("done")
+except RuntimeError as error:
+    print(f"{netgym.now():.0f} s: {str(error).rpartition(': ')[2]}")
+"""
+
+
+@pytest.mark.parametrize("group", ["None", "dist.new_group([0, 1])"])
+def test_a_time_out_set_on_a_group_holds(launch_here: Launch, group: str, tmp_path: Path) -> None:
+    text = TIMED_OUT.replace("GROUP", group)
+    code, out, err = launch_here("-n", "2", "--compute", "marks", failing(tmp_path, text))
+    assert code == 0, err
+    assert {"2 s: Timed out waiting 2000ms", "20 s: Connection closed by peer"} <= set(out.splitlines())
+    assert "Set timeout" not in err
+
+
+ENDS_EARLY = """
+import sys, netgym
+rank = dist.get_rank()
+left = dist.new_group([0, 1, 3])
+if rank == 2:
+    netgym.advance(3.0)
+    sys.exit(0)
+netgym.advance(float(rank))
+for call in (
+    lambda: dist.all_reduce(torch.ones(2)),
+    lambda: dist.barrier(),
+    lambda: dist.recv(torch.ones(2), 2),
+    lambda: dist.all_reduce(torch.ones(2), async_op=True).wait(),
+):
+    try:
+        call()
+        print("done")
+    except RuntimeError as error:
+        print(f"{netgym.now():.1f} s: {str(error).partition(':')[0]}")
+x = torch.ones(2)
+dist.all_reduce(x, group=left)
+assert x[0] == 3
+"""
+
+
+def test_a_rank_that_ends_early_can_be_caught_without_a_time_out(launch_here: Launch, tmp_path: Path) -> None:
+    """It was reported as a deadlock of the others, which ended the run."""
+    code, out, err = launch_here("-n", "4", "--compute", "marks", failing(tmp_path, ENDS_EARLY))
+    assert code == 0, err
+    assert out.count("3.0 s: Connection closed by peer") == 12
+    assert "done" not in out
+
+
 def test_programs_that_torchrun_restarts_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     with pytest.raises(InputError, match=r"run it without --max-restarts$"):
@@ -348,6 +465,14 @@ def failing(tmp_path: Path, text: str) -> str:
             "RuntimeError: all_to_all: a list of 3 tensors; give one for each of 2 ranks",
         ),
         (
+            "dist.all_reduce(torch.ones(2, dtype=torch.float8_e4m3fn))",
+            'RuntimeError: netsim: SUM of torch.float8_e4m3fn has no meaning: "add_stub" not implemented',
+        ),
+        (
+            "dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND)",
+            "RuntimeError: netsim: BAND of torch.float32 has no meaning",
+        ),
+        (
             "x = torch.ones(1)\ndist.scatter(x, [x] * 3 if dist.get_rank() == 0 else None)",
             "RuntimeError: scatter: a list of 3 tensors; give one for each of 2 ranks",
         ),
@@ -363,6 +488,8 @@ def failing(tmp_path: Path, text: str) -> str:
         "root of reduce",
         "list of reduce_scatter",
         "list of all_to_all",
+        "dtype",
+        "reduction",
         "list of scatter",
     ],
 )
@@ -652,6 +779,41 @@ def test_results_are_printed_when_a_signal_ends_the_run(tmp_path: Path) -> None:
     assert files == ["launch.json", "report.html", "trace.json.gz"]
 
 
+HANDLERS = """
+import os, signal, sys, time
+folder, number = sys.argv[1], int(sys.argv[2])
+
+def save(received, frame):
+    dist.barrier()
+    time.sleep(1.5)
+    open(f"{folder}/saved.{dist.get_rank()}.{received}", "w").close()
+    sys.exit(0)
+
+signal.signal(number, save)
+x = torch.ones(1)
+dist.all_reduce(x)
+print("ready", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_scripts_own_handlers_run_when_a_signal_ends_the_run(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """Checkpoints on preemption: torchrun passes signals on, too."""
+    script = failing(tmp_path, HANDLERS)
+    launched = Fork(main, ["launch", "-n", "2", script, str(tmp_path), str(int(number))], folder=tmp_path)
+    launched.wait_for(lambda: launched.out.count("ready") == 2)
+    launched.send_signal(number)
+    done = launched.end()
+    assert (done.returncode, done.stderr) == (128 + number, "interrupted: the figures are those until then\n")
+    assert {file.name for file in tmp_path.glob("saved.*")} == {
+        f"saved.{rank}.{int(number)}" for rank in (0, 1)
+    }
+
+
 def test_what_a_program_leaves_behind_ends_with_it(launch_here: Launch, tmp_path: Path) -> None:
     """Children of ranks, also such as have left their session, and their children; nothing else of this process."""
     script = tmp_path / "parents.py"
@@ -696,3 +858,54 @@ def test_a_script_for_gpus_runs_as_it_is(launch_here: Launch, line: str) -> None
     assert report["steady_state"]["steps"] == 2
     assert all(rank["startup_seconds"] > 0 for rank in report["ranks"])
     assert all(rank["computing_seconds"] > 0 for rank in report["ranks"])
+
+
+GPU_ANSWERS = """
+rank, cuda = dist.get_rank(), torch.cuda
+assert cuda.nccl.version() >= (2, 0)
+with cuda.nvtx.range("step"):
+    cuda.nvtx.mark("here")
+x = cuda.FloatTensor([1.0, 2.0])
+x.record_stream(cuda.current_stream())
+assert cuda.can_device_access_peer(0, 1)
+assert len(cuda.default_generators) == cuda.device_count() == 2
+assert cuda.memory_stats()["num_alloc_retries"] == 0
+cuda.cudart().cudaProfilerStart()
+for name in ("temperature", "initial_seed", "get_arch_list", "reset_peak_host_memory_stats"):
+    getattr(cuda, name)()
+
+torch.manual_seed(0)
+whole, weights = torch.randn(6, 3, 4), torch.randn(6, 3, 4)
+bounds = slice(0, 2) if rank == 0 else slice(2, 6)
+alone = torch.nn.BatchNorm1d(3).cuda()
+with torch.no_grad():
+    alone.weight.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    alone.bias.copy_(torch.tensor([1.0, 0.0, -1.0]))
+from copy import deepcopy
+model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.Sequential(deepcopy(alone))).cuda()
+together = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+given, own = whole.clone().requires_grad_(), whole[bounds].clone().requires_grad_()
+(alone(given) * weights).sum().backward()
+made = together(own.cuda())
+(2 * made * weights[bounds]).sum().backward()  # DDP takes the mean of two
+for got, expected in (
+    (own.grad / 2, given.grad[bounds]),
+    (model[0].weight.grad, alone.weight.grad),
+    (model[0].bias.grad, alone.bias.grad),
+    (model[0].running_mean, alone.running_mean),
+    (model[0].running_var, alone.running_var),
+):
+    torch.testing.assert_close(got, expected)
+try:
+    dist.broadcast(x, 5)
+except RuntimeError as error:  # not an AttributeError of torch's own logging
+    assert "invalid root rank: 5" in str(error)
+"""
+
+
+def test_cuda_answers_and_batch_norm_is_synchronized_on_the_cpu(launch_here: Launch, tmp_path: Path) -> None:
+    script = Path(failing(tmp_path, GPU_ANSWERS))
+    script.write_text(script.read_text().replace("'netsim'", "'nccl'"))
+    code, out, err = launch_here("-n", "2", "--cuda-as-cpu", "--compute", "marks", "--json", str(script))
+    assert code == 0, err
+    assert {call["op"] for call in json.loads(out)["calls"]} >= {"all_gather", "all_reduce"}
