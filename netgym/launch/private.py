@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +19,7 @@ __all__ = [
     "PARSE_TO",
     "Profile",
     "at_end_of_backward",
+    "break_graphs_at",
     "is_in_backward",
     "is_registered",
     "name_group",
@@ -64,6 +67,25 @@ def name_group(group: Any, backend: str) -> None:
     """Have `get_backend(group)` return this name."""
     _, store = core._world.pg_map[group]
     core._world.pg_map[group] = (dist.Backend(backend), store)
+
+
+def break_graphs_at(cls: type) -> None:
+    """Have torch.compile break its graph at the methods of a class, as at those of C++ groups.
+
+    They are marked when a program compiles first, since that loads the compiler.
+    """
+    original, is_marked = torch.compile, [False]
+
+    @functools.wraps(original)
+    def compiled(*arguments: Any, **options: Any) -> Any:
+        if not is_marked[0]:
+            is_marked[0] = True
+            for name, member in list(vars(cls).items()):
+                if isinstance(member, FunctionType):
+                    setattr(cls, name, torch.compiler.disable(member))  # type: ignore[no-untyped-call]
+        return original(*arguments, **options)
+
+    torch.compile = compiled
 
 
 class Profile:

@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from netgym.launch.group import NetsimGroup
 from netgym.launch.private import (
     DEFAULT_SECONDS,
+    break_graphs_at,
     is_registered,
     name_group,
     wrap_function,
@@ -55,6 +56,7 @@ def _stepped(optimizer: object, arguments: object, options: object) -> None:
 def register() -> None:
     """Register `netsim` with torch.distributed; idempotent."""
     if not is_registered("netsim"):
+        break_graphs_at(NetsimGroup)
         wrap_function("split_group", split_group)
         wrap_function("_set_pg_timeout", _set_timeout)
         register_optimizer_step_post_hook(_stepped)

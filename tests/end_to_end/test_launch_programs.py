@@ -860,6 +860,50 @@ def test_a_script_for_gpus_runs_as_it_is(launch_here: Launch, line: str) -> None
     assert all(rank["computing_seconds"] > 0 for rank in report["ranks"])
 
 
+COMPILED = """
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+@torch.compile(backend="eager")
+def calls(x):
+    y, z = x * 2, torch.zeros_like(x)
+    dist.broadcast(y, 0)
+    dist.all_reduce(y, async_op=True).wait()
+    dist.send(y, 1) if rank == 0 else dist.recv(z, 0)
+    dist.all_reduce(z)
+    return y + z + 1
+
+for _ in range(2):
+    print("called", *calls(torch.ones(3) * (rank + 1)).tolist())
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 4)
+compiled = torch.compile(torch.nn.parallel.DistributedDataParallel(model), backend="eager")
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    loss = compiled(torch.ones(2, 4) * (rank + 1)).sum()
+    loss.backward()
+    optimizer.step()
+    print("loss", step, f"{loss.item():.5f}")
+"""
+
+
+def test_compiled_code_breaks_its_graph_at_calls_as_on_gloo(tmp_path: Path) -> None:
+    script = tmp_path / "compiled.py"
+    script.write_text(COMPILED)
+
+    def printed(text: str) -> list[str]:
+        return sorted(line for line in text.splitlines() if line.startswith(("called", "loss")))
+
+    real = printed("".join(rank.stdout for rank in ranks(2, run_script, str(script), seconds=100.0)))
+    code, out, err = launch("-n", "2", "--compute", "marks", str(script))
+    assert code == 0, err
+    assert len(real) == 10
+    assert printed(out) == real
+
+
 GPU_ANSWERS = """
 rank, cuda = dist.get_rank(), torch.cuda
 assert cuda.nccl.version() >= (2, 0)
