@@ -424,7 +424,11 @@ class Exchange:
 
     def _fail(self, slot: Slot) -> None:
         del self._slots[slot.key]
-        why = "a member of this call has ended" if slot.key in self._undone else "the group of this call is broken"
+        why = (
+            "a member of this call has ended"
+            if slot.key in self._undone
+            else "the group of this call is broken"
+        )
         slot.error = BrokenCallError(f"Connection closed by peer: {why}")
         self._finish(slot)
 
