@@ -258,8 +258,10 @@ class RunConfig:
         devices: CUDA devices that ranks take in turn.
         batch_size: samples of each worker in a step. The last step of an epoch may be smaller; averages over ranks
             are weighted by samples.
-        minibatch_size: samples of one backward pass; divides `batch_size`, changes no result but for random draws
-            inside the model. None: the whole batch; `auto`: the largest for which there is memory.
+        minibatch_size: samples of one backward pass; divides `batch_size`. It changes no gradient but by rounding,
+            unless the model draws random numbers, normalises over the batch (BatchNorm), or returns a loss that is a
+            mean over something else than samples without its count. None: the whole batch; `auto`: the largest for
+            which there is memory.
         shuffle: a new order in each epoch, drawn from `seed`.
         val_size: samples of an evaluation, the same every time; 0 for no evaluation. In a file None: all of them.
         val_interval: steps between evaluations; also at step 0 and at the end. They cost no virtual time.

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from experiments import fitted
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import TensorDataset
 
 from exogym_core.communicator import Communicator, run_ranks
 from exogym_core.data.samples import EpochOrder, OwnData, Reading, SharedData
+from exogym_core.results.fit_result import FitResult
 from exogym_core.strategy import (
     AllReduceStrategy,
     Chain,
@@ -20,6 +27,7 @@ from exogym_core.strategy import (
     FedAvgStrategy,
     Sites,
     Strategy,
+    build_strategy,
 )
 from exogym_core.strategy.base import StepContext
 from netsim.errors import InputError
@@ -217,20 +225,11 @@ def test_inside_a_site_samples_weigh_by_the_sites(counts: list[int]) -> None:
 
     def body(comm: Communicator) -> float:
         own = counts[comm.rank]
-        context = StepContext(weight=own * 4 / sum(counts), samples=own, samples_of=counts)
+        context = StepContext(samples=own, samples_of=counts)
         strategy = DiLoCoStrategy("sgd", lr=0.1, H=100, ranks_per_worker=2)
         return one_step(strategy, Squares(), torch.ones(own), comm, context).weight.item()
 
     assert run_ranks(body, 4).results == [pytest.approx(0.8)] * 4
-
-
-def test_inside_a_site_weights_need_the_others_samples() -> None:
-    def body(comm: Communicator) -> nn.Module:
-        context = StepContext(weight=1.2, samples=3)
-        return one_step(Chain([Sites(2)]), Squares(), torch.ones(3), comm, context)
-
-    with pytest.raises(InputError, match=r"weight=1\.2 is relative to all ranks; pass samples_of too"):
-        run_ranks(body, 4)
 
 
 def test_data_tells_how_many_samples_each_rank_has() -> None:
@@ -238,3 +237,151 @@ def test_data_tells_how_many_samples_each_rank_has() -> None:
     assert [list(shared.next_step().samples_of) for _ in range(2)] == [[], [2, 1, 1, 1]]
     own = OwnData(range(5), EpochOrder(5, False), [5, 3], Reading(0, 2, 2, 2))  # type: ignore[arg-type]
     assert [list(own.next_step().samples_of) for _ in range(2)] == [[], [2, 1]]
+
+
+class Tokens(nn.Module):
+    """Cross entropy of sequences whose targets may be -100, which do not count, with the number that do."""
+
+    def __init__(self, form: str = "pair") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.form = form
+        self.layers = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4)).double()
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Any:
+        inputs, targets = batch
+        loss = nn.functional.cross_entropy(self.layers(inputs).flatten(0, 1), targets.flatten())
+        count = (targets != -100).sum()
+        return {
+            "plain": loss,
+            "pair": (loss, count),
+            "mapping": {"loss": loss, "count": int(count), "logits": inputs},
+        }[self.form]
+
+
+def sequences(num: int, seed: int) -> TensorDataset:
+    """Sequences of six tokens, of which none to all count."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(num, 6, 3, generator=generator, dtype=torch.float64)
+    targets = torch.randint(4, (num, 6), generator=generator)
+    ignored = torch.randint(7, (num, 1), generator=generator) > torch.arange(6)
+    ignored[0] = False  # something counts
+    return TensorDataset(inputs, targets.masked_fill(ignored, -100))
+
+
+AVERAGING: dict[str, Callable[[], Strategy]] = {
+    "one bucket": lambda: AllReduceStrategy("sgd", lr=0.5),
+    "buckets that leave in the backward pass": lambda: AllReduceStrategy("sgd", lr=0.5, bucket_bytes=64),
+    "clipped": lambda: AllReduceStrategy("sgd", lr=0.5, max_norm=1e-3),
+    "shards": lambda: AllReduceStrategy("sgd", lr=0.5, sharding="FULL_SHARD"),
+    "sites of the whole run": lambda: build_strategy(
+        "DiLoCo", optim_spec="sgd", lr=0.5, H=9, ranks_per_worker=4
+    ),
+    "an exchange of factors": lambda: build_strategy(
+        "PowerSGD", optim_spec="sgd", lr=0.5, approximation_rank=8
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+@given(
+    split=st.sampled_from([(1, 16), (1, 4), (2, 8), (2, 2), (4, 4), (4, 1)]),
+    seed=st.integers(0, 10**6),
+    form=st.sampled_from(["pair", "mapping"]),
+)
+@settings(max_examples=12, deadline=None)
+def test_any_split_gives_the_gradient_of_the_whole_batch(
+    name: str, split: tuple[int, int], seed: int, form: str
+) -> None:
+    """Micro-batches and ranks counted as many tokens as they had samples."""
+    data, (num_ranks, size) = sequences(16, seed), split
+    if num_ranks < 4 and "sites" in name:
+        num_ranks, size = 4, 2
+    whole = Tokens("plain")
+    loss = whole(data.tensors)
+    loss.backward()
+    if name == "clipped":
+        nn.utils.clip_grad_norm_(whole.parameters(), 1e-3)
+    options = {"num_nodes": num_ranks, "batch_size": 16 // num_ranks, "minibatch_size": size}
+    result = fitted(
+        Tokens(form),
+        data,
+        data,
+        strategy=AVERAGING[name](),
+        **options,
+        max_steps=1,
+        shuffle=False,
+        val_size=16,
+    )
+    for parameter, trained in zip(whole.parameters(), result.rank_states[0].values(), strict=True):
+        torch.testing.assert_close(trained, (parameter - 0.5 * parameter.grad).detach(), rtol=1e-6, atol=1e-9)
+    assert result.history[0]["train_loss"] == pytest.approx(loss.item(), rel=1e-9)
+    judged = Tokens("plain")
+    judged.load_state_dict(result.judged_state)
+    assert result.final_loss == pytest.approx(judged(data.tensors).item(), rel=1e-9)
+
+
+def test_counts_inside_sites_are_summed_there_and_cost_an_all_reduce() -> None:
+    data = sequences(32, 3)
+    counts = [int((data.tensors[1][rank::4][:4] != -100).sum()) for rank in range(4)]
+    options: dict[str, Any] = {"num_nodes": 4, "batch_size": 4, "max_steps": 1, "shuffle": False}
+    options |= {"topology": "lan", "compute": "10 ms"}
+    strategy = {"optim_spec": "sgd", "lr": 0.5, "H": 9, "ranks_per_worker": 2}
+    result = fitted(Tokens(), data, strategy=build_strategy("DiLoCo", **strategy), **options)
+    for first in (0, 2):
+        whole = Tokens("plain")
+        ranks = [(data.tensors[0][rank:16:4], data.tensors[1][rank:16:4]) for rank in (first, first + 1)]
+        whole((torch.cat([one for one, _ in ranks]), torch.cat([two for _, two in ranks]))).backward()
+        for parameter, trained in zip(whole.parameters(), result.rank_states[first].values(), strict=True):
+            torch.testing.assert_close(trained, (parameter - 0.5 * parameter.grad).detach())
+    assert len(set(counts)) > 1
+    plain = fitted(Tokens("plain"), data, strategy=build_strategy("DiLoCo", **strategy), **options)
+    assert result.payload_bytes - plain.payload_bytes == 4
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        (
+            lambda loss: (loss, torch.ones(2, dtype=torch.int)),
+            r"with count a tensor of int32\[2\]; it must be",
+        ),
+        (
+            lambda loss: (loss, torch.tensor(0.9)),
+            "with count a tensor of float32.*; it must be a whole number",
+        ),
+        (lambda loss: (loss, -1), "with count -1"),
+        (lambda loss: (loss, float("nan")), "with count nan"),
+        (
+            lambda loss: {"loss": None, "count": 3},
+            "the model returned NoneType; it must return the batch's mean loss",
+        ),
+    ],
+)
+def test_counts_that_are_none_are_refused(output: Callable[[Tensor], Any], line: str) -> None:
+    class Wrong(Tokens):
+        def forward(self, batch: Any) -> Any:
+            return output(super().forward(batch)[0])
+
+    with pytest.raises(InputError, match=line):
+        fitted(Wrong(), sequences(8, 0))
+
+
+def test_a_run_with_counts_resumes_and_is_the_same_in_processes(tmp_path: Path) -> None:
+    data = sequences(48, 5)
+    options: dict[str, Any] = {
+        "num_nodes": 4,
+        "batch_size": 4,
+        "minibatch_size": 2,
+        "topology": "lan",
+        "compute": "10 ms",
+    }
+    strategy = {"optim_spec": "sgd", "lr": 0.5, "H": 2, "ranks_per_worker": 2}
+
+    def run(**more: Any) -> FitResult:
+        return fitted(Tokens(), data, strategy=build_strategy("DiLoCo", **strategy), **options, **more)
+
+    whole = run(max_steps=6)
+    begun = run(max_steps=3, checkpoint_interval=3, save_dir=tmp_path)
+    assert run(max_steps=6, resume_from=begun.checkpoint_folder).history == whole.history
+    assert run(max_steps=6, workers={"kind": "processes", "processes": 2}).history == whole.history

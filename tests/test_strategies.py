@@ -290,7 +290,7 @@ def test_uneven_batches_are_weighted_by_samples(make: Any) -> None:
             strategy, replica = make(), copy.deepcopy(model)
             strategy.setup(replica, comm, 1, 0)
             own = samples[:cut] if comm.rank == 0 else samples[cut:]
-            strategy.begin_step(StepContext(weight=len(own) / 2, samples=len(own)))
+            strategy.begin_step(StepContext(samples=len(own), samples_of=[cut, len(samples) - cut]))
             strategy.before_backward(last_micro_batch=True)
             replica(own).pow(2).mean().backward()
             strategy.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
@@ -26,7 +27,6 @@ __all__ = [
     "Reader",
     "StepReader",
     "as_loss",
-    "as_mean_loss",
     "as_tuple",
     "autocast_to",
     "batch_layout",
@@ -35,6 +35,7 @@ __all__ = [
     "collate_of",
     "device_of",
     "joined_batch",
+    "loss_and_count",
     "move_batch",
 ]
 
@@ -198,20 +199,50 @@ def collate_of(dataloader_kwargs: Mapping[str, Any] | None) -> tuple[Any, bool, 
 _LOADER_ARGUMENTS = sorted(signature(DataLoader).parameters.keys() - _OURS)
 
 
-def as_mean_loss(output: Any, where: str) -> Tensor:
-    """A model's output, which must be a scalar tensor; `where` begins the error's line."""
-    if not isinstance(output, Tensor) or output.numel() != 1:
-        is_tensor = isinstance(output, Tensor)
-        what = f"a tensor of shape {list(output.shape)}" if is_tensor else type(output).__name__
+def loss_and_count(output: Any, where: str) -> tuple[Tensor, float | None]:
+    """A model's output: its mean loss, a scalar tensor, and what that is the mean of, where the model says so.
+
+    Args:
+        output: the loss, `(loss, count)`, or a mapping with `loss` and perhaps `count`; a count is the number of
+            tokens or samples that count in the batch. In a tuple it is an int or a tensor of whole numbers, which no
+            accuracy is.
+        where: begins the errors' lines.
+
+    Raises:
+        InputError: it is something else.
+    """
+    loss, count = output, None
+    if isinstance(output, Mapping) and "loss" in output:
+        loss, count = output["loss"], output.get("count")
+    elif isinstance(output, tuple) and len(output) == 2:
+        loss, count = output
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        is_tensor = isinstance(loss, Tensor)
+        what = f"a tensor of shape {list(loss.shape)}" if is_tensor else type(loss).__name__
         raise InputError(
-            f"{where}: the model returned {what}; it must return the batch's mean loss, a scalar tensor"
+            f"{where}: the model returned {what}; it must return the batch's mean loss, a scalar tensor, alone or as "
+            "(loss, count)"
         )
-    return output
+    if count is None:
+        return loss, None
+    try:
+        number = 1.0 if isinstance(count, Tensor) and count.is_meta else float(count)
+    except (TypeError, ValueError, RuntimeError):  # several values
+        number = math.nan
+    is_inexact = isinstance(count, float) or (isinstance(count, Tensor) and count.is_floating_point())
+    if not 0 <= number < math.inf or (is_inexact and isinstance(output, tuple)):
+        shape = f"{list(count.shape)}" if isinstance(count, Tensor) else ""
+        what = f"a tensor of {str(count.dtype).removeprefix('torch.')}{shape}" if shape else repr(count)
+        raise InputError(
+            f"{where}: the model returned a loss with count {what}; it must be a whole "
+            "number of tokens or samples, that the loss is the mean of"
+        )
+    return loss, number
 
 
 def as_loss(output: Any, where: str) -> Tensor:
-    """A model's output, which must be a scalar tensor with a gradient."""
-    if isinstance(output, Tensor) and output.requires_grad and output.numel() == 1:
-        return output
-    as_mean_loss(output, where)
-    raise InputError(f"{where}: the model returned a loss without a gradient; do not detach it")
+    """The loss of a model's output, with a gradient."""
+    loss, _ = loss_and_count(output, where)
+    if not loss.requires_grad:
+        raise InputError(f"{where}: the model returned a loss without a gradient; do not detach it")
+    return loss

@@ -283,8 +283,9 @@ class RowRecorder:
         ranks.sort(key=lambda marked: marked.rank)
         rows = [marked.row for marked in ranks]
         samples = sum(row["samples"] for row in rows)
+        weights = [row.get("count", row["samples"]) for row in rows]
         # A sum in rank order, so that the order of arrival changes no bit.
-        loss = sum(row["loss"] * row["samples"] for row in rows) / samples
+        loss = sum(row["loss"] * weight for row, weight in zip(rows, weights, strict=True)) / sum(weights)
         self._examples += samples
         result, step = self._result, rows[0]["step"]
         if not all(math.isfinite(row["loss"]) for row in rows) and result.first_non_finite_step is None:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from exogym_core.data.batches import as_loss, autocast_to, device_of, move_batch
+from exogym_core.data.batches import as_loss, autocast_to, device_of, loss_and_count, move_batch
 from exogym_core.run.cuda_graphs import GraphedPass
 from exogym_core.workers.rng import kept_rng
+from netsim.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -230,30 +231,55 @@ class TorchLearner:
         self._clock = _BackwardClock(model, comm) if spreads_backward and cost is not None else None
 
     def gradients(self, step: StepSamples, context: StepContext) -> float:
-        """Leave the gradients of all micro-batches in `.grad`, and return their mean loss."""
+        """Leave the gradients of all micro-batches in `.grad`, and return their mean loss.
+
+        Micro-batches are weighed by their samples, or by the counts that come with their losses. How many there are in
+        all is known at the last one: until then gradients are multiples of the first that counts anything.
+        """
         seconds = self._step_seconds(context.number, step.samples)
-        losses: list[tuple[Tensor, int]] = []
-        last = len(step.micro_batches) - 1
+        losses: list[tuple[Tensor, float]] = []
+        last, first = len(step.micro_batches) - 1, 0.0
         for index, (batch, samples) in enumerate(step.micro_batches):
-            loss = self._forward(batch, context.number)
-            losses.append((loss.detach(), samples))
-            weight = samples / step.samples
+            loss, count = self._forward(batch, context.number)
+            weight = share = samples / step.samples
+            if count is not None:
+                context.count = (context.count or 0.0) + count
+                if index < last:
+                    first = first or count
+                    weight = count / (first or 1.0)
+                else:
+                    weight = count / (context.count or 1.0)
+                    self._scale_gradients(first / (context.count or 1.0))
+            if index and (count is None) != (context.count is None):
+                raise InputError(
+                    f"rank {self._comm.rank}, step {context.number + 1}: the model returned a count for some "
+                    "micro-batches only; return (loss, count) for all or for none"
+                )
+            losses.append((loss.detach(), samples if count is None else count))
             context.last_micro_batch = index == last
             self._before_backward(index == last)
-            self._backward(loss, weight, seconds * weight, index == last)
+            self._backward(loss, weight, seconds * share, index == last)
         if not last:
-            return losses[0][0].item()
-        return sum(float(loss) * samples for loss, samples in losses) / step.samples
+            return losses[0][0].item() if losses[0][1] else 0.0
+        total = step.samples if context.count is None else context.count or 1.0
+        return sum(float(loss) * number for loss, number in losses if number) / total
+
+    @torch.no_grad()
+    def _scale_gradients(self, factor: float) -> None:
+        for parameter in self._model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
 
     def _step_seconds(self, number: int, samples: int) -> float:
         return 0.0 if self._cost is None else self._cost.of_samples(number, samples)
 
-    def _forward(self, batch: Any, number: int) -> Tensor:
+    def _forward(self, batch: Any, number: int) -> tuple[Tensor, float | None]:
         if self._device.type != "cpu":
             batch = move_batch(batch, self._device)
         with autocast_to(self._autocast, self._device):
             output = self._model(batch)
-        return as_loss(output, f"rank {self._comm.rank}, step {number + 1}")
+        where = f"rank {self._comm.rank}, step {number + 1}"
+        return as_loss(output, where), loss_and_count(output, where)[1]
 
     def _backward(self, loss: Tensor, weight: float, seconds: float, last: bool) -> None:
         if weight != 1:
@@ -261,7 +287,8 @@ class TorchLearner:
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         with self._time_of_backward(seconds, last):
-            loss.backward()  # type: ignore[no-untyped-call]
+            if weight:  # else nothing in it counts, and its loss may be nan
+                loss.backward()  # type: ignore[no-untyped-call]
 
     @contextmanager
     def _time_of_backward(self, seconds: float, last: bool) -> Iterator[None]:
@@ -356,16 +383,21 @@ class GraphedLearner(DetachedLearner):
             for name, value in self._trained.items()
         ]
 
-    def _forward(self, batch: Any, number: int) -> Tensor:
+    def _forward(self, batch: Any, number: int) -> tuple[Tensor, float | None]:
         if self._hooks:
-            return super()._forward(batch, number)
+            loss, count = super()._forward(batch, number)
+            if count is not None:
+                raise InputError(
+                    "workers: cuda_graphs is not for models that return (loss, count); leave it out"
+                )
+            return loss, None
         self._number = number
         loss, self._gradients = self._pass(move_batch(batch, self._device))
-        return loss
+        return loss, None
 
     def _computed(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch, and its gradients, in memory as their parameters are."""
-        loss = super()._forward(batch, self._number)
+        loss, _ = super()._forward(batch, self._number)
         parameters = [self._trained[name] for name in self._names]
         gradients = [
             gradient if gradient.stride() == own.stride() else torch.empty_like(own).copy_(gradient)

@@ -330,22 +330,27 @@ class Loop(Role):
                 self._is_forwarded = bool(self.snapshots.parameters())
             place = self.participation.announced(self.local_step)
             if place is not None:
-                self.comm.mark({"announced": {**self._row(loss, step.samples, learning_rate), **place}})
+                row = self._row(loss, step.samples, learning_rate, context.count)
+                self.comm.mark({"announced": {**row, **place}})
 
         loss = take_step(strategy, self.learner.gradients, step, context, announce)
-        self.comm.mark({**self._row(loss, step.samples, learning_rate), **strategy.row()})
+        row = self._row(loss, step.samples, learning_rate, context.count)
+        self.comm.mark({**row, **strategy.row()})
 
     def _context(self, step: StepSamples) -> StepContext:
-        weight = step.samples * self.strategy.num_nodes / step.total_samples
-        return StepContext(self.local_step, weight, step.samples, self.learner.scaler, False, step.samples_of)
+        about = (self.local_step, step.samples, step.samples_of)
+        return StepContext(*about, self.learner.scaler, last_micro_batch=False, comm=self.comm)
 
-    def _row(self, loss: float, samples: int, learning_rate: float) -> dict[str, Any]:
+    def _row(
+        self, loss: float, samples: int, learning_rate: float, count: float | None = None
+    ) -> dict[str, Any]:
         """Values of the step under way that every strategy has."""
         traffic = self.comm.traffic
         return {
             "step": self.local_step + 1,
             "loss": loss,
             "samples": samples,
+            **({} if count is None else {"count": count}),
             "lr": learning_rate,
             "bytes_sent": traffic.bytes_sent,
             "payload_bytes": traffic.payload_bytes,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from exogym_core.communicator.exchange import accumulator_dtype
-from exogym_core.data.batches import as_mean_loss, autocast_to, batch_reader, collate_of, move_batch
+from exogym_core.data.batches import autocast_to, batch_reader, collate_of, loss_and_count, move_batch
 from exogym_core.data.samples import Draws, EpochOrder, dataset_length
 from exogym_core.run.snapshots import load_named, pack, unpack, whole_state
 from exogym_core.workers.journal import SpillBuffer
@@ -71,15 +71,22 @@ class Evaluation:
         return [(read(indices), len(indices)) for indices in torch.split(order.of(0)[:most], size)]
 
     def loss(self, model: nn.Module) -> float:
-        """Mean loss over the samples, each counting once, in evaluation mode."""
-        return self._mean(model, lambda batch: float(as_mean_loss(model(batch), "evaluation")))
+        """Mean loss in evaluation mode over the samples, or over what the model counts, each counting once."""
+
+        def measure(batch: Any, samples: int) -> tuple[float, float]:
+            loss, count = loss_and_count(model(batch), "evaluation")
+            return float(loss), samples if count is None else count
+
+        return self._mean(model, measure)
 
     def accuracy(self, model: nn.Module) -> float | None:
         """Fraction of the samples right, None where no measure was given."""
         measure = self._request.accuracy
-        return None if measure is None else self._mean(model, lambda batch: float(measure(model, batch)))
+        if measure is None:
+            return None
+        return self._mean(model, lambda batch, samples: (float(measure(model, batch)), samples))
 
-    def _mean(self, model: nn.Module, measure: Callable[[Any], float]) -> float:
+    def _mean(self, model: nn.Module, measure: Callable[[Any, int], tuple[float, float]]) -> float:
         modes = [(module, module.training) for module in model.modules()]
         with (
             kept_rng(self._device),
@@ -90,11 +97,12 @@ class Evaluation:
             seed_device(self._device, self._request.seed, _ORDER_STREAM)
             model.eval()
             try:
-                total = sum(measure(batch) * samples for batch, samples in self._batches)
+                measured = [measure(batch, samples) for batch, samples in self._batches]
             finally:
                 for module, training in modes:
                     module.training = training
-        return total / self.num_samples
+        total = sum(value * weight for value, weight in measured if weight)
+        return total / sum(weight for _, weight in measured)
 
 
 _MEMORY_BYTES = 512 * 2**20  # of waiting snapshots, before a file is used

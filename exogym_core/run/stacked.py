@@ -23,11 +23,11 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from exogym_core.communicator.exchange import reduce_tensors
 from exogym_core.data.batches import (
     as_loss,
-    as_mean_loss,
     autocast_to,
     batch_layout,
     device_of,
     joined_batch,
+    loss_and_count,
     move_batch,
 )
 from exogym_core.data.samples import steps_together
@@ -509,7 +509,7 @@ def batched_losses(
         # The model has its own parameters again after the call.
         hook = model.register_forward_hook(lambda *_: refuse_other_parameters(model, objects))
         with autocast_to(precision, device), sdpa_kernel(kernels), hook:
-            return as_mean_loss(functional_call(model, own, (samples,)), "workers: stacked").reshape(())
+            return loss_and_count(functional_call(model, own, (samples,)), "workers: stacked")[0].reshape(())
 
     losses: Tensor = torch.vmap(loss)(dict(parameters), batch)
     return losses
@@ -556,7 +556,10 @@ def _stacked_gradients(model: nn.Module, batch: Any, precision: str | None) -> d
     """Parameters of two equal replicas with their gradients, after the same pass of the model by itself."""
     buffers, drawn = _versions(model.buffers()), torch.get_rng_state()
     with autocast_to(precision, device_of(model)):
-        loss = as_loss(model(batch), "workers: stacked")
+        output = model(batch)
+    if loss_and_count(output, "workers: stacked")[1] is not None:
+        raise StackingError("it returns a count with its loss")
+    loss = as_loss(output, "workers: stacked")
     loss.backward()  # type: ignore[no-untyped-call]
     if _versions(model.buffers()) != buffers:
         raise StackingError("its buffers change in training, as those of batch normalisation do")
@@ -641,8 +644,8 @@ class StackedLearner(DetachedLearner):
         kind = num_steps, strategy.averager is not None, strategy.max_norm
         return self._stack.run_ahead(self._comm.rank, _Ahead(self._optimizer, data, *kind))
 
-    def _forward(self, batch: Any, number: int) -> Tensor:
+    def _forward(self, batch: Any, number: int) -> tuple[Tensor, float | None]:
         loss, self._gradients = self._stack.gradients(self._comm.rank, batch)
         if self._order is not None and (new := self._gradients.keys() - self._order):
             raise _later_pass(f"it trains {min(new)!r}, which the first one leaves out")
-        return loss
+        return loss, None

@@ -235,7 +235,9 @@ class Trainer:
     """Trains a model on many virtual workers, and measures loss and virtual time together.
 
     Args:
-        model: `model(batch)` returns the batch's mean loss, a scalar. It is copied, never changed.
+        model: `model(batch)` returns the batch's mean loss, a scalar. Where that is a mean over something else than the
+            samples, such as the tokens that are not ignored, it returns `(loss, count)`, or a mapping with `loss` and
+            `count`: micro-batches, ranks and evaluations are then weighed by the count. It is copied, never changed.
         train_dataset: a `Dataset`, dealt out over ranks so that each sample is seen at most once per epoch; or
             a factory `f(rank, num_nodes, train_dataset) -> Dataset`, called with keywords, whose datasets
             are each rank's own.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -54,35 +54,47 @@ class StepContext:
 
     Attributes:
         number: of the step, from 0.
-        weight: samples of this rank in this step over the mean of all ranks'. Strategies that average gradients
-            weigh this rank's with it.
         samples: of this rank.
         samples_of: of every rank of the run; empty where all have as many.
         scaler: what gradients are scaled with, as they come from the backward pass; None where they are not.
         last_micro_batch: whether the backward pass that is under way, or just over, completes the gradient.
+        comm: connects the ranks of the run; needed where there is a `count`.
+        count: tokens or samples that this rank's gradient is the mean of, where the model returns them with the loss;
+            complete from the `last_micro_batch` on.
     """
 
     number: int = 0
-    weight: float = 1.0
     samples: int = 0
+    samples_of: Sequence[int] = ()
     scaler: torch.amp.GradScaler | None = None
     last_micro_batch: bool = True
-    samples_of: Sequence[int] = ()
+    comm: Communicator | None = None
+    count: float | None = None
+    _summed: dict[tuple[int, ...] | None, float] = field(default_factory=dict, init=False)
 
-    def weight_among(self, ranks: Sequence[int]) -> float:
-        """Samples of this rank over the mean of `ranks`'.
+    @property
+    def weight(self) -> float:
+        """Weight of this rank's gradient in the mean of all ranks'."""
+        return self.weight_among(None)
 
-        Raises:
-            InputError: batches are uneven, and `samples_of` is missing.
+    def weight_among(self, ranks: Sequence[int] | None) -> float:
+        """Weight of this rank's gradient in the mean of the gradients of `ranks`; None: of all ranks.
+
+        It is this rank's samples over the mean of `ranks`'. Where the model returns counts it is this rank's count over
+        their mean: the first call of a step sums the counts of `ranks`, all of which must call it then, by an
+        all-reduce of 4 bytes that takes its time.
         """
-        if self.samples_of:
-            return self.samples * len(ranks) / sum(self.samples_of[rank] for rank in ranks)
-        if self.weight != 1.0:
-            raise InputError(
-                f"StepContext: weight={self.weight:g} is relative to all ranks; pass samples_of too, for the weight "
-                "inside a site"
-            )
-        return 1.0
+        if self.count is not None and self.comm is not None and self.last_micro_batch:
+            together = self.comm if ranks is None else self.comm.group(ranks, reuse=True)
+            key = None if ranks is None else tuple(ranks)
+            if key not in self._summed:
+                total = torch.tensor([self.count], device=self.comm.device)
+                self._summed[key] = together.all_reduce(total, "sum").item()
+            return self.count * together.world_size / (self._summed[key] or 1.0)
+        if not self.samples_of:
+            return 1.0
+        among = self.samples_of if ranks is None else [self.samples_of[rank] for rank in ranks]
+        return self.samples * len(among) / sum(among)
 
 
 class Strategy(Participants, Configured, Stateful):

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from exogym_core.config import checked_config, file_values
 from exogym_core.cost.flops import count_flops
 from exogym_core.cost.speeds import with_measured_speeds
-from exogym_core.data.batches import batch_reader
+from exogym_core.data.batches import batch_reader, loss_and_count
 from exogym_core.results.run_folder import code_folder_of, is_own
 from exogym_core.strategy.trials import coding_trials
 from netgym.experiment.experiment import Experiment, apply_overrides
@@ -72,6 +72,10 @@ def trained_model(experiment: Experiment) -> tuple[SequenceModel, tuple[str, ...
         counted.warn_or_refuse()
         flops = counted.total // _COUNTED_SAMPLES
     kept = kept_bytes(model, shapes, length) // _COUNTED_SAMPLES
+    with torch.no_grad():
+        _, count = loss_and_count(model(shapes), "plan")
+    if count is not None:
+        remarks += ("its model returns counts: that ranks sum them, by 4 bytes a step, is not in this plan",)
     return SequenceModel(model, length, flops, kept), remarks
 
 
