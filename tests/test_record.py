@@ -56,6 +56,23 @@ def test_a_link_in_the_way_is_not_followed(tmp_path: Path, monkeypatch: pytest.M
     assert not any(outside.iterdir())
 
 
+@pytest.mark.parametrize("name", ["plots", "metrics"])
+def test_a_folder_that_is_a_link_is_not_written_through(name: str, tmp_path: Path) -> None:
+    """A report of another user's run replaced pictures wherever its `plots` led."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "loss.png").write_bytes(b"mine")
+    folder = RunFolder.create(tmp_path / "run", "run")
+    (folder.path / name).symlink_to(outside)
+    with pytest.raises(
+        RecordError, match=f"{name}: is a link, which could lead anywhere: put a folder in its place"
+    ):
+        folder.write_text(f"{name}/loss.png", b"theirs")
+    with pytest.raises(RecordError, match="is a link"):
+        folder.make_folder(name, "DiLoCo")
+    assert [path.read_bytes() for path in outside.iterdir()] == [b"mine"]
+
+
 def test_a_taken_log_name_gets_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = [FolderLogger("mine", {"H": 3}).path.name for _ in range(3)]

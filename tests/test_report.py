@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import json
+import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from experiments import VERDICTS, check_verdict, entry
+from experiments import VERDICTS, check_verdict, entry, fitted, mlp
 from rich.console import Console
 from worlds import chain_form
 
@@ -42,7 +43,7 @@ from exogym_core.results.report.figures import (
 from exogym_core.results.report.network import draw_network, link_use, strip_columns
 from exogym_core.results.report.table import comparison_table, ratio
 from exogym_core.results.run_folder import RunFolder
-from exogym_core.strategy import STRATEGIES
+from exogym_core.strategy import STRATEGIES, DiLoCoStrategy, SPARTAStrategy
 from exogym_core.workers.processes.jobs import call_each
 from netgym.cli.main import main
 from netsim import Topology
@@ -509,6 +510,59 @@ def test_the_paragraph_on_methods_has_the_options_of_model_and_task(tmp_path: Pa
     )
 
 
+@pytest.mark.parametrize("until", ["25 s", "0.5 h"])
+def test_runs_that_virtual_time_ended_say_what_was_done(tmp_path: Path, until: str) -> None:
+    """`until` was on no page, and the paragraph for a paper had all steps as trained."""
+    folder = run_folder(
+        tmp_path, [entry("AllReduce", steps=42), entry("DiLoCo", steps=400)], steps=600, until=until
+    )
+    report = RunReport(folder)
+    facts = dict(head_facts(report.results))
+    assert facts["steps"] == "600 at most (AllReduce 42, DiLoCo 400)"
+    assert facts["ends at the latest after"] == f"{until} of virtual time"
+    assert (
+        f"for at most 600 steps or {until} of virtual time, whichever came first (AllReduce 42, DiLoCo 400) with 8"
+        in report.methods
+    )
+
+
+def test_what_it_took_to_the_target_is_a_table_of_its_own(tmp_path: Path) -> None:
+    entries = [each | {"target": "held"} for each in two()] + [entry("DeMo", target="touched")]
+    folder = run_folder(tmp_path, entries, target_loss=0.7)
+    report = RunReport(folder)
+    assert report.to_target.headings[:6] == [
+        "strategy", "time", "speed-up", "steps", "sent per worker", "sent over WAN",
+    ]  # fmt: skip
+    assert [list(cells)[:5] for _, cells in report.to_target.rows] == [
+        ["AllReduce", "200 s", "1x", "2", "500 B"],
+        ["DiLoCo", "50 s", "4x", "2", "500 B"],
+    ]
+    assert main(["report", str(folder.path), "--format", "latex"]) == 0
+    assert r"\label{tab:target}" in (folder.path / "plots/target.tex").read_text()
+    assert r"\label{tab:results}" in (folder.path / "plots/table.tex").read_text()
+    assert "<h2>To loss 0.7</h2>" in (folder.path / "report.html").read_text()
+
+
+def test_options_are_reported_as_they_were_used(tmp_path: Path) -> None:
+    """Learning rate and optimizer stood in no file where they were defaults."""
+    runs = {"DiLoCo": DiLoCoStrategy(H=2), "SPARTA": SPARTAStrategy(optim_spec="sgd", lr=0.25)}
+    entries = [fitted(strategy=each).summary(name, name) for name, each in runs.items()]
+    diloco, sparta = (each["options"] for each in entries)
+    assert [(each["name"], each["lr"]) for each in diloco["optimizers"]] == [("AdamW", 0.001), ("SGD", 0.7)]
+    assert (sparta["p_sparta"], sparta["optimizers"][0]["lr"]) == (0.005, 0.25)
+    assert entries[0]["parameters"] == sum(each.numel() for each in mlp().parameters())
+    report = RunReport(
+        run_folder(tmp_path, entries, strategies=[{"name": "DiLoCo", "H": 2}, {"name": "SPARTA"}])
+    )
+    page = report.write().read_text()
+    for text in (report.methods, page):
+        assert "optimizer AdamW (betas (0.9, 0.999), " in text
+        assert "outer optimizer SGD (dampening 0, lr 0.7, " in text
+        assert "p_sparta 0.005" in text
+    assert "other options at their defaults" not in report.methods
+    assert dict(head_facts(report.results))["parameters"] == "53"
+
+
 def test_a_table_for_latex_has_every_strategy_and_escapes_names(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, [*two(), entry("a_b & 5%", final_loss=None)])
     assert main(["report", str(folder.path), "--format", "latex"]) == 0
@@ -538,6 +592,22 @@ def test_a_long_label_is_whole_in_latex_and_in_the_verdict_and_wrapped_on_a_term
         console.print(table)
     beginnings = [line[:46].strip() for line in printed.get().splitlines()]
     assert label in " ".join(beginnings)
+
+
+@pytest.mark.pictures
+@pytest.mark.parametrize(
+    "losses", [[math.nan] * 4, [math.inf, math.nan], [-math.inf, math.nan], [2.0, math.nan], [-1.0, 0.0]]
+)
+def test_losses_that_a_logarithm_does_not_take_have_a_page(tmp_path: Path, losses: list[float]) -> None:
+    """matplotlib's error came after training, and from every report of that folder."""
+    last = losses[-1] if math.isfinite(losses[-1]) else None
+    one = entry(
+        "DiLoCo", losses=dict(enumerate(losses)), final_loss=last, first_non_finite_step=1, target=None
+    )
+    report = RunReport(run_folder(tmp_path, [one | {"virtual_seconds_to_target": None}]))
+    assert report.table.rows[0][1][2] == ("nan" if last is None else "0.0000")
+    page = report.write().read_text()
+    assert ("<td>nan</td>" in page) == (last is None)
 
 
 def test_columns_in_which_no_row_has_a_value_are_on_no_page(tmp_path: Path) -> None:

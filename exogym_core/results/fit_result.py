@@ -147,6 +147,9 @@ class FitResult:
         computing_seconds, network_seconds, waiting_seconds: where the run's virtual seconds went, means over
             ranks which sum to them: computing; waiting for bytes that were under way; waiting for those that had
             not come yet, or after the rank's own end. None without a topology.
+        options: options of the strategy as they were used, defaults included, with its optimizers and what they were
+            given.
+        parameters: parameters of the model.
         judged: which model is judged: "replica", "outer", "server" or "own".
         judged_state: the state of the model that could be shipped at the end (of "own" the lowest rank's);
             buffers that a state_dict leaves out are there under their names.
@@ -194,6 +197,8 @@ class FitResult:
     computing_seconds: float | None = None
     network_seconds: float | None = None
     waiting_seconds: float | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    parameters: int = 0
     judged: str = "replica"
     judged_state: dict[str, Any] = field(default_factory=dict, repr=False)
     mean_state: dict[str, Any] = field(default_factory=dict, repr=False)

@@ -182,15 +182,14 @@ class RunFolder:
         path = self.path
         for name in names:
             path = path / file_name(name)
-            with record_errors(path, "made"):
-                path.mkdir(exist_ok=True)
+            _make_unlinked(path)
         return path
 
     def write_text(self, relative: str, text: str | bytes) -> Path:
         """Write one file whole, and return its path; folders on the way are made."""
         path = self.path / relative
-        with record_errors(path.parent, "made"):
-            path.parent.mkdir(exist_ok=True)
+        for parent in list(Path(relative).parents)[-2::-1]:
+            _make_unlinked(self.path / parent)
         write_whole(path, text)
         if relative == "experiment.yaml" and (self.path / _ENVIRONMENT).is_file():
             self._write_facts(_facts(self.path))
@@ -406,6 +405,18 @@ class RunFolder:
                 total.update(f"{path.relative_to(self.path).as_posix()}\n".encode())
                 total.update(hashlib.sha256(path.read_bytes()).digest())
         return total.hexdigest()
+
+
+def _make_unlinked(path: Path) -> None:
+    """Make a folder inside a run's, where it is not there.
+
+    Raises:
+        RecordError: it cannot be made, or is a link: files written through it would leave the run's folder.
+    """
+    if path.is_symlink():
+        raise RecordError(f"{visible(path)}: is a link, which could lead anywhere: put a folder in its place")
+    with record_errors(path, "made"):
+        path.mkdir(exist_ok=True)
 
 
 def _version(package: str) -> str | None:

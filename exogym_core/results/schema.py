@@ -175,6 +175,8 @@ class Summary:
         waiting_seconds: waiting for other workers, mean over workers
         first_non_finite_step: first step with a loss that is nan or infinite
         dropped_peers: absences of ranks that rounds continued without
+        options: options that the strategy and its optimizers were run with, defaults included
+        parameters: parameters of the model
         wall_seconds: seconds by the clock, over a real transport
         incomplete: true if it was stopped before its end
         failed: true if it failed
@@ -206,6 +208,8 @@ class Summary:
     waiting_seconds: float | None = column("s", tidy=7)
     first_non_finite_step: float | None = column(over_seeds="least", optional=True)
     dropped_peers: Sequence[Mapping[str, Any]] = column("list", over_seeds="none", optional=True, default=())
+    options: Mapping[str, Any] = field(default_factory=dict, metadata={"unit": "mapping"})
+    parameters: float | None = column(over_seeds="same")
     wall_seconds: float | None = column("s", optional=True)
     incomplete: bool = column("flag", over_seeds="first", optional=True, default=False)
     failed: bool = column("flag", over_seeds="first", optional=True, default=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +28,7 @@ from exogym_core.strategy.parts.state import State, Stateful
 from netsim.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     import torch
     from torch import nn
@@ -54,12 +55,26 @@ class RankOutcome:
         max_steps: steps to do.
         remarks: warnings for the user.
         coding: "charged" or "not charged" for values that it encoded; None where coding is free, or none were.
+        options: options of its strategy as they were used, and its optimizers.
     """
 
     state: dict[str, Any]
     max_steps: int
     remarks: tuple[str, ...] = ()
     coding: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it, of mappings without what is None or off; of other objects the name of their class."""
+    if isinstance(value, Mapping):
+        given = {
+            str(key): _plain(each) for key, each in value.items() if each is not None and each is not False
+        }
+        return dict(sorted(given.items()))
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, bool | int | float | str | None) else type(value).__name__
 
 
 def take_step(
@@ -378,7 +393,11 @@ class Loop(Role):
         self.strategy.finish()
         self.snapshots.at_end(self.local_step)
         coding = None if self.coding is None else coding_report(self.comm.traffic, self.strategy.trainable)
-        return RankOutcome(final_state(self.model), self.max_steps, coding=coding)
+        options: dict[str, Any] = _plain(self.strategy.arguments)
+        options["optimizers"] = [
+            {"name": type(each).__name__} | _plain(each.defaults) for each in self.strategy.optimizers
+        ]
+        return RankOutcome(final_state(self.model), self.max_steps, coding=coding, options=options)
 
     def close(self) -> None:
         """Remove hooks from the model, and free gradients and optimizers' states."""

@@ -76,7 +76,7 @@ def fit_local(program: Program, result: FitResult, listeners: Sequence[_Listener
         result.later_weather = request.weather_after(result.virtual_seconds)
     workers = run.results[: request.num_nodes]
     result.rank_states = [outcome.state for outcome in workers]
-    result.max_steps = run.results[0].max_steps
+    result.max_steps, result.options = workers[0].max_steps, dict(workers[0].options)
     coding = {outcome.coding for outcome in workers}
     result.coding = next((each for each in ("not charged", "charged") if each in coding), None)
     result.mean_state, result.judged_state = final.mean, final.judged
@@ -194,6 +194,7 @@ def _train(program: Program, result: FitResult, watcher: _Watcher | None) -> Seq
     sinks = Sinks(lambda row: None) if watcher is None else watcher.sinks
     ((outcome, final, remarks),) = host.run(body, sinks).results
     result.rank_states, result.max_steps = [outcome.state], outcome.max_steps
+    result.options = dict(outcome.options)
     result.mean_state = outcome.state if final is None else final.mean
     result.judged_state = outcome.state if final is None else final.judged
     return remarks
@@ -320,6 +321,7 @@ class Trainer:
             max_steps=program.known_max_steps() or 0,
             target_loss=request.target_loss,
             judged=request.strategy.judged,
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
         )
         every, steps = request.checkpoint_interval, result.max_steps
         if every is not None and 0 < steps < every:

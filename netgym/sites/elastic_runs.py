@@ -427,6 +427,7 @@ def _train(program: Program, result: FitResult, watch: _SiteMonitor | None) -> S
         outcome = program(comm)
         remarks = host.gather(outcome.remarks)
         result.rank_states, result.max_steps = [outcome.state], outcome.max_steps
+        result.options = dict(outcome.options)
         result.mean_state = result.judged_state = outcome.state
         if watch is not None:
             averaged = result.averaged_ranks

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from exogym_core.names import file_name, visible
 from exogym_core.results.reading import COMPARISON, SEARCH, WALL_CLOCK, value_text
-from exogym_core.results.report.table import count_text
+from exogym_core.results.report.table import count_text, short_count
 from exogym_core.results.templates import rendered
 from netsim import Topology, load_document
 from netsim.errors import InputError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from exogym_core.results.reading import Results, StrategyResult
 
-__all__ = ["head_facts", "methods", "run_facts", "search_methods", "shared_hosts"]
+__all__ = ["head_facts", "methods", "options_text", "run_facts", "search_methods", "shared_hosts"]
 
 _JUDGED = {
     "replica": "the replica, the same on all workers",
@@ -30,6 +30,7 @@ _JUDGED = {
 }
 
 
+_MOST_SPANS = 12  # strategies whose steps are listed
 _REAL_NETWORK = "the real one; seconds are by the clock"
 
 
@@ -47,10 +48,14 @@ def head_facts(results: Results) -> list[tuple[str, str]]:
     facts = [
         ("task", visible(task)),
         ("workers", visible(workers)),
-        ("steps", visible(settings.get("steps"))),
+        ("steps", _steps(results)),
         ("batch size per worker", visible(settings.get("batch_size"))),
         ("seed" if len(results.seeds) == 1 else "seeds", _seeds([results])),
     ]
+    if (until := settings.get("until")) is not None:
+        facts.append(("ends at the latest after", f"{visible(until)} of {results.clock}"))
+    if parameters := {run.parameters for each in results.strategies for run in each.runs if run.parameters}:
+        facts.append(("parameters", short_count(max(parameters))))
     if every is not None:
         facts.append(("evaluated every", count_text(every, "step")))
     if results.clock == WALL_CLOCK:  # whatever topology the file names
@@ -69,6 +74,23 @@ def head_facts(results: Results) -> list[tuple[str, str]]:
         ("compute", visible(_compute(settings.get("compute")), 200)),
         ("placement", _placement(results, topology)),
     ]
+
+
+def _steps(results: Results) -> str:
+    """Steps of the experiment; where runs ended before them, how many each strategy did."""
+    wanted = results.settings.get("steps")
+    done = {each.name: [run.steps for run in each.runs if run.steps] for each in results.strategies}
+    if all(steps == wanted for runs in done.values() for steps in runs):
+        return visible(wanted)
+    if len(done) > _MOST_SPANS:
+        return f"{visible(wanted)} at most ({_span([steps for runs in done.values() for steps in runs])})"
+    spans = [f"{visible(name)} {_span(runs)}" for name, runs in done.items() if runs]
+    return f"{visible(wanted)} at most ({', '.join(spans)})"
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
 
 
 def _seeds(runs: Sequence[Results]) -> str:
@@ -167,7 +189,7 @@ def methods(runs: Sequence[Results]) -> str:
     for results in runs:
         alike.setdefault(str([results.settings.get(key) for key in _TRAINING]), []).append(results)
     named = dict.fromkeys(
-        visible(_setting_text(each), 300)
+        visible(_strategy_text(results, each), 600)
         for results in runs
         for each in results.settings.get("strategies") or ()
         if isinstance(each, dict)
@@ -194,12 +216,43 @@ def _sentences(results: Results, seeds: str, strategies: Sequence[str]) -> list[
         model=_setting_text(model) if isinstance(model, dict) else None,
         task=_setting_text(settings["task"]),
         steps=count_text(settings.get("steps"), "step"),
+        done=dict(head_facts(results))["steps"].partition(" at most ")[2],
+        until=settings.get("until"),
+        clock=results.clock,
+        parameters=dict(head_facts(results)).get("parameters"),
+        is_resolved=any(each.options for each in results.strategies),
         samples=count_text(settings.get("batch_size"), "sample"),
         seeds=seeds,
         strategies=strategies,
         target_loss=results.target_loss,
         is_real=results.clock == WALL_CLOCK,
     ).splitlines()
+
+
+def _strategy_text(results: Results, setting: Mapping[str, Any]) -> str:
+    """A strategy with its options: those that it was run with, where these are recorded."""
+    label = setting.get("label") or setting.get("name")
+    used = next((each.options for each in results.strategies if each.name == label and each.options), None)
+    return _setting_text(setting if used is None else {**setting, **options_text(used)})
+
+
+def options_text(used: Mapping[str, Any]) -> dict[str, str]:
+    """Options that a strategy was run with as texts; optimizers with their own."""
+    plain = _without_lists({key: value for key, value in used.items() if key != "optimizers"})
+    texts = {key: _plain(value) for key, value in plain.items()}
+    built = [each for each in used.get("optimizers") or () if isinstance(each, Mapping)]
+    for name, each in zip(
+        ("optimizer", "outer optimizer", *("further optimizer",) * len(built)), built, strict=False
+    ):
+        texts[name] = _setting_text(_without_lists(each))
+    return texts
+
+
+def _without_lists(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: f"({', '.join(map(str, value))})" if isinstance(value, list) else value
+        for key, value in values.items()
+    }
 
 
 def _setting_text(setting: Mapping[str, Any]) -> str:

@@ -91,12 +91,14 @@ def _shade_absences(axes: Axes, results: Results, divisor: float) -> None:
 
 def _draw_losses(axes: Axes, shown: Shown, against: str, place: str, divisor: float, label: str) -> bool:
     """A line a strategy over a place of its points; False where there is nothing to draw."""
-    results, ends = shown.results, list[float]()
+    results, ends, values = shown.results, list[float](), list[float]()
     axes.set_title(f"Loss against {against}")
     for position, result in enumerate(results.strategies):
         points = [point for point in curve(result) if getattr(point, place) is not None]
-        if len(points) < 2 or getattr(points[-1], place) <= 0:
+        known = [point.value for point in points if math.isfinite(point.value)]
+        if len(points) < 2 or getattr(points[-1], place) <= 0 or not known:
             continue
+        values += known
         places = [getattr(point, place) / divisor for point in points]
         ends.append(places[-1])
         style = _line(position, len(points))
@@ -109,7 +111,8 @@ def _draw_losses(axes: Axes, shown: Shown, against: str, place: str, divisor: fl
     if not ends:
         return False
     _set_places(axes, label, ends)
-    if results.target_loss is not None and results.target_loss > 0:  # the axis is logarithmic
+    is_logarithmic = min(values) > 0
+    if results.target_loss is not None and (results.target_loss > 0 or not is_logarithmic):
         axes.axhline(results.target_loss, color="#555555", linestyle="--", linewidth=1.0)
         axes.annotate(
             f"target loss {results.target_loss:g}",
@@ -121,9 +124,10 @@ def _draw_losses(axes: Axes, shown: Shown, against: str, place: str, divisor: fl
             color="#555555",
             fontsize="small",
         )
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter(lambda value, _: _minor_label(value, *axes.get_ylim()))
+    if is_logarithmic:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter(lambda value, _: _minor_label(value, *axes.get_ylim()))
     axes.set_ylabel("loss of the judged model")
     _draw_legend(axes)
     return True

@@ -8,13 +8,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from exogym_core.config import PROGRAM_TASK
 from exogym_core.names import visible
 from exogym_core.results.reading import WALL_CLOCK, Results
 from exogym_core.results.report.curves import interactive_curves
-from exogym_core.results.report.facts import head_facts, methods, run_facts, search_methods
+from exogym_core.results.report.facts import head_facts, methods, options_text, run_facts, search_methods
 from exogym_core.results.report.figures import FORMATS, OF_ONE_RUN, Shown, draw_figures, draw_pictures
 from exogym_core.results.report.network import draw_network, link_use, network_matrix, weather_of
-from exogym_core.results.report.table import ResultTable, comparison_table
+from exogym_core.results.report.table import ResultTable, comparison_table, target_table
 from exogym_core.results.report.verdict import verdict
 from exogym_core.results.templates import asset, base64_text, latex_text, rendered
 from netsim import read_bytes
@@ -271,8 +272,16 @@ class RunReport(Report):
         search = search_methods(folder.path, has_target=self.results.target_loss is not None)
         self.methods = " ".join(filter(None, [methods([self.results]), search]))
         seeds = f": mean \N{PLUS-MINUS SIGN} standard deviation over {len(self.results.seeds)} seeds"
+        self.to_target = target_table(self.results, self.winner)
         self.title = visible(self.results.settings.get("name", "run"), 80)
         self.caption = self.title + (seeds if len(self.results.seeds) > 1 else "")
+
+    def _texts(self) -> dict[str, str]:
+        files = super()._texts()
+        if self.to_target.rows:
+            caption = f"{self.caption}; until the first judged model at loss {self.results.target_loss:g}"
+            files["target.tex"] = self.to_target.latex(caption, "tab:target")
+        return files
 
     @property
     def basis(self) -> dict[str, str]:
@@ -322,7 +331,11 @@ class RunReport(Report):
                 for name, picture in pictures.items()
             ],
             curves=interactive_curves(results, shown.weather, align),
-            tables=[_how_each_was_run(runs, results.clock)] if runs else [],
+            tables=[
+                *_target_table(results, self.to_target),
+                *([_how_each_was_run(runs, results.clock)] if runs else []),
+                *_options_table(results),
+            ],
             network=network_matrix(topology),
             drawings=draw_network(topology),
             use=link_use(self._histories(), topology),
@@ -331,7 +344,7 @@ class RunReport(Report):
                 Listing("experiment.yaml", results.experiment_yaml),
                 *environment_of(self._folder),
             ],
-            experiments_note="This file runs again as it is: netgym compare experiment.yaml",
+            experiments_note=_how_to_run_again(results),
         )
 
     def _histories(self) -> list[tuple[str, list[dict[str, float]]]]:
@@ -360,6 +373,39 @@ def _how_each_was_run(runs: Sequence[tuple[str, list[str]]], clock: str) -> Text
         runs,
         f"Seconds of a worker, {clock}, means over all; the three sum to the run's time.",
     )
+
+
+def _target_table(results: Results, table: ResultTable) -> list[TextTable]:
+    if not table.rows:
+        return []
+    headings, marked, _ = table.filled()
+    note = (
+        "Until the first judged model at the target existed, of strategies that held it with every seed. The "
+        "speed-up is over AllReduce."
+    )
+    rows = [(cells[0], cells[1:]) for _, cells in marked]
+    return [TextTable(f"To loss {results.target_loss:g}", headings, rows, note, is_prose=False)]
+
+
+def _how_to_run_again(results: Results) -> str:
+    name = results.setting("task.name")
+    if isinstance(name, str) and name.startswith(PROGRAM_TASK):
+        return "These are the settings of a Python program: it runs again there, with fit(..., out=FOLDER)."
+    return "This file runs again as it is: netgym compare experiment.yaml"
+
+
+def _options_table(results: Results) -> list[TextTable]:
+    """Table of the options that strategies were run with, their defaults included."""
+    rows = [
+        (
+            visible(each.name),
+            [", ".join(f"{key} {value}" for key, value in options_text(each.options).items())],
+        )
+        for each in results.strategies
+        if each.options
+    ]
+    note = "As they were run, defaults included; those that were off or without a value are left out."
+    return [TextTable("Options", ["strategy", "options"], rows, note)] if rows else []
 
 
 def environment_of(folder: RunFolder) -> list[Listing]:

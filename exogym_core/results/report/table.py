@@ -30,6 +30,7 @@ __all__ = [
     "plus_minus",
     "ratio",
     "short_count",
+    "target_table",
     "time_text",
 ]
 
@@ -94,10 +95,10 @@ class ResultTable(NamedTuple):
             table.add_row(*(Text(cells[column]) for column in shown), style="bold green" if is_winner else "")
         return table, [heading for column, heading in enumerate(headings) if column not in shown]
 
-    def latex(self, caption: str) -> str:
+    def latex(self, caption: str, label: str = "tab:results") -> str:
         """The table for LaTeX, as wide as the text at most; columns without a value are left out, winners are bold."""
         table = self.filled()
-        return rendered("results/report/table.tex", caption=caption, **table._asdict()) + "\n"
+        return rendered("results/report/table.tex", caption=caption, label=label, **table._asdict()) + "\n"
 
 
 def comparison_table(results: Results, winner: str | None = None) -> ResultTable:
@@ -113,6 +114,49 @@ def comparison_table(results: Results, winner: str | None = None) -> ResultTable
             for result in results.strategies
         ],
     )
+
+
+def target_table(results: Results, winner: str | None = None) -> ResultTable:
+    """What it took each strategy that held the target with every seed, until the first model at it existed."""
+    size, baseline = block_size(results), results.baseline
+    held = [
+        each for each in results.strategies if each.runs and all(run.target == "held" for run in each.runs)
+    ]
+
+    def cells(result: StrategyResult) -> list[str]:
+        def sent(column: str, write: Callable[[float], str], share: float = 1.0) -> str:
+            counts = [counted_to_target(run, results.target_loss, column) for run in result.runs]
+            known = [None if count is None else count * share for count in counts]
+            return _with_spread(*mean_and_deviation(known), write)
+
+        workers = result.runs[0].num_workers
+        return [
+            _name_text(result),
+            _target_text(results, result),
+            _UNKNOWN if baseline is None else ratio(baseline.held_seconds, result.held_seconds),
+            sent("step", lambda count: f"{count:,.0f}"),
+            sent("bytes_sent", format_bytes, 1 / workers),
+            sent("wan_bytes", format_bytes),
+            sent("examples_trained", short_count, float(size or 1)),
+        ]
+
+    count = "tokens" if size else "samples"
+    headings = [
+        "strategy",
+        "time",
+        "speed-up",
+        "steps",
+        "sent per worker",
+        "sent over WAN",
+        f"{count} of all workers",
+    ]
+    return ResultTable(headings, [(each.name == winner, cells(each)) for each in held])
+
+
+def counted_to_target(run: SeedResult, target_loss: float | None, column: str) -> float | None:
+    """A counter of the metrics when the first judged model at the target was made; None where it was not held."""
+    crossing = run.crossing(target_loss) if run.target == "held" else None
+    return run.at_steps(column).get(crossing.step) if crossing else None
 
 
 def _columns(results: Results) -> dict[str, Callable[[StrategyResult], str]]:
@@ -154,7 +198,10 @@ def _text(results: Results, column: str, result: StrategyResult) -> str:
     """A value of a column, and the deviation over seeds where they differ."""
     value, deviation = getattr(result, column), result.deviations.get(column)
     if value is None:
-        return _UNKNOWN
+        has_diverged = column == "final_loss" and any(
+            run.complete and run.final_loss is None for run in result.runs
+        )
+        return "nan" if has_diverged and result.first_non_finite_step is not None else _UNKNOWN
     if _UNITS[column] == "B":
         return _with_spread(value, deviation, format_bytes)
     if form := _FORMS.get(_UNITS[column]):
@@ -256,12 +303,8 @@ def _tokens_text(results: Results, size: int, result: StrategyResult) -> str:
 
 def tokens_to_target(runs: Sequence[SeedResult], target_loss: float | None, size: int) -> list[float | None]:
     """Tokens of all workers until each run's first evaluation at the target, `size` a sample; None: not held."""
-    tokens: list[float | None] = []
-    for run in runs:
-        crossing = run.crossing(target_loss) if run.target == "held" else None
-        found = run.at_steps("examples_trained").get(crossing.step) if crossing else None
-        tokens.append(None if found is None else found * size)
-    return tokens
+    counts = [counted_to_target(run, target_loss, "examples_trained") for run in runs]
+    return [None if count is None else count * size for count in counts]
 
 
 def short_count(count: float) -> str:
