@@ -540,7 +540,7 @@ def test_what_it_took_to_the_target_is_a_table_of_its_own(tmp_path: Path) -> Non
     assert main(["report", str(folder.path), "--format", "latex"]) == 0
     assert r"\label{tab:target}" in (folder.path / "plots/target.tex").read_text()
     assert r"\label{tab:results}" in (folder.path / "plots/table.tex").read_text()
-    assert "<h2>To loss 0.7</h2>" in (folder.path / "report.html").read_text()
+    assert "<h2>To the target</h2>" in (folder.path / "report.html").read_text()
 
 
 def test_options_are_reported_as_they_were_used(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import pickle
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -237,3 +238,20 @@ def test_an_accuracy_that_a_model_cannot_have_is_named_with_the_remedy():
     model, batch = torch.nn.Linear(64, 10), (torch.zeros(1, 64), torch.zeros(1))
     with pytest.raises(InputError, match=r"model Linear: has no logits\(inputs\), .*: add that method, or"):
         tasks.classification_accuracy(model, batch)
+
+
+@pytest.mark.parametrize(
+    "name", ["$NETGYM_SECRET", "data/${NETGYM_SECRET}.txt", "$OTHER/$NETGYM_SECRET", "$OTHER/x.npy"]
+)
+def test_values_of_variables_are_in_no_error(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`validate`, `compare` and `plan` of a foreign file printed the secret."""
+    monkeypatch.setenv("NETGYM_SECRET", "a-secret-of-32-characters-and-more")
+    monkeypatch.setenv("OTHER", str(tmp_path / "a-secret"))
+    (tmp_path / "a-secret").mkdir()
+    (tmp_path / "a-secret/x.npy").write_bytes(b"no array")
+    with pytest.raises(InputError) as caught:
+        tasks.text(paths=name)
+    assert "a-secret" not in str(caught.value)
+    assert str(caught.value).startswith(f"task text: {name}")

@@ -44,30 +44,39 @@ class TokenFile:
     num_tokens: int
 
     @classmethod
-    def open(cls, path: Path, dtype: str = "uint16") -> TokenFile:
+    def open(cls, name: str | Path, dtype: str = "uint16") -> TokenFile:
         """Open a whole file: `.npy` by its header, `.bin` as `dtype` (nanoGPT's uint16), others as bytes.
 
+        Errors have the name as it is written: values of variables in it may be secrets.
+
+        Args:
+            name: path of the file, in which `$VARIABLE` stands for one of the environment.
+            dtype: of the tokens in a `.bin` file.
+
         Raises:
-            InputError: no such file, or a `.npy` that is not one row of integers.
+            InputError: no such file, a `.npy` that is not one row of integers, or a variable of NetGym's own.
         """
+        variables = re.findall(r"\$\{?(\w+)", str(name))
+        if any(each.startswith("NETGYM_") for each in variables):
+            raise InputError(f"task text: {name}: NetGym's own variables name no data: give the file's path")
+        path = Path(os.path.expandvars(name))
         if not path.is_file():
-            variable = re.search(r"\$\{?(\w+)", str(path))
-            if variable is not None:
+            if unset := [each for each in variables if each not in os.environ]:
                 raise MissingDataError(
-                    f"task text: {path} is not set: export {variable[1]}=FILE, or --set task.paths=FILE; "
+                    f"task text: {name} is not set: export {unset[0]}=FILE, or --set task.paths=FILE; "
                     "netgym tokens makes one"
                 )
             raise MissingDataError(
-                f"task text: {path} is not a file; give text, .bin or .npy files, as netgym tokens makes them"
+                f"task text: {name} is not a file; give text, .bin or .npy files, as netgym tokens makes them"
             )
         if path.suffix == ".npy":
             try:
                 array = np.load(path, mmap_mode="r", allow_pickle=False)
             except (ValueError, EOFError) as error:
-                raise InputError(f"task text: {path} is not a readable .npy file ({error})") from None
+                raise InputError(f"task text: {name} is not a readable .npy file ({error})") from None
             if array.ndim != 1 or array.dtype.kind not in "iu":
                 raise InputError(
-                    f"task text: {path} holds {array.dtype} of shape {array.shape}; "
+                    f"task text: {name} holds {array.dtype} of shape {array.shape}; "
                     "one row of integers is needed"
                 )
             return cls(path, array.dtype.str, int(array.offset), len(array))
@@ -149,7 +158,7 @@ def _divide(files: Sequence[TokenFile], fraction: float) -> tuple[list[TokenFile
 
 def _opened(paths: str | Sequence[str], dtype: str) -> list[TokenFile]:
     names = [paths] if isinstance(paths, str) else paths
-    return [TokenFile.open(Path(os.path.expandvars(name)), dtype) for name in names]
+    return [TokenFile.open(name, dtype) for name in names]
 
 
 def text(

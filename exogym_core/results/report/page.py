@@ -279,7 +279,7 @@ class RunReport(Report):
     def _texts(self) -> dict[str, str]:
         files = super()._texts()
         if self.to_target.rows:
-            caption = f"{self.caption}; until the first judged model at loss {self.results.target_loss:g}"
+            caption = f"{self.caption}; until the first judged model at the target"
             files["target.tex"] = self.to_target.latex(caption, "tab:target")
         return files
 
@@ -332,7 +332,7 @@ class RunReport(Report):
             ],
             curves=interactive_curves(results, shown.weather, align),
             tables=[
-                *_target_table(results, self.to_target),
+                *_target_table(self.to_target),
                 *([_how_each_was_run(runs, results.clock)] if runs else []),
                 *_options_table(results),
             ],
@@ -375,7 +375,7 @@ def _how_each_was_run(runs: Sequence[tuple[str, list[str]]], clock: str) -> Text
     )
 
 
-def _target_table(results: Results, table: ResultTable) -> list[TextTable]:
+def _target_table(table: ResultTable) -> list[TextTable]:
     if not table.rows:
         return []
     headings, marked, _ = table.filled()
@@ -384,7 +384,7 @@ def _target_table(results: Results, table: ResultTable) -> list[TextTable]:
         "speed-up is over AllReduce."
     )
     rows = [(cells[0], cells[1:]) for _, cells in marked]
-    return [TextTable(f"To loss {results.target_loss:g}", headings, rows, note, is_prose=False)]
+    return [TextTable("To the target", headings, rows, note, is_prose=False)]
 
 
 def _how_to_run_again(results: Results) -> str:
