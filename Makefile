@@ -26,7 +26,7 @@ ray: $(VENV)/.compiled  # whose processes would go behind all others
 rates: $(VENV)/.compiled
 	nice -n -15 $(BIN)/python -m pytest tests/test_probe.py -m rates
 
-# The pages with all notebooks, and the long soaks, about two hours: a million damaged files, 2,000 networks that fail, 500 networks asked in two orders, 100 kills, 50 broken runs, 500 experiments. What they find
+# The pages with all notebooks, and the long soaks, about two hours: a million damaged files, 2,000 networks that fail, 500 networks asked in two orders, 500 strategies, 100 kills, 50 broken runs, 500 experiments. What they find
 # lies in build/soak, one line of JSON a piece; docs/promises.md tells what they found. SOAK=10 runs a tenth of each.
 SOAK ?= 1
 FUZZED := flows:300000 topology:220000 traces:220000 checkpoint:80000 foreign:80000 experiment:40000
@@ -38,6 +38,7 @@ test-all: test docs $(VENV)/.soak
 		--inputs $$(($${each#*:} / $(SOAK))) || exit 1; done
 	$(BIN)/python tests/soak/fault_scenarios.py --scenarios $$((2000 / $(SOAK)))
 	$(BIN)/python tests/soak/question_orders.py --networks $$((500 / $(SOAK)))
+	$(BIN)/python tests/soak/own_strategies.py --strategies $$((500 / $(SOAK)))
 	$(BIN)/python tests/frozen/make.py compare
 	$(BIN)/python tests/soak/kills.py --kills $$((100 / $(SOAK)))
 	$(BIN)/python tests/soak/broken_pairs.py --schedules $$((50 / $(SOAK)))

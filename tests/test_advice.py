@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
 import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,14 +18,13 @@ from exogym_core.strategy import build_strategy
 from netgym.cli.main import main
 from netgym.planning import advise as advise_module
 from netgym.planning.advice_text import advice_lines
-from netgym.planning.advise import Advice, advise, hill_climb
-from netgym.planning.groups import EXACT_SITES, best_cycle
+from netgym.planning.advise import Advice, advise
 from netgym.planning.measure import Setting, least_days, measure, memory_states, would_fit
 from netgym.planning.models import planned_model
+from netgym.planning.rings import EXACT_SITES, best_cycle
 from netsim import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -54,30 +52,6 @@ def test_many_sites_on_a_circle_are_visited_around() -> None:
     places = [(5 * i) % number for i in range(number)]
     seconds = [[float(min(abs(a - b), number - abs(a - b))) for b in places] for a in places]
     assert cost(best_cycle(seconds), seconds) <= 2
-
-
-@given(st.integers(0, 2**32))
-def test_a_search_with_bounds_goes_the_same_way_with_fewer_plans(seed: int) -> None:
-    draw, days, bounds = random.Random(seed), {}, {}
-    for key in itertools.product(range(65), repeat=2):
-        days[key] = draw.choice((1.0, 1.002, 1.2, 2.0))
-        bounds[key] = draw.choice((0.0, days[key]))
-
-    def key_of(options: Mapping[str, Any]) -> tuple[int, int]:
-        return options["tau"], options["num_fragments"]
-
-    def search(least: Any) -> list[Mapping[str, Any]]:
-        start = {"tau": 8, "num_fragments": 4}
-        row = {"days": days[8, 4], **start}
-        return hill_climb(start, row, list(start), planned, 1000, least)
-
-    def planned(options: Mapping[str, Any]) -> dict[str, Any] | None:
-        return {"days": days[key_of(options)], **options} if max(key_of(options)) <= 64 else None
-
-    every, fewer = search(lambda options: 0.0), search(lambda options: bounds.get(key_of(options), 0.0))
-    assert [row for row in every if row in fewer] == fewer
-    soonest, found = (min([days[8, 4], *(row["days"] for row in rows)]) for rows in (every, fewer))
-    assert found <= 1.005 * soonest
 
 
 def test_advice_ranks_and_says_what_it_does_not_know(
@@ -429,3 +403,27 @@ def test_buckets_are_searched_where_hardly_anything_is_computed() -> None:
         build_strategy("AllReduce", bucket_bytes=4 * model.num_parameters), where.with_streams(64)
     )
     assert best <= whole.days
+
+
+def test_hosts_of_a_region_act_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows name which of them do, and it pays; regions of one host, or of unlike numbers, make no groups."""
+    monkeypatch.setattr(advise_module, "CANDIDATES", (("DiLoCo", {"H": 30, "codec": "int8"}),))
+    model, compute = planned_model("llama-2m", 64), Compute.parse("100 ms")
+    where = Setting(model, Topology.from_mapping({**FAR_SITES, "protocol": "ideal"}), compute, 6, 8, 1e9)
+    advice = advise(where)
+    (row,) = [row for row in advice["ranked"] if row["groups"]]
+    assert row["options"] == {"H": 30, "codec": "int8", "ranks_per_worker": 2}
+    assert row["groups"] == [["a.0", "a.1"], ["b.0", "b.1"], ["c.0", "c.1"]]
+    assert any(line.endswith("are a.0, a.1 | b.0, b.1 | c.0, c.1") for line in advice["explained"])
+    for workers in (3, 5):
+        rows = advise(replace(where, num_ranks=workers))
+        assert not any(row["groups"] for row in [*rows["ranked"], *rows["dominated"]])
+
+
+def test_the_ring_of_advice_goes_over_sites_with_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It went over all sites of a network of which some had workers."""
+    monkeypatch.setattr(advise_module, "CANDIDATES", (("DiLoCo", {"H": 30}),))
+    where = Topology.load("gcp-10-regions")
+    found = advise(Setting(planned_model("llama-2m", 32), where, Compute.parse("1 s"), 4, 2, 1e5))
+    assert sorted(found["ring"]["sites"]) == sorted(found["placement"])
+    assert len(found["placement"]) == 4

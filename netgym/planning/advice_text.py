@@ -80,8 +80,7 @@ def advice_lines(advice: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _searched(row: Mapping[str, Any]) -> tuple[int, ...]:
-    starts = SEARCHED.get(row["strategy"], {})
-    return tuple(row["options"].get(name, least) for name, least in starts.items())
+    return tuple(row["options"].get(name, 0) for name in SEARCHED.get(row["strategy"], {}))
 
 
 def _collective_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

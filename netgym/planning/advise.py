@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exogym_core.strategy import build_strategy
 from netgym.planning.algorithms import by_algorithm
-from netgym.planning.groups import first_hosts, group_seconds, groupings, ring_orders
 from netgym.planning.measure import (
     CODING_SPEED,
     NETWORK_ERROR,
@@ -22,6 +21,7 @@ from netgym.planning.measure import (
     takes_long,
     would_fit,
 )
+from netgym.planning.rings import first_hosts, ring_orders
 from netgym.planning.step_ratio import Ratio, steps_range
 from netgym.planning.sweep import is_sooner
 from netsim.errors import InputError
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from exogym_core.strategy.base import Strategy
-    from netsim import Topology
 
 __all__ = [
     "BY_BOUND",
@@ -40,7 +39,6 @@ __all__ = [
     "Advice",
     "advise",
     "candidates",
-    "hill_climb",
     "is_as_soon",
     "variant_of",
 ]
@@ -48,71 +46,12 @@ __all__ = [
 #: Begin of the reason of rows whose lower bound a planned row beats.
 BY_BOUND = "dominated by bound"
 
-_LARGE, _TIMES_LARGER = 10_000, 4  # as bytes are, and their neighbours
 _AS_SOON = 0.005  # relative: rows that differ by less are equal, and smaller options are better then
-
-
-def hill_climb(
-    start: Mapping[str, Any],
-    row: Mapping[str, Any],
-    names: Sequence[str],
-    planned: Callable[[Mapping[str, Any]], dict[str, Any] | None],
-    most: int,
-    least: Callable[[Mapping[str, Any]], float],
-) -> list[dict[str, Any]]:
-    """Hill climbing from `start` to a neighbour that is sooner, or as soon with smaller options, until there is none.
-
-    Args:
-        start: options.
-        row: their plan, with `days`.
-        names: of the options that are searched; a neighbour has one of them doubled, halved, or one more or less; large
-            ones four times as large or small.
-        planned: plan of options; None: not worth planning; raises InputError for options that exclude each other.
-        most: plans to make.
-        least: lower bound of the days with options; larger options that cannot be sooner are not planned.
-
-    Returns:
-        Every row that was planned on the way, in order.
-    """
-    tried = {_key(start, names)}
-    rows: list[dict[str, Any]] = []
-    best, options, neighbours = row, start, _neighbours(start, names)
-    while (neighbour := next(neighbours, None)) is not None:
-        key = _key(neighbour, names)
-        if key in tried:
-            continue
-        if len(rows) >= most:
-            break
-        tried.add(key)
-        with suppress(InputError):
-            is_larger = key > _key(options, names)
-            if is_larger and least(neighbour) >= (1 - _AS_SOON) * best["days"]:
-                continue
-            if (found := planned(neighbour)) is None:
-                continue
-            rows.append(found)
-            if key < _key(options, names) if is_as_soon(found, best) else found["days"] < best["days"]:
-                best, options, neighbours = found, neighbour, _neighbours(neighbour, names)
-    return rows
 
 
 def is_as_soon(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """True if two rows take about equally long."""
     return bool(abs(row["days"] - other["days"]) <= _AS_SOON * other["days"])
-
-
-def _key(options: Mapping[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
-    return tuple(options[name] for name in names)
-
-
-def _neighbours(options: Mapping[str, Any], names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for name in names:
-        value = options[name]
-        others = (value // 2, 2 * value, value - 1, value + 1)
-        large = (_TIMES_LARGER * value, value // _TIMES_LARGER)
-        for other in dict.fromkeys(others if value < _LARGE else large):
-            if other >= 0 and other != value:
-                yield {**options, name: other}
 
 
 def variant_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -123,23 +62,19 @@ def variant_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 _STREAMS = (8, 64)
-_MOST_IN_GROUPS = 16  # ranks that all run, since those of a group meet others than those of another
 _GROUP_STEPS = 30  # steps a round between groups
-_MOST_GROUPINGS = 2  # of which rounds are planned
-_MOST_SEARCHED = 10  # plans of a search for options
 _WORTH_SEARCHING = 2.0  # times the days of a strategy's best codec
 _BUCKET_BYTES, _BUCKETS = 26_214_400, 16  # a large model begins with so many buckets, not with thousands
-_MOST_BUCKETS = 64  # of a search
 _ABOUT = 50  # plans that are made in all
 _MOST_LEFT_OUT = 6  # sites that are left out in turn, those with the narrowest routes
 _MORE_LEFT_OUT = 3  # when one is left out already
 _MOST_COMPARED = 8  # routes by which a site's width is judged
 _MOST_OUTSIDE = 3  # sites that are left out together
 
-#: Options that are searched, of strategies that have them; the first matters most to a loss.
-SEARCHED: Mapping[str, Mapping[str, int]] = {
-    "AllReduce": {"bucket_bytes": _BUCKET_BYTES},
-    "StreamingDiLoCo": {"tau": 0, "num_fragments": 4},
+#: Values of options of which each is planned with each, the first matters most to a loss; of buckets: a model's number.
+SEARCHED: Mapping[str, Mapping[str, Sequence[int]]] = {
+    "AllReduce": {"bucket_bytes": (1, 4, 16, 64)},
+    "StreamingDiLoCo": {"tau": (1, 2, 5, 10), "num_fragments": (1, 2, 4)},
 }
 
 #: Strategies and options that are tried.
@@ -446,7 +381,7 @@ class Advice:
         return True
 
     def _search_options(self) -> None:
-        """Search options from the best row of a strategy, with each codec that is nearly as soon."""
+        """Plan the grid of a strategy's options, with each codec that is nearly as soon as the best."""
         for name in SEARCHED:
             own = (row for row in self.rows if row["strategy"] == name)
             best = _best_by(own, lambda row: row["options"].get("codec"))
@@ -456,41 +391,31 @@ class Advice:
                     self._with_options(row, self._setting)
 
     def _with_options(self, row: dict[str, Any], there: Setting) -> dict[str, Any]:
-        """The soonest of a row and its plans with options of `SEARCHED`, see `hill_climb`."""
+        """The soonest of a row and its plans with the options of `SEARCHED`, but for those that cannot be sooner."""
         name, labels = row["strategy"], {"streams": row["streams"], "groups": row["groups"]}
-        size, starts = 4 * self._setting.model.num_parameters, SEARCHED.get(name, {})
-
-        def planned(options: Mapping[str, Any]) -> dict[str, Any] | None:
-            # More buckets overlap no better, and there is no larger one than the model.
-            is_useful = size // _MOST_BUCKETS <= options.get("bucket_bytes", size) < _TIMES_LARGER * size
-            return self._plan(name, options, there, **labels) if is_useful else None
-
-        start = row["options"] | {key: least for key, least in starts.items() if key not in row["options"]}
-        found = hill_climb(start, row, list(starts), planned, _MOST_SEARCHED, partial(_least, there, name))
-        return min([row, *found], key=_order)
+        best = row
+        for options in _grid(row, 4 * self._setting.model.num_parameters):
+            if self._is_soonest(best, there):
+                break
+            with suppress(InputError):  # options that exclude each other, or need more layers
+                if _least(there, name, options) < (1 - _AS_SOON) * best["days"]:
+                    found = self._plan(name, options, there, **labels)
+                    best = best if found is None else min(best, found, key=_order)
+        return best
 
     def _group(self) -> None:
-        """Rounds between groups of near hosts, which average gradients at each step inside.
-
-        For each number of groups its hosts are searched; those that are soonest by one collective inside and one
-        between are planned, unless gradients inside alone take longer than the soonest step of all others.
-        """
+        """Rounds between groups of hosts of one region, which average gradients at each step inside."""
         setting = self._setting
-        if setting.num_ranks > _MOST_IN_GROUPS:
-            return
-        topology, payload = setting.topology, 4 * setting.model.num_parameters
-        soonest = min(row["seconds_per_step"] for row in self.rows)
-        hosts = setting.hosts
-        found = []
-        for grouping in groupings(topology, hosts, payload):
-            inside, between = group_seconds(topology, hosts, grouping, payload)
-            if inside < soonest:
-                found.append((_GROUP_STEPS * inside + between, grouping))
-        for _, grouping in sorted(found)[:_MOST_GROUPINGS]:
-            groups = grouping.names(topology, hosts)
-            options = {"H": _GROUP_STEPS, "codec": "int8", "ranks_per_worker": grouping.size}
-            there = _placed(setting, {"groups": groups})
-            self._plan("DiLoCo", options, there, groups=groups)
+        regions: dict[str, list[str]] = {}
+        for host in setting.hosts:
+            regions.setdefault(setting.topology.region_of(host), []).append(setting.topology.hosts[host].name)
+        common = math.gcd(*map(len, regions.values()))
+        named = list(itertools.chain.from_iterable(regions.values()))
+        for size in range(2, min(common, len(named) // 2) + 1):
+            if common % size == 0:
+                groups = [named[at : at + size] for at in range(0, len(named), size)]
+                options = {"H": _GROUP_STEPS, "codec": "int8", "ranks_per_worker": size}
+                self._plan("DiLoCo", options, _placed(setting, {"groups": groups}), groups=groups)
 
     def _widen(self) -> None:
         """The best of each strategy with other algorithms, and with more streams where these have windows.
@@ -531,10 +456,7 @@ class Advice:
         return bool(_least(there, row["strategy"], row["options"]) >= (1 - _AS_SOON) * row["days"])
 
     def _leave_out(self) -> None:
-        """The best without one site, and without more while that is sooner, if every worker has a host of its own.
-
-        Of groups that lie in several sites none is broken up.
-        """
+        """The best without one site, and without more while that is sooner, if every worker has a host of its own."""
         best = min(self.rows, key=_order)
         setting = replace(_placed(self._setting, best), collectives=best["algorithm"])
         if best["streams"]:
@@ -545,11 +467,7 @@ class Advice:
         outside: list[str] = []
         soonest = best["days"]
         while len(outside) < _MOST_OUTSIDE:
-            sites = [
-                site
-                for site in _narrowest_first(setting, hosts)
-                if site not in outside and not _is_part_of_a_group(site, best, setting.topology)
-            ]
+            sites = [site for site in _narrowest_first(setting, hosts) if site not in outside]
             if len(sites) < 3:
                 return
             tried = [
@@ -570,6 +488,17 @@ class Advice:
         groups = [group for group in best["groups"] or () if set(group) <= kept] or None
         labels = {"streams": best["streams"], "groups": groups, "left_out": " and ".join(sites)}
         return self._plan(best["strategy"], best["options"], smaller, **labels)
+
+
+def _grid(row: Mapping[str, Any], model_bytes: int) -> list[dict[str, Any]]:
+    """Options of a row with each combination of `SEARCHED` but its own, the smallest first."""
+    axes = SEARCHED.get(row["strategy"], {})
+    values = [
+        [-(-model_bytes // each) for each in reversed(given)] if name == "bucket_bytes" else given
+        for name, given in axes.items()
+    ]
+    found = [row["options"] | dict(zip(axes, point, strict=True)) for point in itertools.product(*values)]
+    return [options for options in found if options != row["options"]]
 
 
 def _least(setting: Setting, name: str, options: Mapping[str, Any]) -> float:
@@ -712,14 +641,6 @@ def _narrowest_first(setting: Setting, hosts: Sequence[int]) -> list[str]:
                 narrowest = min((topology.links[link].bits_per_second for link in links), default=0.0)
                 widest[site] = max(widest[site], narrowest)
     return sorted(names, key=lambda site: widest[site])
-
-
-def _is_part_of_a_group(site: str, row: Mapping[str, Any], topology: Topology) -> bool:
-    """True if a group has hosts of this site and of others."""
-    regions = (
-        {topology.region_of(topology.host_index(host)) for host in group} for group in row["groups"] or ()
-    )
-    return any(site in each and len(each) > 1 for each in regions)
 
 
 def _unknown(rows: Sequence[Mapping[str, Any]], ratios: Mapping[str, Ratio] | None) -> list[str]:

@@ -630,7 +630,7 @@ def least_days(strategy: Strategy, setting: Setting) -> tuple[float, float]:
         return 0.0, 0.0
     period, _, start, _ = _extent(strategy, setting, _declared(strategy, setting))
     rounds = _first_rounds(strategy, setting)
-    if start or rounds.runs_together or not rounds.repeats:
+    if start or rounds.has_pairs or not rounds.repeats:
         return 0.0, 0.0
     seconds = max(each.mean_seconds for each in setting.durations()) * period
     try:

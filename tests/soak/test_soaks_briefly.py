@@ -12,6 +12,7 @@ from forks import Fork, run_script
 from fuzzed_readers import READERS, one_input
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_strategies import disagreements
 from question_orders import depends_on_order, network
 
 
@@ -46,3 +47,8 @@ def test_sites_that_lose_each_other_go_on_and_end_with_one_model(tmp_path: Path)
 @settings(max_examples=20)
 def test_no_answer_about_collectives_depends_on_what_was_asked_before(draw: random.Random) -> None:
     assert not depends_on_order(network(draw), draw, 2)
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_plans_runs_checks_and_resumes_of_own_strategies_agree(number: int) -> None:
+    assert disagreements(number) == []
